@@ -39,11 +39,13 @@ setup: $(READY)
 serve: $(READY)
 	@$(BIN)/faser serve $(ARGS)
 
-# A process for each core; a file's tests stay together, as they share what takes long to make.
+# A process for each core; a file's tests stay together, as they share what takes long to make. Bytecode is kept even
+# where the environment forbids it: hundreds of processes would compile it anew.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(TEST_READY)
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/pytest --numprocesses logical --dist loadfile -m "not alone and not clients and not page and not wheel"
-	@$(BIN)/pytest -m alone
+	@$(BIN)/pytest -m alone $$(grep -rl "mark.alone" tests --include="test_*.py")
 else
 	@$(BIN)/pytest $(ARGS)
 endif

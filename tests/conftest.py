@@ -28,7 +28,19 @@ if not torch.cuda.is_available():
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--clients", help="the folder with the client packages that make clients installs")
     parser.addoption("--wheels", type=Path, help="the folder with the wheels that make wheel builds")
-    parser.addoption("--full", action="store_true", help="long versions: all forty prompts, ten thousand steps")
+    parser.addoption(
+        "--full", action="store_true", help="long tests and versions: all forty prompts, ten thousand steps"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what runs with --full alone."""
+    if config.getoption("--full"):
+        return
+    longer = [item for item in items if item.get_closest_marker("full")]
+    if longer:
+        config.hook.pytest_deselected(items=longer)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
 @pytest.fixture(scope="session")

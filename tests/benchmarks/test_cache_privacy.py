@@ -52,7 +52,7 @@ def test_the_attack_reads_answers_under_ones_own_key(tiny_checkpoint: Path) -> N
     [
         pytest.param({"api_keys": (VICTIM, ATTACKER)}, id="keys"),
         pytest.param({"api_keys": (VICTIM, ATTACKER), "share_cache_across_keys": True}, id="keys share the cache"),
-        pytest.param({}, id="no keys"),
+        pytest.param({}, id="no keys", marks=pytest.mark.full),
     ],
 )
 def test_no_answer_shows_anything_of_another_clients(tiny_checkpoint: Path, settings: dict[str, Any]) -> None:

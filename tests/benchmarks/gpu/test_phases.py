@@ -82,7 +82,7 @@ def records(plan: Plan) -> dict[str, Record]:
     return {phase.name: run_here(plan, phase, 60.0, lambda _: None) for phase in PHASES}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", [phase.name for phase in PHASES])
 def test_every_phase_comes_to_its_end_and_says_that_it_was_a_dry_run(
     records: dict[str, Record], name: str
@@ -95,7 +95,7 @@ def test_every_phase_comes_to_its_end_and_says_that_it_was_a_dry_run(
     assert "not there" not in record.result
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_check_holds_on_the_reference_backend(records: dict[str, Record]) -> None:
     checks = records["checks"].result["checks"]
     assert failed_checks([records["checks"]]) == [], checks
@@ -103,7 +103,7 @@ def test_every_check_holds_on_the_reference_backend(records: dict[str, Record]) 
     assert [each["check"] for each in checks if each["ok"] is None] == ["replays", "memory of a step"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_on_the_reference_backend_answers_do_not_depend_on_how_they_are_computed(
     records: dict[str, Record],
 ) -> None:
@@ -118,7 +118,7 @@ def test_on_the_reference_backend_answers_do_not_depend_on_how_they_are_computed
     assert found["answers: synchronous"]["same"] == 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_plain_decoding_is_timed_for_every_number_of_sequences_and_both_ways_to_choose(
     plan: Plan, records: dict[str, Record]
 ) -> None:
@@ -129,14 +129,14 @@ def test_plain_decoding_is_timed_for_every_number_of_sequences_and_both_ways_to_
     assert all(row["gap_ms"] is not None for row in result["target"])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_cycle_drafts_as_many_passes_as_tokens(plan: Plan, records: dict[str, Record]) -> None:
     cells = records["cycle"].result["cells"]
     assert [cell["sequences"] for cell in cells] == list(plan.sizes.policy_batches)
     assert all(cell["passes"] == plan.sizes.cycle_gamma for cell in cells)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_policies_are_compared_with_off_in_every_cell(plan: Plan, records: dict[str, Record]) -> None:
     rows = records["policies"].result["rows"]
     policies = {"off", "fixed:1", "fixed:2", "goodput", "faser"}
@@ -149,7 +149,7 @@ def test_policies_are_compared_with_off_in_every_cell(plan: Plan, records: dict[
             assert cell["fixed:2"]["gamma"] == pytest.approx(2.0, abs=0.35)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_report_has_a_table_for_every_phase_and_warns_of_dry_runs(
     plan: Plan, records: dict[str, Record]
 ) -> None:
@@ -180,7 +180,7 @@ TABLES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", [phase.name for phase in PHASES])
 def test_what_a_phase_leaves_on_the_disk_is_all_that_the_report_needs(
     plan: Plan, records: dict[str, Record], name: str
@@ -191,7 +191,7 @@ def test_what_a_phase_leaves_on_the_disk_is_all_that_the_report_needs(
     assert page([found], dry_run=True) == page([records[name]], dry_run=True)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_prediction_is_of_a_figure_that_its_phase_has(records: dict[str, Record]) -> None:
     """Planted: a figure by another name, which no run would ever have measured."""
     for each in PREDICTIONS:
@@ -199,7 +199,7 @@ def test_every_prediction_is_of_a_figure_that_its_phase_has(records: dict[str, R
         assert {name for name, _ in each.cell} | {each.figure} <= set(rows[0]), each
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_second_run_does_nothing_again_and_writes_the_same_report(
     plan: Plan, records: dict[str, Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,7 +222,7 @@ def test_a_second_run_does_nothing_again_and_writes_the_same_report(
     assert (plan.out / "report.md").read_text() == whole
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_phase_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["run", str(out), "--dry-run", "--phases", "environment"]) == 0
@@ -428,7 +428,7 @@ def test_vllm_stands_beside_the_same_work_of_the_same_turn() -> None:
     assert "| draft_model:3 | 8 | 100 | 300 | 3.00x |" in text
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_both_are_timed_over_the_same_batches_the_most_telling_first(
     plan: Plan, records: dict[str, Record]
 ) -> None:

@@ -79,7 +79,7 @@ def frontier_speed(acceptance: float, length: int, lanes: InterferenceTable) -> 
     return tokens / lanes.one(STEP_S, length * PASS_S, rows=1, context=1)
 
 
-@pytest.mark.parametrize("acceptance", [0.5, 0.8, 0.9])
+@pytest.mark.parametrize("acceptance", [0.5, pytest.param(0.8, marks=pytest.mark.full), 0.9])
 @pytest.mark.parametrize("length", [2, 5])
 def test_a_fixed_length_ahead_brings_the_closed_form(acceptance: float, length: int) -> None:
     found = speed(contest(acceptance, FREE), f"fixed:{length}+overlap")
@@ -92,6 +92,7 @@ def test_the_best_length_ahead_comes_near_the_best_closed_form(acceptance: float
     assert speed(contest(acceptance, FREE), "faser+overlap") >= 0.93 * best
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("acceptance", "clients"), [(0.9, 1), (0.9, 8), (0.6, 1), (0.6, 8)])
 @pytest.mark.parametrize("lanes", [FREE, DEAR])
 def test_auto_is_about_as_fast_as_the_best_mode(acceptance: float, clients: int, lanes: InterferenceTable) -> None:
@@ -107,6 +108,7 @@ def test_lanes_that_cost_too_much_are_left_and_cheap_ones_are_used() -> None:
     assert dear["lanes"] < 0.1 * sum(dear.values())
 
 
+@pytest.mark.full
 def test_drafted_tokens_are_verified_or_pruned_and_those_dropped_are_among_the_pruned() -> None:
     (method,) = [each for each in stats(contest(0.7, FREE), "faser+overlap").methods if each.drafted]
     assert method.drafted == method.pruned + method.verified
@@ -114,6 +116,7 @@ def test_drafted_tokens_are_verified_or_pruned_and_those_dropped_are_among_the_p
     assert 0 < method.accepted <= method.verified
 
 
+@pytest.mark.full
 def test_the_time_of_overlapped_steps_is_foreseen() -> None:
     found = stats(contest(0.8, FREE), "faser+overlap")
     predicted = sum(each.predicted_s for each in found.roles if each.role == "step")

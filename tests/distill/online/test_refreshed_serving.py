@@ -112,7 +112,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_head_learns_from_traffic_and_drafts_better_for_those_who_share_it(tmp_path: Path) -> None:
     model, target = markov_target(tmp_path)
     write_alphabet(model)

@@ -48,6 +48,8 @@ CONFIG = EngineConfig(dtype="float32", backend="torch", max_model_len=256, max_n
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])
+# What the transport hardly touches: in a process, which takes seconds to start, with --full.
+mostly_alike = pytest.mark.parametrize("transport", [pytest.param("process", marks=pytest.mark.full), "thread"])
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
             await asyncio.sleep(0.005)
 
 
-@both
+@mostly_alike
 def test_streamed_text_is_the_text_of_the_tokens(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -127,7 +129,7 @@ def test_a_crowd_gets_what_each_would_get_alone(
     asyncio.run(scenario())
 
 
-@both
+@mostly_alike
 def test_a_stop_string_ends_one_sample_and_frees_its_blocks(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -146,7 +148,7 @@ def test_a_stop_string_ends_one_sample_and_frees_its_blocks(
     asyncio.run(scenario())
 
 
-@both
+@mostly_alike
 def test_the_text_of_a_stop_token_is_shown_only_if_asked_for(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -169,7 +171,7 @@ def test_the_text_of_a_stop_token_is_shown_only_if_asked_for(
     asyncio.run(scenario())
 
 
-@both
+@mostly_alike
 def test_samples_of_one_request_are_told_apart(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -310,7 +312,7 @@ def test_a_full_queue_refuses_and_recovers(
     asyncio.run(scenario())
 
 
-@both
+@mostly_alike
 def test_requests_that_come_together_are_accepted_together_or_not_at_all(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -412,7 +414,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(
     asyncio.run(scenario())
 
 
-@both
+@mostly_alike
 def test_draining_gives_up_after_its_time(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:

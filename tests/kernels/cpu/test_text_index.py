@@ -148,10 +148,10 @@ def test_closed_texts_leave_nothing_but_a_bounded_corpus(library: ctypes.CDLL, r
 
 
 def test_memory_is_given_back(library: ctypes.CDLL) -> None:
-    """By closing a text as well as with the index: each of 32 texts has some 2 MB."""
+    """By closing a text as well as with the index: each of 16 texts has some 2 MB."""
     tokens = np.random.default_rng(0).integers(0, 100_000, 10_000).tolist()
     kept = 0
-    for turn in range(16):
+    for turn in range(8):
         index = TextIndex(library, BOTH)
         for number in range(2):
             index.open(number, tokens)

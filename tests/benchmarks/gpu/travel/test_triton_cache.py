@@ -7,7 +7,7 @@ import sys
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_kernels_of_layers_of_sampling_and_of_verdicts_are_asked_for_as_a_gpu_would() -> None:
     """Planted: kernels for few rows left out; the variant for tensors on a CPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -206,6 +206,7 @@ def test_whatever_is_pruned_tokens_and_log_probabilities_are_those_without_specu
     assert sum(each.accepted for each in drafts.methods) > 0
 
 
+@pytest.mark.full
 def test_whatever_is_pruned_tokens_are_the_same_on_the_reference_backend(pair: tuple[Path, Path]) -> None:
     """Scores are not, in their last bits: a row's depend on how many others there are."""
     world, asked = make_world(pair, TorchBackend()), requests(5, temperature=0.9)

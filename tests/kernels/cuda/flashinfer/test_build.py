@@ -146,7 +146,7 @@ def test_windows_and_8_bit_keys_need_modules_of_attention_only() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(find_spec("flashinfer") is None, reason="flashinfer is not installed")
 @pytest.mark.skipif(not NVCC.exists() or shutil.which("ninja") is None, reason="there is no nvcc, or no ninja")
 def test_a_small_module_is_compiled_without_a_gpu(tmp_path: Path) -> None:
