@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+FULL ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
@@ -44,8 +45,8 @@ serve: $(READY)
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(TEST_READY)
 ifeq ($(strip $(ARGS)),)
-	@$(BIN)/pytest --numprocesses logical --dist loadfile -m "not alone and not clients and not page and not wheel"
-	@$(BIN)/pytest -m alone $$(grep -rl "mark.alone" tests --include="test_*.py")
+	@$(BIN)/pytest $(FULL) --numprocesses logical --dist loadfile -m "not alone and not clients and not page and not wheel"
+	@$(BIN)/pytest $(FULL) -m alone $$(grep -rl "mark.alone" tests --include="test_*.py")
 else
 	@$(BIN)/pytest $(ARGS)
 endif
