@@ -131,7 +131,7 @@ def open_engine(plan: Plan, wanted: Wanted) -> Opened:
 def with_engine(plan: Plan, wanted: Wanted, work: Callable[[Opened], Found]) -> Found:
     """What work makes of an engine; its memory is free again when this returns.
 
-    Nobody but work may hold the engine: a device has no room for two of 8B. Raises ConfigError for what does not
+    Only work may hold the engine: a device has no room for two of 8B. Raises ConfigError for what does not
     fit.
     """
     try:
