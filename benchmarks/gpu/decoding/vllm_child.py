@@ -33,7 +33,7 @@ def main(asked: dict[str, Any], out: str) -> None:
 
 
 def rate(seconds_of: Callable[[int], float], sequences: int, asked: dict[str, Any]) -> dict[str, Any]:
-    """Tokens a second of so many sequences, the median of some rounds. seconds_of: for answers of a length.
+    """Tokens a second of these sequences, the median of some rounds. seconds_of: for answers of a length.
 
     asked: lengths, a short and a long one, and rounds.
     """

@@ -20,7 +20,7 @@ from faser.engine.execution.overlap.partition import Partition
 
 _VALUE_BYTES = 2
 _LEAST_S = 1e-6  # of a step without its attention
-_TEXT_S = 30e-6  # a text look-up, which nobody needs here
+_TEXT_S = 30e-6  # a text look-up; no arm has one
 
 
 def earlier_costs(plan: Plan, folder: Folder, partition: Partition) -> StepTimes | None:

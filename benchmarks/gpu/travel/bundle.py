@@ -42,7 +42,7 @@ from faser.kernels.cuda.flashinfer.modules import Module
 MANIFEST = "manifest.json"
 _MIB = 1 << 20
 _EXPERIMENTS = "flashinfer/experimental/"
-# Nobody imports these on the way to attention; the rehearsal would see it.
+# Attention imports none of these; the rehearsal would see it.
 _NEVER = (
     "flashinfer/moe_ep/kernel_src/",
     "flashinfer/experimental/b12x/",

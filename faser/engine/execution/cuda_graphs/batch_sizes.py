@@ -43,7 +43,7 @@ class GraphSizes:
     ) -> "GraphSizes":
         """For steps of at most max_rows rows: max_sequences sequences with max_drafts draft tokens each.
 
-        requested: the sizes in rows; None: _SIZES, as far as steps have so many rows.
+        requested: the sizes in rows; None: those of _SIZES that steps can have.
         """
         most = min(max_sequences * (max_drafts + 1), max_rows, max(_SIZES[-1], max_sequences))
         rows = requested or (*(each for each in _SIZES if each < most), max_sequences, most)
