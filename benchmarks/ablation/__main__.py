@@ -117,7 +117,7 @@ def config_of(asked: argparse.Namespace) -> EngineConfig:
     if asked.drafter is None:
         return config
     speculation = {"method": _METHOD, "model": asked.drafter}
-    return replace(config, speculative_config=speculation, early_prune="auto", spec_overlap="auto")
+    return replace(config, speculative_config=speculation, early_prune="on", spec_overlap="auto")
 
 
 def wanted_of(asked: argparse.Namespace) -> Wanted:

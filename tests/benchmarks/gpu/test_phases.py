@@ -374,7 +374,7 @@ def test_a_check_that_does_not_hold_or_was_not_made_ends_a_run_with_status_1(
 
 
 def test_a_check_without_time_is_noted_as_not_checked(tmp_path: Path) -> None:
-    """Planted: left out by name alone, so that nobody sees that it is missing among the checks."""
+    """Planted: left out by name alone, so that the report does not show it as missing among the checks."""
     desk = Desk(Folder(tmp_path, dry_run=True), "checks", 0.0, lambda _: None, lambda: 0.0)
     run_checks(Plan(out=tmp_path, dry_run=True), desk)
     checks = desk.finish().result["checks"]

@@ -83,14 +83,22 @@ def test_greedy_tokens_are_those_without_speculation(
     assert engine.stats().kv_usage == 0.0
 
 
-@pytest.mark.parametrize("draft_sample_method", ["greedy", "coupled"])
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(
+    ("feature", "draft_sample_method"),
+    [
+        *((feature, "coupled") for feature in FEATURES),
+        ("penalties", "greedy"),
+        *(
+            pytest.param(feature, "greedy", marks=pytest.mark.full)
+            for feature in FEATURES
+            if feature != "penalties"
+        ),
+    ],
+)
 def test_sampled_tokens_and_scores_are_those_without_speculation(
-    checkpoints: tuple[Path, Path], feature: str, draft_sample_method: str, full: bool
+    checkpoints: tuple[Path, Path], feature: str, draft_sample_method: str
 ) -> None:
     """Point-mass drafts: the very same tokens, since every row has the noise it would have had alone."""
-    if draft_sample_method == "greedy" and not (full or feature == "penalties"):
-        pytest.skip("with --full")
     asked = requests(**FEATURES[feature])
     expected = answers(build(checkpoints, None), asked)
     engine = build(

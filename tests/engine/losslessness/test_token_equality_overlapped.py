@@ -96,13 +96,19 @@ def test_every_policy_may_have_its_drafts_made_ahead(
     assert mode_steps(engine)["cores"] > 0
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(
+    "feature",
+    [
+        "penalties",
+        "structure and all others",
+        "scores",
+        *(pytest.param(each, marks=pytest.mark.full) for each in ("plain", "truncated", "endings", "schema")),
+    ],
+)
 def test_whatever_was_asked_for_tokens_and_scores_are_those_without_speculation(
-    checkpoints: tuple[Path, Path], feature: str, full: bool
+    checkpoints: tuple[Path, Path], feature: str
 ) -> None:
     """Early pruning is on as well: it looks and learns, and prunes where it is sure."""
-    if not (full or feature in ("penalties", "structure and all others", "scores")):
-        pytest.skip("with --full")
     asked = requests(**FEATURES[feature])
     expected = answers(build(checkpoints, None), asked)
     engine = drafting(checkpoints, "coupled", early_prune="on")
