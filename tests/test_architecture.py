@@ -137,13 +137,15 @@ def module_imports(package: Path) -> dict[str, set[str]]:
 
 
 def folder_imports(package: Path) -> dict[str, set[str]]:
-    """The same between folders below the package. A module that lies in the package itself stands for itself."""
+    """The same between folders. A module that lies beside folders stands for itself."""
     packages = {
         path.parent.relative_to(package).as_posix().replace("/", ".") for path in package.rglob("*/__init__.py")
     }
+    with_folders = {"", *(each.rpartition(".")[0] for each in packages)}
 
     def folder(module: str) -> str:
-        return module if module in packages else module.rpartition(".")[0] or module
+        owner = module.rpartition(".")[0]
+        return module if module in packages or owner in with_folders else owner
 
     found: dict[str, set[str]] = {}
     for module, targets in module_imports(package).items():
