@@ -10,8 +10,8 @@ from pathlib import Path
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.control.clock import WallClock
+from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
-from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine

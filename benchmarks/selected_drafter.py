@@ -11,11 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from faser.engine.contract.plan import Draft, DraftPlan, Drafts, SequenceStart
-from faser.engine.control.speculation.acceptance.draft_arrays import DraftReader, ReadDrafts, came_tokens
-from faser.engine.control.speculation.acceptance.estimator import Acceptance
-from faser.engine.control.speculation.drafter_selection import DrafterSelection, TextRound
-from faser.engine.control.speculation.policies.fixed import Fixed
-from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.speculation.acceptance import Acceptance, DraftReader, ReadDrafts, came_tokens
+from faser.engine.control.speculation.control import DrafterSelection, TextRound
+from faser.engine.control.speculation.policies import Fixed
+from faser.engine.control.speculation.policy import Candidates, Ints
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 from faser.engine.execution.text_lookup.text_and_model import with_point_masses
 

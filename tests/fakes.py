@@ -5,20 +5,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from faser.engine.contract.executor import LaunchedStep
 from faser.engine.contract.plan import (
     PLACEHOLDER,
     Draft,
     DraftPlan,
     DraftRequest,
     Drafts,
+    LaunchedStep,
     SequenceResult,
     SequenceRows,
     SequenceStart,
     StepPlan,
     StepResult,
 )
-from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
+from faser.engine.control.speculation.policy import Candidates, Ints, Policy
 from faser.types import PositionLogprobs, SequenceError
 
 VOCAB_SIZE = 50

@@ -17,8 +17,8 @@ from benchmarks.host_gap.clock_gpu import ClockGpu, clock_backend
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.clock import WallClock
+from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
-from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.step_cost import CostModel

@@ -18,8 +18,8 @@ from benchmarks.losslessness.play import NUM_SLOTS, Cut, Lengths, Scenario, Tabl
 from benchmarks.selected_drafter import SelectedDrafter
 from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.speculation.policies.policy import Candidates
-from faser.engine.control.speculation.policies.survival import Survival
+from faser.engine.control.speculation.policies import Survival
+from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.drafters.draft_samplers import (
     GreedyDraftSampler,

@@ -11,7 +11,7 @@ from typing import Protocol
 from benchmarks.simulator.trace import RequestTrace, Trace
 from faser.bench.prompts import BenchPrompt
 from faser.engine.contract.plan import Draft, SequenceDelta
-from faser.engine.control.sequences.sequence import sample_seed
+from faser.engine.control.sequence import sample_seed
 from faser.errors import ConfigError
 from faser.types import Request, SamplingParams
 

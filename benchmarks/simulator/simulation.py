@@ -14,8 +14,8 @@ from benchmarks.simulator.workload import Arrival
 from faser.engine.contract.plan import DraftPlan, Drafts, SequenceDelta, StepPlan, StepResult
 from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.clock import SimulatedClock
+from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
-from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError

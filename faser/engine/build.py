@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from faser.config.engine import EngineConfig
-from faser.engine.contract.executor import Executor
+from faser.engine.contract.plan import Executor
 from faser.engine.contract.step_times import InterferenceTable, Role, StepTimes
 from faser.engine.control.audit import Auditor
 from faser.engine.control.clock import Clock, WallClock
+from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
-from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.step_cost import CostModel

@@ -13,8 +13,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from faser.engine.contract.executor import Executor, LaunchedStep
-from faser.engine.contract.plan import DraftPlan, Drafts, SequenceDelta, StepPlan, StepResult
+from faser.engine.contract.plan import (
+    DraftPlan,
+    Drafts,
+    Executor,
+    LaunchedStep,
+    SequenceDelta,
+    StepPlan,
+    StepResult,
+)
 from faser.engine.control.audit import Auditor
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.gap_timer import GapTimer

@@ -13,9 +13,9 @@ import pytest
 
 from faser.engine.contract.plan import PLACEHOLDER, SequenceDelta
 from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.sequences.kv_cache import KvManager
-from faser.engine.control.speculation.policies.off import Off
-from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.kv_cache import KvManager
+from faser.engine.control.speculation.policies import Off
+from faser.engine.control.speculation.policy import Candidates, Ints
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.types import FinishReason, Request, SpeculationParams

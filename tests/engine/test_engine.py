@@ -1,11 +1,11 @@
 """The order of a step: which calls the engine makes of its scheduler and its executor, and what it counts."""
 
-from faser.engine.contract.executor import LaunchedStep
 from faser.engine.contract.plan import (
     Draft,
     DraftPlan,
     DraftRequest,
     Drafts,
+    LaunchedStep,
     SequenceDelta,
     SequenceResult,
     SequenceRows,

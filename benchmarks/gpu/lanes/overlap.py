@@ -42,10 +42,9 @@ from benchmarks.gpu.lanes.matrix import Divide
 from benchmarks.gpu.lanes.timed_partition import Divided, TimedPartition, divide
 from faser.bench.chart import Chart, line_chart
 from faser.engine.contract.step_times import FACTORS, InterferenceTable, StepTimes
+from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
 from faser.engine.control.speculation.overlap import best_overlap
-from faser.engine.control.speculation.policies.draft_lengths import best_lengths
-from faser.engine.control.speculation.policies.objective import Objective
-from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.models.weights import WeightSource
 from faser.engine.execution.overlap.partition import Partition

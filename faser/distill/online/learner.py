@@ -25,7 +25,7 @@ from faser.distill.training.checkpoint import TrainingState
 from faser.distill.training.sample_store import SampleStore
 from faser.distill.training.trainable_head import TrainableHead
 from faser.distill.training.trainer import Trainer, TrainingSettings
-from faser.engine.contract.learning import Learn, LearnableAnswer, Learned
+from faser.engine.contract.messages import Learn, LearnableAnswer, Learned
 from faser.engine.execution.models.rounded_source import QUANTIZATIONS
 from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.models import check_refreshable, find_draft_files

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 from faser.distill.online.background import end_with_parent, stay_behind
-from faser.engine.contract.learning import Learn, Started, Unable, receive_task
-from faser.engine.contract.messages import Configure, frame
+from faser.engine.contract.messages import Configure, Learn, Started, Unable, frame, receive_task
 from faser.errors import FaserError
 from faser.logs.setup import ENGINE, start_logging
 

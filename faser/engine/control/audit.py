@@ -17,10 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from faser.engine.contract.executor import Executor
-from faser.engine.contract.plan import SequenceRows, SequenceStart, StepPlan
+from faser.engine.contract.plan import Executor, SequenceRows, SequenceStart, StepPlan
 from faser.engine.control.scheduler import Scheduler
-from faser.engine.control.sequences.sequence import Sequence
+from faser.engine.control.sequence import Sequence
 from faser.types import AuditStats, FinishReason, SamplingParams
 
 _log = logging.getLogger("faser.audit")

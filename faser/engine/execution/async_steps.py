@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from faser.engine.contract.executor import LaunchedStep
-from faser.engine.contract.plan import PLACEHOLDER, SequenceRows, StepPlan
+from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, StepPlan
 from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner

@@ -8,8 +8,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from faser.engine.contract.executor import LaunchedStep
-from faser.engine.contract.plan import DraftPlan, Drafts, SequenceResult, SequenceRows, StepPlan, StepResult
+from faser.engine.contract.plan import (
+    DraftPlan,
+    Drafts,
+    LaunchedStep,
+    SequenceResult,
+    SequenceRows,
+    StepPlan,
+    StepResult,
+)
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals

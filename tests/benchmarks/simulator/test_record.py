@@ -15,12 +15,12 @@ from benchmarks.simulator.trace import Trace
 from faser.bench.policy_spec import parse_policy
 from faser.bench.prompts import BenchPrompt
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.executor import LaunchedStep
 from faser.engine.contract.plan import (
     Draft,
     DraftPlan,
     DraftRequest,
     Drafts,
+    LaunchedStep,
     SequenceResult,
     SequenceRows,
     SequenceStart,
@@ -29,8 +29,8 @@ from faser.engine.contract.plan import (
 )
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
+from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
-from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine

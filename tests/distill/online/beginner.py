@@ -12,7 +12,7 @@ from faser.distill.online.trained_head import TrainedHead, write_trained_head
 from faser.distill.states.target_states import Passage
 from faser.distill.target import FrozenTarget, load_target
 from faser.distill.training.initial_weights import initial_weights
-from faser.engine.contract.learning import LearnableAnswer
+from faser.engine.contract.messages import LearnableAnswer
 from tests.engine.test_head_engine import WIDTH, write_agreeing
 
 DRAFTS = WIDTH - 8

@@ -14,7 +14,7 @@ import torch
 from faser.distill.online.learner import OnlineLearner
 from faser.distill.online.trained_head import read_trained_head, write_trained_head
 from faser.distill.target import FrozenTarget
-from faser.engine.contract.learning import Learn, LearnableAnswer, LearningRules
+from faser.engine.contract.messages import Learn, LearnableAnswer, LearningRules
 from faser.engine.execution.heads.loader import load_head
 from faser.errors import ModelError
 from tests.distill.online.beginner import learnable, markov_target, write_beginner

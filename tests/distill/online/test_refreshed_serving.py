@@ -21,8 +21,7 @@ from faser.config.engine import EngineConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.head_refresh.learner_process import LearnerProcess
 from faser.engine.client.head_refresh.refresher import HeadRefresher, RefreshSettings
-from faser.engine.contract.learning import FromLearner, LearningRules
-from faser.engine.contract.messages import Configure
+from faser.engine.contract.messages import Configure, FromLearner, LearningRules
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.metrics.server import Metrics
 from faser.types import Request, SamplingParams

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from faser.engine.contract.plan import DraftPlan, Drafts, StepPlan, StepResult
-from faser.engine.control.sequences.kv_cache import KvManager, SequenceBlocks
+from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from tests.engine.driving import BLOCK_SIZE, Driver, request
 from tests.fakes import RandomPolicy, ScriptedExecutor
 

@@ -7,8 +7,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from faser.engine.contract.executor import LaunchedStep
-from faser.engine.contract.plan import PLACEHOLDER, SequenceRows, StepPlan
+from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, StepPlan
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner

@@ -13,12 +13,11 @@ import pytest
 
 from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
 from faser.engine.contract.step_times import CostTable, InterferenceTable, Role, StepTimes
-from faser.engine.control.speculation.acceptance.estimator import Acceptance
+from faser.engine.control.speculation.acceptance import Acceptance
+from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
 from faser.engine.control.speculation.overlap import ON, Frontiers, OverlapControl, OverlapOptions, best_overlap
-from faser.engine.control.speculation.policies.draft_lengths import best_lengths
-from faser.engine.control.speculation.policies.fixed import Fixed
-from faser.engine.control.speculation.policies.objective import Objective
-from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.speculation.policies import Fixed
+from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 
 READ_S, ROW_S = 1 / 4.3e12, 2 / 780e12  # a byte; a multiply-add

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from faser.engine.client.traffic.request_traffic import FinishedAnswer
-from faser.engine.contract.learning import LearnableAnswer
+from faser.engine.contract.messages import LearnableAnswer
 
 WINDOW_S = 3600.0
 _MOST_TOKENS = 1 << 18  # of prompts and answers; 10 MB as Python keeps them

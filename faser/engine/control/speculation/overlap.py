@@ -38,16 +38,16 @@ from numpy.typing import NDArray
 
 from faser.engine.contract.plan import Draft, Drafts, StepPlan, StepResult
 from faser.engine.contract.step_times import InterferenceTable
-from faser.engine.control.speculation.acceptance.draft_arrays import (
+from faser.engine.control.speculation.acceptance import (
     FIRST_TEXT,
+    Acceptance,
     DraftArrays,
     DraftReader,
     ReadDrafts,
+    Verdicts,
 )
-from faser.engine.control.speculation.acceptance.estimator import Acceptance, Verdicts
-from faser.engine.control.speculation.policies.draft_lengths import best_lengths
-from faser.engine.control.speculation.policies.objective import Objective, best_prefixes
-from faser.engine.control.speculation.policies.policy import Candidates, Floats, Ints, Policy
+from faser.engine.control.speculation.draft_lengths import Objective, best_lengths, best_prefixes
+from faser.engine.control.speculation.policy import Candidates, Floats, Ints, Policy
 from faser.engine.control.step_cost import CostModel, ErrorTracker
 from faser.types import RoleStats
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.engine.client.head_refresh.learner_process import LearnerProcess
-from faser.engine.contract.learning import FromLearner, Learn, LearningRules, Started, Unable
-from faser.engine.contract.messages import Configure
+from faser.engine.contract.messages import Configure, FromLearner, Learn, LearningRules, Started, Unable
 
 CONFIGURE = Configure(EngineConfig(device="cpu", backend="torch"), "/nowhere")
 TASK = Learn(head=None, into="/nowhere", answers=(), rules=LearningRules(), seed=1)

@@ -16,7 +16,7 @@ import pytest
 from faser.engine.client.head_refresh.learner_process import Learner
 from faser.engine.client.head_refresh.refresher import HeadRefresher, RefreshSettings
 from faser.engine.client.traffic.memory import TrafficMemory
-from faser.engine.contract.learning import FromLearner, Learn, Learned, Unable
+from faser.engine.contract.messages import FromLearner, Learn, Learned, Unable
 from faser.metrics.server import Metrics
 from tests.engine.client.traffic.test_memory import finished
 

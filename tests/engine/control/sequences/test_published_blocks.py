@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from faser.engine.control.sequences.kv_cache import KvManager, SequenceBlocks
+from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from tests.engine.driving import BLOCK_SIZE, Driver, request
 from tests.fakes import RandomPolicy, ScriptedExecutor
 

@@ -10,10 +10,9 @@ from faser.config.drafters import DRAFT_METHODS
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays, ReadDrafts, with_dropped
-from faser.engine.control.speculation.acceptance.estimator import Acceptance
-from faser.engine.control.speculation.policies.policy import Candidates
-from faser.engine.control.speculation.policies.registry import make_policy
+from faser.engine.control.speculation.acceptance import Acceptance, DraftArrays, ReadDrafts, with_dropped
+from faser.engine.control.speculation.policies import make_policy
+from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 
 Ints = NDArray[np.int64]

@@ -16,12 +16,11 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import Draft, Drafts, StopRule
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.clock import SimulatedClock
-from faser.engine.control.sequences.sequence import Sequence
-from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.speculation.decision import DraftDecision, OtherRows
+from faser.engine.control.sequence import Sequence
+from faser.engine.control.speculation.control import DraftDecision, OtherRows, SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
-from faser.engine.control.speculation.policies.off import Off
-from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
+from faser.engine.control.speculation.policies import Off
+from faser.engine.control.speculation.policy import Candidates, Ints, Policy
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.errors import ConfigError

@@ -20,8 +20,8 @@ from torch import Tensor
 from benchmarks.selected_drafter import SelectedDrafter
 from faser.config.drafters import DRAFT_METHODS
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, Drafts, SequenceStart, StopRule
-from faser.engine.control.speculation.acceptance.estimator import Acceptance
-from faser.engine.control.speculation.drafter_selection import DrafterSelection
+from faser.engine.control.speculation.acceptance import Acceptance
+from faser.engine.control.speculation.control import DrafterSelection
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 from faser.engine.execution.text_lookup.lookup import CombinedLookup
 from faser.engine.execution.text_lookup.python.ngram import NgramDrafter

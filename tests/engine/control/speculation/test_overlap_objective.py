@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from faser.engine.contract.step_times import InterferenceTable, Matrix, StepTimes
+from faser.engine.control.speculation.draft_lengths import Objective
 from faser.engine.control.speculation.overlap import best_overlap, expected
-from faser.engine.control.speculation.policies.objective import Objective
-from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel, GapKind
 
 LANES = (

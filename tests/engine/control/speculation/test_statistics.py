@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from faser.config.drafters import DRAFT_METHODS
-from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays, ReadDrafts
+from faser.engine.control.speculation.acceptance import DraftArrays, ReadDrafts
 from faser.engine.control.speculation.statistics import GAIN, LOAD, PLAIN, SERIAL, SpeculationStatistics
 from faser.types import RoleStats, SpeculationStats, SpeculationSummary
 

@@ -20,11 +20,9 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.clock import SimulatedClock
-from faser.engine.control.sequences.sequence import Status
-from faser.engine.control.speculation.acceptance.draft_arrays import METHOD_IDS, DraftReader
-from faser.engine.control.speculation.acceptance.estimator import Acceptance
-from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.speculation.outcome_learner import OutcomeLearner
+from faser.engine.control.sequence import Status
+from faser.engine.control.speculation.acceptance import METHOD_IDS, Acceptance, DraftReader
+from faser.engine.control.speculation.control import OutcomeLearner, SpeculationControl
 from faser.engine.control.speculation.state import SpeculationState
 from faser.engine.control.speculation.statistics import SpeculationStatistics
 from faser.engine.control.step_cost import CostModel

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
-from faser.engine.control.sequences.kv_cache import KvManager, SequenceBlocks
+from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder

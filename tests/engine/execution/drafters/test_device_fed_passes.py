@@ -26,7 +26,7 @@ from torch import Tensor
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.contract.step_times import InterferenceTable
-from faser.engine.control.sequences.kv_cache import KvManager
+from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.device_fed_passes import DeviceFedPassLoop, Ints, spread

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
-from faser.engine.control.sequences.kv_cache import KvManager
+from faser.engine.control.kv_cache import KvManager
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_model import DraftModel
 from faser.engine.execution.drafters.draft_samplers import (

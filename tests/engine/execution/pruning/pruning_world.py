@@ -12,11 +12,11 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceRows
 from faser.engine.contract.step_times import CostTable, StepTimes
 from faser.engine.control.clock import SimulatedClock
+from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
-from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
-from faser.engine.control.speculation.policies.policy import Policy
+from faser.engine.control.speculation.policy import Policy
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from faser.engine.control.clock import WallClock
+from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
-from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.engine import Engine
 from faser.engine.execution.model_executor import ModelExecutor
 from faser.engine.execution.runner.batch import BlockTable

@@ -15,8 +15,8 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
+from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
-from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine

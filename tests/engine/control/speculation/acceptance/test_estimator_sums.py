@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from faser.config.drafters import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence
-from faser.engine.control.speculation.acceptance.estimator import Acceptance, Verdicts
+from faser.engine.control.speculation.acceptance import Acceptance, Verdicts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 
 from faser.config.speculation import POLICIES, SpeculationConfig
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.speculation.acceptance.estimator import Acceptance
-from faser.engine.control.speculation.policies.draft_lengths import best_lengths
-from faser.engine.control.speculation.policies.objective import Objective
-from faser.engine.control.speculation.policies.policy import Candidates, Policy
-from faser.engine.control.speculation.policies.probes import SHARE
-from faser.engine.control.speculation.policies.registry import make_policy
+from faser.engine.control.speculation.acceptance import Acceptance
+from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
+from faser.engine.control.speculation.faser_policy import SHARE
+from faser.engine.control.speculation.policies import make_policy
+from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel, GapKind
 from faser.errors import ConfigError
 

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.engine.control.sequences.kv_cache import KvManager
-from faser.engine.control.sequences.sequence import Sequence
-from faser.engine.control.sequences.tenant import Tenant
+from faser.engine.control.kv_cache import KvManager
+from faser.engine.control.sequence import Sequence, Tenant
 from faser.types import Request, SamplingParams
 
 EOS, STOP = 2, 3

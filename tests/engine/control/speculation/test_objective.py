@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.speculation.policies.objective import Objective
-from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.speculation.draft_lengths import Objective
+from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 
 CAP = 8

@@ -13,14 +13,14 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from faser.engine.control.speculation.policies.draft_lengths import (
+from faser.engine.control.speculation.draft_lengths import (
     CATCHUP_HORIZON,
+    Objective,
     TextDrafts,
     best_lengths,
     text_drafts,
 )
-from faser.engine.control.speculation.policies.objective import Objective
-from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 from tests.engine.control.speculation.policies.test_policies import candidates, constant, staircase, with_passes
 

@@ -1,4 +1,6 @@
-"""Sequence: the changing state of one sample of a request, and the rule that ends it.
+"""Tenant: the service that one of those who share the engine has had. What a tenant is, the front-end decides.
+
+Sequence: the changing state of one sample of a request, and the rule that ends it.
 
 Only the scheduler writes it. Knows no other sequence and no policy.
 """
@@ -8,10 +10,30 @@ from dataclasses import replace
 from enum import Enum
 from hashlib import blake2b
 
-from faser.engine.control.sequences.kv_cache import SequenceBlocks
-from faser.engine.control.sequences.tenant import Tenant
+from faser.engine.control.kv_cache import SequenceBlocks
 from faser.errors import RequestError
 from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams, SpeculationSummary
+
+# How much more a generated token counts than a computed prompt token; as in the evaluation of the VTC paper.
+_GENERATED_WEIGHT = 2
+
+
+class Tenant:
+    """service: weighted tokens; only grows. num_sequences: its unfinished ones."""
+
+    __slots__ = ("name", "num_sequences", "service")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_sequences = 0
+        self.service = 0
+
+    def prefilled(self, num_tokens: int) -> None:
+        """A sequence of its own is admitted. num_tokens: known tokens that are not in the cache."""
+        self.service += num_tokens
+
+    def generated(self, num_tokens: int) -> None:
+        self.service += _GENERATED_WEIGHT * num_tokens
 
 
 class Status(Enum):

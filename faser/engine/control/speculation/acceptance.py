@@ -1,4 +1,10 @@
-"""Acceptance: how likely draft tokens are to be accepted, learned from earlier drafts. No torch.
+"""LogisticCurve: the chance that a draft token is accepted, given the drafter's confidence and the token's depth.
+
+Online logistic regression: every step makes one Newton step on the log likelihood of its tokens, against the
+decayed curvature of all earlier tokens: an extended Kalman filter without process noise but with forgetting. Knows
+neither slots nor costs.
+
+Acceptance: how likely draft tokens are to be accepted, learned from earlier drafts. No torch.
 
 Two questions are asked:
 
@@ -13,19 +19,169 @@ and of all slots: so it knows how often there is no draft, how long drafts are a
 tokens were verified or not.
 
 A request that edits logits is refused tokens that the model alone would have chosen. It teaches its own slot only.
+
+DraftArrays: the drafts of one step, from the moment they come until the target has verified them.
+
+Turns drafts into arrays, and what a step brought into verdicts. Decides and estimates nothing.
+
+    draft          x1      x2      x3      x4      x5      x3, x4, x5 are cut, by the policy or by the step itself
+    verified by    row 0   row 1   row 2   -       -       row 2, of x2, is computed anyway
+    came           x1      x2      y                       y is the bonus token
+    judged         yes     yes     yes     no      no      x3 was right if it equals y
+
+A draft token that is a point mass is right if it equals the token that came at its place, whether it was verified
+or not. So the first token that is cut is judged for nothing, and so is a draft of which no token is verified.
 """
 
+import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFT_METHODS, DRAFTERS, PASS_METHODS
-from faser.engine.control.speculation.acceptance.calibration import LogisticCurve
+from faser.config.drafters import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence, DrafterInfo
+from faser.engine.contract.plan import Draft
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+_KEPT = 0.5 ** (1 / 400)  # of the curvature after one more judged token
+_PRIOR_CURVATURE = (2.0, 4.0, 40.0)  # intercept, slope, depth: how firmly each is believed before any data
+_LEAST_CURVATURE = 0.02
+_DEPTH_SCALE = 1 / 8
+_LONGEST_STEP = 1.0  # logits: one odd step must not move the curve further
+_LEAST_MARGIN, _LARGEST_MARGIN = np.array(-12.0), np.array(12.0)
+_EDGE = 0.01
+_ONE = np.array(1.0)
+
+
+class LogisticCurve:
+    """logit of acceptance = w · (1, feature of the confidence, depth / 8); w is learned.
+
+    drafter: its kind of confidence chooses the feature: a margin in nats as it is, the logit of a probability, the
+    logarithm of a match's length. Its priors hold before any data.
+    """
+
+    def __init__(self, drafter: DrafterInfo) -> None:
+        self._confidence = drafter.confidence
+        prior, slope, centre = drafter.prior_acceptance, drafter.prior_slope, drafter.prior_centre
+        intercept = math.log(prior / (1 - prior)) - slope * centre
+        self._weights = np.array([intercept, slope, 0.0])
+        spread = np.array([[1.0, centre, 0.0], [centre, centre**2, 0.0], [0.0, 0.0, 0.0]])
+        self._prior_curvature = _PRIOR_CURVATURE[0] * spread + np.diag([_LEAST_CURVATURE, *_PRIOR_CURVATURE[1:]])
+        self._curvature = np.zeros((3, 3))
+        self._depth_sum, self._depth_count = 0.0, 1e-9
+        self._slope, self._line = slope, (intercept, slope)
+        self._depths: Floats = np.zeros(0)  # 0, 1 / 8, …: of the last call of logits
+        self._by_depth: Floats | None = None  # logits of these depths at feature 0
+
+    def features(self, confidences: Floats, depths: Ints) -> Floats:
+        """[T, 3] of T tokens; depths count from 0."""
+        found = np.empty((len(confidences), 3))
+        found[:, 0] = 1.0
+        found[:, 1] = self._feature(confidences)
+        found[:, 2] = depths * _DEPTH_SCALE
+        return found
+
+    def logits(self, confidences: Floats) -> Floats:
+        """[S, K] logits of acceptance of tokens at depth 0 … K - 1."""
+        found: Floats = self._feature(confidences) * self._slope
+        if len(self._depths) != found.shape[1]:
+            self._depths, self._by_depth = _DEPTH_SCALE * np.arange(found.shape[1], dtype=np.float64), None
+        if self._by_depth is None:
+            self._by_depth = self._depths * self._weights.item(2) + self._weights.item(0)
+        found += self._by_depth
+        return found
+
+    def line(self) -> tuple[float, float]:
+        """(intercept, slope) over the confidence itself, at the mean depth. For margins only."""
+        return self._line
+
+    def learn(
+        self,
+        features: Floats,
+        good: NDArray[np.bool_],
+        offsets: Floats,
+        teaching: NDArray[np.bool_] | None = None,
+    ) -> tuple[Floats, Floats]:
+        """Learn T judged tokens. offsets: [T] logits of their sequences, which the curve does not explain.
+
+        teaching: [T] tokens to learn from; None: all. Returns, for all, [T] outcome minus its chance as predicted
+        before, and the variance of this.
+        """
+        logits = features.dot(self._weights)
+        logits += offsets
+        chances = _sigmoid(logits)
+        missed = good - chances
+        spread = chances * (_ONE - chances)
+        if teaching is None:
+            self._fit(features, missed, spread)
+        elif np.count_nonzero(teaching):
+            self._fit(features[teaching], missed[teaching], spread[teaching])
+        return missed, spread
+
+    def _fit(self, features: Floats, missed: Floats, spread: Floats) -> None:
+        """One Newton step. missed: [T] outcome minus its predicted chance; spread: [T] the variance of this."""
+        kept = _KEPT ** len(missed)
+        self._curvature *= kept
+        self._curvature += (features.T * spread).dot(features)
+        curvature = self._curvature + self._prior_curvature
+        move = np.array(_solved(curvature.tolist(), missed.dot(features).tolist()))
+        moved = np.abs(features.dot(move))
+        longest = moved.item(moved.argmax())
+        if longest > _LONGEST_STEP:
+            move *= _LONGEST_STEP / longest
+        self._weights += move
+        self._weights[1] = max(self._weights[1], 0.0)  # more confidence is never less chance
+        self._depth_sum = self._depth_sum * kept + float(np.add.reduce(features[:, 2])) / _DEPTH_SCALE
+        self._depth_count = self._depth_count * kept + len(missed)
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """Derive from the weights what every step reads."""
+        intercept, slope, fall = self._weights.tolist()
+        self._slope = slope
+        self._by_depth = None
+        self._line = (intercept + fall * _DEPTH_SCALE * self._depth_sum / self._depth_count, slope)
+
+    def _feature(self, confidences: Floats) -> Floats:
+        match self._confidence:
+            case Confidence.PROBABILITY:
+                inside = np.minimum(np.maximum(confidences, _EDGE), 1 - _EDGE)
+                return np.asarray(np.log(inside / (1 - inside)))
+            case Confidence.MATCH_LENGTH:
+                return np.asarray(np.log(np.maximum(confidences, 1.0)))
+            case Confidence.MARGIN:
+                return np.asarray(np.minimum(np.maximum(confidences, _LEAST_MARGIN), _LARGEST_MARGIN))
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> tuple[float, float, float]:
+    """x of matrix @ x = right, where matrix is 3 by 3, symmetric and positive definite; by its Cholesky factors.
+
+    In Python floats: a call of the library takes several times longer than these few sums.
+    """
+    (a, b, c), (_, d, e), (_, _, f) = matrix
+    lower_b, lower_c = b / a, c / a
+    pivot = d - lower_b * b
+    rest = e - lower_b * c
+    lower_e = rest / pivot
+    last = f - lower_c * c - lower_e * rest
+    second = right[1] - lower_b * right[0]
+    z = (right[2] - lower_c * right[0] - lower_e * second) / last
+    y = second / pivot - lower_e * z
+    return right[0] / a - lower_b * y - lower_c * z, y, z
+
+
+def _sigmoid(logits: Floats) -> Floats:
+    """In place."""
+    np.negative(logits, out=logits)
+    np.exp(logits, out=logits)
+    logits += _ONE
+    return np.reciprocal(logits, out=logits)
+
+
 Bools = NDArray[np.bool_]
 
 # Numbers that meet arrays in every step are arrays themselves: numpy takes half as long over them.
@@ -46,7 +202,6 @@ _SHIFT_KEPT = 0.5 ** (1 / 400)  # of what is known of that shift after one more 
 _LARGEST_OFFSET = np.array(4.0)
 _SMALLEST_OFFSET = -_LARGEST_OFFSET
 _LOWEST, _HIGHEST = np.array(0.005), np.array(0.995)
-_ONE = np.array(1.0)
 _MODEL, _TEXT = 0, 1  # kinds of drafters; each has means of its own
 
 
@@ -315,3 +470,146 @@ def _within(chances: Floats) -> Floats:
     np.maximum(chances, _LOWEST, out=chances)
     np.minimum(chances, _HIGHEST, out=chances)
     return chances
+
+
+METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
+FIRST_TEXT = np.array(len(PASS_METHODS))  # ids of drafters that run a model come before those of text look-ups
+_draft_arrays_ONE = np.array(1)
+_NO_TOKEN, _NOTHING_CAME = -1, -2  # no token ids, and unequal
+
+
+@dataclass(slots=True, kw_only=True)
+class ReadDrafts:
+    """Drafts of up to K tokens as arrays. slots, methods, lengths: [S]; token_ids, confidences: [S, K].
+
+    methods: index DRAFT_METHODS. Beyond lengths confidences are 0 and token_ids are no tokens.
+    """
+
+    slots: Ints
+    methods: Ints
+    lengths: Ints
+    token_ids: Ints
+    confidences: Floats
+
+    def among(self, chosen: Ints) -> "ReadDrafts":
+        """Those at these positions."""
+        return ReadDrafts(
+            slots=self.slots[chosen],
+            methods=self.methods[chosen],
+            lengths=self.lengths[chosen],
+            token_ids=self.token_ids[chosen],
+            confidences=self.confidences[chosen],
+        )
+
+    def verdicts(self, came: Ints) -> Verdicts:
+        """What the tokens that came, as of came_tokens, say about point masses of which no token was verified."""
+        accepted = np.add.reduce(np.logical_and.accumulate(self.token_ids == came, axis=1), axis=1)
+        judged = np.minimum(accepted + 1, self.lengths)
+        return self.judged(np.minimum(judged, np.count_nonzero(came != _NOTHING_CAME, axis=1)), accepted)
+
+    def judged(self, judged: Ints, accepted: Ints) -> Verdicts:
+        return Verdicts(
+            slots=self.slots,
+            methods=self.methods,
+            judged=judged,
+            accepted=accepted,
+            confidences=self.confidences,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftArrays:
+    """What a step verifies of its drafts.
+
+    kept: [S] tokens that are verified. survival: [S, K + 1], of the tokens that could be verified. border: 1 for
+    the chunks of overlapped drafts, whose first tokens the last step accepted: these are among the drafts, but not
+    in kept and survival. drawn: the tokens are not point masses.
+    """
+
+    drafts: ReadDrafts
+    kept: Ints
+    survival: Floats
+    border: int = 0
+    drawn: bool = False
+
+    def among(self, chosen: Ints) -> "DraftArrays":
+        """Those at these positions."""
+        return DraftArrays(
+            drafts=self.drafts.among(chosen),
+            kept=self.kept[chosen],
+            survival=self.survival[chosen],
+            border=self.border,
+            drawn=self.drawn,
+        )
+
+    def verdicts(self, accepted: Ints, last_ids: Ints) -> Verdicts:
+        """accepted: [S], of the kept tokens. last_ids: [S] the last token that the step brought each sequence."""
+        drafts, kept = self.drafts, self.kept
+        if self.drawn:
+            return drafts.judged(np.minimum(accepted + _draft_arrays_ONE, kept), accepted)
+        if self.border:
+            accepted, kept = accepted + self.border, kept + self.border
+        most = drafts.token_ids.shape[1]
+        first_cut = drafts.token_ids[np.arange(len(kept)), np.minimum(kept, most - 1)]
+        right = first_cut == last_ids
+        right &= accepted == kept
+        right &= kept < drafts.lengths
+        return drafts.judged(np.minimum(accepted + _draft_arrays_ONE, drafts.lengths), accepted + right)
+
+
+class DraftReader:
+    """Reads drafts of at most cap tokens, K."""
+
+    def __init__(self, cap: int) -> None:
+        self._upto = np.tri(cap + 1, cap, -1, dtype=np.bool_)  # line n: the first n depths
+
+    def read(self, drafts: Many[Draft], slots: Ints | None = None) -> ReadDrafts:
+        """slots: of the drafts, where an array of them is there already."""
+        lengths = np.array([len(each.token_ids) for each in drafts], dtype=np.int64)
+        mask = self._upto.take(lengths, axis=0)
+        confidences, token_ids = np.zeros(mask.shape), np.full(mask.shape, _NO_TOKEN, dtype=np.int64)
+        if np.count_nonzero(lengths):
+            confidences[mask] = np.fromiter(chain.from_iterable([each.confidences for each in drafts]), np.float64)
+            token_ids[mask] = np.fromiter(chain.from_iterable([each.token_ids for each in drafts]), np.int64)
+        return ReadDrafts(
+            slots=np.array([each.slot for each in drafts], dtype=np.int64) if slots is None else slots,
+            methods=_methods([each.method for each in drafts]),
+            lengths=lengths,
+            token_ids=token_ids,
+            confidences=confidences,
+        )
+
+
+def came_tokens(came: Many[tuple[int, ...]], width: int) -> Ints:
+    """[S, width] the first tokens that a step brought each sequence; no token ids beyond them."""
+    found = np.full((len(came), width), _NOTHING_CAME, dtype=np.int64)
+    lengths = np.array([len(each) for each in came], dtype=np.int64)
+    if lengths.max() > width:
+        came, lengths = [each[:width] for each in came], np.minimum(lengths, width)
+    found[np.arange(width) < lengths[:, None]] = np.fromiter(chain.from_iterable(came), np.int64)
+    return found
+
+
+def with_dropped(
+    lengths: Ints, requested: Ints, survival: Floats, *, passes: int, row_price: float
+) -> tuple[Ints, Floats]:
+    """Lengths and survival of a model's drafts, with the token that a StopRule dropped from the end of each.
+
+    lengths, requested: [S]. survival: [S, K + 1], of drafted_survival. A draft shorter than the passes that were
+    made has lost its last token. All that is known of this token is that its survival did not exceed row_price, so
+    it gets this price. Without it a model of which every token is dropped would never be seen to be bad.
+    """
+    tried = np.minimum(np.minimum(lengths + 1, requested), passes)
+    dropped = (tried > lengths).nonzero()[0]
+    if not len(dropped):
+        return lengths, survival
+    ends, survival = lengths[dropped], survival.copy()
+    survival[dropped, ends + 1] = np.minimum(survival[dropped, ends], row_price)
+    return np.maximum(tried, lengths), survival
+
+
+def _methods(names: list[str]) -> Ints:
+    """[S] ids; mostly all drafts have the same method."""
+    if names and names.count(names[0]) == len(names):
+        return np.full(len(names), METHOD_IDS[names[0]], dtype=np.int64)
+    return np.array([METHOD_IDS[name] for name in names], dtype=np.int64)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from faser.engine.control.clock import SimulatedClock
-from faser.engine.control.sequences.kv_cache import SequenceBlocks
-from faser.engine.control.sequences.sequence import Sequence
-from faser.engine.control.sequences.waiting_queue import DEBT_KEPT_S, WaitingQueue
+from faser.engine.control.kv_cache import SequenceBlocks
+from faser.engine.control.sequence import Sequence
+from faser.engine.control.waiting_queue import DEBT_KEPT_S, WaitingQueue
 from tests.engine.driving import request
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from faser.config.drafters import DRAFT_METHODS
 from faser.engine.contract.plan import Draft
-from faser.engine.control.speculation.acceptance.draft_arrays import (
+from faser.engine.control.speculation.acceptance import (
     DraftArrays,
     DraftReader,
     ReadDrafts,

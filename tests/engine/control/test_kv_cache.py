@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from faser.engine.control.sequences.kv_cache import KvManager, SequenceBlocks
+from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from faser.errors import ConfigError
 
 SIZE = 4

@@ -11,11 +11,10 @@ import pytest
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.speculation.acceptance.estimator import Acceptance
-from faser.engine.control.speculation.policies.faser import Faser
-from faser.engine.control.speculation.policies.policy import Candidates
-from faser.engine.control.speculation.policies.probes import PROBE_TOKENS, SHARE
-from faser.engine.control.speculation.policies.registry import make_policy
+from faser.engine.control.speculation.acceptance import Acceptance
+from faser.engine.control.speculation.faser_policy import PROBE_TOKENS, SHARE, Faser
+from faser.engine.control.speculation.policies import make_policy
+from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 from tests.engine.control.speculation.policies.test_policies import FLAT, Floats, Ints, candidates, constant
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from faser.config.drafters import DRAFTERS
-from faser.engine.control.speculation.acceptance.calibration import LogisticCurve
+from faser.engine.control.speculation.acceptance import LogisticCurve
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
