@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from faser.engine.contract.plan import Draft, DraftPlan, Drafts, SequenceStart
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.control.speculation.acceptance import Acceptance, DraftReader, ReadDrafts, came_tokens
 from faser.engine.control.speculation.control import DrafterSelection, TextRound
 from faser.engine.control.speculation.policies import Fixed

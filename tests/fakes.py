@@ -5,20 +5,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from faser.engine.contract.drafts import Drafts, Ints, table_of
 from faser.engine.contract.plan import (
     PLACEHOLDER,
-    Draft,
     DraftPlan,
     DraftRequest,
-    Drafts,
     LaunchedStep,
-    SequenceResult,
     SequenceRows,
     SequenceStart,
     StepPlan,
     StepResult,
+    StepRows,
 )
-from faser.engine.control.speculation.policy import Candidates, Ints, Policy
+from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.types import PositionLogprobs, SequenceError
 
 VOCAB_SIZE = 50
@@ -76,8 +75,8 @@ class ScriptedExecutor:
         assert plan.requests, "a plan without requests is not sent"
         for slot in plan.released:
             del self._lines[slot]
-        drafts = tuple(self._draft(wish) for wish in plan.requests)
-        return Drafts(step=plan.step, drafts=drafts, run_s=0.001)
+        drafts = [self._draft(wish) for wish in plan.requests]
+        return _drafts(plan, drafts, run_s=0.001)
 
     def run(self, plan: StepPlan) -> StepResult:
         self.steps.append(plan)
@@ -89,8 +88,8 @@ class ScriptedExecutor:
         self._write(plan)
         for rows in plan.rows:
             self._check_prefix(rows)
-        sequences = tuple(self._result(self._prune(rows), rows.num_drafts) for rows in plan.rows)
-        return StepResult(step=plan.step, sequences=sequences, run_s=0.001 * plan.num_rows)
+        outcomes = [self._outcome(self._prune(rows), rows.num_drafts) for rows in plan.rows]
+        return step_result(plan.step, *outcomes, run_s=0.001 * plan.num_rows)
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         """The draft lane is the slower one: what it writes to must still be its own when the step has run."""
@@ -101,13 +100,13 @@ class ScriptedExecutor:
             assert wish.unverified == verified[wish.slot], "a draft continues what is being verified"
         known = {slot: line.histories[-1] for slot, line in self._lines.items()}
         result = self.run(plan)
-        drafts = tuple(self._draft_behind(wish, known[wish.slot]) for wish in draft_plan.requests)
-        return result, Drafts(step=draft_plan.step, drafts=drafts, run_s=0.002)
+        drafts = [self._draft_behind(wish, known[wish.slot]) for wish in draft_plan.requests]
+        return result, _drafts(draft_plan, drafts, run_s=0.002)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """A device that is slow: it does nothing before it is asked what came of it."""
         assert len(self.launched) < 2, "three steps in flight"
-        assert not any(rows.num_drafts for rows in plan.rows), "only plain steps are launched"
+        assert not plan.num_drafts, "only plain steps are launched"
         busy = {rows.slot for each in self.launched for rows in each.rows}
         assert busy.isdisjoint(plan.released), "a slot is released before what comes of it was heard"
         assert busy.isdisjoint([start.slot for start in plan.started]), "a newcomer gets a slot in flight"
@@ -118,15 +117,17 @@ class ScriptedExecutor:
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         assert self.launched.pop(0) is launched.plan, "collected out of order"
-        rows = tuple(self._fed(each) for each in launched.plan.rows)
+        rows = StepRows(new_blocks=launched.plan.rows.new_blocks)
+        for each in launched.plan.rows:
+            rows.add(each.slot, each.start, self._fed(each), samples=each.samples)
         return self.run(replace(launched.plan, rows=rows))
 
-    def _fed(self, rows: SequenceRows) -> SequenceRows:
-        """With the token that the step before chose, if that is what it waits for."""
+    def _fed(self, rows: SequenceRows) -> tuple[int, ...]:
+        """Its inputs, with the token that the step before sampled, if that is what it waits for."""
         if rows.token_ids != (PLACEHOLDER,):
             assert PLACEHOLDER not in rows.token_ids
-            return rows
-        return replace(rows, token_ids=(self._lines[rows.slot].last,))
+            return rows.token_ids
+        return (self._lines[rows.slot].last,)
 
     def num_known(self, slot: int) -> int:
         """Known tokens of the sequence in slot: what it was started with and what was chosen since."""
@@ -136,10 +137,10 @@ class ScriptedExecutor:
         """Blocks of the sequence in slot, in order of position."""
         return list(self._lines[slot].blocks)
 
-    def _draft(self, wish: DraftRequest) -> Draft:
+    def _draft(self, wish: DraftRequest) -> list[int]:
         return self._draft_behind(wish, self._lines[wish.slot].histories[-1])
 
-    def _draft_behind(self, wish: DraftRequest, known: int) -> Draft:
+    def _draft_behind(self, wish: DraftRequest, known: int) -> list[int]:
         """known: hash of the tokens that were known when the draft was wished for."""
         line = self._lines[wish.slot]
         line.blocks += wish.new_blocks
@@ -150,22 +151,22 @@ class ScriptedExecutor:
         assert wish.max_tokens >= 1
         assert len(line.blocks) * self.block_size >= num_known + wish.max_tokens, "no room for the draft"
         self._check_own({self._place(line, num_known - 1 + i)[0] for i in range(wish.max_tokens + 1)})
-        token_ids, history = [], begin
+        token_ids: list[int] = []
+        history = begin
         for i in range(min(wish.max_tokens, begin % 7)):
             token_id = next_token(history, line.start.seed)
             if i == begin // 7 % 5:
                 token_id = (token_id + 1) % VOCAB_SIZE
             token_ids.append(token_id)
             history = extend(history, token_id)
-        return Draft(
-            slot=wish.slot, method="suffix", token_ids=tuple(token_ids), confidences=(0.5,) * len(token_ids)
-        )
+        return token_ids
 
     def _write(self, plan: StepPlan) -> None:
         written: set[tuple[int, int]] = set()
+        for slot, new_blocks in plan.rows.new_blocks.items():
+            self._lines[slot].blocks += new_blocks
         for rows in plan.rows:
             line = self._lines[rows.slot]
-            line.blocks += rows.new_blocks
             assert rows.token_ids, "a sequence in the plan has rows"
             path = self._path(rows)
             for position, token_id in enumerate(rows.token_ids, rows.start):
@@ -205,14 +206,14 @@ class ScriptedExecutor:
             self._cells[self._place(self._lines[rows.slot], position)] = UNFINISHED
         return replace(rows, token_ids=rows.token_ids[:count], num_drafts=left)
 
-    def _result(self, rows: SequenceRows, num_planned: int) -> SequenceResult:
+    def _outcome(self, rows: SequenceRows, num_planned: int) -> "SequenceOutcome":
         """num_planned: drafted rows, before some of them left."""
         line = self._lines[rows.slot]
         if rows.slot in self.fail_slots:
             self.fail_slots.remove(rows.slot)
             line.last = 0  # what a step that is in flight already is fed
             line.histories.append(extend(line.histories[-1], line.last))
-            return SequenceResult(slot=rows.slot, error=SequenceError.NOT_FINITE)
+            return SequenceOutcome(error=SequenceError.NOT_FINITE)
         chosen: list[int] = []
         logprobs: list[PositionLogprobs] = []
         if rows.samples:
@@ -227,8 +228,7 @@ class ScriptedExecutor:
                 if token_id != drafted:
                     break
         wants = line.start.sampling.logprobs is not None and rows.samples
-        return SequenceResult(
-            slot=rows.slot,
+        return SequenceOutcome(
             token_ids=tuple(chosen),
             num_cut=num_planned - rows.num_drafts,
             logprobs=tuple(logprobs) if wants else None,
@@ -246,6 +246,39 @@ class ScriptedExecutor:
 
     def _place(self, line: _Line, position: int) -> tuple[int, int]:
         return line.blocks[position // self.block_size], position % self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceOutcome:
+    """What a step says about one sequence; see StepResult."""
+
+    token_ids: tuple[int, ...] = ()
+    num_cut: int = 0
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
+    error: SequenceError | None = None
+
+
+def step_result(step: int, *outcomes: SequenceOutcome, run_s: float, began_s: float = 0.0) -> StepResult:
+    """The columns of these outcomes."""
+    named = [*enumerate(outcomes)]
+    return StepResult(
+        step=step,
+        counts=[len(each.token_ids) for each in outcomes],
+        token_ids=[token_id for each in outcomes for token_id in each.token_ids],
+        run_s=run_s,
+        began_s=began_s,
+        errors={at: each.error for at, each in named if each.error is not None},
+        num_cut={at: each.num_cut for at, each in named if each.num_cut},
+        logprobs={at: each.logprobs for at, each in named if each.logprobs is not None},
+        prompt_logprobs={at: each.prompt_logprobs for at, each in named if each.prompt_logprobs is not None},
+    )
+
+
+def _drafts(plan: DraftPlan, token_ids: list[list[int]], *, run_s: float) -> Drafts:
+    slots, confidences = [each.slot for each in plan.requests], [[0.5] * len(each) for each in token_ids]
+    table = table_of(slots, "suffix", token_ids, confidences, width=plan.width)
+    return Drafts(step=plan.step, table=table, run_s=run_s)
 
 
 def _histories(token_ids: tuple[int, ...]) -> list[int]:

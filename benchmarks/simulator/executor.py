@@ -10,22 +10,15 @@ Owns which trace each slot follows and how far it is. A request's first prompt t
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.simulator.trace import RequestTrace, Trace
 from faser.config.drafters import PASS_METHODS
-from faser.engine.contract.plan import (
-    Draft,
-    DraftPlan,
-    Drafts,
-    SequenceResult,
-    SequenceRows,
-    StepPlan,
-    StepResult,
-    StopRule,
-)
+from faser.engine.contract.drafts import METHOD_IDS, Drafts, empty_table
+from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan, StepResult, StopRule
 from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.step_cost import CostModel
 
@@ -128,13 +121,15 @@ class SimulatedExecutor:
                 slots[i].seen = states[i].num_tokens + fed
             passes = len(output.rows) + 1
             run_s += sum(self._costs.pass_s(count) for count in (rows, *output.rows))
-        drafts = tuple(
-            _draft(request.slot, state, method, length, request.unverified)
-            for request, state, method, length in zip(plan.requests, states, methods, lengths, strict=True)
-        )
+        table = empty_table([request.slot for request in plan.requests], names[0], plan.width)
+        table.methods[:] = [METHOD_IDS[method] for method in methods]
+        table.lengths[:] = lengths
+        for at, (request, state, length) in enumerate(zip(plan.requests, states, lengths, strict=True)):
+            table.token_ids[at, :length] = _drafted(state, length, request.unverified)
+            table.confidences[at, :length] = state.trace.confidences[state.position][:length]
         return Drafts(
             step=plan.step,
-            drafts=drafts,
+            table=table,
             run_s=self._noisy(run_s),
             passes=passes,
             catchup_tokens=caught_up,
@@ -145,7 +140,7 @@ class SimulatedExecutor:
         assert draft_plan.share is not None, "overlapped drafting needs a share of the processors"
         drafts = self.draft(draft_plan)
         result = self.run(plan)
-        context = sum(rows.start for rows in plan.rows) / max(len(plan.rows), 1)
+        context = plan.kv_tokens / max(len(plan.rows), 1)
         both_s = self._lanes[draft_plan.share].one(result.run_s, drafts.run_s, rows=plan.num_rows, context=context)
         return replace(result, run_s=both_s), replace(drafts, run_s=min(drafts.run_s, both_s))
 
@@ -161,11 +156,18 @@ class SimulatedExecutor:
                 num_tokens=len(start.token_ids),
             )
         run_s = self._costs.step_s(plan.num_rows, plan.kv_tokens, plan.kv_row_tokens)
-        return StepResult(step=plan.step, sequences=tuple(map(self._judge, plan.rows)), run_s=self._noisy(run_s))
+        sampled = [self._verify(rows) for rows in plan.rows]
+        return StepResult(
+            step=plan.step,
+            counts=[*map(len, sampled)],
+            token_ids=[*chain.from_iterable(sampled)],
+            run_s=self._noisy(run_s),
+        )
 
-    def _judge(self, rows: SequenceRows) -> SequenceResult:
+    def _verify(self, rows: SequenceRows) -> range:
+        """The tokens that the step samples for one sequence."""
         if not rows.samples:
-            return SequenceResult(slot=rows.slot)
+            return range(0)
         slot = self._slots[rows.slot]
         first = slot.num_tokens - slot.prompt_len + 1
         draft = rows.token_ids[len(rows.token_ids) - rows.num_drafts :]
@@ -176,7 +178,7 @@ class SimulatedExecutor:
         if slot.seen:
             slot.covered = min(slot.seen, slot.num_tokens - 1)
             slot.seen = slot.seen if slot.seen > slot.num_tokens and accepted == len(draft) else 0
-        return SequenceResult(slot=rows.slot, token_ids=tuple(range(first, first + accepted + 1)))
+        return range(first, first + accepted + 1)
 
     def _noisy(self, seconds: float) -> float:
         if not self._noise or not seconds:
@@ -225,13 +227,7 @@ def _first_pass_rows(slot: _Playback, method: str) -> int:
     return slot.num_tokens - slot.covered if method == _CATCHES_UP else 1
 
 
-def _draft(number: int, slot: _Playback, method: str, length: int, unverified: tuple[int, ...]) -> Draft:
-    position = slot.position
-    right = 0 if WRONG in unverified else min(slot.trace.runs[position], length)
+def _drafted(slot: _Playback, length: int, unverified: tuple[int, ...]) -> list[int]:
+    right = 0 if WRONG in unverified else min(slot.trace.runs[slot.position], length)
     first = slot.num_tokens - slot.prompt_len + 1
-    return Draft(
-        slot=number,
-        method=method,
-        token_ids=(*range(first, first + right), *[WRONG] * (length - right)),
-        confidences=slot.trace.confidences[position][:length],
-    )
+    return [*range(first, first + right), *[WRONG] * (length - right)]

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from benchmarks.simulator.executor import SimulatedExecutor
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import Arrival
-from faser.engine.contract.plan import DraftPlan, Drafts, SequenceDelta, StepPlan, StepResult
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan, StepResult
 from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
@@ -163,19 +164,22 @@ class Simulation:
     def step(self, duration_s: float | None = None) -> None:
         """One step of the engine. Needs work."""
         before_s = self.clock.now()
-        drafts = self._draft()
-        plan = self.scheduler.plan(drafts)
+        self._draft()
+        plan = self.scheduler.plan()
         assert plan is not None, "work, but nothing to compute"
-        overlapped_plan, overlapped_drafts = self.scheduler.propose_overlapped(plan), None
+        overlapped_plan = self.scheduler.propose_overlapped(plan)
         if overlapped_plan is None:
             result = self.executor.run(plan)
         else:
-            result, overlapped_drafts = self.executor.run_overlapped(plan, overlapped_plan)
-            self._outcome.drafted += sum(len(each.token_ids) for each in overlapped_drafts.drafts)
+            result, made = self.executor.run_overlapped(plan, overlapped_plan)
+            drafts = self.scheduler.drafted(made)
+            while isinstance(drafts, DraftPlan):
+                drafts = self.scheduler.drafted(self.executor.draft(drafts))
+            self._outcome.drafted += int(drafts.table.lengths.sum())
             self.clock.advance(self._machine.draft_overhead_s)
         self.clock.advance(result.run_s + self._machine.step_overhead_s)
         self._count(plan, result)
-        for delta in self.scheduler.commit(plan, result, overlapped_drafts):
+        for delta in self.scheduler.commit(plan, result):
             self._hear(delta, duration_s)
         self._outcome.busy_s += self.clock.now() - before_s
 
@@ -189,7 +193,7 @@ class Simulation:
             self._outcome.draft_s += found.run_s
             self.clock.advance(found.run_s)
             drafts = self.scheduler.drafted(found)
-        self._outcome.drafted += sum(len(each.token_ids) for each in drafts.drafts)
+        self._outcome.drafted += int(drafts.table.lengths.sum())
         self.clock.advance(self._machine.draft_overhead_s)
         return drafts
 
@@ -224,11 +228,13 @@ class Simulation:
     def _count(self, plan: StepPlan, result: StepResult) -> None:
         outcome = self._outcome
         outcome.num_steps += 1
-        for rows, each in zip(plan.rows, result.sequences, strict=True):
-            if rows.samples and len(rows.token_ids) == rows.num_drafts + 1:
+        rows = plan.rows
+        columns = zip(rows.samples, rows.counts, rows.num_drafts, result.counts, strict=True)
+        for samples, num_rows, num_drafts, num_tokens in columns:
+            if samples and num_rows == num_drafts + 1:
                 outcome.turns += 1
-                outcome.verified += rows.num_drafts
-                outcome.accepted += len(each.token_ids) - 1
+                outcome.verified += num_drafts
+                outcome.accepted += num_tokens - 1
 
     def _hear(self, delta: SequenceDelta, duration_s: float | None) -> None:
         now_s, served = self.clock.now(), self._open[delta.request_id]

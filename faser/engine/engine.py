@@ -13,15 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from faser.engine.contract.plan import (
-    DraftPlan,
-    Drafts,
-    Executor,
-    LaunchedStep,
-    SequenceDelta,
-    StepPlan,
-    StepResult,
-)
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, SequenceDelta, StepPlan, StepResult
 from faser.engine.control.audit import Auditor
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.gap_timer import GapTimer
@@ -74,7 +67,7 @@ class Engine:
             found = self._executor.draft(drafts)
             self._gaps.drafted(found)
             drafts = self._scheduler.drafted(found)
-        plan = self._scheduler.plan(drafts)
+        plan = self._scheduler.plan()
         if plan is None:
             self._gaps.restart()
             if self._auditor is not None and not self._scheduler.has_work():
@@ -100,12 +93,12 @@ class Engine:
 
     def _run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         """Run the step while the drafter makes the next drafts; drafts from text are looked up before both."""
-        if not draft_plan.from_text:
-            return self._executor.run_overlapped(plan, draft_plan)
-        model_plan = self._scheduler.drafted(self._executor.draft(draft_plan, during=plan))
-        assert isinstance(model_plan, DraftPlan)
-        result, model_drafts = self._executor.run_overlapped(plan, model_plan)
-        drafts = self._scheduler.drafted(model_drafts)
+        if draft_plan.from_text:
+            model_plan = self._scheduler.drafted(self._executor.draft(draft_plan, during=plan))
+            assert isinstance(model_plan, DraftPlan)
+            draft_plan = model_plan
+        result, made = self._executor.run_overlapped(plan, draft_plan)
+        drafts = self._scheduler.drafted(made)
         assert isinstance(drafts, Drafts)
         return result, drafts
 
@@ -123,7 +116,7 @@ class Engine:
     ) -> tuple[SequenceDelta, ...]:
         """Commit a step whose work has just ended."""
         self._gaps.ran(result, overlapped_drafts)
-        deltas = tuple(self._scheduler.commit(plan, result, overlapped_drafts, last_gap_s=self._gaps.last_gap_s))
+        deltas = tuple(self._scheduler.commit(plan, result, last_gap_s=self._gaps.last_gap_s))
         if not self.has_work():
             self._gaps.restart()
         return deltas

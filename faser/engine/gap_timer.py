@@ -10,7 +10,8 @@ the engine has nothing to do has no gap.
 import time
 from collections.abc import Callable
 
-from faser.engine.contract.plan import Drafts, StepResult
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import StepResult
 
 
 class GapTimer:

@@ -12,7 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from faser.engine.contract.plan import DraftPlan, Drafts, StepPlan, StepResult
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import DraftPlan, StepPlan, StepResult
 from faser.errors import ConfigError
 
 _HOST, _VERIFY, _DRAFT = 1, 2, 3  # numbers of the lines
@@ -63,7 +64,7 @@ class StepTrace:
         self._span(_HOST, "plan", planned_s, result.began_s)
         self._span(_VERIFY, "verify", result.began_s, result.began_s + result.run_s, _verified(plan, result))
         if overlapped_plan is not None and overlapped_drafts is not None:
-            border = _border(overlapped_plan, overlapped_drafts, result)
+            border = _border(overlapped_plan, overlapped_drafts, plan, result)
             self._draft("draft ahead", overlapped_drafts, plan.step, **border)
         self._span(_HOST, "commit", _end(result, overlapped_drafts), ended_s)
         self._emit("C", _HOST, name="sequences", ts=_micros(began_s), args={"running": len(plan.rows)})
@@ -88,8 +89,8 @@ class StepTrace:
             "step": step,
             "passes": drafts.passes,
             "refilled": drafts.catchup_tokens,
-            "slots": [each.slot for each in drafts.drafts],
-            "drafted": [len(each.token_ids) for each in drafts.drafts],
+            "slots": drafts.table.slots.tolist(),
+            "drafted": drafts.table.lengths.tolist(),
             **more,
         }
         self._span(_DRAFT, name, drafts.began_s, drafts.began_s + drafts.run_s, about)
@@ -127,29 +128,29 @@ class StepTrace:
 
 def _verified(plan: StepPlan, result: StepResult) -> dict[str, Any]:
     """Rows, drafted and accepted tokens, for the sequences that got tokens, in the plan's order."""
-    judged = [
-        (rows, outcome)
-        for rows, outcome in zip(plan.rows, result.sequences, strict=True)
-        if rows.samples and outcome.token_ids
-    ]
+    verified = [(rows, count) for rows, count in zip(plan.rows, result.counts, strict=True) if count]
     return {
         "step": plan.step,
         "rows": plan.num_rows,
-        "slots": [rows.slot for rows, _ in judged],
-        "drafted": [rows.num_drafts for rows, _ in judged],
-        "accepted": [len(outcome.token_ids) - 1 for _, outcome in judged],
+        "slots": [rows.slot for rows, _ in verified],
+        "drafted": [rows.num_drafts for rows, _ in verified],
+        "accepted": [count - 1 for _, count in verified],
         "prompt_rows": sum(len(rows.token_ids) for rows in plan.rows if not rows.samples),
     }
 
 
-def _border(plan: DraftPlan, drafts: Drafts, result: StepResult) -> dict[str, list[int] | list[bool]]:
-    """behind: number of unverified tokens that a draft continues. stands: the step brought these and its first."""
-    brought = {each.slot: each.token_ids for each in result.sequences}
-    pairs = list(zip(plan.requests, drafts.drafts, strict=True))
+def _border(
+    plan: DraftPlan, drafts: Drafts, step: StepPlan, result: StepResult
+) -> dict[str, list[int] | list[bool]]:
+    """behind: number of unverified tokens that a draft continues. stands: the step sampled these and its first."""
+    sampled = dict(zip(step.rows.slots, result.by_sequence(), strict=True))
+    unverified = [request.unverified for request in plan.requests]
+    firsts = [drafts.table.tokens(at)[:1] for at in range(len(unverified))]
     return {
-        "behind": [len(request.unverified) for request, _ in pairs],
+        "behind": [len(each) for each in unverified],
         "stands": [
-            brought.get(draft.slot) == request.unverified + draft.token_ids[:1] for request, draft in pairs
+            sampled.get(slot) == before + first
+            for slot, before, first in zip(drafts.table.slots.tolist(), unverified, firsts, strict=True)
         ],
     }
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.render_trace import Panel, drawn, panel_of, read_steps
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import (
     Draft,
     DraftPlan,
     DraftRequest,
-    Drafts,
     SequenceResult,
     SequenceRows,
     StepPlan,

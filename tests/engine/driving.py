@@ -180,7 +180,9 @@ class Driver:
     def plan(self) -> StepPlan | None:
         requests = self.scheduler.propose()
         self.scheduler.check_invariants()
-        plan = self.scheduler.plan(None if requests is None else self.executor.draft(requests))
+        if requests is not None:
+            self.scheduler.drafted(self.executor.draft(requests))
+        plan = self.scheduler.plan()
         self.scheduler.check_invariants()
         self._ahead = None if plan is None else self.scheduler.propose_overlapped(plan)
         self.scheduler.check_invariants()
@@ -188,10 +190,11 @@ class Driver:
 
     def commit(self, plan: StepPlan) -> list[SequenceDelta]:
         if self._ahead is None:
-            result, beside = self.executor.run(plan), None
+            result = self.executor.run(plan)
         else:
-            result, beside = self.executor.run_overlapped(plan, self._ahead)
-        deltas = self.scheduler.commit(plan, result, beside)
+            result, drafts = self.executor.run_overlapped(plan, self._ahead)
+            self.scheduler.drafted(drafts)
+        deltas = self.scheduler.commit(plan, result)
         self.scheduler.check_invariants()
         for delta in deltas:
             self.samples[delta.request_id, delta.index].hear(delta)
@@ -223,4 +226,4 @@ class Driver:
 
 
 def rows_by_slot(plan: StepPlan) -> dict[int, int]:
-    return {rows.slot: len(rows.token_ids) for rows in plan.rows}
+    return dict(zip(plan.rows.slots, plan.rows.counts, strict=True))

@@ -1,10 +1,10 @@
 """The order of a step: which calls the engine makes of its scheduler and its executor, and what it counts."""
 
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import (
     Draft,
     DraftPlan,
     DraftRequest,
-    Drafts,
     LaunchedStep,
     SequenceDelta,
     SequenceResult,

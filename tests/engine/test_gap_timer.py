@@ -2,7 +2,8 @@
 
 import pytest
 
-from faser.engine.contract.plan import Drafts, StepResult
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import StepResult
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.gap_timer import GapTimer
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import (
     Draft,
     DraftPlan,
     DraftRequest,
-    Drafts,
     SequenceResult,
     SequenceRows,
     StepPlan,

@@ -1,25 +1,24 @@
-"""StepPlan and StepResult: what crosses between the control plane and the data plane.
+"""StepPlan and StepResult: what crosses between control plane and data plane, and the Executor between them.
 
-A step that speculates requests drafts first: a DraftPlan goes out and Drafts come back, then the StepPlan says
-which of the drafted tokens the step verifies. A step without speculation has only a StepPlan.
+A step that speculates requests drafts first: a DraftPlan goes out and Drafts come back (drafts.py), then the
+StepPlan says which of the drafted tokens the step verifies. A step without speculation has only a StepPlan.
 
     position     0 ........ n - 2 | n - 1   | n ........ n + γ - 1 |
     tokens       |    computed    | pending | drafted, γ of them   |
-    rows         |                | row 0   | row 1 ....... row γ  |      row r judges drafted token r + 1
+    rows         |                | row 0   | row 1 ....... row γ  |      row r verifies drafted token r + 1
 
-SequenceDelta is what a committed step reports to the front-end. All are plain values without tensors. A slot is a
-sequence's line in the data plane's tables (block table, sampling state); it belongs to one sequence from the plan
-that starts it until a plan that releases it.
-
-All of these are read-only. Those that every sequence has in every step are not declared frozen, because that would
-triple the host time of making them.
-
-The Executor seam: a StepPlan goes in, the model runs, a StepResult comes out. Implemented by ModelExecutor.
+What every sequence has in every step is a column: a list with an entry for each sequence. What few have is kept by
+position or by slot. All of it is read only once it is made. A slot is a sequence's line in the data plane's tables
+(block table, sampling state); it belongs to one sequence from the plan that starts it until a plan that releases
+it. SequenceDelta is what a committed step reports to the front-end. All are plain values without tensors.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
+from faser.engine.contract.drafts import Drafts
 from faser.types import (
     FinishReason,
     PositionLogprobs,
@@ -53,23 +52,76 @@ class SequenceStart:
     drafts: bool = True
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class SequenceRows:
-    """The rows of one sequence in a step.
-
-    start: position of the first row. token_ids: the rows' inputs, at start, start + 1, … PLACEHOLDER, alone: of a
-        sequence for which the step in flight samples a token.
-    new_blocks: appended to the slot's block table before the step.
-    samples: the rows reach the end of the known tokens, so the last row yields a new token.
-    num_drafts: γ; the last γ inputs are drafted. Then the last γ + 1 rows all sample.
-    """
+    """The rows of one sequence of StepRows."""
 
     slot: int
     start: int
     token_ids: tuple[int, ...]
-    new_blocks: tuple[int, ...]
     samples: bool
-    num_drafts: int = 0
+    num_drafts: int
+
+
+@dataclass(slots=True)
+class StepRows:
+    """The rows of a step: S sequences, R rows. Iteration yields SequenceRows: for traces and tests, not for steps.
+
+    slots: [S].
+    starts: [S] position of the first row.
+    counts: [S] rows, at least 1.
+    num_drafts: [S] γ; the last γ inputs are drafted. Then the last γ + 1 rows all sample.
+    samples: [S] the rows reach the end of the known tokens, so the last row yields a new token.
+    token_ids: [R] the rows' inputs, sequence after sequence, at start, start + 1, … PLACEHOLDER, alone: of a
+        sequence for which the step in flight samples a token.
+    new_blocks: by slot, blocks to append to the slot's block table before the step.
+    """
+
+    slots: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    num_drafts: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    new_blocks: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __iter__(self) -> Iterator[SequenceRows]:
+        ends = accumulate(self.counts)
+        columns = zip(self.slots, self.starts, self.counts, ends, self.samples, self.num_drafts, strict=True)
+        for slot, start, count, end, samples, num_drafts in columns:
+            yield SequenceRows(slot, start, tuple(self.token_ids[end - count : end]), samples, num_drafts)
+
+    def add(
+        self,
+        slot: int,
+        start: int,
+        token_ids: list[int] | tuple[int, ...],
+        *,
+        samples: bool,
+        num_drafts: int = 0,
+        new_blocks: tuple[int, ...] = (),
+    ) -> None:
+        """Rows of one more sequence, after all others."""
+        self.slots.append(slot)
+        self.starts.append(start)
+        self.counts.append(len(token_ids))
+        self.num_drafts.append(num_drafts)
+        self.samples.append(samples)
+        self.token_ids += token_ids
+        if new_blocks:
+            self.new_blocks[slot] = new_blocks
+
+    def remove(self, at: int) -> int:
+        """Take back the rows of the sequence at this position. Returns how many they were."""
+        count, end = self.counts[at], sum(self.counts[: at + 1])
+        del self.token_ids[end - count : end]
+        self.new_blocks.pop(self.slots[at], None)
+        for column in (self.slots, self.starts, self.counts, self.num_drafts, self.samples):
+            del column[at]
+        return count
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,12 +162,14 @@ class DraftPlan:
 
     released: slots to release first; the StepPlan does not name them again. stop: for drafters that need a pass
     per token; None: draft max_tokens. share: the part of the processors that drafting gets while step `step`
-    verifies the tokens that the drafts continue; None: drafting precedes the step, on all processors. from_text:
-    every method of the text look-up drafts for every request, and no other drafter does. wants_top_ids: models
-    also name the likeliest tokens at each drafted token's place; only the data plane sets it.
+    verifies the tokens that the drafts continue; None: drafting precedes the step, on all processors. width:
+    columns of the table that the drafts come in. from_text: every method of the text look-up drafts for every
+    request, and no other drafter does. wants_top_ids: models also name the likeliest tokens at each drafted
+    token's place; only the data plane sets it.
     """
 
     step: int
+    width: int
     requests: tuple[DraftRequest, ...]
     released: tuple[int, ...] = ()
     stop: StopRule | None = None
@@ -126,35 +180,12 @@ class DraftPlan:
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """A proposed continuation of one sequence; empty where the drafter has nothing to propose.
-
-    method: the drafter, by its name in config/drafters.py. confidences: one per token, on the method's own
-    scale: the margin in nats between the two largest logits (models), an estimated probability (suffix), the
-    length of the match (ngram).
-    """
+    """A proposed continuation of one sequence; empty where the drafter has nothing to propose."""
 
     slot: int
     method: str
     token_ids: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafts:
-    """One draft per request, in their order; of a plan from_text, this for one text method after the other.
-
-    run_s: wall time of drafting, from began_s on. passes: forwards of a draft model. catchup_tokens: rows that
-    only refilled the draft model's KV cache. drawn: the tokens were drawn from probabilities; else each is a point
-    mass.
-    """
-
-    step: int
-    drafts: tuple[Draft, ...]
-    run_s: float
-    began_s: float = 0.0
-    passes: int = 0
-    catchup_tokens: int = 0
-    drawn: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,17 +199,22 @@ class StepPlan:
     step: int
     released: tuple[int, ...]
     started: tuple[SequenceStart, ...]
-    rows: tuple[SequenceRows, ...]
+    rows: StepRows
     is_async: bool = False
 
     @property
     def num_rows(self) -> int:
-        return sum([len(each.token_ids) for each in self.rows])
+        return len(self.rows.token_ids)
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafted tokens of all its sequences."""
+        return sum(self.rows.num_drafts)
 
     @property
     def kv_tokens(self) -> int:
         """Cached tokens of all its sequences before the step."""
-        return sum([each.start for each in self.rows])
+        return sum(self.rows.starts)
 
     @property
     def kv_row_tokens(self) -> int:
@@ -186,49 +222,55 @@ class StepPlan:
 
         Row i of a sequence attends to start + i tokens before it, so n rows add (n - 1) (2 start + n) / 2.
         """
-        counted = [(len(each.token_ids), each.start) for each in self.rows if len(each.token_ids) > 1]
+        counted = [(n, start) for n, start in zip(self.rows.counts, self.rows.starts, strict=True) if n > 1]
         return sum([(count - 1) * (2 * start + count) for count, start in counted]) // 2
-
-
-@dataclass(slots=True, kw_only=True)
-class SequenceResult:
-    """The tokens of one sequence of the plan; empty where no row samples.
-
-    With drafts it has the accepted ones and one of the target's own: 1 … num_drafts + 1 tokens.
-    num_cut: drafted tokens, the last ones, that the step gave up before it verified them. If the tokens before
-    them were all accepted, the bonus token judges the first of these; nothing judges the others.
-    logprobs: one per token, if the request asked. prompt_logprobs: of the prompt positions start + 1 …
-    start + rows (as far as they are prompt), if the request asked.
-    error: why the sequence cannot go on.
-    """
-
-    slot: int
-    token_ids: tuple[int, ...] = ()
-    num_cut: int = 0
-    logprobs: tuple[PositionLogprobs, ...] | None = None
-    prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
-    error: SequenceError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Results in the order of plan.rows. run_s: wall time of the data plane, from began_s on.
+    """What a step sampled, for the S sequences of plan.rows, in their order.
 
+    counts: [S] tokens of each; 0 where no row samples. With drafts it has the accepted ones and one of the
+        target's own: 1 … num_drafts + 1 tokens.
+    token_ids: sequence after sequence.
+    run_s: wall time of the data plane, from began_s on.
     prepared_s: the part of run_s in which the host prepared inputs and the device had no work yet; 0 where the
-    host computes. saved_s: seconds that the step is predicted to have taken less because it cut drafts. pruning:
-    statistics of early pruning since the start; None without it. draft_kv: leading tokens of each sequence of
-    plan.started that a draft model's cache holds already, or whose states a head will never get; empty without
-    either.
+        host computes.
+    saved_s: seconds that the step is predicted to have taken less because it cut drafts.
+    pruning: statistics of early pruning since the start; None without it.
+    draft_kv: leading tokens of each sequence of plan.started that a draft model's cache holds already, or whose
+        states a head will never get; empty without either.
+
+    By position, of the few sequences that have any:
+    errors: why the sequence cannot go on.
+    num_cut: drafted tokens, the last ones, that the step gave up before it verified them. If the tokens before
+        them were all accepted, the bonus token decides the first of these; nothing decides the others.
+    logprobs: one per token, if the request asked.
+    prompt_logprobs: of the prompt positions start + 1 … start + rows (as far as they are prompt), if the request
+    asked.
     """
 
     step: int
-    sequences: tuple[SequenceResult, ...]
+    counts: list[int]
+    token_ids: list[int]
     run_s: float
     began_s: float = 0.0
     prepared_s: float = 0.0
     saved_s: float = 0.0
     pruning: PruneStats | None = None
     draft_kv: tuple[int, ...] = ()
+    errors: Mapping[int, SequenceError] = field(default_factory=dict)
+    num_cut: Mapping[int, int] = field(default_factory=dict)
+    logprobs: Mapping[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
+
+    def by_sequence(self) -> list[tuple[int, ...]]:
+        """The tokens of each sequence."""
+        token_ids = self.token_ids
+        if len(token_ids) == len(self.counts) and 0 not in self.counts:
+            return [(token_id,) for token_id in token_ids]
+        ends = accumulate(self.counts)
+        return [tuple(token_ids[end - count : end]) for count, end in zip(self.counts, ends, strict=True)]
 
 
 @dataclass(slots=True, kw_only=True)

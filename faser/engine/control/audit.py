@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from faser.engine.contract.plan import Executor, SequenceRows, SequenceStart, StepPlan
+from faser.engine.contract.plan import Executor, SequenceStart, StepPlan, StepRows
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequence import Sequence
 from faser.types import AuditStats, FinishReason, SamplingParams
@@ -132,7 +132,7 @@ class Auditor:
         result = self._executor.run(self._plan(replay, end))
         replay.num_computed = end
         if end >= replay.answer.prompt_len:
-            self._compare(replay, result.sequences[0].token_ids)
+            self._compare(replay, tuple(result.token_ids))
 
     def _is_comparable(self, sequence: Sequence) -> bool:
         """It was drafted for, it ended as requests do, and its tokens follow from prompt, parameters and seed."""
@@ -164,15 +164,16 @@ class Auditor:
             token_ids=answer.token_ids[: answer.prompt_len],
             drafts=False,
         )
-        rows = SequenceRows(
-            slot=replay.slot,
-            start=begin,
-            token_ids=answer.token_ids[begin:end],
+        rows = StepRows()
+        rows.add(
+            replay.slot,
+            begin,
+            answer.token_ids[begin:end],
             new_blocks=new_blocks,
             samples=end >= answer.prompt_len,
         )
         step, released = self._scheduler.begin_idle_step()
-        return StepPlan(step=step, released=released, started=() if begin else (start,), rows=(rows,))
+        return StepPlan(step=step, released=released, started=() if begin else (start,), rows=rows)
 
     def _compare(self, replay: _Replay, token_ids: tuple[int, ...]) -> None:
         answer, at = replay.answer, replay.num_computed

@@ -1,6 +1,4 @@
-"""StepBuilder: a StepPlan in the making. Owns the row budget and the rows given so far; decides nothing.
-
-The Scheduler decides which sequences run: it turns requests into StepPlans and StepResults into SequenceDeltas.
+"""The Scheduler decides which sequences run: it turns requests into StepPlans and StepResults into SequenceDeltas.
 
 Owns the sequences, their slots and the order in which they are served. Sees token ids, block numbers and seconds,
 never tensors. A step is propose, plan, commit. A step without drafts may also be planned while the one before it
@@ -15,99 +13,28 @@ orders those that wait, and shares the engine fairly among tenants.
 import random
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import (
     PLACEHOLDER,
     DraftPlan,
     DraftRequest,
-    Drafts,
     SequenceDelta,
-    SequenceResult,
-    SequenceRows,
     SequenceStart,
     StepPlan,
     StepResult,
+    StepRows,
 )
 from faser.engine.control.clock import Clock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
-from faser.engine.control.speculation.control import OtherRows, SpeculationControl
+from faser.engine.control.speculation.control import OtherRows, Prediction, SpeculationControl, StepDrafts
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
-
-
-@dataclass(slots=True)
-class StepBuilder:
-    """budget: rows that may still be added. rows: in the order in which they were given."""
-
-    budget: int
-    started: list[SequenceStart] = field(default_factory=list)
-    rows: dict[Sequence, SequenceRows] = field(default_factory=dict)
-    preempted: bool = False
-
-    def start(self, sequence: Sequence) -> None:
-        assert sequence.slot is not None
-        self.started.append(
-            SequenceStart(
-                slot=sequence.slot,
-                sampling=sequence.sampling,
-                seed=sequence.seed,
-                prompt_len=sequence.prompt_len,
-                token_ids=tuple(sequence.token_ids),
-                salt=sequence.request.cache_salt,
-                predicted_token_ids=sequence.request.predicted_token_ids,
-            )
-        )
-
-    def add(
-        self,
-        sequence: Sequence,
-        num_rows: int,
-        new_blocks: Collection[int],
-        draft: tuple[int, ...] = (),
-        *,
-        in_flight: int = 0,
-    ) -> None:
-        """num_rows: of known tokens. draft: continues the last known one; empty unless the rows reach it.
-
-        in_flight: rows before these, which the step in flight computes.
-        """
-        assert sequence.slot is not None
-        start, known, num_drafts = sequence.num_computed + in_flight, sequence.token_ids, len(draft)
-        end = start + num_rows
-        samples = end == len(known)
-        assert samples or not draft, "a draft follows the last known token"
-        self.rows[sequence] = SequenceRows(
-            slot=sequence.slot,
-            start=start,
-            token_ids=((known[start],) if num_rows == 1 else tuple(known[start:end])) + draft,
-            new_blocks=tuple(new_blocks),
-            samples=samples and sequence.generates,
-            num_drafts=num_drafts,
-        )
-        self.budget -= num_rows + num_drafts
-
-    def add_placeholder(self, sequence: Sequence, new_blocks: Collection[int]) -> None:
-        """A row after the last known token, for the token that the step in flight will bring."""
-        self.rows[sequence] = SequenceRows(
-            slot=sequence.held_slot,
-            start=sequence.num_tokens,
-            token_ids=(PLACEHOLDER,),
-            new_blocks=tuple(new_blocks),
-            samples=True,
-        )
-        self.budget -= 1
-
-    def drop(self, sequence: Sequence) -> None:
-        """Take the rows of a preempted sequence back. This step has not started it: admission never preempts."""
-        self.preempted = True
-        rows = self.rows.pop(sequence, None)
-        if rows is not None:
-            self.budget += len(rows.token_ids)
 
 
 class Scheduler:
@@ -146,7 +73,9 @@ class Scheduler:
         self._random = random.Random(seed)
         self._clock = clock
         self._speculation = speculation
-        self._drafting: list[Sequence] = []  # in the order of the draft plan's requests
+        self._drafts: StepDrafts | None = None  # of the step that is being made
+        self._overlapped: StepDrafts | None = None  # made during the step in flight
+        self._drafting: list[Sequence] = []  # the sequences of these drafts
         self._requests: dict[str, list[Sequence]] = {}  # unfinished samples by request id
         self._waiting_for_prefix: dict[str, list[Sequence]] = {}  # until the first sample has computed the prompt
         self._waiting = WaitingQueue(clock)
@@ -246,39 +175,47 @@ class Scheduler:
         candidates, other_rows = self._candidates()
         if not candidates:
             return None
-        decision = self._speculation.decide(
+        drafts = self._speculation.decide(
             candidates, other_rows, budget=self._max_num_batched_tokens, room=self._room_to_draft
         )
-        if decision is None:
+        if drafts is None:
             return None
-        self._drafting = [candidates[i] for i in decision.chosen]
+        self._drafts = drafts
+        self._drafting = [candidates[i] for i in drafts.chosen]
         requests = [
             DraftRequest(
                 slot=sequence.held_slot, max_tokens=length, new_blocks=self._blocks_to_draft(sequence, length)
             )
-            for sequence, length in zip(self._drafting, decision.lengths, strict=True)
+            for sequence, length in zip(self._drafting, drafts.lengths.tolist(), strict=True)
         ]
-        return self._speculation.first_round(
-            DraftPlan(
-                step=self._step + 1, released=self._take_released(), requests=tuple(requests), stop=decision.stop
-            )
+        plan = DraftPlan(
+            step=self._step + 1,
+            width=self._speculation.cap,
+            released=self._take_released(),
+            requests=tuple(requests),
+            stop=drafts.stop,
         )
+        return self._speculation.first_round(drafts, plan)
 
-    def drafted(self, drafts: Drafts) -> Drafts | DraftPlan:
-        """Take the drafts of the plan that went out last: the drafts of all requests, or the plan to send next."""
+    def drafted(self, answer: Drafts) -> Drafts | DraftPlan:
+        """Take the answer to the plan that went out last: the drafts of all requests, or the plan to send next."""
+        drafts = self._drafts if self._overlapped is None else self._overlapped
         assert self._speculation is not None, "this engine has no drafter"
-        return self._speculation.drafted(drafts)
+        assert drafts is not None, "drafts come exactly when they were asked for"
+        step = self._step if drafts.share else self._step + 1
+        assert answer.step == step, f"drafts for step {answer.step} are not for step {step}"
+        following = self._speculation.drafted(drafts, answer)
+        return drafts.drafts if following is None else following
 
-    def plan(self, drafts: Drafts | None = None) -> StepPlan | None:
+    def plan(self) -> StepPlan | None:
         """Decide the next step; None when there is nothing to compute. Every plan must be committed.
 
         Decoding sequences come first, with a row each and the rows of their drafts; then prompts that are partly
-        computed, best first; then waiting sequences. drafts: of all requests of the plan from propose.
+        computed, best first; then waiting sequences. The drafts of the plan from propose must be there.
         """
         assert not self._in_flight, f"step {self._step} has not been committed"
         step = StepBuilder(budget=self._max_num_batched_tokens)
-        assert drafts is not None or not self._drafting, "drafts come exactly when they were asked for"
-        kept = self._chunks() if drafts is None else self._kept(drafts)
+        kept = self._verified()
         begun: list[Sequence] = []
         for sequence in tuple(self._running):
             if len(sequence.token_ids) - sequence.num_computed > 1:
@@ -294,8 +231,8 @@ class Scheduler:
     def can_schedule_async(self) -> bool:
         """Whether the next step may be planned before this one ends: no drafts, and tokens follow from logits."""
         first = self._in_flight[0]
-        drafts = self._speculation is not None and self._speculation.step_drafts
-        return not drafts and all(each.needs_only_logits for each in first.sequences)
+        overlapped = self._speculation is not None and self._speculation.drafts_overlapped
+        return first.drafts is None and not overlapped and all(each.needs_only_logits for each in first.sequences)
 
     def plan_async(self) -> StepPlan | None:
         """Plan the step after the one in flight, which has no drafts; None: it has to wait for that one's tokens.
@@ -307,7 +244,7 @@ class Scheduler:
         assert len(self._in_flight) == 1, f"{len(self._in_flight)} steps are in flight"
         if not self._all_need_only_logits():
             return None
-        decoding, prompts = self._following(self._in_flight[0].rows)
+        decoding, prompts = self._following(self._in_flight[0])
         following = [*decoding, *self._within_budget(prompts, len(decoding))]
         kv = self._kv
         missing = [kv.blocks_for(each.end) - len(each.sequence.table.blocks) for each in following]
@@ -325,19 +262,17 @@ class Scheduler:
         self._admit_waiting(step)
         return self._launch(step, is_async=True) if step.rows else None
 
-    def _following(
-        self, in_flight: dict[Sequence, SequenceRows]
-    ) -> tuple[list["_FollowingRows"], list["_FollowingRows"]]:
+    def _following(self, in_flight: "_StepInFlight") -> tuple[list["_FollowingRows"], list["_FollowingRows"]]:
         """The rows that running sequences want after the step in flight: those of one row each, and prompts."""
         decoding: list[_FollowingRows] = []
         prompts: list[_FollowingRows] = []
         for sequence in self._running:
-            rows = in_flight.get(sequence)
-            if rows is not None and rows.samples:
-                if sequence.may_draft:  # else the step in flight brings its last token
+            at = in_flight.positions.get(sequence)
+            if at is not None and in_flight.rows.samples[at]:
+                if sequence.may_draft:  # else the step in flight samples its last token
                     decoding.append(_FollowingRows(sequence, 0, 0))
                 continue
-            num_in_flight = 0 if rows is None else len(rows.token_ids)
+            num_in_flight = 0 if at is None else in_flight.rows.counts[at]
             wanted = sequence.num_uncomputed - num_in_flight
             if wanted:
                 found = decoding if wanted == 1 else prompts
@@ -377,50 +312,58 @@ class Scheduler:
         ]
         if not pairs:
             return None
-        decision = self._speculation.decide_overlapped(
+        drafts = self._speculation.decide_overlapped(
             [sequence for sequence, _ in pairs],
             [rows.num_drafts for _, rows in pairs],
             budget=self._max_num_batched_tokens,
             room=self._room_to_draft,
         )
-        if decision is None:
+        if drafts is None:
             return None
         requests = []
-        for i, length in zip(decision.chosen, decision.lengths.tolist(), strict=True):
+        for i, length in zip(drafts.chosen, drafts.lengths.tolist(), strict=True):
             sequence, rows = pairs[i]
             unverified = rows.token_ids[1:]
             new_blocks = self._blocks_to_draft(sequence, len(unverified) + length)
             requests.append(
                 DraftRequest(slot=rows.slot, max_tokens=length, new_blocks=new_blocks, unverified=unverified)
             )
-        self._speculation.launch_overlapped(decision, tuple(each.unverified for each in requests))
-        return self._speculation.first_round(
-            DraftPlan(step=plan.step, requests=tuple(requests), share=decision.share)
+        self._overlapped = drafts
+        draft_plan = DraftPlan(
+            step=plan.step, width=self._speculation.cap, requests=tuple(requests), share=drafts.share
         )
+        return self._speculation.first_round(drafts, draft_plan)
 
     def commit(
-        self,
-        plan: StepPlan,
-        result: StepResult,
-        overlapped_drafts: Drafts | None = None,
-        *,
-        last_gap_s: float | None = None,
+        self, plan: StepPlan, result: StepResult, *, last_gap_s: float | None = None
     ) -> list[SequenceDelta]:
         """Take the result of a step; deltas in the order of plan.rows, for sequences with something to report.
 
-        overlapped_drafts: of all requests of the plan from propose_overlapped. last_gap_s: seconds in which the
-        device had no work in the step before this one; None: not known.
+        The drafts of the plan from propose_overlapped must be there. last_gap_s: seconds in which the device had
+        no work in the step before this one; None: not known.
         """
         assert self._in_flight, f"no step is in flight; step {plan.step} cannot be committed"
         first = self._in_flight[0]
         assert plan.step == first.step == result.step, f"step {result.step} is not step {first.step}"
+        assert len(result.counts) == len(plan.rows), f"{len(result.counts)} answers for {len(plan.rows)} sequences"
+        sampled = result.by_sequence()
         if self._speculation is not None:
-            self._speculation.learn(plan, result, first.sequences, overlapped_drafts, last_gap_s=last_gap_s)
+            assert first.prediction is not None
+            overlapped, self._overlapped = self._overlapped, None
+            self._speculation.learn(
+                plan,
+                result,
+                first.sequences,
+                sampled,
+                prediction=first.prediction,
+                drafts=first.drafts,
+                overlapped=overlapped,
+                last_gap_s=last_gap_s,
+            )
         deltas = []
-        for sequence, rows, outcome in zip(first.sequences, plan.rows, result.sequences, strict=True):
-            assert outcome.slot == rows.slot, f"slot {outcome.slot} answers for slot {rows.slot}"
+        for at, (sequence, token_ids) in enumerate(zip(first.sequences, sampled, strict=True)):
             if sequence.status is Status.RUNNING:
-                delta = self._commit_one(sequence, rows, outcome)
+                delta = self._commit_one(first, at, sequence, token_ids, result)
                 if delta is not None:
                     deltas.append(delta)
         self._in_flight.popleft()
@@ -516,25 +459,25 @@ class Scheduler:
             return ()
         return tuple(self._kv.allocate(sequence.table, self._kv.blocks_for(lacking)))
 
-    def _chunks(self) -> dict[Sequence, tuple[int, ...]]:
-        """The part of the overlapped drafts that this step verifies."""
-        if self._speculation is None or not self._speculation.drafts_overlapped:
-            return {}
-        sequences, other_rows = self._candidates()
-        if not sequences:
-            return {}
-        chunks = self._speculation.chunks(sequences, other_rows, budget=self._max_num_batched_tokens)
-        return dict(zip(sequences, chunks, strict=True))
-
-    def _kept(self, drafts: Drafts) -> dict[Sequence, tuple[int, ...]]:
+    def _verified(self) -> dict[Sequence, tuple[int, ...]]:
         """The part of the drafts that this step verifies."""
-        drafting, self._drafting = self._drafting, []
-        assert drafting, "drafts come exactly when they were asked for"
-        assert self._speculation is not None
-        assert drafts.step == self._step + 1, f"drafts for step {drafts.step} are not for step {self._step + 1}"
-        return dict(zip(drafting, self._speculation.keep(drafts), strict=True))
+        if self._speculation is None:
+            return {}
+        if self._drafts is None:
+            if not self._speculation.drafts_overlapped:
+                return {}
+            sequences, other_rows = self._candidates()
+            if not sequences:
+                return {}
+            chunks = self._speculation.chunks(sequences, other_rows, budget=self._max_num_batched_tokens)
+            if chunks is None:
+                return {}
+            self._drafts, self._drafting = chunks, [sequences[i] for i in chunks.chosen]
+        else:
+            self._speculation.keep(self._drafts)
+        return dict(zip(self._drafting, self._drafts.verified(), strict=True))
 
-    def _serve(self, sequence: Sequence, step: StepBuilder, draft: tuple[int, ...] = ()) -> None:
+    def _serve(self, sequence: Sequence, step: "StepBuilder", draft: tuple[int, ...] = ()) -> None:
         """Give a running sequence the rows that it wants, as far as the budget and the blocks allow.
 
         The blocks for its draft were allocated when the draft was requested.
@@ -549,7 +492,7 @@ class Scheduler:
         elif self._make_room(sequence, missing := self._kv.blocks_for(lacking), step):
             step.add(sequence, num_rows, self._kv.allocate(sequence.table, missing))
 
-    def _make_room(self, sequence: Sequence, num_blocks: int, step: StepBuilder) -> bool:
+    def _make_room(self, sequence: Sequence, num_blocks: int, step: "StepBuilder") -> bool:
         """Preempt the worst running sequences until num_blocks are available for this one.
 
         False when it is the worst itself: it pauses with the blocks it has, until a better one ends or takes them.
@@ -562,7 +505,7 @@ class Scheduler:
             self._preempt(worst, step)
         return True
 
-    def _preempt(self, sequence: Sequence, step: StepBuilder) -> None:
+    def _preempt(self, sequence: Sequence, step: "StepBuilder") -> None:
         """Move it back among the waiting sequences. It keeps its tokens and loses their KV."""
         step.drop(sequence)
         self._stop_running(sequence)
@@ -570,7 +513,7 @@ class Scheduler:
         self._waiting.add(sequence)
         self._num_preemptions += 1
 
-    def _admit_waiting(self, step: StepBuilder) -> None:
+    def _admit_waiting(self, step: "StepBuilder") -> None:
         """Start waiting sequences in the order of their queue, while slots, rows and blocks last.
 
         All known tokens of a sequence must fit next to what the running ones will soon want, so that it is not
@@ -581,7 +524,7 @@ class Scheduler:
             return
         free_slots = self._free_slots
         if self._in_flight:
-            free_slots = [slot for slot in free_slots if slot not in self._in_flight[0].slots]
+            free_slots = [slot for slot in free_slots if slot not in self._in_flight[0].rows.slots]
         while self._waiting and free_slots and step.budget > 0:
             sequence = self._waiting.first()
             if self._in_flight and not sequence.needs_only_logits:
@@ -596,7 +539,7 @@ class Scheduler:
                 self._free_slots.remove(slot)
             self._admit(sequence, slot, prefix, step)
 
-    def _admit(self, sequence: Sequence, slot: int, prefix: list[int], step: StepBuilder) -> None:
+    def _admit(self, sequence: Sequence, slot: int, prefix: list[int], step: "StepBuilder") -> None:
         num_cached = len(prefix) * self._kv.block_size
         self._kv.adopt(sequence.table, prefix, num_queried=0 if sequence.scores_prompt else sequence.num_tokens)
         if sequence.first_scheduled_s is None:
@@ -631,33 +574,43 @@ class Scheduler:
         kv = self._kv
         return sum(kv.blocks_for(each.num_tokens) - len(each.table.blocks) + 1 for each in self._running)
 
-    def _launch(self, step: StepBuilder, *, is_async: bool = False) -> StepPlan:
+    def _launch(self, step: "StepBuilder", *, is_async: bool = False) -> StepPlan:
         self._step += 1
-        rows = tuple(step.rows.values())
         released = self._take_released()
-        slots = frozenset([each.slot for each in rows])
-        self._in_flight.append(_StepInFlight(step=self._step, sequences=[*step.rows], rows=step.rows, slots=slots))
-        self._kv.begin_step()
         plan = StepPlan(
-            step=self._step, released=released, started=tuple(step.started), rows=rows, is_async=is_async
+            step=self._step, released=released, started=tuple(step.started), rows=step.rows, is_async=is_async
         )
-        if self._speculation is not None:
-            self._speculation.launch(plan)
+        drafts, self._drafts, self._drafting = self._drafts, None, []
+        self._in_flight.append(
+            _StepInFlight(
+                step=self._step,
+                sequences=step.sequences,
+                positions={sequence: at for at, sequence in enumerate(step.sequences)},
+                rows=step.rows,
+                drafts=drafts,
+                prediction=None if self._speculation is None else self._speculation.launch(plan),
+            )
+        )
+        self._kv.begin_step()
         return plan
 
     def _take_released(self) -> tuple[int, ...]:
         """All slots to release, except those with rows in a step that is still in flight."""
         if not self._released:
             return ()
-        busy = frozenset().union(*(each.slots for each in self._in_flight))
+        busy = frozenset().union(*(each.rows.slots for each in self._in_flight))
         released = tuple(slot for slot in self._released if slot not in busy)
         self._released = [slot for slot in self._released if slot in busy]
         return released
 
-    def _commit_one(self, sequence: Sequence, rows: SequenceRows, outcome: SequenceResult) -> SequenceDelta | None:
-        taken, scores = 0, None
-        if outcome.error is None:
-            taken = self._advance(sequence, rows, outcome)
+    def _commit_one(
+        self, step: "_StepInFlight", at: int, sequence: Sequence, token_ids: tuple[int, ...], result: StepResult
+    ) -> SequenceDelta | None:
+        taken, scores, error = 0, None, result.errors.get(at)
+        if error is None:
+            if at in result.prompt_logprobs and sequence.scores_prompt:
+                sequence.take_prompt_logprobs(result.prompt_logprobs[at])
+            taken = self._advance(sequence, step.rows.starts[at] + step.rows.counts[at], token_ids)
             scores = None if sequence.needs_only_logits else sequence.hand_over_prompt_logprobs()
         else:
             sequence.finish_reason = FinishReason.ERROR
@@ -665,28 +618,30 @@ class Scheduler:
             self._remove(sequence)
         elif not taken and scores is None:
             return None
+        trace = None
+        if sequence.request.speculation.trace and taken:
+            trace = self._trace(step, at, len(token_ids), num_cut=result.num_cut.get(at, 0))
+        logprobs = result.logprobs.get(at)
         return SequenceDelta(
             request_id=sequence.request.request_id,
             index=sequence.index,
-            token_ids=outcome.token_ids[:taken],
-            logprobs=None if outcome.logprobs is None else outcome.logprobs[:taken],
+            token_ids=token_ids if taken == len(token_ids) else token_ids[:taken],
+            logprobs=None if logprobs is None else logprobs[:taken],
             prompt_logprobs=scores,
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
             num_cached_tokens=sequence.num_cached,
             num_preemptions=sequence.num_preemptions,
             first_scheduled_s=sequence.first_scheduled_s,
-            error=outcome.error,
+            error=error,
             speculation=self._speculated(sequence),
-            trace=self._trace(rows, outcome) if sequence.request.speculation.trace and taken else None,
+            trace=trace,
         )
 
-    def _advance(self, sequence: Sequence, rows: SequenceRows, outcome: SequenceResult) -> int:
+    def _advance(self, sequence: Sequence, num_computed: int, token_ids: tuple[int, ...]) -> int:
         """Move past its computed rows; returns how many of the new tokens it takes."""
-        if outcome.prompt_logprobs is not None and sequence.scores_prompt:
-            sequence.take_prompt_logprobs(outcome.prompt_logprobs)
         only_prompt = len(sequence.token_ids) == sequence.prompt_len
-        taken = sequence.advance(rows.start + len(rows.token_ids), outcome.token_ids)
+        taken = sequence.advance(num_computed, token_ids)
         self._generation_tokens += taken
         sequence.tenant.generated(taken)
         self._kv.publish(sequence.table, sequence.token_ids, sequence.num_computed)
@@ -700,8 +655,12 @@ class Scheduler:
             return sequence.speculated
         return self._speculation.summary(sequence) if sequence.sampling.stop else None
 
-    def _trace(self, rows: SequenceRows, outcome: SequenceResult) -> StepTrace:
-        return StepTrace() if self._speculation is None else self._speculation.trace(rows, outcome)
+    def _trace(self, step: "_StepInFlight", at: int, num_tokens: int, *, num_cut: int) -> StepTrace:
+        if self._speculation is None:
+            return StepTrace()
+        rows = step.rows
+        gamma = rows.num_drafts[at] - num_cut
+        return self._speculation.trace(step.drafts, rows.slots[at], gamma=gamma, num_tokens=num_tokens)
 
     def _note_prompt_done(self, sequence: Sequence) -> None:
         """The first sample has computed the request's prompt: count it, and let the other samples share it."""
@@ -747,14 +706,91 @@ class Scheduler:
         del self._running[bisect_left(self._running, sequence.priority_key, key=_priority_key)]
 
 
+@dataclass(slots=True)
+class StepBuilder:
+    """A StepPlan in the making. budget: rows that may still be added. sequences: of rows, in their order."""
+
+    budget: int
+    started: list[SequenceStart] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+    rows: StepRows = field(default_factory=StepRows)
+    preempted: bool = False
+
+    def start(self, sequence: Sequence) -> None:
+        self.started.append(
+            SequenceStart(
+                slot=sequence.held_slot,
+                sampling=sequence.sampling,
+                seed=sequence.seed,
+                prompt_len=sequence.prompt_len,
+                token_ids=tuple(sequence.token_ids),
+                salt=sequence.request.cache_salt,
+                predicted_token_ids=sequence.request.predicted_token_ids,
+            )
+        )
+
+    def add(
+        self,
+        sequence: Sequence,
+        num_rows: int,
+        new_blocks: list[int] | tuple[int, ...],
+        draft: tuple[int, ...] = (),
+        *,
+        in_flight: int = 0,
+    ) -> None:
+        """num_rows: of known tokens. draft: continues the last known one; empty unless the rows reach it.
+
+        in_flight: rows before these, which the step in flight computes.
+        """
+        start, known = sequence.num_computed + in_flight, sequence.token_ids
+        end = start + num_rows
+        samples = end == len(known)
+        assert samples or not draft, "a draft follows the last known token"
+        self.sequences.append(sequence)
+        self.rows.add(
+            sequence.held_slot,
+            start,
+            [*known[start:end], *draft] if draft else known[start:end],
+            samples=samples and sequence.generates,
+            num_drafts=len(draft),
+            new_blocks=tuple(new_blocks),
+        )
+        self.budget -= num_rows + len(draft)
+
+    def add_placeholder(self, sequence: Sequence, new_blocks: list[int] | tuple[int, ...]) -> None:
+        """A row after the last known token, for the token that the step in flight will sample."""
+        self.sequences.append(sequence)
+        self.rows.add(
+            sequence.held_slot,
+            sequence.num_tokens,
+            (PLACEHOLDER,),
+            samples=True,
+            new_blocks=tuple(new_blocks),
+        )
+        self.budget -= 1
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take the rows of a preempted sequence back. This step has not started it: admission never preempts."""
+        self.preempted = True
+        if sequence in self.sequences:
+            at = self.sequences.index(sequence)
+            del self.sequences[at]
+            self.budget += self.rows.remove(at)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepInFlight:
-    """A step in flight. sequences: in the order of the plan's rows. rows: by sequence."""
+    """A step in flight. sequences: in the order of the plan's rows; positions: of each there.
+
+    drafts: that it verifies; None: it has none. prediction: None in an engine that never drafts.
+    """
 
     step: int
     sequences: list[Sequence]
-    rows: dict[Sequence, SequenceRows]
-    slots: frozenset[int]
+    positions: dict[Sequence, int]
+    rows: StepRows
+    drafts: StepDrafts | None
+    prediction: Prediction | None
 
 
 @dataclass(slots=True)

@@ -57,14 +57,14 @@ class AsyncSteps:
 
     def launch(self, plan: StepPlan, batch: RowBatch, began_s: float) -> StepInFlight:
         """Start the forward and the choice of tokens; waits for neither."""
-        self._runner.forward(replace(batch, feedback=self._feedback(plan.rows, batch)))
+        self._runner.forward(replace(batch, feedback=self._feedback(tuple(plan.rows), batch)))
         forwarded_s = time.perf_counter()
         sampling = [rows for rows in plan.rows if rows.samples]
         pending = None
         if sampling:
             ends = [rows.start + len(rows.token_ids) for rows in sampling]
             metadata = self._sampler.metadata([rows.slot for rows in sampling], ends)
-            pending = self._runner.sample(sampling_rows(sampling, plan.rows, batch), metadata)
+            pending = self._runner.sample(sampling_rows(sampling, tuple(plan.rows), batch), metadata)
         self._last = StepInFlight(
             plan=plan, sampling=sampling, pending=pending, began_s=began_s, forwarded_s=forwarded_s
         )

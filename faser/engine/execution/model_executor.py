@@ -8,15 +8,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from faser.engine.contract.plan import (
-    DraftPlan,
-    Drafts,
-    LaunchedStep,
-    SequenceResult,
-    SequenceRows,
-    StepPlan,
-    StepResult,
-)
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import DraftPlan, LaunchedStep, SequenceRows, StepPlan, StepResult
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
@@ -31,7 +24,7 @@ from faser.engine.execution.proposed_drafts import ProposedDrafts
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.step_results import drafts_of, sequence_results
+from faser.engine.execution.step_results import drafts_of, step_result
 from faser.engine.execution.verification_forward import PlainForward, VerificationForward
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, Verifier
 from faser.engine.structure.sequence_matchers import SequenceMatchers
@@ -129,12 +122,12 @@ class ModelExecutor:
     def run(self, plan: StepPlan) -> StepResult:
         began_s = time.perf_counter()
         self._apply(plan)
-        self._drafts.add_from_text(plan.rows)
-        verified = self._verify(plan.rows, self._gather(plan)).wait()
+        rows = tuple(plan.rows)
+        self._drafts.add_from_text(rows)
+        verified = self._verify(rows, self._gather(plan)).wait()
         self._drafts.drop()
-        sequences = self._finish(plan, verified, overlapped=False)
-        prepared_s = self._forwarded_s - began_s if self._device_computes else 0.0
-        return self._result(plan, sequences, began_s, time.perf_counter(), prepared_s=prepared_s)
+        result = self._finish(plan, verified, began_s, overlapped=False)
+        return replace(result, prepared_s=self._forwarded_s - began_s) if self._device_computes else result
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
@@ -144,19 +137,19 @@ class ModelExecutor:
         if self._applied is not plan:
             self._apply(plan)
         self._applied = None
-        self._drafts.add_from_text(plan.rows)
+        rows = tuple(plan.rows)
+        self._drafts.add_from_text(rows)
         self._append_blocks(draft_plan)
         batch, wanted = self._gather(plan), self._with_top_ids(draft_plan)
         lanes.partition.resize(draft_plan.share)
         joined = lanes.partition.run_both(
             lambda lane, until: run_on_lane(lanes.draft, lane, lambda: drafter.propose(wanted, until)),
-            lambda lane: enqueue_on_lane(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
+            lambda lane: enqueue_on_lane(lanes.target, lane, lambda: self._verify(rows, batch)),
         )
         # This step decided the first token of every new draft: it equals the bonus token, or the draft is void.
         self._drafts.hold(joined.drafted, num_decided=1)
         drafted = self._allowed(draft_plan, joined.drafted)
-        sequences = self._finish(plan, joined.verified, overlapped=True)
-        result = self._result(plan, sequences, joined.verify_began_s, joined.verify_ended_s)
+        result = self._finish(plan, joined.verified, joined.verify_began_s, joined.verify_ended_s, overlapped=True)
         return result, drafts_of(draft_plan, drafted, joined.draft_began_s, joined.draft_ended_s)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -164,21 +157,31 @@ class ModelExecutor:
         self._apply(plan)
         batch = self._gather(plan)
         launched = self._async_steps.launch(plan, batch, began_s)
-        self._keep_states(plan.rows, batch, {})
+        self._keep_states(tuple(plan.rows), batch, {})
         return launched
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         collected = self._async_steps.collect(launched)
         self._commit(collected.acceptance)
         plan = launched.plan
-        sequences = sequence_results(plan.rows, plan.rows, collected.acceptance, {})
-        return self._result(
-            plan, sequences, collected.began_s, collected.ended_s, prepared_s=collected.prepared_s, cuts=False
+        result = step_result(
+            plan,
+            tuple(plan.rows),
+            collected.acceptance,
+            {},
+            began_s=collected.began_s,
+            ended_s=collected.ended_s,
+        )
+        return replace(
+            result,
+            prepared_s=collected.prepared_s,
+            pruning=self._forward.stats,
+            draft_kv=self._held_by_drafter(plan),
         )
 
     def _gather(self, plan: StepPlan) -> RowBatch:
         batch = self._table.gather(plan.rows)
-        if self._states is not None and self._states.wants(plan.rows):
+        if self._states is not None and self._states.wants(tuple(plan.rows)):
             return replace(batch, captures=True)
         return batch
 
@@ -189,14 +192,38 @@ class ModelExecutor:
         finding = self._next_tokens.of(rows, batch)
         return PendingResult(lambda: (rows, batch, finding.wait()), launches_more=finding.launches_more)
 
-    def _finish(self, plan: StepPlan, verified: _VerifiedRows, *, overlapped: bool) -> tuple[SequenceResult, ...]:
-        """Take in what a step brought, and read the prompt log probabilities off its forward."""
+    def _finish(
+        self,
+        plan: StepPlan,
+        verified: _VerifiedRows,
+        began_s: float,
+        ended_s: float | None = None,
+        *,
+        overlapped: bool,
+    ) -> StepResult:
+        """Take in what a step sampled, and read the prompt log probabilities off its forward.
+
+        Ended_s: None: now.
+        """
         rows, batch, acceptance = verified
         self._forward.learn(rows, acceptance, overlapped=overlapped)
         self._keep_states(rows, batch, acceptance)
         self._commit(acceptance)
         prompt_logprobs = self._prompt_logprobs.of_step(rows, batch.last_rows)
-        return sequence_results(plan.rows, rows, acceptance, prompt_logprobs)
+        result = step_result(
+            plan,
+            rows,
+            acceptance,
+            prompt_logprobs,
+            began_s=began_s,
+            ended_s=time.perf_counter() if ended_s is None else ended_s,
+        )
+        return replace(
+            result,
+            saved_s=self._forward.saved_s,
+            pruning=self._forward.stats,
+            draft_kv=self._held_by_drafter(plan),
+        )
 
     def _keep_states(
         self, rows: tuple[SequenceRows, ...], batch: RowBatch, acceptance: Mapping[int, AcceptanceResult]
@@ -207,32 +234,10 @@ class ModelExecutor:
             states = self._runner.states(batch.num_rows)
             self._states.take_in(rows, batch.layout.query_start.tolist(), states, num_tokens)
 
-    def _result(
-        self,
-        plan: StepPlan,
-        sequences: tuple[SequenceResult, ...],
-        began_s: float,
-        ended_s: float,
-        *,
-        prepared_s: float = 0.0,
-        cuts: bool = True,
-    ) -> StepResult:
-        """cuts: whether the step went through the verification forward, which may have cut drafts."""
-        return StepResult(
-            step=plan.step,
-            sequences=sequences,
-            run_s=ended_s - began_s,
-            began_s=began_s,
-            prepared_s=prepared_s,
-            saved_s=self._forward.saved_s if cuts else 0.0,
-            pruning=self._forward.stats,
-            draft_kv=self._held_by_drafter(plan),
-        )
-
     def _held_by_drafter(self, plan: StepPlan) -> tuple[int, ...]:
         """As StepResult says."""
         if self._states is not None and plan.started:
-            first = {rows.slot: rows.start for rows in plan.rows}
+            first = dict(zip(plan.rows.slots, plan.rows.starts, strict=True))
             return tuple([first.get(start.slot, 0) for start in plan.started])
         if self._speculation is None or self._speculation.draft_kv is None:
             return ()
@@ -266,9 +271,8 @@ class ModelExecutor:
                 self._speculation.drafter.start(start)
             self._forward.start(start)
             self._prompt_logprobs.start(start)
-        for rows in plan.rows:
-            if rows.new_blocks:
-                self._table.append(rows.slot, rows.new_blocks)
+        for slot, new_blocks in plan.rows.new_blocks.items():
+            self._table.append(slot, new_blocks)
 
     def _commit(self, acceptance: Mapping[int, AcceptanceResult]) -> None:
         """Sampler and drafter take in the new tokens of every sequence that did not fail."""

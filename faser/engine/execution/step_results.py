@@ -1,8 +1,9 @@
 """How the model executor reports a drafting and a step to the control plane."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from faser.engine.contract.plan import DraftPlan, Drafts, SequenceResult, SequenceRows
+from faser.engine.contract.drafts import METHOD_IDS, Drafts, DraftTable, empty_table
+from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan, StepResult
 from faser.engine.execution.drafters.drafter import Proposals
 from faser.engine.execution.verifiers.verifier import AcceptanceResult
 from faser.types import PositionLogprobs
@@ -10,40 +11,54 @@ from faser.types import PositionLogprobs
 _NOT_SAMPLED = AcceptanceResult()
 
 
-def sequence_results(
-    planned: tuple[SequenceRows, ...],
-    run: tuple[SequenceRows, ...],
+def step_result(
+    plan: StepPlan,
+    run: Sequence[SequenceRows],
     acceptance: Mapping[int, AcceptanceResult],
     prompt_logprobs: Mapping[int, tuple[PositionLogprobs, ...]],
-) -> tuple[SequenceResult, ...]:
-    """One result for each sequence of the plan, in its order.
+    *,
+    began_s: float,
+    ended_s: float,
+) -> StepResult:
+    """The columns of the result.
 
     run: the rows of the plan as the forward returned them. acceptance, prompt_logprobs: by slot, where there are
     any.
     """
-    results = []
-    for before, rows in zip(planned, run, strict=True):
-        slot = rows.slot
-        accepted = acceptance.get(slot, _NOT_SAMPLED)
-        result = SequenceResult(
-            slot=slot,
-            token_ids=accepted.token_ids,
-            num_cut=before.num_drafts - rows.num_drafts,
-            logprobs=accepted.logprobs,
-            prompt_logprobs=prompt_logprobs.get(slot),
-            error=accepted.error,
-        )
-        results.append(result)
-    return tuple(results)
+    accepted = [acceptance.get(slot, _NOT_SAMPLED) for slot in plan.rows.slots]
+    cut = [before - rows.num_drafts for before, rows in zip(plan.rows.num_drafts, run, strict=True)]
+    return StepResult(
+        step=plan.step,
+        counts=[len(each.token_ids) for each in accepted],
+        token_ids=[token_id for each in accepted for token_id in each.token_ids],
+        run_s=ended_s - began_s,
+        began_s=began_s,
+        errors={at: each.error for at, each in enumerate(accepted) if each.error is not None},
+        num_cut={at: count for at, count in enumerate(cut) if count},
+        logprobs={at: each.logprobs for at, each in enumerate(accepted) if each.logprobs is not None},
+        prompt_logprobs={
+            at: prompt_logprobs[slot] for at, slot in enumerate(plan.rows.slots) if slot in prompt_logprobs
+        },
+    )
 
 
 def drafts_of(plan: DraftPlan, proposals: Proposals, began_s: float, ended_s: float) -> Drafts:
     return Drafts(
         step=plan.step,
-        drafts=proposals.drafts,
+        table=_table_of(proposals, plan.width),
         run_s=ended_s - began_s,
         began_s=began_s,
         passes=proposals.passes,
         catchup_tokens=proposals.catchup_tokens,
-        drawn=proposals.probs is not None,
     )
+
+
+def _table_of(proposals: Proposals, width: int) -> DraftTable:
+    drafts = proposals.drafts
+    table = empty_table([each.slot for each in drafts], "suffix", width)
+    for at, draft in enumerate(drafts):
+        count = len(draft.token_ids)
+        table.methods[at], table.lengths[at] = METHOD_IDS[draft.method], count
+        if count:
+            table.token_ids[at, :count], table.confidences[at, :count] = draft.token_ids, draft.confidences
+    return table

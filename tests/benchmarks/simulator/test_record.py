@@ -15,11 +15,11 @@ from benchmarks.simulator.trace import Trace
 from faser.bench.policy_spec import parse_policy
 from faser.bench.prompts import BenchPrompt
 from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import (
     Draft,
     DraftPlan,
     DraftRequest,
-    Drafts,
     LaunchedStep,
     SequenceResult,
     SequenceRows,

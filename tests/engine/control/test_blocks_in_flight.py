@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from faser.engine.contract.plan import DraftPlan, Drafts, StepPlan, StepResult
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import DraftPlan, StepPlan, StepResult
 from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from tests.engine.driving import BLOCK_SIZE, Driver, request
 from tests.fakes import RandomPolicy, ScriptedExecutor

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import Draft, SequenceResult, StepResult
 from faser.engine.contract.step_times import CostTable, InterferenceTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import Objective, best_lengths

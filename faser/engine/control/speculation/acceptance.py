@@ -1,10 +1,4 @@
-"""LogisticCurve: the chance that a draft token is accepted, given the drafter's confidence and the token's depth.
-
-Online logistic regression: every step makes one Newton step on the log likelihood of its tokens, against the
-decayed curvature of all earlier tokens: an extended Kalman filter without process noise but with forgetting. Knows
-neither slots nor costs.
-
-Acceptance: how likely draft tokens are to be accepted, learned from earlier drafts. No torch.
+"""Acceptance: how likely draft tokens are to be accepted, learned from earlier drafts.
 
 Two questions are asked:
 
@@ -13,41 +7,36 @@ Two questions are asked:
 
 The first is answered by a logistic curve for each method (confidence and depth to acceptance), an offset for each
 method and slot (this text is easier or harder than the curve says), and a shift for all requests whose tokens are
-drawn at random. All of these learn from judged tokens alone; a token that was not reached teaches nothing (arXiv
+drawn at random. All of these learn from decided tokens alone; a token that was not reached teaches nothing (arXiv
 2406.14066 counts it as rejected). The second is the mean of what the first said about earlier drafts, of the slot
 and of all slots: so it knows how often there is no draft, how long drafts are and how confident, whether their
 tokens were verified or not.
 
 A request that edits logits is refused tokens that the model alone would have chosen. It teaches its own slot only.
 
-DraftArrays: the drafts of one step, from the moment they come until the target has verified them.
-
-Turns drafts into arrays, and what a step brought into verdicts. Decides and estimates nothing.
+What a step decides of a draft:
 
     draft          x1      x2      x3      x4      x5      x3, x4, x5 are cut, by the policy or by the step itself
     verified by    row 0   row 1   row 2   -       -       row 2, of x2, is computed anyway
-    came           x1      x2      y                       y is the bonus token
-    judged         yes     yes     yes     no      no      x3 was right if it equals y
+    sampled        x1      x2      y                       y is the bonus token
+    decided        yes     yes     yes     no      no      x3 was right if it equals y
 
-A draft token that is a point mass is right if it equals the token that came at its place, whether it was verified
-or not. So the first token that is cut is judged for nothing, and so is a draft of which no token is verified.
+A draft token that is a point mass is right if it equals the token sampled at its place, whether it was verified or
+not. So the first token that is cut is decided for nothing, and so is a draft of which no token is verified.
 """
 
 import math
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from faser.config.drafters import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence, DrafterInfo
-from faser.engine.contract.plan import Draft
+from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints, joined
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-_KEPT = 0.5 ** (1 / 400)  # of the curvature after one more judged token
+_KEPT = 0.5 ** (1 / 400)  # of the curvature after one more decided token
 _PRIOR_CURVATURE = (2.0, 4.0, 40.0)  # intercept, slope, depth: how firmly each is believed before any data
 _LEAST_CURVATURE = 0.02
 _DEPTH_SCALE = 1 / 8
@@ -58,7 +47,11 @@ _ONE = np.array(1.0)
 
 
 class LogisticCurve:
-    """logit of acceptance = w · (1, feature of the confidence, depth / 8); w is learned.
+    """The chance that a draft token is accepted, given the drafter's confidence and the token's depth.
+
+    logit of acceptance = w · (1, feature of the confidence, depth / 8). Online logistic regression learns w: every
+    step makes one Newton step on the log likelihood of its tokens, against the decayed curvature of all earlier
+    tokens: an extended Kalman filter without process noise but with forgetting.
 
     drafter: its kind of confidence chooses the feature: a margin in nats as it is, the logit of a probability, the
     logarithm of a match's length. Its priors hold before any data.
@@ -106,7 +99,7 @@ class LogisticCurve:
         offsets: Floats,
         teaching: NDArray[np.bool_] | None = None,
     ) -> tuple[Floats, Floats]:
-        """Learn T judged tokens. offsets: [T] logits of their sequences, which the curve does not explain.
+        """Learn T decided tokens. offsets: [T] logits of their sequences, which the curve does not explain.
 
         teaching: [T] tokens to learn from; None: all. Returns, for all, [T] outcome minus its chance as predicted
         before, and the variance of this.
@@ -182,8 +175,6 @@ def _sigmoid(logits: Floats) -> Floats:
     return np.reciprocal(logits, out=logits)
 
 
-Bools = NDArray[np.bool_]
-
 # Numbers that meet arrays in every step are arrays themselves: numpy takes half as long over them.
 _SHRINK = np.array(4.0)  # drafts from which a slot's own mean outweighs that of all slots
 _OWN_KEPT = np.array(0.5 ** (1 / 5))  # of a slot's mean after one more draft
@@ -196,37 +187,30 @@ _PRIOR_CHANCE = (
 )  # by kind: of a token, before any draft
 _OFFSET_PRECISION = 4.0  # of the prior of offsets: their variance is 1 / 4
 _EDITED_PRECISION = 0.25  # of requests that edit logits: they may be like no other
-_PRECISION_KEPT = 0.5 ** (1 / 60)  # of what is known of an offset after one more judged token
+_PRECISION_KEPT = 0.5 ** (1 / 60)  # of what is known of an offset after one more decided token
 _SHIFT_PRECISION = 1.0  # of the prior of the shift of requests that sample: its variance is 1
-_SHIFT_KEPT = 0.5 ** (1 / 400)  # of what is known of that shift after one more judged token
+_SHIFT_KEPT = 0.5 ** (1 / 400)  # of what is known of that shift after one more decided token
 _LARGEST_OFFSET = np.array(4.0)
 _SMALLEST_OFFSET = -_LARGEST_OFFSET
 _LOWEST, _HIGHEST = np.array(0.005), np.array(0.995)
+_NOT_SAMPLED = -2  # neither a token id nor NO_TOKEN
 _MODEL, _TEXT = 0, 1  # kinds of drafters; each has means of its own
 
 
-@dataclass(slots=True, kw_only=True)
-class Verdicts:
-    """What a step says about drafts, [S]; a slot may recur.
+class DraftOutcomes(NamedTuple):
+    """What a step decides about S drafts; a slot may recur.
 
-    methods: index DRAFT_METHODS. judged >= accepted: tokens, from the first one on; at most one judged token was
-    not accepted, and it is the last. confidences: [S, K], as in Draft; what lies beyond the judged is ignored.
+    decided: [S] tokens, from the first one on; at most one of them was not accepted, and it is the last.
+    accepted: [S] of these.
     """
 
-    slots: Ints
-    methods: Ints
-    judged: Ints
+    drafts: DraftTable
+    decided: Ints
     accepted: Ints
-    confidences: Floats
 
-    def among(self, chosen: Bools) -> "Verdicts":
-        return Verdicts(
-            slots=self.slots[chosen],
-            methods=self.methods[chosen],
-            judged=self.judged[chosen],
-            accepted=self.accepted[chosen],
-            confidences=self.confidences[chosen],
-        )
+    def take(self, at: Ints | Bools) -> "DraftOutcomes":
+        """Those at these positions, or where a mask is true."""
+        return DraftOutcomes(self.drafts.take(at), self.decided[at], self.accepted[at])
 
 
 class Acceptance:
@@ -238,7 +222,7 @@ class Acceptance:
         self._cap = cap
         self._upto: Floats = np.tri(cap + 1, cap, -1)  # line n: 1 for the first n depths, 0 for the others
         self._is_upto = self._upto > 0
-        self._held: list[Verdicts] = []  # of steps that a cached decision has served; see hold
+        self._held: list[DraftOutcomes] = []  # of steps that a cached decision has served; see hold
         self._teaches = np.ones(num_slots, dtype=np.bool_)  # by slot: it says something about other slots too
         self._samples = np.zeros(num_slots)  # by slot: 1 where the target draws its tokens at random
         self._prior_precision = np.full(num_slots, _OFFSET_PRECISION)  # by slot: of the prior of its offsets
@@ -275,7 +259,9 @@ class Acceptance:
 
     def release(self, slot: int) -> None:
         """The slot is free. What its sequence has taught about all stays; what is still held is lost."""
-        self._held = [each.among(each.slots != slot) if slot in each.slots else each for each in self._held]
+        self._held = [
+            each.take(each.drafts.slots != slot) if slot in each.drafts.slots else each for each in self._held
+        ]
         self.start(slot)
 
     def survival(self, slots: Ints, *, by_model: bool) -> Floats:
@@ -308,14 +294,11 @@ class Acceptance:
         found /= reached + _PRIOR_DRAFTS
         return found
 
-    def drafted_survival(self, slots: Ints, methods: Ints, lengths: Ints, confidences: Floats) -> Floats:
-        """[S, K + 1], of drafts that are there, from their tokens' own confidences; 0 beyond lengths: [S].
-
-        Other arguments as in Verdicts.
-        """
-        chances = self._by_confidence(slots, methods, confidences)
-        chances *= self._upto.take(lengths, axis=0)
-        found = np.empty((len(slots), self._cap + 1))
+    def drafted_survival(self, drafts: DraftTable) -> Floats:
+        """[S, K + 1], of drafts that are there, from their tokens' own confidences; 0 beyond their lengths."""
+        chances = self._by_confidence(drafts)
+        chances *= self._upto.take(drafts.lengths, axis=0)
+        found = np.empty((len(drafts.slots), self._cap + 1))
         found[:, 0] = 1.0
         np.multiply.accumulate(chances, axis=1, out=found[:, 1:])
         return found
@@ -366,36 +349,34 @@ class Acceptance:
         self._all[_TEXT] *= _ALL_KEPT**count
         self._all[_TEXT, 0, 0] += count
 
-    def hold(self, verdicts: Verdicts) -> None:
-        """Keep a step's verdicts for learn_held: while a decision serves several steps nothing reads them."""
-        self._held.append(verdicts)
+    def hold(self, outcomes: DraftOutcomes) -> None:
+        """Keep a step's outcomes for learn_held: while a decision serves several steps nothing reads them."""
+        self._held.append(outcomes)
 
     def learn_held(self) -> None:
-        """Learn the verdicts that are held, all at once."""
+        """Learn the outcomes that are held, all at once."""
         if self._held:
             self.learn(*self._held)
             self._held.clear()
 
-    def learn(self, *steps: Verdicts) -> None:
+    def learn(self, *steps: DraftOutcomes) -> None:
         """Learn from a step, or from several steps, in which each slot had one sequence only."""
-        verdicts = _joined(steps)
-        methods = verdicts.methods
-        judged = self._is_upto.take(verdicts.judged, axis=0)
+        drafts, decided, accepted = _joined(steps)
+        methods = drafts.methods
+        is_decided = self._is_upto.take(decided, axis=0)
         present = _present(methods)
         for method in present:
-            of_method = judged if len(present) == 1 else judged & (methods == method)[:, None]
+            of_method = is_decided if len(present) == 1 else is_decided & (methods == method)[:, None]
             rows, depths = of_method.nonzero()
             if len(rows):
-                good = depths < verdicts.accepted.take(rows)
-                self._learn_tokens(
-                    method, verdicts.slots.take(rows), verdicts.confidences[of_method], depths, good
-                )
+                good = depths < accepted.take(rows)
+                self._learn_tokens(method, drafts.slots.take(rows), drafts.confidences[of_method], depths, good)
 
     def _learn_tokens(self, method: int, slots: Ints, confidences: Floats, depths: Ints, good: Bools) -> None:
-        """T judged tokens of one method: the curve makes one step, and then every slot's offset.
+        """T decided tokens of one method: the curve makes one step, and then every slot's offset.
 
         An offset follows as in a Kalman filter: the surprise of its tokens over the precision with which it is
-        known, which judged tokens raise and time lowers.
+        known, which decided tokens raise and time lowers.
         """
         curve, offset, precision = self._curves[method], self._offset[method], self._precision[method]
         features, count = curve.features(confidences, depths), self._num_slots
@@ -424,8 +405,9 @@ class Acceptance:
         found += self._offset[method].take(slots)
         return found
 
-    def _by_confidence(self, slots: Ints, methods: Ints, confidences: Floats) -> Floats:
+    def _by_confidence(self, drafts: DraftTable) -> Floats:
         """[S, K] acceptance given confidence and depth, moved by the slot's offset."""
+        slots, methods, confidences = drafts.slots, drafts.methods, drafts.confidences
         present = _present(methods)
         if len(present) == 1:
             logits = self._curves[present[0]].logits(confidences)
@@ -448,15 +430,13 @@ class Acceptance:
         return None if np.count_nonzero(teaching) == len(teaching) else teaching
 
 
-def _joined(steps: Many[Verdicts]) -> Verdicts:
+def _joined(steps: Many[DraftOutcomes]) -> DraftOutcomes:
     if len(steps) == 1:
         return steps[0]
-    return Verdicts(
-        slots=np.concatenate([each.slots for each in steps]),
-        methods=np.concatenate([each.methods for each in steps]),
-        judged=np.concatenate([each.judged for each in steps]),
-        accepted=np.concatenate([each.accepted for each in steps]),
-        confidences=np.concatenate([each.confidences for each in steps]),
+    return DraftOutcomes(
+        joined([each.drafts for each in steps]),
+        np.concatenate([each.decided for each in steps]),
+        np.concatenate([each.accepted for each in steps]),
     )
 
 
@@ -472,121 +452,20 @@ def _within(chances: Floats) -> Floats:
     return chances
 
 
-METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
-FIRST_TEXT = np.array(len(PASS_METHODS))  # ids of drafters that run a model come before those of text look-ups
-_draft_arrays_ONE = np.array(1)
-_NO_TOKEN, _NOTHING_CAME = -1, -2  # no token ids, and unequal
+def point_mass_outcomes(drafts: DraftTable, sampled: Ints) -> DraftOutcomes:
+    """What the tokens of a step, as of sampled_tokens, say about point masses of which no token was verified."""
+    accepted = np.add.reduce(np.logical_and.accumulate(drafts.token_ids == sampled, axis=1), axis=1)
+    decided = np.minimum(accepted + 1, drafts.lengths)
+    return DraftOutcomes(drafts, np.minimum(decided, np.count_nonzero(sampled != _NOT_SAMPLED, axis=1)), accepted)
 
 
-@dataclass(slots=True, kw_only=True)
-class ReadDrafts:
-    """Drafts of up to K tokens as arrays. slots, methods, lengths: [S]; token_ids, confidences: [S, K].
-
-    methods: index DRAFT_METHODS. Beyond lengths confidences are 0 and token_ids are no tokens.
-    """
-
-    slots: Ints
-    methods: Ints
-    lengths: Ints
-    token_ids: Ints
-    confidences: Floats
-
-    def among(self, chosen: Ints) -> "ReadDrafts":
-        """Those at these positions."""
-        return ReadDrafts(
-            slots=self.slots[chosen],
-            methods=self.methods[chosen],
-            lengths=self.lengths[chosen],
-            token_ids=self.token_ids[chosen],
-            confidences=self.confidences[chosen],
-        )
-
-    def verdicts(self, came: Ints) -> Verdicts:
-        """What the tokens that came, as of came_tokens, say about point masses of which no token was verified."""
-        accepted = np.add.reduce(np.logical_and.accumulate(self.token_ids == came, axis=1), axis=1)
-        judged = np.minimum(accepted + 1, self.lengths)
-        return self.judged(np.minimum(judged, np.count_nonzero(came != _NOTHING_CAME, axis=1)), accepted)
-
-    def judged(self, judged: Ints, accepted: Ints) -> Verdicts:
-        return Verdicts(
-            slots=self.slots,
-            methods=self.methods,
-            judged=judged,
-            accepted=accepted,
-            confidences=self.confidences,
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class DraftArrays:
-    """What a step verifies of its drafts.
-
-    kept: [S] tokens that are verified. survival: [S, K + 1], of the tokens that could be verified. border: 1 for
-    the chunks of overlapped drafts, whose first tokens the last step accepted: these are among the drafts, but not
-    in kept and survival. drawn: the tokens are not point masses.
-    """
-
-    drafts: ReadDrafts
-    kept: Ints
-    survival: Floats
-    border: int = 0
-    drawn: bool = False
-
-    def among(self, chosen: Ints) -> "DraftArrays":
-        """Those at these positions."""
-        return DraftArrays(
-            drafts=self.drafts.among(chosen),
-            kept=self.kept[chosen],
-            survival=self.survival[chosen],
-            border=self.border,
-            drawn=self.drawn,
-        )
-
-    def verdicts(self, accepted: Ints, last_ids: Ints) -> Verdicts:
-        """accepted: [S], of the kept tokens. last_ids: [S] the last token that the step brought each sequence."""
-        drafts, kept = self.drafts, self.kept
-        if self.drawn:
-            return drafts.judged(np.minimum(accepted + _draft_arrays_ONE, kept), accepted)
-        if self.border:
-            accepted, kept = accepted + self.border, kept + self.border
-        most = drafts.token_ids.shape[1]
-        first_cut = drafts.token_ids[np.arange(len(kept)), np.minimum(kept, most - 1)]
-        right = first_cut == last_ids
-        right &= accepted == kept
-        right &= kept < drafts.lengths
-        return drafts.judged(np.minimum(accepted + _draft_arrays_ONE, drafts.lengths), accepted + right)
-
-
-class DraftReader:
-    """Reads drafts of at most cap tokens, K."""
-
-    def __init__(self, cap: int) -> None:
-        self._upto = np.tri(cap + 1, cap, -1, dtype=np.bool_)  # line n: the first n depths
-
-    def read(self, drafts: Many[Draft], slots: Ints | None = None) -> ReadDrafts:
-        """slots: of the drafts, where an array of them is there already."""
-        lengths = np.array([len(each.token_ids) for each in drafts], dtype=np.int64)
-        mask = self._upto.take(lengths, axis=0)
-        confidences, token_ids = np.zeros(mask.shape), np.full(mask.shape, _NO_TOKEN, dtype=np.int64)
-        if np.count_nonzero(lengths):
-            confidences[mask] = np.fromiter(chain.from_iterable([each.confidences for each in drafts]), np.float64)
-            token_ids[mask] = np.fromiter(chain.from_iterable([each.token_ids for each in drafts]), np.int64)
-        return ReadDrafts(
-            slots=np.array([each.slot for each in drafts], dtype=np.int64) if slots is None else slots,
-            methods=_methods([each.method for each in drafts]),
-            lengths=lengths,
-            token_ids=token_ids,
-            confidences=confidences,
-        )
-
-
-def came_tokens(came: Many[tuple[int, ...]], width: int) -> Ints:
-    """[S, width] the first tokens that a step brought each sequence; no token ids beyond them."""
-    found = np.full((len(came), width), _NOTHING_CAME, dtype=np.int64)
-    lengths = np.array([len(each) for each in came], dtype=np.int64)
+def sampled_tokens(token_ids: Many[tuple[int, ...]], width: int) -> Ints:
+    """[S, width] the first tokens that a step sampled for each sequence; no token ids beyond them."""
+    found = np.full((len(token_ids), width), _NOT_SAMPLED, dtype=np.int64)
+    lengths = np.array([len(each) for each in token_ids], dtype=np.int64)
     if lengths.max() > width:
-        came, lengths = [each[:width] for each in came], np.minimum(lengths, width)
-    found[np.arange(width) < lengths[:, None]] = np.fromiter(chain.from_iterable(came), np.int64)
+        token_ids, lengths = [each[:width] for each in token_ids], np.minimum(lengths, width)
+    found[np.arange(width) < lengths[:, None]] = np.fromiter(chain.from_iterable(token_ids), np.int64)
     return found
 
 
@@ -606,10 +485,3 @@ def with_dropped(
     ends, survival = lengths[dropped], survival.copy()
     survival[dropped, ends + 1] = np.minimum(survival[dropped, ends], row_price)
     return np.maximum(tried, lengths), survival
-
-
-def _methods(names: list[str]) -> Ints:
-    """[S] ids; mostly all drafts have the same method."""
-    if names and names.count(names[0]) == len(names):
-        return np.full(len(names), METHOD_IDS[names[0]], dtype=np.int64)
-    return np.array([METHOD_IDS[name] for name in names], dtype=np.int64)

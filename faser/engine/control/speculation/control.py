@@ -1,91 +1,70 @@
-"""What the scheduler and SpeculationControl exchange about one step. Values, no torch.
+"""SpeculationControl: which sequences draft before a step, what of it is verified, and what is learned from it.
 
-DraftDecider: which sequences draft in a step, and how far.
+    decide             ask the policy; StepDrafts: the drafts of one step, from this decision to the step's outcome
+    drafted            the drafts have come: where text and a model draft, first those from text, then the model's
+    keep               the policy cuts them
+    launch             predict the step's time
+    learn              the step is done: what became of its drafts, and what it took
 
-Builds the Candidates that the policy looks at, within the caps of requests, the budget of rows and the KV blocks.
-Owns the pauses in which the policy is not asked. A decision for a large batch serves several steps
-(CachedDecision).
+A step without drafts has launch and learn alone. Where drafts are made during steps (overlap.py), chunks stands in
+place of the first three, and decide_overlapped and drafted make the drafts of the step after.
 
-DrafterSelection: the two rounds of drafting in an engine of method `auto`, and the choice between text drafts.
-
-The text look-up costs next to nothing, so it answers first, with a draft of every method for every request. Of
-these a sequence gets the one with the most expected tokens. Where there is a draft model too, the policy then says
-for which sequences that model drafts instead:
-
-    DraftPlan (from_text) ──▶ Drafts: a draft per request and method ──▶ one text draft for each request
-    DraftPlan (requests left to the model, if any) ──▶ Drafts ──▶ one draft for every request
-
-Owns the round between the two. What drafters are worth is in Acceptance; a text draft that is not taken teaches it
-too, since it can be compared with the tokens that came anyway. Motivation: arXiv 2601.11580, which finds more to
-win in the choice of the drafter than in the length of the draft.
-
-The choice depends on committed tokens alone, so it leaves the distribution of the output as it is; and where
-drafts are point masses, as drafts from text always are, it changes no token either.
-
-OutcomeLearner: what drafts cost and what became of them, passed on to the estimates and the counters.
-
-Owns nothing that lasts. Teaches Acceptance which draft tokens were accepted and CostModel what drafting took, and
-writes down in SpeculationState which tokens the draft KV cache holds.
-
-SpeculationControl: the order of a step with speculation.
-
-The scheduler calls it, in this order:
-
-    a step whose drafts are made before it    decide, first_round, drafted (until it returns drafts), keep,
-                                              launch, learn
-    a step without drafts                     decide (returns None), launch, learn
-    a step with overlapped drafting           decide (returns None), chunks, launch, decide_overlapped,
-                                              launch_overlapped, learn
-
-DraftDecider asks the policy, which reads the estimates of Acceptance and CostModel. OutcomeLearner updates these
-estimates after the step. SpeculationState holds what decisions need of each sequence, SpeculationStatistics the
-counters for reports.
+Where text and a model draft (method `auto`), the text look-up answers first, with a draft of every method for
+every sequence: it costs next to nothing. Of these a sequence gets the one with the most expected tokens; then the
+policy says for which sequences the model drafts instead. The choice depends on committed tokens alone, so it
+leaves the distribution of the output as it is. A text draft that is not taken teaches the estimates too, since it
+can be compared with the tokens that the step samples anyway. (arXiv 2601.11580 finds more to win in the choice of
+the drafter than in the length of the draft.)
 """
 
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
-from operator import attrgetter
-from types import MappingProxyType
 
 import numpy as np
 
 from faser.config.drafters import DRAFT_METHODS, MOST_STATES_READ
 from faser.config.speculation import AUTO, SpeculationConfig
-from faser.engine.contract.plan import (
-    Draft,
-    DraftPlan,
-    Drafts,
-    SequenceResult,
-    SequenceRows,
-    StepPlan,
-    StepResult,
-    StopRule,
-)
+from faser.engine.contract.drafts import FIRST_TEXT, NO_DRAFTS, Drafts, DraftTable, Floats, Ints
+from faser.engine.contract.plan import DraftPlan, StepPlan, StepResult, StopRule
 from faser.engine.contract.step_times import Role
 from faser.engine.control.clock import Clock
 from faser.engine.control.sequence import Sequence, Status
 from faser.engine.control.speculation.acceptance import (
-    FIRST_TEXT,
     Acceptance,
-    DraftArrays,
-    DraftReader,
-    ReadDrafts,
-    Verdicts,
-    came_tokens,
+    DraftOutcomes,
+    point_mass_outcomes,
+    sampled_tokens,
     with_dropped,
 )
 from faser.engine.control.speculation.overlap import OFF, OverlapControl, OverlapOptions
 from faser.engine.control.speculation.policies import make_policy
-from faser.engine.control.speculation.policy import Candidates, Floats, Ints, Policy
+from faser.engine.control.speculation.policy import Candidates, DraftingSequences, Policy, StepFacts
 from faser.engine.control.speculation.state import Batch, CachedDecision, SpeculationState
-from faser.engine.control.speculation.statistics import GAIN, LOAD, MEMORY, REQUEST, SERIAL, SpeculationStatistics
+from faser.engine.control.speculation.statistics import (
+    GAIN,
+    LOAD,
+    MEMORY,
+    REQUEST,
+    SERIAL,
+    SpeculationStatistics,
+)
 from faser.engine.control.step_cost import CostModel, GapKind
 from faser.errors import ConfigError
-from faser.types import PruneStats, SpeculationStats, SpeculationSummary, StepTrace
+from faser.types import SpeculationStats, SpeculationSummary, StepTrace
+
+FASER = "faser"  # the policy with an objective that overlapped drafting shares
+_SHORT_PAUSE = 4  # steps without asking the policy that are always allowed while no sequence drafts
+_LONGEST_PAUSE = 256  # steps: as for the rarest probe, so that a load that has changed is noticed within seconds
+_ASKING_SHARE = 0.004  # of the time that asking in vain takes at most, as for probes: too little to be measured
+_CHANGED_SHARE = 4  # a pause ends early once one sequence in 4 has come or gone: the last answer was for others
+_PLENTY = 1 << 30  # tokens to be generated yet, where missing KV has no price
+_ZERO = np.array(0)
+_BONUS = np.array(1)  # token of a step after the accepted ones
+_NO_INTS: Ints = np.zeros(0, dtype=np.int64)
+
+Room = Callable[[list[Sequence], list[int]], list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,291 +80,102 @@ class OtherRows:
     launches_ahead: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftDecision:
-    """Which sequences draft before a step.
-
-    chosen: their positions among the sequences that may draft. lengths: most tokens of each, at least 1.
-    """
-
-    chosen: tuple[int, ...]
-    lengths: tuple[int, ...]
-    stop: StopRule | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapDecision:
-    """Which sequences draft concurrently with a step.
-
-    chosen: as in DraftDecision. slots, lengths: [N] each. share: of the processors that the drafter gets.
-    """
-
-    chosen: tuple[int, ...]
-    slots: Ints
-    lengths: Ints
-    share: float
-
-
-FASER = "faser"  # the policy with an objective that overlapped drafting shares
-_SHORT_PAUSE = 4  # steps without asking the policy that are always allowed while no sequence drafts
-_LONGEST_PAUSE = 256  # steps: as for the rarest probe, so that a load that has changed is noticed within seconds
-_ASKING_SHARE = 0.004  # of the time that asking in vain takes at most, as for probes: too little to be measured
-_CHANGED_SHARE = 4  # a pause ends early once one sequence in 4 has come or gone: the last answer was for others
-_ZERO = np.array(0)
-
-Room = Callable[[list[Sequence], list[int]], list[int]]
-
-
 @dataclass(slots=True, kw_only=True)
-class RequestedDrafts:
-    """The drafts that are requested for a step.
+class StepDrafts:
+    """The drafts of one step: the decision makes them, the scheduler passes them on, `learn` consumes them.
 
-    chosen: positions of the sequences that draft; candidates: these sequences; lengths: [S] tokens, at least 1.
+    S sequences draft. By the decision:
+    chosen: positions of these sequences among those that might have drafted.
+    lengths: [S] tokens that each is asked for, at least 1.
+    candidates: these sequences as the policy saw them.
+    stop: when a model's drafts end sooner.
     is_new: the decision was made for this step; else a cached one serves it.
+    is_drawn: tokens are drawn from probabilities; else each is a point mass.
+    share: of the processors that drafting gets during a step; 0: drafts are made before their step.
+    num_decided: leading tokens of each draft that the step before has accepted already: 1 for chunks.
+
+    Once the drafts are there:
+    plan: the one that went out last.
+    drafts: the answers to it, as far as they are final.
+    from_text: all drafts from text, and taken: [S] the positions of those that were taken; by_model: [M] the
+        sequences that the model drafts for instead.
+    survival: [S, K + 1] of the tokens that may be verified.
+    kept: [S] tokens that are verified.
     """
 
     chosen: Many[int]
-    candidates: Candidates
     lengths: Ints
+    candidates: Candidates
     stop: StopRule | None = None
     is_new: bool = True
-
-
-class DraftDecider:
-    """Asks the policy. overlap: None where drafts are never overlapped. cap: most tokens of a draft.
-
-    by_model: a model drafts; else drafts come from text alone.
-
-    While no sequence drafts, the policy pauses: 1, 2, 3, 4, 8, 16, … steps, up to a pause that is long enough for
-    the time of asking to be a small share of all time. Where steps are launched ahead, the time of asking is the
-    gap that it leaves on the device.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        acceptance: Acceptance,
-        state: SpeculationState,
-        statistics: SpeculationStatistics,
-        overlap: OverlapControl | None,
-        costs: CostModel,
-        *,
-        cap: int,
-        by_model: bool,
-    ) -> None:
-        self._by_model = by_model
-        self._policy = policy
-        self._acceptance = acceptance
-        self._state = state
-        self._statistics = statistics
-        self._overlap = overlap
-        self._costs = costs
-        self._cap = self._limit = cap
-        self._asked = False  # since the last step was learned from
-        self._since = 0  # steps since the policy was asked
-        self._pause = self._paused = 0  # steps for which no decision is to be made, and has not been
-        self._long_enough = _Pauses()
-        self._changes_seen = 0
+    is_drawn: bool = False
+    share: float = 0.0
+    num_decided: int = 0
+    plan: DraftPlan | None = None
+    drafts: Drafts = field(default_factory=lambda: Drafts(step=0, table=NO_DRAFTS, run_s=0.0))
+    from_text: DraftTable = NO_DRAFTS
+    taken: Ints = field(default_factory=lambda: _NO_INTS)
+    by_model: Ints = field(default_factory=lambda: _NO_INTS)
+    survival: Floats = field(default_factory=lambda: np.zeros((0, 1)))
+    kept: Ints = field(default_factory=lambda: _NO_INTS)
 
     @property
-    def policy(self) -> Policy:
-        return self._policy
+    def table(self) -> DraftTable:
+        """[S] one draft for each sequence."""
+        return self.drafts.table
 
-    def use_policy(self, policy: Policy, limit: int) -> None:
-        """From the next step on this policy decides. limit: most tokens of a draft."""
-        self._policy = policy
-        self._limit = limit
-        self._pause = self._paused = 0
-        self._long_enough = _Pauses()
+    @property
+    def has_drafts(self) -> bool:
+        """A drafter has found a token, or passes were made for one."""
+        return bool(self.drafts.passes) or bool(np.count_nonzero(self.table.lengths))
 
-    def skip_policy(self, count: int, *, launches_ahead: bool) -> bool:
-        """Whether the policy pauses in the next step, of count sequences. If so the step is counted.
+    def verified(self) -> list[tuple[int, ...]]:
+        """The draft tokens that the step verifies, in the order of chosen."""
+        first = self.num_decided
+        if not len(self.kept):
+            return [()] * len(self.chosen)
+        rows = self.table.token_ids[:, first:].tolist()
+        return [tuple(row[:count]) for row, count in zip(rows, self.kept.tolist(), strict=True)]
 
-        launches_ahead: the step can be launched before the one in flight has ended, unless the policy is asked.
+    def not_taken(self) -> DraftTable:
+        """The drafts from text in whose place another one was taken."""
+        others = self.from_text.lengths > 0
+        if len(others):
+            taken = np.ones(len(self.taken), dtype=np.bool_)
+            taken[self.by_model] = False
+            others[self.taken[taken]] = False
+        return self.from_text.take(others) if np.count_nonzero(others) else NO_DRAFTS
+
+    def outcomes(self, at: Ints, accepted: Ints, last_ids: Ints, num_cut: Ints) -> DraftOutcomes:
+        """What the step decides about the drafts at these positions.
+
+        accepted, last_ids: [len(at)] of the kept tokens, and the last token that the step sampled. num_cut: kept
+        tokens that the step gave up.
         """
-        reason = GAIN
-        if not self._state.any_may_draft:
-            reason = REQUEST
-        elif not self._policy.never_drafts and self._pause_ends(count, launches_ahead=launches_ahead):
-            return False
-        self._paused += 1
-        self._since += 1
-        self._statistics.count_bypasses(reason, count)
-        return True
+        drafts, kept = self.table.take(at), self.kept[at] - num_cut
+        if self.is_drawn:
+            return DraftOutcomes(drafts, np.minimum(accepted + _BONUS, kept), accepted)
+        accepted, kept = accepted + self.num_decided, kept + self.num_decided
+        first_cut = drafts.token_ids[np.arange(len(kept)), np.minimum(kept, drafts.width - 1)]
+        right = first_cut == last_ids
+        right &= accepted == kept
+        right &= kept < drafts.lengths
+        return DraftOutcomes(drafts, np.minimum(accepted + _BONUS, drafts.lengths), accepted + right)
 
-    def take_asked(self) -> bool:
-        """Whether the policy was asked since the last call."""
-        asked, self._asked = self._asked, False
-        return asked
 
-    def _pause_ends(self, count: int, *, launches_ahead: bool) -> bool:
-        longest = self._long_enough.launched_ahead if launches_ahead else self._long_enough.waiting
-        if self._paused >= min(self._pause, longest):
-            return True
-        changed = self._state.num_changes - self._changes_seen
-        return self._paused >= _SHORT_PAUSE and changed * _CHANGED_SHARE >= count
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a step should take, as of its launch.
 
-    def decide(
-        self, sequences: Many[Sequence], others: OtherRows, budget: int, room: Room
-    ) -> RequestedDrafts | None:
-        """The drafts to make before the next step; see SpeculationControl.decide."""
-        count = len(sequences)
-        if self.skip_policy(count, launches_ahead=False):
-            return None
-        num_steps, self._paused, self._changes_seen = 1 + self._paused, 0, self._state.num_changes
-        batch = self._state.batch(sequences)
-        limit = self._limits(batch, _rows_each(budget - count, others, count))
-        if limit is None:
-            self._since += 1
-            self._lengthen_pause()
-            return None
-        overlap = self._overlap
-        is_due = overlap is not None and overlap.is_due(num_steps)
-        if overlap is not None and overlap.lanes is not None and not is_due:
-            return None
-        cached = self._state.cached_decision(count, is_due=is_due)
-        if cached is None:
-            self._acceptance.learn_held()
-        candidates = self._candidates(batch, limit, others, cached)
-        if cached is None:
-            lengths, self._since = self._policy.lengths(candidates), 0
-        else:
-            lengths = np.minimum(cached.lengths.take(batch.slots), limit)
-        if overlap is not None and is_due:
-            overlap.judge(candidates, None if self._policy.name == FASER else lengths)
-            if overlap.lanes is not None:
-                self._state.expire_decision()
-                self._pause = 0
-                return None
-        requested = self._requested(sequences, candidates, lengths, room)
-        if requested is None:
-            return None
-        if cached is not None and cached.num_drafting >= len(requested.lengths):
-            requested.stop = cached.stop
-        else:  # a cached rule has too few prices if blocks were short when it was made
-            requested.stop = self._policy.stop_rule(requested.candidates, requested.lengths)
-        requested.is_new = cached is None
-        if cached is None:
-            self._state.cache_decision(candidates, lengths, requested.stop, len(requested.chosen))
-        return requested
+    predicted_s: how long the step should take. verified: rows, draft rows, cached tokens of its sequences and of
+    draft rows; None: the step has prompts. undrafted_s, token_s: how long the step should take without its
+    draft rows, and each accepted token in a further step without drafts; 0 if the step has no draft rows.
+    """
 
-    def chunks(
-        self, sequences: Many[Sequence], others: OtherRows, budget: int, overlap: OverlapControl
-    ) -> tuple[list[tuple[int, ...]], DraftArrays | None]:
-        """What the next step verifies of overlapped drafts; see SpeculationControl.chunks."""
-        count = len(sequences)
-        batch = self._state.batch(sequences)
-        limit = np.minimum(batch.caps, batch.remaining)
-        candidates = Candidates(
-            slots=batch.slots,
-            limit=np.clip(limit, 0, _rows_each(budget - count, others, count)),
-            survival=np.ones((count, self._cap + 1)),  # replaced by that of the drafts
-            weight=self._state.weights(batch),
-            missing_kv=np.zeros_like(limit),
-            other_rows=others.rows,
-            other_sequences=others.sequences,
-            kv_tokens=batch.kv_tokens,
-        )
-        return overlap.chunks(candidates, self._policy)
-
-    def decide_overlapped(
-        self,
-        sequences: Many[Sequence],
-        num_unverified: Many[int],
-        budget: int,
-        room: Room,
-        overlap: OverlapControl,
-    ) -> OverlapDecision | None:
-        """The drafts to make during the next step; see SpeculationControl.decide_overlapped."""
-        batch = self._state.batch(sequences)
-        unverified = np.array(num_unverified, dtype=np.int64)
-        # The first token of such a draft is no row of the next step: by then it is the bonus token, or wrong.
-        limit = np.minimum(np.minimum(batch.caps, self._limit), batch.remaining - unverified)
-        lengths = overlap.lengths(batch.slots, np.minimum(limit, max(budget // len(sequences), 1)))
-        chosen, fitting = self._fitting(sequences, lengths, room, unverified)
-        if not len(chosen):
-            return None
-        return OverlapDecision(
-            chosen=tuple(chosen.tolist()), slots=batch.slots[chosen], lengths=fitting, share=overlap.share
-        )
-
-    def _limits(self, batch: Batch, rows_each: int) -> Ints | None:
-        """[S] most tokens that each sequence may draft; None: no sequence may draft any."""
-        wanted = np.minimum(batch.caps, batch.remaining)
-        limit: Ints = np.minimum(wanted, min(self._limit, rows_each))
-        if np.count_nonzero(limit > _ZERO) == len(limit):
-            return limit
-        self._statistics.count_bypassed(REQUEST, wanted <= 0)
-        self._statistics.count_bypassed(LOAD, (wanted > 0) & (limit <= 0))
-        return np.maximum(limit, 0) if limit.max() > 0 else None
-
-    def _candidates(
-        self, batch: Batch, limit: Ints, others: OtherRows, cached: CachedDecision | None
-    ) -> Candidates:
-        """What the policy looks at. A cached decision keeps the survival that it was made with."""
-        slots, self._since, self._asked = batch.slots, self._since + 1, True
-        return Candidates(
-            slots=slots,
-            limit=limit,
-            survival=self._acceptance.survival(slots, by_model=self._by_model)
-            if cached is None
-            else cached.survival.take(slots, axis=0),
-            weight=self._state.weights(batch),
-            missing_kv=self._state.missing_kv(batch),
-            remaining=self._state.expected_tokens(batch),
-            other_rows=others.rows,
-            other_sequences=others.sequences,
-            kv_tokens=batch.kv_tokens,
-            launches_ahead=others.launches_ahead and self._costs.host_gaps.schedules_async,
-            since=self._since,
-        )
-
-    def _requested(
-        self, sequences: Many[Sequence], candidates: Candidates, lengths: Ints, room: Room
-    ) -> RequestedDrafts | None:
-        """What the sequences draft that have KV blocks for it; None: no sequence drafts."""
-        count, num_wanted = len(sequences), np.count_nonzero(lengths)
-        wanted = lengths.tolist()
-        if num_wanted == count and room([*sequences], wanted) == wanted:
-            self._pause = 0
-            return RequestedDrafts(chosen=range(count), candidates=candidates, lengths=lengths)
-        self._statistics.count_bypassed(GAIN, (lengths <= 0) & (candidates.limit > 0))
-        chosen, fitting = self._fitting(sequences, lengths, room)
-        if not len(chosen):
-            self._long_enough = self._pauses(candidates)
-            self._lengthen_pause()
-            return None
-        self._pause = 0
-        drafting = candidates if len(chosen) == count else candidates.among(chosen)
-        return RequestedDrafts(chosen=chosen.tolist(), candidates=drafting, lengths=fitting)
-
-    def _lengthen_pause(self) -> None:
-        self._pause = min(self._pause + 1 if self._pause < _SHORT_PAUSE else 2 * self._pause, _LONGEST_PAUSE)
-
-    def _pauses(self, candidates: Candidates) -> "_Pauses":
-        """Pauses in which steps without drafts take so long that asking once takes a small share of that."""
-        decodes = candidates.num_sequences + candidates.other_sequences
-        asking_s, share_s = self._costs.host_gaps.asking_s, _ASKING_SHARE * self._costs.step_s(decodes)
-        waiting, launched_ahead = (
-            max(_SHORT_PAUSE, ceil(asking_s(decodes, hidden=hidden) / share_s)) for hidden in (False, True)
-        )
-        return _Pauses(waiting=waiting, launched_ahead=launched_ahead)
-
-    def _fitting(
-        self, sequences: Many[Sequence], lengths: Ints, room: Room, unverified: Ints | None = None
-    ) -> tuple[Ints, Ints]:
-        """Positions of the sequences with KV blocks for their drafts, and how many tokens fit: [N] each.
-
-        unverified: [S] tokens before the draft that need blocks as well; None: there are none.
-        """
-        chosen = lengths.nonzero()[0]
-        num_tokens = (lengths if unverified is None else lengths + unverified)[chosen].tolist()
-        fitting = np.array(room([sequences[i] for i in chosen.tolist()], num_tokens), dtype=np.int64)
-        if unverified is not None:
-            fitting -= unverified[chosen]
-        self._statistics.count_bypassed(MEMORY, fitting <= 0)
-        fits = fitting > 0
-        return chosen[fits], fitting[fits]
+    predicted_s: float
+    verified: tuple[int, int, int, int] | None
+    undrafted_s: float = 0.0
+    token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,286 +188,15 @@ class _Pauses:
     launched_ahead: int = _SHORT_PAUSE
 
 
-def _rows_each(budget: int, others: OtherRows, count: int) -> int:
-    """Most draft rows of each of count sequences. Prompts keep what they need, or half of the spare rows."""
-    spare = budget - others.sequences
-    return max(spare - min(others.rows - others.sequences, spare // 2), 0) // count
-
-
-_token_ids = attrgetter("token_ids")
-
-
-@dataclass(slots=True, kw_only=True)
-class TextRound:
-    """The text look-up's answer to a plan, one draft for each of its S requests.
-
-    lengths: [S]. survival: [S, K + 1] of these drafts. read: all drafts that were looked up, and chosen: [S] the
-    positions of these among them; None: none has a token.
-    """
-
-    plan: DraftPlan
-    looked_up: Drafts
-    drafts: tuple[Draft, ...]
-    lengths: Ints
-    survival: Floats
-    read: ReadDrafts | None
-    chosen: Ints
-
-    def not_taken(self, by_model: Ints) -> ReadDrafts | None:
-        """Drafts from text in whose place another one was taken; None: there are none.
-
-        by_model: [S] tokens that the model drafts; 0: the text draft stays.
-        """
-        if self.read is None:
-            return None
-        others = self.read.lengths > 0
-        others[self.chosen[by_model == 0]] = False
-        return self.read.among(others.nonzero()[0]) if np.count_nonzero(others) else None
-
-
-class DrafterSelection:
-    """acceptance: what drafts are worth, only to be read. has_model: the policy may leave requests to a model."""
-
-    def __init__(self, acceptance: Acceptance, *, has_model: bool) -> None:
-        self.has_model = has_model
-        self._acceptance = acceptance
-        self._reader = DraftReader(acceptance.cap)
-        self._plan: DraftPlan | None = None  # the plan whose text drafts are being looked up
-        self._round: TextRound | None = None  # the round that waits for the model's drafts
-        self._modelled: tuple[int, ...] = ()  # positions of the requests that the model drafts for
-
-    @property
-    def waits_for_model(self) -> bool:
-        return self._round is not None
-
-    def first_round(self, plan: DraftPlan) -> DraftPlan:
-        """The plan that goes out first: the same requests, for the text look-up."""
-        self._plan = plan
-        return replace(plan, from_text=True)
-
-    def choose_text(self, looked_up: Drafts) -> TextRound:
-        """The best draft from text for each request of the plan that went out."""
-        assert self._plan is not None, "drafts come exactly when they were asked for"
-        plan, self._plan = self._plan, None
-        count, drafts = len(plan.requests), looked_up.drafts
-        if not any(map(_token_ids, drafts)):
-            survival = np.zeros((count, self._acceptance.cap + 1))
-            survival[:, 0] = 1.0
-            return TextRound(
-                plan=plan,
-                looked_up=looked_up,
-                drafts=drafts[:count],
-                lengths=np.zeros(count, dtype=np.int64),
-                survival=survival,
-                read=None,
-                chosen=np.arange(count),
-            )
-        read = self._reader.read(drafts)
-        survival = self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
-        values = np.add.reduce(survival, axis=1).reshape(-1, count)
-        chosen = values.argmax(axis=0) * count + np.arange(count)
-        return TextRound(
-            plan=plan,
-            looked_up=looked_up,
-            drafts=tuple([drafts[i] for i in chosen.tolist()]),
-            lengths=read.lengths[chosen],
-            survival=survival[chosen],
-            read=read,
-            chosen=chosen,
-        )
-
-    def leave_to_model(self, found: TextRound, lengths: Ints, stop: StopRule | None) -> DraftPlan | None:
-        """The plan for the requests that the model drafts for; None: all drafts are from text.
-
-        lengths: [S] tokens; 0: the text draft stays. While a step runs (the plan has a share) the model's plan
-        follows always, without requests if all drafts are from text: the step's lanes are divided already.
-        """
-        self._modelled = tuple(lengths.nonzero()[0].tolist())
-        if not self._modelled and found.plan.share is None:
-            return None
-        self._round = found
-        requests = [
-            replace(found.plan.requests[i], max_tokens=lengths.item(i), new_blocks=()) for i in self._modelled
-        ]
-        return replace(found.plan, requests=tuple(requests), released=(), stop=stop)
-
-    def complete(self, from_model: Drafts) -> Drafts:
-        """One draft for every request; times and passes are those of both rounds."""
-        assert self._round is not None
-        found, self._round = self._round, None
-        drafts = [*found.drafts]
-        for i, draft in zip(self._modelled, from_model.drafts, strict=True):
-            drafts[i] = draft
-        return replace(
-            found.looked_up,
-            drafts=tuple(drafts),
-            run_s=found.looked_up.run_s + from_model.run_s,
-            passes=from_model.passes,
-            catchup_tokens=from_model.catchup_tokens,
-        )
-
-
-NONE_UNVERIFIED: Mapping[int, int] = MappingProxyType({})
-_BONUS = np.array(1)  # token of a step after the accepted ones
-
-
-class OutcomeLearner:
-    """See the module."""
-
-    def __init__(
-        self, costs: CostModel, acceptance: Acceptance, state: SpeculationState, statistics: SpeculationStatistics
-    ) -> None:
-        self._costs = costs
-        self._acceptance = acceptance
-        self._state = state
-        self._statistics = statistics
-
-    def learn_look_up(self, drafts: Drafts, count: int) -> None:
-        """Drafts from text have been looked up for count sequences."""
-        predicted_s = self._costs.text_s(count)
-        if Role.TEXT in self._costs.tables:
-            self._costs.observe(Role.TEXT, predicted_s, drafts.run_s)
-        self._statistics.time_drafting(predicted_s, drafts.run_s)
-
-    def learn_drafting(self, drafts: Drafts, candidates: Candidates, methods: Ints, lengths: Ints) -> None:
-        """The drafts of the candidates have come: methods, lengths: [S]. Afterwards no KV is missing of them."""
-        if not drafts.passes:
-            self.learn_look_up(drafts, len(lengths))
-            return
-        self._statistics.count_catchup(drafts.catchup_tokens)
-        by_model = methods < FIRST_TEXT
-        modelled = lengths * by_model
-        longest = max(modelled.tolist())
-        predicted_s = self._costs.text_s(len(lengths))
-        if longest:
-            # A pass whose tokens were all dropped is not in the lengths.
-            predicted_s = self._costs.draft_s(modelled, candidates.missing_kv) * drafts.passes / longest
-            self._costs.observe(Role.PASS, predicted_s, drafts.run_s)
-        self._statistics.time_drafting(predicted_s, drafts.run_s)
-        if np.count_nonzero(candidates.missing_kv):
-            self._state.extend_draft_kv(candidates.slots, candidates.missing_kv * by_model)
-
-    def learn_verified(self, drafted: DraftArrays, result: StepResult, sequences: Many[Sequence]) -> int:
-        """A step has verified drafts. A sequence that was preempted meanwhile or failed teaches nothing.
-
-        sequences: of the step's rows, in their order. Returns how many draft tokens were accepted.
-        """
-        by_slot = _came_by_slot(result, sequences)
-        came = [by_slot.pop(slot, ()) for slot in drafted.drafts.slots.tolist()]
-        if by_slot:
-            self._statistics.count_undrafted(np.array([*by_slot], dtype=np.int64))
-        if () in came:
-            drafted = drafted.among(np.array([i for i, each in enumerate(came) if each], dtype=np.int64))
-            came = [each for each in came if each]
-        if not came:
-            return 0
-        drafts = drafted.drafts
-        brought = np.array([len(each) for each in came], dtype=np.int64)
-        if not drafted.border:
-            self._state.extend_draft_kv(drafts.slots, (drafts.methods < FIRST_TEXT) * brought)
-        num_cut = _cut_by_step(drafts.slots, result)
-        if num_cut is not None:
-            drafted = replace(drafted, kept=drafted.kept - num_cut)
-            self._statistics.count_pruned_rows(drafts.methods, num_cut)
-        accepted = brought - _BONUS
-        self._statistics.count_drafts(drafted, accepted)
-        self._teach(drafted.verdicts(accepted, np.array([each[-1] for each in came], dtype=np.int64)))
-        return int(np.add.reduce(accepted))
-
-    def learn_not_chosen(
-        self,
-        drafts: ReadDrafts,
-        result: StepResult,
-        sequences: Many[Sequence],
-        unverified: Mapping[int, int] = NONE_UNVERIFIED,
-    ) -> None:
-        """A step is done. drafts: from text, in whose place another draft was taken.
-
-        sequences: as in learn_verified. One that was preempted meanwhile teaches nothing: its slot may be taken.
-        unverified: by slot, tokens that the step verified and the draft continues. Unless all of them were
-        accepted nothing judges that draft.
-        """
-        by_slot = {
-            slot: token_ids[unverified.get(slot, 0) :]
-            for slot, token_ids in _came_by_slot(result, sequences).items()
-        }
-        came = [by_slot.get(slot, ()) for slot in drafts.slots.tolist()]
-        self._teach(drafts.verdicts(came_tokens(came, drafts.token_ids.shape[1])))
-
-    def learn_undrafted(self, plan: StepPlan, sequences: Many[Sequence]) -> None:
-        """A step without drafts is done. sequences: as in learn_verified."""
-        running = Status.RUNNING
-        slots = [
-            rows.slot
-            for rows, sequence in zip(plan.rows, sequences, strict=True)
-            if rows.samples and sequence.status is running
-        ]
-        self._statistics.count_undrafted(np.array(slots, dtype=np.int64))
-
-    def learn_overlapped(
-        self, plan: StepPlan, result: StepResult, drafts: Drafts, overlap: OverlapControl, *, verify_s: float
-    ) -> None:
-        """The step and the drafts made during it are done. verify_s: what the step should have taken alone.
-
-        Afterwards a draft model's cache holds every token up to the last one that the step brought.
-        """
-        self._statistics.count_catchup(drafts.catchup_tokens)
-        learned = overlap.learn(result, drafts, verify_s=verify_s)
-        self._statistics.time_lanes(
-            (learned.verify_s, result.run_s), (learned.draft_s, drafts.run_s), learned.overlap_s
-        )
-        self._statistics.count_dropped(learned.slots, learned.methods, learned.dropped)
-        if len(learned.verdicts.slots):
-            self._teach(learned.verdicts)
-        by_model = learned.slots[learned.methods < FIRST_TEXT]
-        if len(by_model):
-            ends = {
-                rows.slot: rows.start + len(rows.token_ids) - rows.num_drafts + len(outcome.token_ids)
-                for rows, outcome in zip(plan.rows, result.sequences, strict=True)
-            }
-            self._state.set_draft_kv(by_model, [ends[slot] for slot in by_model.tolist()])
-
-    def _teach(self, verdicts: Verdicts) -> None:
-        """While a cached decision serves further steps, verdicts wait for its end."""
-        self._acceptance.hold(verdicts)
-        if self._state.decision_expired:
-            self._acceptance.learn_held()
-
-
-def _came_by_slot(result: StepResult, sequences: Many[Sequence]) -> dict[int, tuple[int, ...]]:
-    """The tokens of the sequences that got any and are still running. sequences: of the result, in its order."""
-    running = Status.RUNNING
-    return {
-        outcome.slot: outcome.token_ids
-        for outcome, sequence in zip(result.sequences, sequences, strict=True)
-        if outcome.token_ids and sequence.status is running
-    }
-
-
-def _cut_by_step(slots: Ints, result: StepResult) -> Ints | None:
-    """[S] draft tokens of these slots that the step itself gave up before it verified them; None: none."""
-    cut = {each.slot: each.num_cut for each in result.sequences if each.num_cut}
-    return np.array([cut.get(slot, 0) for slot in slots.tolist()], dtype=np.int64) if cut else None
-
-
-@dataclass(frozen=True, slots=True)
-class _PredictedStep:
-    """predicted_s: how long the step should take. verified: rows, draft rows, cached tokens of its sequences and
-    of draft rows; None: the step has prompts. undrafted_s, token_s: how long the step should take without its
-    draft rows, and each accepted token in a further step without drafts; 0 if the step has no draft rows.
-    """
-
-    predicted_s: float
-    verified: tuple[int, int, int, int] | None
-    undrafted_s: float = 0.0
-    token_s: float = 0.0
-
-
 class SpeculationControl:
     """One per engine with a drafter. policy: None makes the one that config names.
 
     details: summaries of requests list every draft. overlap: None never overlaps. times_itself: the host time that
     drafting exposes counts as a cost of it; False where time is simulated.
+
+    A decision for a large batch serves several steps (CachedDecision). While no sequence drafts, the policy
+    pauses: 1, 2, 3, 4, 8, 16, … steps, up to a pause that is long enough for the time of asking to be a small
+    share of all time. Where steps are launched ahead, the time of asking is the gap that it leaves on the device.
     """
 
     def __init__(
@@ -694,8 +213,10 @@ class SpeculationControl:
     ) -> None:
         cap = config.cap
         self._config, self._costs, self._times_itself = config, costs, times_itself
-        self._cap = cap
+        self.cap = cap
+        self._limit = cap
         self._is_point_mass = config.draft_sample_method != "probabilistic"
+        self._in_rounds = config.method == AUTO  # text drafts first, then a model if there is one
         self._acceptance = Acceptance(num_slots, cap)
         self._state = SpeculationState(
             num_slots,
@@ -711,31 +232,17 @@ class SpeculationControl:
         self._overlap: OverlapControl | None = None
         self._fallback = ""
         if overlap is not None:
-            self._overlap = OverlapControl(costs, self._acceptance, self._state.frontiers, overlap, cap=cap)
+            self._overlap = OverlapControl(costs, self._acceptance, self._state.frontiers, overlap)
             self._fallback = overlap.fallback
-        self._decider = DraftDecider(
-            policy or make_policy(config, costs, self._acceptance),
-            self._acceptance,
-            self._state,
-            self._statistics,
-            self._overlap,
-            costs,
-            cap=cap,
-            by_model=costs.has_passes,
-        )
-        self._learner = OutcomeLearner(costs, self._acceptance, self._state, self._statistics)
-        self._reader = DraftReader(cap)
-        self._selection: DrafterSelection | None = None
-        if config.method == AUTO:
-            self._selection = DrafterSelection(self._acceptance, has_model=config.needs_passes)
-        self._requested: RequestedDrafts | None = None
-        self._drafted: DraftArrays | None = None
-        self._committed: DraftArrays | None = None  # the drafts of the step that was learned last
-        self._timed: tuple[GapKind, int, float] | None = None  # that step, while its gap is not over
-        self._not_chosen: ReadDrafts | None = None  # drafts from text in whose place another draft was taken
-        self._all_text: TextRound | None = None  # the round whose drafts from text are all drafts of the step
-        self._in_flight: deque[_PredictedStep] = deque()
-        self._pruning: PruneStats | None = None  # the data plane's latest
+        self._policy = policy or make_policy(config, costs, self._acceptance)
+        self._asked = False  # the policy, since the last step was learned from
+        self._since = 0  # steps since the policy was asked
+        self._pause = self._paused = 0  # steps for which no decision is to be made, and has not been
+        self._long_enough = _Pauses()
+        self._changes_seen = 0
+        self._timed: tuple[GapKind, int, float] | None = None  # the step before, while its gap is not over
+
+    # What the scheduler says of policies and sequences.
 
     def use_policy(
         self, name: str, gamma: int | None = None, *, forget: bool = True, overlap: str | None = None
@@ -746,32 +253,21 @@ class SpeculationControl:
         spec_overlap; None: as configured. Raises ConfigError for an unknown policy, for a gamma beyond the
         engine's cap, and for overlap on an engine without lanes.
         """
-        if gamma is not None and not 1 <= gamma <= self._cap:
-            raise ConfigError(f"gamma is {gamma}; this engine drafts at least 1 and at most {self._cap} tokens")
+        if gamma is not None and not 1 <= gamma <= self.cap:
+            raise ConfigError(f"gamma is {gamma}; this engine drafts at least 1 and at most {self.cap} tokens")
         if overlap not in (None, OFF) and self._overlap is None:
             raise ConfigError(f"overlap is {overlap}; this engine has no lanes for overlapped drafting")
         self._acceptance.learn_held()
         self._state.drop_decision()
         if forget:
             self._acceptance.forget()
-        config = replace(self._config, policy=name, num_speculative_tokens=gamma or self._cap)
-        self._decider.use_policy(make_policy(config, self._costs, self._acceptance), gamma or self._cap)
+        self._limit = gamma or self.cap
+        config = replace(self._config, policy=name, num_speculative_tokens=self._limit)
+        self._policy = make_policy(config, self._costs, self._acceptance)
+        self._pause = self._paused = 0
+        self._long_enough = _Pauses()
         if self._overlap is not None:
             self._overlap.reset(overlap)
-
-    @property
-    def drafts_overlapped(self) -> bool:
-        """At present drafts are made concurrently with steps, not before them."""
-        return self._overlap is not None and self._overlap.lanes is not None
-
-    def may_overlap(self, plan: StepPlan) -> bool:
-        """Drafts may be made concurrently with this step."""
-        return self._overlap is not None and self._overlap.takes(plan)
-
-    @property
-    def step_drafts(self) -> bool:
-        """The step that is being made verifies drafts, or drafts may be made concurrently with it."""
-        return self._requested is not None or self._drafted is not None or self.drafts_overlapped
 
     def start(self, sequence: Sequence) -> None:
         """The sequence takes over its slot."""
@@ -789,82 +285,172 @@ class SpeculationControl:
 
     def summary(self, sequence: Sequence) -> SpeculationSummary:
         """What speculation has done so far for a sequence that has a slot."""
-        return self._statistics.summary(sequence.held_slot, sequence.speculated, self._decider.policy.name)
-
-    def trace(self, rows: SequenceRows, outcome: SequenceResult) -> StepTrace:
-        """Where the tokens of one sequence come from, in the step that was learned last."""
-        gamma = rows.num_drafts - outcome.num_cut
-        if self._committed is None or not gamma:
-            return StepTrace()
-        drafts = self._committed.drafts
-        (at,) = np.flatnonzero(drafts.slots == rows.slot)
-        drafter = DRAFT_METHODS[drafts.methods[at]]
-        return StepTrace(drafter=drafter, gamma=gamma, accepted=len(outcome.token_ids) - 1)
+        return self._statistics.summary(sequence.held_slot, sequence.speculated, self._policy.name)
 
     def stats(self) -> SpeculationStats:
         return self._statistics.snapshot(
-            policy=self._decider.policy.name,
+            policy=self._policy.name,
             method=self._config.method,
             roles=self._costs.stats(),
             cycle=None if self._overlap is None else self._overlap.stats(),
             draft_share=0.0 if self._overlap is None else self._overlap.share,
             partition_fallback=self._fallback,
-            pruning=self._pruning,
         )
+
+    # Before a step.
+
+    def skip_policy(self, count: int, *, launches_ahead: bool = True) -> bool:
+        """Whether the next step, of count sequences, has no drafts, whatever the step in flight samples.
+
+        If so it counts as a step for which the policy was not asked. 0 sequences: the step has prompts alone.
+        launches_ahead: the step can be launched before the one in flight has ended, unless the policy is asked.
+        """
+        if launches_ahead and (self.drafts_overlapped or not count):
+            return not self.drafts_overlapped
+        reason = GAIN
+        if not self._state.any_may_draft:
+            reason = REQUEST
+        elif not self._policy.never_drafts and self._pause_ends(count, launches_ahead=launches_ahead):
+            return False
+        self._paused += 1
+        self._since += 1
+        self._statistics.count_bypasses(reason, count)
+        return True
 
     def decide(
         self, sequences: Many[Sequence], others: OtherRows, *, budget: int, room: Room
-    ) -> DraftDecision | None:
+    ) -> StepDrafts | None:
         """Which sequences draft before the next step; None: the step has no such drafts.
 
         sequences: that may draft. budget: rows of a step. room: how many of the given tokens have KV blocks.
         """
-        began = time.perf_counter()
-        requested = self._decider.decide(sequences, others, budget, room)
-        decision = None
-        if requested is not None:
-            self._requested = requested
-            decision = DraftDecision(
-                chosen=tuple(requested.chosen), lengths=tuple(requested.lengths.tolist()), stop=requested.stop
-            )
-        self._statistics.time_deciding(time.perf_counter() - began)
-        return decision
+        with self._statistics.deciding():
+            return self._decide(sequences, others, budget, room)
 
-    def first_round(self, plan: DraftPlan) -> DraftPlan:
-        """The plan to send for these requests first: the plan itself, or one for the text look-up."""
-        return plan if self._selection is None else self._selection.first_round(plan)
+    def _decide(self, sequences: Many[Sequence], others: OtherRows, budget: int, room: Room) -> StepDrafts | None:
+        count = len(sequences)
+        if self.skip_policy(count, launches_ahead=False):
+            return None
+        num_steps, self._paused, self._changes_seen = 1 + self._paused, 0, self._state.num_changes
+        batch = self._state.batch(sequences)
+        limit = self._limits(batch, _rows_each(budget - count, others, count))
+        if limit is None:
+            self._since += 1
+            self._lengthen_pause()
+            return None
+        overlap = self._overlap
+        is_due = overlap is not None and overlap.is_due(num_steps)
+        if self.drafts_overlapped and not is_due:
+            return None
+        cached = self._state.cached_decision(count, is_due=is_due)
+        if cached is None:
+            self._acceptance.learn_held()
+        candidates = self._candidates(batch, limit, others, cached)
+        if cached is None:
+            lengths, self._since = self._policy.lengths(candidates), 0
+        else:
+            lengths = np.minimum(cached.lengths.take(batch.slots), limit)
+        if overlap is not None and is_due:
+            overlap.judge(candidates, None if self._policy.name == FASER else lengths)
+            if overlap.lanes is not None:
+                self._state.expire_decision()
+                self._pause = 0
+                return None
+        drafts = self._with_room(sequences, candidates, lengths, room)
+        if drafts is None:
+            return None
+        if cached is not None and cached.num_drafting >= len(drafts.lengths):
+            drafts.stop = cached.stop
+        else:  # a cached rule has too few prices if blocks were short when it was made
+            drafts.stop = self._policy.stop_rule(drafts.candidates, drafts.lengths)
+        drafts.is_new, drafts.is_drawn = cached is None, not self._is_point_mass
+        if cached is None:
+            self._state.cache_decision(candidates, lengths, drafts.stop, len(drafts.chosen))
+        return drafts
 
-    def drafted(self, drafts: Drafts) -> Drafts | DraftPlan:
-        """The drafts of all requests, or the plan for the requests that are left to the draft model."""
-        if self._selection is None:
-            return drafts
-        began = time.perf_counter()
-        answer = self._second_round(self._selection, drafts)
-        self._statistics.time_deciding(time.perf_counter() - began)
-        return answer
+    def drafted(self, step: StepDrafts, answer: Drafts) -> DraftPlan | None:
+        """Take in the answer to step.plan. Returns the plan that goes out next; None: all drafts are there."""
+        assert step.plan is not None, "drafts come exactly when they were asked for"
+        if step.plan.from_text:
+            with self._statistics.deciding():
+                return self._choose_text(step, step.plan, answer)
+        if not len(step.taken):
+            step.drafts = answer
+            return None
+        text = step.drafts
+        for column, of_model in zip(text.table, answer.table, strict=True):
+            column[step.by_model] = of_model
+        step.drafts = replace(
+            text,
+            run_s=text.run_s + answer.run_s,
+            passes=answer.passes,
+            catchup_tokens=answer.catchup_tokens,
+        )
+        return None
 
-    def keep(self, drafts: Drafts) -> list[tuple[int, ...]]:
-        """The draft tokens to verify, in the order of the decision."""
-        began = time.perf_counter()
-        kept = self._keep(drafts)
-        self._statistics.time_deciding(time.perf_counter() - began)
-        return kept
+    def first_round(self, step: StepDrafts, plan: DraftPlan) -> DraftPlan:
+        """The plan to send for these drafts first: the plan itself, or one for the text look-up."""
+        step.plan = replace(plan, from_text=True) if self._in_rounds else plan
+        return step.plan
 
-    def chunks(self, sequences: Many[Sequence], others: OtherRows, *, budget: int) -> list[tuple[int, ...]]:
-        """What the next step verifies of the drafts made during the last one, in the order of sequences.
+    def keep(self, step: StepDrafts) -> None:
+        """The policy says what of the drafts the step verifies."""
+        with self._statistics.deciding():
+            self._keep(step)
 
-        Arguments as in decide.
+    def chunks(self, sequences: Many[Sequence], others: OtherRows, *, budget: int) -> StepDrafts | None:
+        """What the next step verifies of the drafts made during the last one.
+
+        None: nothing. Arguments as in decide.
         """
         if self._overlap is None or self._overlap.lanes is None:
-            return [()] * len(sequences)
-        began = time.perf_counter()
-        chunks, self._drafted = self._decider.chunks(sequences, others, budget, self._overlap)
-        self._statistics.time_deciding(time.perf_counter() - began)
-        return chunks
+            return None
+        with self._statistics.deciding():
+            count = len(sequences)
+            batch = self._state.batch(sequences)
+            limit = np.minimum(batch.caps, batch.remaining)
+            candidates = Candidates(
+                DraftingSequences(
+                    batch.slots,
+                    self._state.weights(batch),
+                    np.zeros_like(limit),
+                    np.full_like(limit, _PLENTY),
+                ),
+                np.clip(limit, 0, _rows_each(budget - count, others, count)),
+                np.ones((count, self.cap + 1)),  # replaced by that of the drafts
+                StepFacts(
+                    other_rows=others.rows,
+                    other_sequences=others.sequences,
+                    kv_tokens=batch.kv_tokens,
+                    kv_sequences=count,
+                ),
+            )
+            ready, table = self._overlap.ready(candidates)
+            if not len(ready):
+                return None
+            survival, kept = self._overlap.chunks(candidates.take(ready), table, self._policy)
+            return StepDrafts(
+                chosen=ready.tolist(),
+                lengths=table.lengths,
+                candidates=candidates,
+                drafts=Drafts(step=0, table=table, run_s=0.0),
+                num_decided=1,
+                survival=survival,
+                kept=kept,
+            )
+
+    @property
+    def drafts_overlapped(self) -> bool:
+        """At present drafts are made concurrently with steps, not before them."""
+        return self._overlap is not None and self._overlap.lanes is not None
+
+    def may_overlap(self, plan: StepPlan) -> bool:
+        """Drafts may be made concurrently with this step."""
+        return self._overlap is not None and self._overlap.takes(plan)
 
     def decide_overlapped(
         self, sequences: Many[Sequence], num_unverified: Many[int], *, budget: int, room: Room
-    ) -> OverlapDecision | None:
+    ) -> StepDrafts | None:
         """Which sequences draft concurrently with the step that is about to run; None: no sequence does.
 
         sequences: that may draft, with num_unverified draft tokens each in the step. budget, room: as in decide;
@@ -872,183 +458,432 @@ class SpeculationControl:
         """
         if self._overlap is None or self._overlap.lanes is None:
             return None
-        began = time.perf_counter()
-        decision = self._decider.decide_overlapped(sequences, num_unverified, budget, room, self._overlap)
-        self._statistics.time_deciding(time.perf_counter() - began)
-        return decision
+        with self._statistics.deciding():
+            batch = self._state.batch(sequences)
+            unverified = np.array(num_unverified, dtype=np.int64)
+            # The first token of such a draft is no row of the next step: by then it is the bonus token, or wrong.
+            limit = np.minimum(np.minimum(batch.caps, self._limit), batch.remaining - unverified)
+            lengths = self._overlap.lengths(batch.slots, np.minimum(limit, max(budget // len(sequences), 1)))
+            chosen, fitting = self._fitting(sequences, lengths, room, unverified)
+            if not len(chosen):
+                return None
+            slots = batch.slots[chosen]
+            self._statistics.launch_overlapped()
+            return StepDrafts(
+                chosen=chosen.tolist(),
+                lengths=fitting,
+                candidates=Candidates(
+                    DraftingSequences(slots, np.ones(len(slots)), np.zeros_like(slots), np.zeros_like(slots)),
+                    fitting,
+                    np.ones((len(slots), self.cap + 1)),
+                    StepFacts(other_rows=0, kv_tokens=0, kv_sequences=len(slots)),
+                ),
+                share=self._overlap.share,
+            )
 
-    def skip_policy(self, count: int) -> bool:
-        """Whether the next step, of count sequences, has no drafts, whatever the step in flight brings.
-
-        If so it counts as a step for which the policy was not asked. 0 sequences: the step has prompts alone.
-        """
-        if self.drafts_overlapped:
-            return False
-        return not count or self._decider.skip_policy(count, launches_ahead=True)
-
-    def launch(self, plan: StepPlan) -> None:
+    def launch(self, plan: StepPlan) -> Prediction:
         """The step is about to run, or to wait for the one in flight."""
-        num_drafts, num_rows = sum([rows.num_drafts for rows in plan.rows]), plan.num_rows
+        num_sequences, num_rows, num_drafts = len(plan.rows), plan.num_rows, plan.num_drafts
         verified = None
-        if num_rows == len(plan.rows) + num_drafts:
+        if num_rows == num_sequences + num_drafts:
             verified = (num_rows, num_drafts, plan.kv_tokens, plan.kv_row_tokens)
             predicted_s = self._costs.verification_s(*verified)
         else:
             predicted_s = self._costs.step_s(num_rows, plan.kv_tokens, plan.kv_row_tokens)
         undrafted_s = token_s = 0.0
         if num_drafts:
-            decode_s = self._costs.step_s(len(plan.rows), plan.kv_tokens)
-            token_s = decode_s / len(plan.rows)
+            decode_s = self._costs.step_s(num_sequences, plan.kv_tokens)
+            token_s = decode_s / num_sequences
             undrafted_s = decode_s if verified else self._costs.step_s(num_rows - num_drafts, plan.kv_tokens)
-        self._in_flight.append(_PredictedStep(predicted_s, verified, undrafted_s, token_s))
         self._statistics.launch(drafts=num_drafts > 0)
+        return Prediction(predicted_s=predicted_s, verified=verified, undrafted_s=undrafted_s, token_s=token_s)
 
-    def launch_overlapped(self, decision: OverlapDecision, unverified: tuple[tuple[int, ...], ...]) -> None:
-        """The drafts of the decision are about to be made; they continue these unverified tokens."""
-        assert self._overlap is not None
-        self._statistics.launch_overlapped()
-        self._overlap.launch(decision.slots, decision.lengths, unverified)
+    # After a step.
 
     def learn(
         self,
         plan: StepPlan,
         result: StepResult,
         sequences: Many[Sequence],
-        overlapped: Drafts | None = None,
+        sampled: Many[tuple[int, ...]],
         *,
+        prediction: Prediction,
+        drafts: StepDrafts | None = None,
+        overlapped: StepDrafts | None = None,
         last_gap_s: float | None = None,
     ) -> None:
-        """Take in what the step brought, before its tokens are committed.
+        """Take in what the step sampled, before its tokens are committed.
 
-        sequences: of plan.rows, in their order; those that have ended meanwhile teach nothing. overlapped: the
-        drafts made during the step. last_gap_s: as in Scheduler.commit.
+        sequences, sampled: of plan.rows, in their order; sequences that have ended meanwhile teach nothing.
+        drafts: that the step verified. overlapped: made during the step. last_gap_s: as in Scheduler.commit.
         """
-        began = time.perf_counter()
-        step = self._in_flight.popleft()
-        self._pruning = result.pruning
-        for start, num_held in zip(plan.started, result.draft_kv, strict=False):  # empty without a draft model
-            self._state.set_draft_kv(start.slot, num_held)
-        predicted_s = step.predicted_s - result.saved_s
-        self._statistics.count_mode()
-        if overlapped is None:
-            device_s = result.run_s - result.prepared_s
-            self._costs.observe(Role.STEP, predicted_s, device_s)
-            self._statistics.time_step(predicted_s, device_s)
-            if step.verified is not None and not result.saved_s:
-                self._costs.observe_verification(*step.verified, device_s)
-        else:
-            assert self._overlap is not None
-            self._learner.learn_overlapped(plan, result, overlapped, self._overlap, verify_s=predicted_s)
-        if self._drafted is None:
-            self._learner.learn_undrafted(plan, sequences)
-            num_accepted = 0
-        else:
-            num_accepted = self._learner.learn_verified(self._drafted, result, sequences)
-        undrafted_s = step.undrafted_s or result.run_s - result.prepared_s  # without draft rows: what it took
-        self._statistics.time_plain(undrafted_s + num_accepted * step.token_s)
-        if self._not_chosen is not None:
-            unverified = {} if overlapped is None else {rows.slot: rows.num_drafts for rows in plan.rows}
-            self._learner.learn_not_chosen(self._not_chosen, result, sequences, unverified)
-        kind = self._gap_kind(plan, overlapped, has_prompts=step.verified is None)
-        self._committed = self._drafted
-        self._requested = self._drafted = self._not_chosen = self._all_text = None
-        self._statistics.time_deciding(time.perf_counter() - began)
+        with self._statistics.deciding():
+            kind = self._learn(plan, result, sequences, sampled, prediction, drafts, overlapped)
         deciding_s = self._statistics.end_step()
         if self._timed is not None and last_gap_s is not None and not plan.started:
             last_kind, num_sequences, last_deciding_s = self._timed
             self._costs.host_gaps.observe(last_kind, last_gap_s, num_sequences, deciding_s=last_deciding_s)
         self._timed = (kind, len(plan.rows), deciding_s) if self._times_itself and kind is not None else None
 
-    def _gap_kind(self, plan: StepPlan, overlapped: Drafts | None, *, has_prompts: bool) -> GapKind | None:
+    def _learn(
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        sequences: Many[Sequence],
+        sampled: Many[tuple[int, ...]],
+        prediction: Prediction,
+        drafts: StepDrafts | None,
+        overlapped: StepDrafts | None,
+    ) -> GapKind | None:
         """What the step's gap is an example of; None: of nothing, as the step has prompts or new sequences."""
-        asked = self._decider.take_asked()
+        for start, num_held in zip(plan.started, result.draft_kv, strict=False):  # empty without a draft model
+            self._state.set_draft_kv(start.slot, num_held)
+        running = Status.RUNNING
+        by_slot = {
+            slot: token_ids
+            for slot, token_ids, sequence in zip(plan.rows.slots, sampled, sequences, strict=True)
+            if token_ids and sequence.status is running
+        }
+        predicted_s, device_s = prediction.predicted_s - result.saved_s, result.run_s - result.prepared_s
+        self._statistics.count_mode()
+        self._statistics.pruning = result.pruning
+        if overlapped is None:
+            self._costs.observe(Role.STEP, predicted_s, device_s)
+            self._statistics.time_step(predicted_s, device_s)
+            if prediction.verified is not None and not result.saved_s:
+                self._costs.observe_verification(*prediction.verified, device_s)
+        else:
+            self._learn_overlapped(plan, result, sampled, overlapped, verify_s=predicted_s)
+        num_accepted = 0
+        if drafts is None or not drafts.has_drafts:
+            slots = [
+                slot
+                for slot, samples, sequence in zip(plan.rows.slots, plan.rows.samples, sequences, strict=True)
+                if samples and sequence.status is running
+            ]
+            self._statistics.count_undrafted(np.array(slots, dtype=np.int64))
+        else:
+            num_accepted = self._learn_verified(plan, result, drafts, dict(by_slot))
+        undrafted_s = prediction.undrafted_s or device_s  # without draft rows: what it took
+        self._statistics.time_plain(undrafted_s + num_accepted * prediction.token_s)
+        if drafts is not None:
+            self._learn_not_taken(drafts.not_taken(), by_slot)
+        if overlapped is not None:
+            unverified = dict(zip(plan.rows.slots, plan.rows.num_drafts, strict=True))
+            self._learn_not_taken(overlapped.not_taken(), by_slot, unverified)
+        asked, self._asked = self._asked, False
         if plan.is_async:
             return GapKind.AHEAD
-        if plan.started or has_prompts:
+        if plan.started or prediction.verified is None:
             return None
         if overlapped is not None:
             return GapKind.OVERLAPPED
-        if self._requested is not None:
+        if drafts is not None and not drafts.num_decided:
             return GapKind.DRAFTED
         return GapKind.ASKED if asked else GapKind.UNASKED
 
-    def _second_round(self, selection: DrafterSelection, drafts: Drafts) -> Drafts | DraftPlan:
-        self._all_text = None
-        if selection.waits_for_model:
-            return selection.complete(drafts)
-        found = selection.choose_text(drafts)
-        lengths, stop = self._left_to_model(found) if selection.has_model else (np.zeros_like(found.lengths), None)
-        self._not_chosen = found.not_taken(lengths)
-        model_plan = selection.leave_to_model(found, lengths, stop) if selection.has_model else None
-        if model_plan is not None:
-            return model_plan
-        self._all_text = found
-        return replace(drafts, drafts=found.drafts)
+    def trace(self, drafts: StepDrafts | None, slot: int, *, gamma: int, num_tokens: int) -> StepTrace:
+        """Where num_tokens tokens of one sequence come from, in a step that verified gamma draft tokens of it."""
+        if drafts is None or not gamma:
+            return StepTrace()
+        at = int(np.flatnonzero(drafts.table.slots == slot)[0])
+        drafter = DRAFT_METHODS[drafts.table.methods.item(at)]
+        return StepTrace(drafter=drafter, gamma=gamma, accepted=num_tokens - 1)
 
-    def _left_to_model(self, found: TextRound) -> tuple[Ints, StopRule | None]:
-        """[S] tokens that the model drafts in place of a request's draft from text, and when it stops."""
-        requests = found.plan.requests
-        slots = np.array([each.slot for each in requests], dtype=np.int64)
-        limit = np.minimum([each.max_tokens for each in requests], self._config.model_cap)
+    def _pause_ends(self, count: int, *, launches_ahead: bool) -> bool:
+        longest = self._long_enough.launched_ahead if launches_ahead else self._long_enough.waiting
+        if self._paused >= min(self._pause, longest):
+            return True
+        changed = self._state.num_changes - self._changes_seen
+        return self._paused >= _SHORT_PAUSE and changed * _CHANGED_SHARE >= count
+
+    def _lengthen_pause(self) -> None:
+        self._pause = min(self._pause + 1 if self._pause < _SHORT_PAUSE else 2 * self._pause, _LONGEST_PAUSE)
+
+    def _pauses(self, candidates: Candidates) -> _Pauses:
+        """Pauses in which steps without drafts take so long that asking once takes a small share of that."""
+        decodes = candidates.num_sequences + candidates.step.other_sequences
+        asking_s, share_s = self._costs.host_gaps.asking_s, _ASKING_SHARE * self._costs.step_s(decodes)
+        waiting, launched_ahead = (
+            max(_SHORT_PAUSE, ceil(asking_s(decodes, hidden=hidden) / share_s)) for hidden in (False, True)
+        )
+        return _Pauses(waiting=waiting, launched_ahead=launched_ahead)
+
+    def _limits(self, batch: Batch, rows_each: int) -> Ints | None:
+        """[S] most tokens that each sequence may draft; None: no sequence may draft any."""
+        wanted = np.minimum(batch.caps, batch.remaining)
+        limit: Ints = np.minimum(wanted, min(self._limit, rows_each))
+        if np.count_nonzero(limit > _ZERO) == len(limit):
+            return limit
+        self._statistics.count_bypassed(REQUEST, wanted <= 0)
+        self._statistics.count_bypassed(LOAD, (wanted > 0) & (limit <= 0))
+        return np.maximum(limit, 0) if limit.max() > 0 else None
+
+    def _candidates(
+        self, batch: Batch, limit: Ints, others: OtherRows, cached: CachedDecision | None
+    ) -> Candidates:
+        """What the policy looks at. A cached decision keeps the survival that it was made with."""
+        slots, self._since, self._asked = batch.slots, self._since + 1, True
+        return Candidates(
+            DraftingSequences(
+                slots,
+                self._state.weights(batch),
+                self._state.missing_kv(batch),
+                self._state.expected_tokens(batch),
+            ),
+            limit,
+            self._acceptance.survival(slots, by_model=self._costs.has_passes)
+            if cached is None
+            else cached.survival.take(slots, axis=0),
+            StepFacts(
+                other_rows=others.rows,
+                other_sequences=others.sequences,
+                kv_tokens=batch.kv_tokens,
+                kv_sequences=len(slots),
+                launches_ahead=others.launches_ahead and self._costs.host_gaps.schedules_async,
+                since=self._since,
+            ),
+        )
+
+    def _with_room(
+        self, sequences: Many[Sequence], candidates: Candidates, lengths: Ints, room: Room
+    ) -> StepDrafts | None:
+        """What the sequences draft that have KV blocks for it; None: no sequence drafts."""
+        count, num_wanted = len(sequences), np.count_nonzero(lengths)
+        wanted = lengths.tolist()
+        if num_wanted == count and room([*sequences], wanted) == wanted:
+            self._pause = 0
+            return StepDrafts(chosen=range(count), candidates=candidates, lengths=lengths)
+        self._statistics.count_bypassed(GAIN, (lengths <= 0) & (candidates.limit > 0))
+        chosen, fitting = self._fitting(sequences, lengths, room, np.zeros_like(lengths))
+        if not len(chosen):
+            self._long_enough = self._pauses(candidates)
+            self._lengthen_pause()
+            return None
+        self._pause = 0
+        drafting = candidates if len(chosen) == count else candidates.take(chosen)
+        return StepDrafts(chosen=chosen.tolist(), candidates=drafting, lengths=fitting)
+
+    def _fitting(
+        self, sequences: Many[Sequence], lengths: Ints, room: Room, unverified: Ints
+    ) -> tuple[Ints, Ints]:
+        """Positions of the sequences with KV blocks for their drafts, and how many tokens fit: [N] each.
+
+        unverified: [S] tokens before the draft that need blocks as well.
+        """
+        chosen = lengths.nonzero()[0]
+        before = unverified[chosen]
+        num_tokens = (lengths[chosen] + before).tolist()
+        fitting = np.array(room([sequences[i] for i in chosen.tolist()], num_tokens), dtype=np.int64)
+        fitting -= before
+        self._statistics.count_bypassed(MEMORY, fitting <= 0)
+        fits = fitting > 0
+        return chosen[fits], fitting[fits]
+
+    def _choose_text(self, step: StepDrafts, plan: DraftPlan, answer: Drafts) -> DraftPlan | None:
+        """The best draft from text for each sequence, and the plan for those that are left to the model."""
+        count, table = len(plan.requests), answer.table
+        step.taken = np.arange(count)
+        if not np.count_nonzero(table.lengths):
+            step.survival = np.zeros((count, self.cap + 1))
+            step.survival[:, 0] = 1.0
+        else:
+            survival = self._acceptance.drafted_survival(table)
+            values = np.add.reduce(survival, axis=1).reshape(-1, count)
+            step.taken += values.argmax(axis=0) * count
+            step.from_text, step.survival = table, survival[step.taken]
+        step.drafts = replace(answer, table=table.take(step.taken))
+        if not self._costs.has_passes:
+            return None
+        lengths = self._left_to_model(step)
+        step.by_model = lengths.nonzero()[0]
+        # While a step runs the model's plan follows always: the step's lanes are divided already.
+        if not len(step.by_model) and plan.share is None:
+            return None
+        requests = [
+            replace(plan.requests[i], max_tokens=lengths.item(i), new_blocks=()) for i in step.by_model.tolist()
+        ]
+        step.plan = replace(plan, requests=tuple(requests), released=(), from_text=False, stop=step.stop)
+        return step.plan
+
+    def _left_to_model(self, step: StepDrafts) -> Ints:
+        """[S] tokens that the model drafts in place of a sequence's draft from text."""
+        slots, table = step.candidates.slots, step.table
+        limit = np.minimum(step.lengths, self._config.model_cap)
         survival = self._acceptance.survival(slots, by_model=True)
-        if found.plan.share is not None:  # the model drafts during a step, so its passes cost the step nothing
+        if step.share:  # the model drafts during a step, so its passes cost the step nothing
             by_model = np.add.reduce(survival[:, 1:], axis=1)
-            return np.where(by_model > np.add.reduce(found.survival[:, 1:], axis=1), limit, 0), None
-        assert self._requested is not None, "drafts come exactly when they were requested"
-        candidates = replace(self._requested.candidates, limit=limit, survival=survival)
-        self._acceptance.note_drafts(slots, self._requested.lengths, found.lengths, found.survival, by_model=False)
-        policy = self._decider.policy
-        lengths = policy.model_lengths(candidates, candidates.drafted(found.lengths, found.survival))
+            return np.where(by_model > np.add.reduce(step.survival[:, 1:], axis=1), limit, 0)
+        candidates = step.candidates.drafted(limit, survival)
+        self._acceptance.note_drafts(slots, step.lengths, table.lengths, step.survival, by_model=False)
+        lengths = self._policy.model_lengths(candidates, candidates.drafted(table.lengths, step.survival))
         drafting = lengths.nonzero()[0]
-        if not len(drafting):
-            return lengths, None
-        stop = policy.stop_rule(candidates.among(drafting), lengths[drafting])
-        self._requested.lengths = np.where(lengths > 0, lengths, self._requested.lengths)
-        self._requested.stop = stop
-        return lengths, stop
+        step.stop = None
+        if len(drafting):
+            step.stop = self._policy.stop_rule(candidates.take(drafting), lengths[drafting])
+            step.lengths = np.where(lengths > 0, lengths, step.lengths)
+        return lengths
 
-    def _keep(self, drafts: Drafts) -> list[tuple[int, ...]]:
-        assert self._requested is not None, "drafts come exactly when they were requested"
-        candidates, policy = self._requested.candidates, self._decider.policy
-        if not drafts.passes and not any(map(_token_ids, drafts.drafts)):
-            lengths = np.zeros_like(self._requested.lengths)
-            self._learner.learn_look_up(drafts, len(lengths))
-            if self._requested.is_new and not self._costs.has_passes:
+    def _keep(self, step: StepDrafts) -> None:
+        table, candidates = step.table, step.candidates
+        step.kept = np.zeros_like(step.lengths)
+        if not step.has_drafts:
+            self._learn_look_up(step.drafts, len(step.kept))
+            if step.is_new and not self._costs.has_passes:
                 self._acceptance.note_nothing_found(candidates.slots)
             if self._is_point_mass:
-                policy.keep(candidates, lengths)  # so that it learns of the empty drafts
-            return [()] * len(lengths)
-        read, survival = self._read(drafts, candidates.slots)
-        self._learner.learn_drafting(drafts, candidates, read.methods, read.lengths)
-        if self._requested.is_new:
-            self._note(read, survival, drafts.passes)
-        kept = read.lengths
-        if self._is_point_mass:
-            kept = policy.keep(candidates.drafted(kept, survival), kept)
-        self._drafted = DraftArrays(drafts=read, kept=kept, survival=survival, drawn=not self._is_point_mass)
-        return [each.token_ids[:length] for each, length in zip(drafts.drafts, kept.tolist(), strict=True)]
-
-    def _read(self, drafts: Drafts, slots: Ints) -> tuple[ReadDrafts, Floats]:
-        """The drafts as arrays, and their survival; both are there already where all drafts are from text."""
-        found = self._all_text
-        if found is not None and found.read is not None:
-            return found.read.among(found.chosen), found.survival
-        read = self._reader.read(drafts.drafts, slots)
-        return read, self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
-
-    def _note(self, read: ReadDrafts, survival: Floats, passes: int) -> None:
-        """Take down how likely the drafts are; those from text were noted before, where a model drafts too."""
-        assert self._requested is not None
-        requested, stop = self._requested.lengths, self._requested.stop
-        if not self._costs.has_passes:
-            self._acceptance.note_drafts(read.slots, requested, read.lengths, survival, by_model=False)
+                self._policy.keep(candidates, step.kept)  # so that it learns of the empty drafts
             return
-        by_model = slice(None) if self._selection is None else (read.methods < FIRST_TEXT).nonzero()[0]
-        slots, lengths, survival = read.slots[by_model], read.lengths[by_model], survival[by_model]
+        if len(step.by_model) or not len(step.taken):
+            step.survival = self._acceptance.drafted_survival(table)
+        self._learn_drafting(step)
+        if step.is_new:
+            self._note(step)
+        step.kept = table.lengths
+        if self._is_point_mass:
+            step.kept = self._policy.keep(candidates.drafted(table.lengths, step.survival), table.lengths)
+
+    def _note(self, step: StepDrafts) -> None:
+        """Take down how likely the drafts are; those from text were noted before, where a model drafts too."""
+        table, survival = step.table, step.survival
+        if not self._costs.has_passes:
+            self._acceptance.note_drafts(table.slots, step.lengths, table.lengths, survival, by_model=False)
+            return
+        by_model = (table.methods < FIRST_TEXT).nonzero()[0]
+        slots, lengths, survival = table.slots[by_model], table.lengths[by_model], survival[by_model]
         if not len(slots):
             return
-        if stop is not None:
+        if step.stop is not None:
             lengths, survival = with_dropped(
-                lengths, requested[by_model], survival, passes=passes, row_price=stop.row_price
+                lengths,
+                step.lengths[by_model],
+                survival,
+                passes=step.drafts.passes,
+                row_price=step.stop.row_price,
             )
         self._acceptance.note_drafts(slots, lengths, lengths, survival, by_model=True)
+
+    def _learn_look_up(self, drafts: Drafts, count: int) -> None:
+        """Drafts from text have been looked up for count sequences."""
+        predicted_s = self._costs.text_s(count)
+        if Role.TEXT in self._costs.tables:
+            self._costs.observe(Role.TEXT, predicted_s, drafts.run_s)
+        self._statistics.time_drafting(predicted_s, drafts.run_s)
+
+    def _learn_drafting(self, step: StepDrafts) -> None:
+        """What the drafts took. Afterwards no KV is missing of those that the model drafted for."""
+        drafts, lengths, missing_kv = step.drafts, step.table.lengths, step.candidates.sequences.missing_kv
+        if not drafts.passes:
+            self._learn_look_up(drafts, len(lengths))
+            return
+        self._statistics.count_catchup(drafts.catchup_tokens)
+        by_model = step.table.methods < FIRST_TEXT
+        modelled = lengths * by_model
+        longest = max(modelled.tolist())
+        predicted_s = self._costs.text_s(len(lengths))
+        if longest:
+            # A pass whose tokens were all dropped is not in the lengths.
+            predicted_s = self._costs.draft_s(modelled, missing_kv) * drafts.passes / longest
+            self._costs.observe(Role.PASS, predicted_s, drafts.run_s)
+        self._statistics.time_drafting(predicted_s, drafts.run_s)
+        if np.count_nonzero(missing_kv):
+            self._state.extend_draft_kv(step.candidates.slots, missing_kv * by_model)
+
+    def _learn_verified(
+        self, plan: StepPlan, result: StepResult, step: StepDrafts, by_slot: dict[int, tuple[int, ...]]
+    ) -> int:
+        """A step has verified drafts. A sequence that was preempted meanwhile or failed teaches nothing.
+
+        by_slot: tokens of the sequences that go on. Returns how many draft tokens were accepted.
+        """
+        sampled = [by_slot.pop(slot, ()) for slot in step.table.slots.tolist()]
+        if by_slot:
+            self._statistics.count_undrafted(np.array([*by_slot], dtype=np.int64))
+        at = np.array([i for i, each in enumerate(sampled) if each], dtype=np.int64)
+        if not len(at):
+            return 0
+        counts = np.array([len(sampled[i]) for i in at.tolist()], dtype=np.int64)
+        slots, methods = step.table.slots[at], step.table.methods[at]
+        if not step.num_decided:
+            self._state.extend_draft_kv(slots, (methods < FIRST_TEXT) * counts)
+        num_cut = np.zeros_like(slots)
+        if result.num_cut:
+            cut = {plan.rows.slots[position]: count for position, count in result.num_cut.items()}
+            num_cut[:] = [cut.get(slot, 0) for slot in slots.tolist()]
+            self._statistics.count_pruned_rows(methods, num_cut)
+        accepted = counts - _BONUS
+        self._statistics.count_drafts(
+            step.table.take(at), step.kept[at] - num_cut, step.survival[at], accepted, num_decided=step.num_decided
+        )
+        last_ids = np.array([sampled[i][-1] for i in at.tolist()], dtype=np.int64)
+        self._teach(step.outcomes(at, accepted, last_ids, num_cut))
+        return int(np.add.reduce(accepted))
+
+    def _learn_not_taken(
+        self,
+        drafts: DraftTable,
+        by_slot: Mapping[int, tuple[int, ...]],
+        unverified: Mapping[int, int] | None = None,
+    ) -> None:
+        """A step is done. drafts: from text, in whose place another draft was taken.
+
+        by_slot: tokens of the sequences that go on. One that was preempted meanwhile teaches nothing: its slot may
+        be taken. unverified: by slot, tokens that the step verified and the draft continues. Unless all of them
+        were accepted nothing decides that draft.
+        """
+        if not len(drafts.slots):
+            return
+        first = unverified or {}
+        sampled = [by_slot.get(slot, ())[first.get(slot, 0) :] for slot in drafts.slots.tolist()]
+        self._teach(point_mass_outcomes(drafts, sampled_tokens(sampled, drafts.width)))
+
+    def _learn_overlapped(
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        sampled: Many[tuple[int, ...]],
+        step: StepDrafts,
+        *,
+        verify_s: float,
+    ) -> None:
+        """The step and the drafts made during it are done. verify_s: what the step should have taken alone.
+
+        Afterwards a draft model's cache holds every token up to the last one that the step sampled.
+        """
+        assert self._overlap is not None, "drafts were made during the step"
+        assert step.plan is not None, "and were asked for"
+        self._statistics.count_catchup(step.drafts.catchup_tokens)
+        unverified = {rows.slot: rows.token_ids[len(rows.token_ids) - rows.num_drafts :] for rows in plan.rows}
+        by_slot = dict(zip(plan.rows.slots, sampled, strict=True))
+        learned = self._overlap.learn(
+            result, step.drafts, requested=step.lengths, unverified=unverified, sampled=by_slot, verify_s=verify_s
+        )
+        self._statistics.time_lanes(
+            (learned.verify_s, result.run_s), (learned.draft_s, step.drafts.run_s), learned.overlap_s
+        )
+        table = step.table
+        self._statistics.count_dropped(table.slots, table.methods, learned.dropped)
+        if len(learned.outcomes.decided):
+            self._teach(learned.outcomes)
+        by_model = table.slots[table.methods < FIRST_TEXT]
+        if len(by_model):
+            rows = plan.rows
+            ends = {
+                slot: start + count - num_drafts + len(by_slot[slot])
+                for slot, start, count, num_drafts in zip(
+                    rows.slots, rows.starts, rows.counts, rows.num_drafts, strict=True
+                )
+            }
+            self._state.set_draft_kv(by_model, [ends[slot] for slot in by_model.tolist()])
+
+    def _teach(self, outcomes: DraftOutcomes) -> None:
+        """While a cached decision serves further steps, outcomes wait for its end."""
+        self._acceptance.hold(outcomes)
+        if self._state.decision_expired:
+            self._acceptance.learn_held()
+
+
+def _rows_each(budget: int, others: OtherRows, count: int) -> int:
+    """Most draft rows of each of count sequences. Prompts keep what they need, or half of the spare rows."""
+    spare = budget - others.sequences
+    return max(spare - min(others.rows - others.sequences, spare // 2), 0) // count

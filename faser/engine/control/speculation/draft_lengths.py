@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.engine.control.speculation.policy import Candidates, Floats, Ints
+from faser.engine.contract.drafts import Floats, Ints
+from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 
 _NOTHING = np.array(0.0)
@@ -38,16 +39,16 @@ class Objective:
 
     def __init__(self, costs: CostModel, candidates: Candidates) -> None:
         count, num_columns = candidates.survival.shape
-        decodes = count + candidates.other_sequences
-        self.worth = float(np.add.reduce(candidates.weight)) + candidates.other_sequences
-        self.drafting_gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.launches_ahead)
-        rows = count + candidates.other_rows
+        decodes = count + candidates.step.other_sequences
+        self.worth = float(np.add.reduce(candidates.sequences.weight)) + candidates.step.other_sequences
+        self.drafting_gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.step.launches_ahead)
+        rows = count + candidates.step.other_rows
         self._steps_s = self._verify_s = costs.steps_s(
-            rows, rows + count * num_columns, candidates.kv_tokens, candidates.mean_context
+            rows, rows + count * num_columns, candidates.step.kv_tokens, candidates.step.mean_context
         )
         self.seconds_without_drafts = self._steps_s.item(0)
         if decodes != rows:
-            self.seconds_without_drafts = costs.step_s(decodes, candidates.kv_tokens)
+            self.seconds_without_drafts = costs.step_s(decodes, candidates.step.kv_tokens)
             self._verify_s = self._steps_s + (self.seconds_without_drafts - self._steps_s.item(0))
 
     @property
@@ -134,7 +135,7 @@ class TextDrafts:
 
 def text_drafts(candidates: Candidates, objective: Objective) -> TextDrafts:
     """candidates.limit, survival: lengths and survival of the drafts from text."""
-    worth = candidates.survival[:, 1:] * candidates.weight[:, None]
+    worth = candidates.survival[:, 1:] * candidates.sequences.weight[:, None]
     choice = best_prefixes(objective, worth, candidates.limit)
     worth *= upto(worth.shape[1]).take(choice.lengths, axis=0)
     return TextDrafts(rows=choice.lengths, worth=np.add.reduce(worth, axis=1), rate=choice.rate)
@@ -146,7 +147,7 @@ def best_lengths(
     """The lengths with the largest G; all 0 where the step is better without drafts by the model."""
     limit = candidates.limit
     num_depths = candidates.survival.shape[1] - 1
-    worth = candidates.survival[:, 1:] * candidates.weight[:, None]
+    worth = candidates.survival[:, 1:] * candidates.sequences.weight[:, None]
     missing_s = _catchup_s(candidates, costs)
     without = objective.rate_without_drafts if text is None else text.rate
     order = _sequences_best_first(worth, limit, missing_s * without, text)
@@ -189,10 +190,8 @@ def _sequences_best_first(worth: Floats, limit: Ints, prices: Floats, text: Text
 
 def _catchup_s(candidates: Candidates, costs: CostModel) -> Floats:
     """[S] seconds per step for the missing draft KV: an investment in the remaining steps."""
-    if not np.count_nonzero(candidates.missing_kv):
+    if not np.count_nonzero(candidates.sequences.missing_kv):
         return np.zeros(candidates.num_sequences)
-    seconds = costs.catchup_s(candidates.missing_kv)
-    if candidates.remaining is None:
-        return seconds / CATCHUP_HORIZON
-    steps = _PAID_BACK * candidates.remaining / (1.0 + candidates.survival[:, 1])
+    seconds = costs.catchup_s(candidates.sequences.missing_kv)
+    steps = _PAID_BACK * candidates.sequences.remaining / (1.0 + candidates.survival[:, 1])
     return seconds / np.clip(steps, 1.0, CATCHUP_HORIZON)

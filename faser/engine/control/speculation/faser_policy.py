@@ -19,6 +19,7 @@ the time.
 import numpy as np
 from numpy.typing import NDArray
 
+from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import (
@@ -28,7 +29,7 @@ from faser.engine.control.speculation.draft_lengths import (
     best_prefixes,
     text_drafts,
 )
-from faser.engine.control.speculation.policy import Candidates, Ints, Policy
+from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
 
 SHARE = 0.004  # of the time that probing takes at most
@@ -49,9 +50,9 @@ class Probes:
 
     def add(self, candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> Ints:
         """lengths with probes for the sequences that are due, cheapest first, as far as the account allows."""
-        self._step += candidates.since
+        self._step += candidates.step.since
         share_s = SHARE * objective.seconds_without_drafts
-        self._saved_s = min(self._saved_s + candidates.since * share_s, _SAVED_STEPS * share_s)
+        self._saved_s = min(self._saved_s + candidates.step.since * share_s, _SAVED_STEPS * share_s)
         if np.count_nonzero(lengths) == np.count_nonzero(candidates.limit):
             if np.count_nonzero(self._due):
                 self._cover(candidates.slots)
@@ -84,7 +85,7 @@ class Probes:
         self, candidates: Candidates, lengths: Ints, due: Ints, objective: Objective, costs: CostModel
     ) -> Ints:
         """Probe as many due sequences as the account can pay for; if none, do not try again for a few steps."""
-        due = due[np.argsort(candidates.missing_kv[due], kind="stable")]
+        due = due[np.argsort(candidates.sequences.missing_kv[due], kind="stable")]
         unprobed_s = self._cost_s(candidates, lengths, objective, costs)
         while len(due):
             probed = lengths.copy()
@@ -101,7 +102,9 @@ class Probes:
     def _cost_s(self, candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> float:
         drafted = lengths.sum(keepdims=True)
         gap_s = objective.drafting_gap_s if drafted.item(0) else 0.0
-        return costs.draft_s(lengths, candidates.missing_kv) + float(objective.verify_s(drafted)[0]) + gap_s
+        return (
+            costs.draft_s(lengths, candidates.sequences.missing_kv) + float(objective.verify_s(drafted)[0]) + gap_s
+        )
 
     def _settle(self, candidates: Candidates, due: Ints) -> None:
         slots = candidates.slots[due]
@@ -148,7 +151,7 @@ class Faser(Policy):
         lengths = np.zeros_like(candidates.limit)
         if self._costs.has_passes:
             choice = best_lengths(candidates, objective, self._costs)
-            self._switch(choice.rate / objective.rate_without_drafts, candidates.since)
+            self._switch(choice.rate / objective.rate_without_drafts, candidates.step.since)
             if self._on:
                 lengths = self._bounds(choice, candidates, objective)
             lengths = self._probes.add(candidates, lengths, objective, self._costs)
@@ -157,7 +160,7 @@ class Faser(Policy):
         if not self._on:
             self._probed = candidates.slots[lengths > 0]
         looking_s = self._costs.text_s(candidates.num_sequences) + objective.drafting_gap_s
-        looks_up = self._text.looks_up(looking_s / objective.seconds_without_drafts, candidates.since)
+        looks_up = self._text.looks_up(looking_s / objective.seconds_without_drafts, candidates.step.since)
         return candidates.limit if looks_up else np.where(lengths > 0, candidates.limit, 0)
 
     def model_lengths(self, candidates: Candidates, by_text: Candidates) -> Ints:
@@ -197,7 +200,7 @@ class Faser(Policy):
                 text.follow(1.0)
             return lengths
         objective = Objective(self._costs, candidates)
-        values = candidates.survival[:, 1:] * candidates.weight[:, None]
+        values = candidates.survival[:, 1:] * candidates.sequences.weight[:, None]
         choice = best_prefixes(objective, values, lengths)
         if text is not None:
             text.follow(choice.rate / objective.rate_without_drafts)

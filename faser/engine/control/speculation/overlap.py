@@ -1,53 +1,32 @@
-"""Which sequences draft while the target verifies, how far, and on what share of the processors, so that G is
-largest.
+"""Overlapped drafting: whether drafts are made while the target verifies, how far, and what of them is verified.
 
     step        k                            k + 1
     verify      pending, chunk x_1 … x_c  |  y_1, chunk y_2 … y_m        if all of x is accepted and y_1 is right
-                                          |  the recovered token         if not: its row judges the new z_1
+                                          |  the recovered token         if not: its row decides about the new z_1
     draft       y_1 … y_m                 |  z_1 … z_m
+
+An overlapped draft continues the draft that a step verifies meanwhile as if all of it were accepted. Once the
+step's tokens are known it stands if that holds and its own first token is the one that the target sampled, the
+bonus token. The rest of it is then the chunk that the next step verifies.
 
 A sequence is ready if it has a chunk. Let s_k be the survival of a draft's first k tokens: the sequence becomes
 ready with probability s_1 and stays ready with s_m, so it is ready in π = s_1 / (1 + s_1 - s_m) of the steps. A
 ready step brings (s_1 + … + s_m) / s_1 tokens, any other step one. For a constant acceptance this is PEARL's
 expectation with a pre-verified row (arXiv 2408.11850). G is these tokens over the time that both lanes take
-together.
-
-Frontiers: the overlapped draft of every sequence, and whether it still stands.
-
-An overlapped draft is made while a step verifies an earlier draft, and continues that draft as if all of it were
-accepted. Once the step's tokens are known the overlapped draft is judged at the border between the two: it stands
-if everything before it was accepted and its first token is the one that the target sampled itself, the bonus
-token. The rest of it is then the chunk that the next step verifies. OverlapControl decides which sequences draft.
-
-OverlapControl: whether drafts are made concurrently with steps, and what of them is verified.
-
-Owns the judgement of whether overlapped drafting pays, with its hysteresis, and the factor between measured and
-predicted time of overlapped steps. Reads the acceptance and the cost model. Knows slots and arrays, not sequences.
-
-    chunks            what of the drafts made during the last step the next step verifies
-    lengths, launch   which sequences draft meanwhile, and which unverified tokens their drafts continue
-    learn             acceptance of the new drafts' first tokens, once the step's tokens are known
+together; best_overlap maximises it. Knows slots and arrays, not sequences.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
-from numpy.typing import NDArray
 
-from faser.engine.contract.plan import Draft, Drafts, StepPlan, StepResult
+from faser.engine.contract.drafts import FIRST_TEXT, NO_DRAFTS, Bools, Drafts, DraftTable, Floats, Ints
+from faser.engine.contract.plan import StepPlan, StepResult
 from faser.engine.contract.step_times import InterferenceTable
-from faser.engine.control.speculation.acceptance import (
-    FIRST_TEXT,
-    Acceptance,
-    DraftArrays,
-    DraftReader,
-    ReadDrafts,
-    Verdicts,
-)
+from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
 from faser.engine.control.speculation.draft_lengths import Objective, best_lengths, best_prefixes
-from faser.engine.control.speculation.policy import Candidates, Floats, Ints, Policy
+from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel, ErrorTracker
 from faser.types import RoleStats
 
@@ -83,16 +62,16 @@ def best_overlap(
         return _not_overlapped(objective)
     lengths = np.minimum(np.arange(1, candidates.survival.shape[1]), np.maximum(candidates.limit, 1)[:, None])
     ready, tokens = (np.take_along_axis(each, lengths - 1, axis=1) for each in expected(candidates.survival))
-    gains = np.where(may_draft[:, None], candidates.weight[:, None] * ready * (tokens - 1), -1.0)
+    gains = np.where(may_draft[:, None], candidates.sequences.weight[:, None] * ready * (tokens - 1), -1.0)
     rows = ready * (lengths - 1)
     order = np.argsort(-gains.max(axis=1), kind="stable")[: int(may_draft.sum())]
     worth = objective.worth + gains[order].cumsum(axis=0)  # [sequences that draft, length]
     drafted = np.rint(rows[order].cumsum(axis=0)).astype(np.int64)
     verify_s, draft_s = objective.verify_s(drafted), _draft_s(costs, len(order), worth.shape[1])
-    step_rows = drafted + (candidates.num_sequences + candidates.other_rows)
-    context = candidates.mean_context  # other sequences are assumed to have as many tokens
-    decodes = candidates.num_sequences + candidates.other_sequences
-    gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.launches_ahead, overlapped=True)
+    step_rows = drafted + (candidates.num_sequences + candidates.step.other_rows)
+    context = candidates.step.mean_context  # other sequences are assumed to have as many tokens
+    decodes = candidates.num_sequences + candidates.step.other_sequences
+    gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.step.launches_ahead, overlapped=True)
     rates = np.stack([worth / (each.seconds(verify_s, draft_s, step_rows, context) + gap_s) for each in lanes])
     if most_rows is not None:
         rates[:, drafted + decodes > most_rows] = 0.0
@@ -131,62 +110,61 @@ def _not_overlapped(objective: Objective) -> OverlapChoice:
     )
 
 
-class Border(Enum):
-    """What became of an overlapped draft.
-
-    PASSED: its first token was right; the rest may be a chunk. REFUSED: its first token was wrong. UNJUDGED: a
-    token before it was refused, or there was no draft.
-    """
-
-    PASSED = "passed"
-    REFUSED = "refused"
-    UNJUDGED = "unjudged"
-
-
 class Frontiers:
-    """By slot: whether it drafts overlapped, and the draft that passed the border, until it is taken."""
+    """By slot: whether it drafts overlapped, and the draft that stands, until it is taken."""
 
     def __init__(self, num_slots: int) -> None:
-        self._standing: dict[int, Draft] = {}
-        self._drafts: NDArray[np.bool_] = np.ones(num_slots, dtype=np.bool_)
+        self._standing = NO_DRAFTS
+        self._drafts: Bools = np.ones(num_slots, dtype=np.bool_)
 
     def start(self, slot: int) -> None:
         """A sequence takes over the slot, and may draft. What the slot's last sequence drafted is dropped."""
         self._drafts[slot] = True
-        self._standing.pop(slot, None)
+        self.release(slot)
 
     def release(self, slot: int) -> None:
         """The sequence leaves its slot."""
-        self._standing.pop(slot, None)
+        if slot in self._standing.slots:
+            self._standing = self._standing.take(self._standing.slots != slot)
 
-    def choose(self, slots: NDArray[np.int64], chosen: NDArray[np.int64]) -> None:
+    def choose(self, slots: Ints, chosen: Ints) -> None:
         """Of these slots those at the positions `chosen` draft overlapped."""
         self._drafts[slots] = False
         self._drafts[slots[chosen]] = True
 
-    def drafts(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def drafts(self, slots: Ints) -> Bools:
         """[S] whether each slot drafts overlapped."""
         return self._drafts[slots]
 
-    def judge(self, unverified: tuple[int, ...], draft: Draft, token_ids: tuple[int, ...]) -> Border:
-        """A step that verified `unverified` while `draft` was made brought token_ids.
+    def learn(
+        self, drafts: DraftTable, unverified: Mapping[int, tuple[int, ...]], sampled: Mapping[int, tuple[int, ...]]
+    ) -> tuple[Bools, Bools]:
+        """A step has verified `unverified` while these drafts were made. [S] which stand, and which are wrong.
 
-        token_ids: the accepted ones and the bonus or recovered token; empty if the step brought nothing.
+        unverified, sampled: by slot; the step's tokens: the accepted ones and the bonus or recovered token; none
+        if it sampled nothing. A draft stands if its first token was right and wrong if it was not; of one that
+        continues a refused token, and of an empty one, neither is known.
         """
-        if not draft.token_ids or not token_ids or token_ids[:-1] != unverified:
-            return Border.UNJUDGED
-        if token_ids[-1] != draft.token_ids[0]:
-            return Border.REFUSED
-        self._standing[draft.slot] = draft
-        return Border.PASSED
+        stand, wrong = np.zeros((2, len(drafts.slots)), dtype=np.bool_)
+        for at, slot in enumerate(drafts.slots.tolist()):
+            found = sampled.get(slot, ())
+            if drafts.lengths.item(at) and found and found[:-1] == unverified.get(slot, ()):
+                is_right = found[-1] == drafts.token_ids.item(at, 0)
+                stand[at], wrong[at] = is_right, not is_right
+        self._standing = drafts.take(stand)
+        return stand, wrong
 
-    def standing(self, slots: Iterable[int]) -> list[Draft | None]:
-        """The draft of each slot that passed the border, its first token included; None: there is none."""
-        return [self._standing.get(slot) for slot in slots]
+    def standing(self, slots: Ints) -> tuple[Ints, DraftTable]:
+        """Positions of the slots whose draft stands and has more than its first token, and these drafts."""
+        by_slot = {slot: at for at, slot in enumerate(self._standing.slots.tolist())}
+        pairs = [(at, by_slot[slot]) for at, slot in enumerate(slots.tolist()) if slot in by_slot]
+        pairs = [(at, line) for at, line in pairs if self._standing.lengths.item(line) > 1]
+        found = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        return found[:, 0], self._standing.take(found[:, 1])
 
     def clear(self) -> None:
         """The chunks were taken, or are not wanted any more."""
-        self._standing.clear()
+        self._standing = NO_DRAFTS
 
 
 AUTO, ON, OFF = "auto", "on", "off"
@@ -216,35 +194,32 @@ class OverlapOptions:
 
 @dataclass(slots=True, kw_only=True)
 class OverlapOutcome:
-    """The result of overlapped drafting. Arrays: [N], one line per draft.
+    """The result of overlapped drafting.
 
-    dropped: tokens of each draft that the target never sees. verdicts: on the drafts that the border decided.
-    verify_s, draft_s: what either lane should have taken. overlap_s: time in which both lanes were busy.
+    dropped: [N] tokens of each draft that the target never sees. outcomes: of the drafts that the step has decided
+    about. verify_s, draft_s: what either lane should have taken. overlap_s: time in which both lanes were busy.
     """
 
-    slots: Ints
-    methods: Ints
     dropped: Ints
-    verdicts: Verdicts
+    outcomes: DraftOutcomes
     verify_s: float
     draft_s: float
     overlap_s: float
 
 
-@dataclass(slots=True, kw_only=True)
-class _LaunchedDrafts:
-    """The drafts that are being made during the step in flight; see OverlapControl.launch."""
-
-    slots: Ints
-    lengths: Ints
-    unverified: tuple[tuple[int, ...], ...]
-
-
 class OverlapControl:
-    """See the module. frontiers: what it keeps by slot. cap: most tokens of a draft."""
+    """Owns the judgement of whether overlapped drafting pays, with its hysteresis, and the factor between measured
+    and predicted time of overlapped steps.
+
+        ready, chunks   what of the drafts made during the last step the next step verifies
+        lengths         which sequences draft meanwhile
+        learn           acceptance of the new drafts' first tokens, once the step's tokens are known
+
+    frontiers: what it keeps by slot.
+    """
 
     def __init__(
-        self, costs: CostModel, acceptance: Acceptance, frontiers: Frontiers, options: OverlapOptions, *, cap: int
+        self, costs: CostModel, acceptance: Acceptance, frontiers: Frontiers, options: OverlapOptions
     ) -> None:
         assert options.lanes, "overlapped drafting takes lanes"
         self._costs = costs
@@ -253,14 +228,9 @@ class OverlapControl:
         self._options = options
         self._mode = options.mode
         self._interval = min(_FIRST_INTERVAL, options.every)
-        self._reader = DraftReader(cap)
         self._choice: OverlapChoice | None = None  # None: drafts are not overlapped
         self._steps_left = 0
-        self._launched: _LaunchedDrafts | None = None
-        self._rows, self._context = (
-            0,
-            0.0,
-        )  # rows and mean context of the step that is being made
+        self._rows, self._context = 0, 0.0  # rows and mean context of the step that is being made
         self._cycle = ErrorTracker()  # of overlapped steps
 
     @property
@@ -295,8 +265,7 @@ class OverlapControl:
         most_rows = self._options.most_rows
         if most_rows is None:
             return True
-        num_drafts = sum([rows.num_drafts for rows in plan.rows])
-        return plan.num_rows == len(plan.rows) + num_drafts and plan.num_rows <= most_rows
+        return plan.num_rows == len(plan.rows) + plan.num_drafts and plan.num_rows <= most_rows
 
     def is_due(self, num_steps: int) -> bool:
         """Count num_steps steps; whether it is time to judge again."""
@@ -327,76 +296,69 @@ class OverlapControl:
         self._choice = choice
         self._frontiers.choose(candidates.slots, choice.chosen)
 
-    def chunks(self, candidates: Candidates, policy: Policy) -> tuple[list[tuple[int, ...]], DraftArrays | None]:
-        """What the next step verifies of each candidate's draft. candidates.limit: most tokens of each chunk."""
-        drafts = self._frontiers.standing(candidates.slots.tolist())
+    def ready(self, candidates: Candidates) -> tuple[Ints, DraftTable]:
+        """Positions of the candidates whose drafts stand, and these drafts, which are taken with that."""
+        self._rows = candidates.num_sequences + candidates.step.other_rows
+        self._context = candidates.step.mean_context
+        found = self._frontiers.standing(candidates.slots)
         self._frontiers.clear()
-        self._rows, self._context = len(drafts) + candidates.other_rows, candidates.mean_context
-        chunks = [(i, draft) for i, draft in enumerate(drafts) if draft is not None and len(draft.token_ids) > 1]
-        found: list[tuple[int, ...]] = [()] * len(drafts)
-        if not chunks:
-            return found, None
-        positions, ready = zip(*chunks, strict=True)
-        at = np.array(positions, dtype=np.int64)
-        read = self._reader.read(ready)
-        lengths = read.lengths
-        whole = self._acceptance.drafted_survival(read.slots, read.methods, lengths, read.confidences)
+        return found
+
+    def chunks(self, ready: Candidates, drafts: DraftTable, policy: Policy) -> tuple[Floats, Ints]:
+        """Survival of the drafts' tokens after the first, and how many of these the next step verifies.
+
+        ready.limit: most tokens of each chunk.
+        """
+        whole = self._acceptance.drafted_survival(drafts)
         survival = np.zeros_like(whole)
         survival[:, :-1] = whole[:, 1:] / np.maximum(whole[:, 1:2], 1e-12)
-        limit = np.minimum(lengths - 1, candidates.limit[at])
-        kept = policy.keep(candidates.among(at).drafted(limit, survival), limit)
+        limit = np.minimum(drafts.lengths - 1, ready.limit)
+        kept = policy.keep(ready.drafted(limit, survival), limit)
         self._rows += int(kept.sum())
-        verified = DraftArrays(drafts=read, kept=kept, survival=survival, border=1)
-        for i, draft, length in zip(positions, ready, kept.tolist(), strict=True):
-            found[i] = draft.token_ids[1 : 1 + length]
-        return found, verified
+        return survival, kept
 
     def lengths(self, slots: Ints, limit: Ints) -> Ints:
         """[S] tokens that each slot drafts during the next step, as far as limit allows; 0: none."""
         assert self._choice is not None, "drafts are not overlapped"
         return np.where(self._frontiers.drafts(slots), np.clip(limit, 0, self._choice.length), 0)
 
-    def launch(self, slots: Ints, lengths: Ints, unverified: tuple[tuple[int, ...], ...]) -> None:
-        """During the step that is about to run these slots draft [N] tokens each, which continue `unverified`."""
-        self._launched = _LaunchedDrafts(slots=slots, lengths=lengths, unverified=unverified)
+    def learn(
+        self,
+        result: StepResult,
+        drafts: Drafts,
+        *,
+        requested: Ints,
+        unverified: Mapping[int, tuple[int, ...]],
+        sampled: Mapping[int, tuple[int, ...]],
+        verify_s: float,
+    ) -> OverlapOutcome:
+        """Take in an overlapped step and its drafts.
 
-    def learn(self, result: StepResult, drafts: Drafts, *, verify_s: float) -> OverlapOutcome:
-        """Take in an overlapped step and its drafts. verify_s: what the step should take alone."""
-        assert self._launched is not None, "no drafts were made during this step"
-        launched, self._launched = self._launched, None
+        requested: [N] tokens that were asked for. unverified, sampled: by slot, draft tokens of the step and its
+        tokens. verify_s: what the step should take alone.
+        """
+        table = drafts.table
         lane_verify_s, lane_draft_s, overlap_s = self._note_time(result, drafts, verify_s)
-        slots = launched.slots
-        read = self._reader.read(drafts.drafts)
-        methods, lengths = read.methods, read.lengths
-        self._note(launched, read)
-        brought, judge = {each.slot: each.token_ids for each in result.sequences}, self._frontiers.judge
-        borders = [
-            judge(unverified, draft, brought.get(draft.slot, ()))
-            for unverified, draft in zip(launched.unverified, drafts.drafts, strict=True)
-        ]
-        right, wrong = Border.PASSED, Border.REFUSED
-        passed = np.array([border is right for border in borders])
-        refused = np.array([border is wrong for border in borders])
-        decided = (refused | (passed & (lengths == 1))).nonzero()[0]  # chunks decide the others
+        self._note(table, requested)
+        stand, wrong = self._frontiers.learn(table, unverified, sampled)
+        decided = (wrong | (stand & (table.lengths == 1))).nonzero()[0]  # chunks decide the others
         return OverlapOutcome(
-            slots=slots,
-            methods=methods,
-            dropped=np.where(passed, 1, lengths),
-            verdicts=read.among(decided).judged(np.ones_like(decided), passed[decided].astype(np.int64)),
+            dropped=np.where(stand, 1, table.lengths),
+            outcomes=DraftOutcomes(table.take(decided), np.ones_like(decided), stand[decided].astype(np.int64)),
             verify_s=lane_verify_s,
             draft_s=lane_draft_s,
             overlap_s=overlap_s,
         )
 
-    def _note(self, launched: _LaunchedDrafts, read: ReadDrafts) -> None:
-        survival = self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
+    def _note(self, drafts: DraftTable, requested: Ints) -> None:
+        survival = self._acceptance.drafted_survival(drafts)
         for by_model in (True, False):
-            those = ((read.methods < FIRST_TEXT) == by_model).nonzero()[0]
+            those = ((drafts.methods < FIRST_TEXT) == by_model).nonzero()[0]
             if len(those):
                 self._acceptance.note_drafts(
-                    read.slots[those],
-                    launched.lengths[those],
-                    read.lengths[those],
+                    drafts.slots[those],
+                    requested[those],
+                    drafts.lengths[those],
                     survival[those],
                     by_model=by_model,
                 )
@@ -407,7 +369,7 @@ class OverlapControl:
         lanes = self._choice.lanes
         assert lanes is not None
         verified_s, drafted_s = result.began_s + result.run_s, drafts.began_s + drafts.run_s
-        draft_s = self._draft_s(len(drafts.drafts), drafts.passes)
+        draft_s = self._draft_s(len(drafts.table.slots), drafts.passes)
         predicted_s = lanes.one(verify_s, draft_s, rows=self._rows, context=self._context)
         verify, draft, _, _ = lanes.factors(np.array(self._rows), self._context).tolist()
         measured_s = max(verified_s, drafted_s) - min(result.began_s, drafts.began_s)
@@ -427,7 +389,7 @@ class OverlapControl:
         if self._costs.has_passes:
             without = best_lengths(candidates, objective, self._costs).rate
         else:
-            worth = candidates.survival[:, 1:] * candidates.weight[:, None]
+            worth = candidates.survival[:, 1:] * candidates.sequences.weight[:, None]
             looking_s = self._costs.text_s(candidates.num_sequences) + objective.drafting_gap_s
             without = best_prefixes(objective, worth, candidates.limit, looking_s).rate
         gain = choice.rate / self._cycle.factor / max(without, objective.rate_without_drafts)

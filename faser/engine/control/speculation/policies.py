@@ -22,9 +22,10 @@ from bisect import bisect_left
 import numpy as np
 
 from faser.config.speculation import POLICIES, SpeculationConfig
+from faser.engine.contract.drafts import Ints
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import Objective, best_prefixes
-from faser.engine.control.speculation.policy import Candidates, Ints, Policy
+from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 
@@ -90,7 +91,7 @@ class Table(Policy):
         self._gammas = [gamma for _, _, gamma in entries]
 
     def lengths(self, candidates: Candidates) -> Ints:
-        num_sequences = candidates.num_sequences + candidates.other_sequences
+        num_sequences = candidates.num_sequences + candidates.step.other_sequences
         at = min(bisect_left(self._lasts, num_sequences), len(self._gammas) - 1)
         return np.minimum(candidates.limit, self._gammas[at])
 
@@ -125,7 +126,7 @@ class Goodput(Policy):
             lengths
         )
         seconds = objective.verify_s(lengths.sum(keepdims=True))[0] + self._costs.draft_s(
-            lengths, candidates.missing_kv
+            lengths, candidates.sequences.missing_kv
         )
         return worth / float(seconds)
 
@@ -142,6 +143,6 @@ class Survival(Policy):
         return candidates.limit.copy()
 
     def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
-        sunk_s = self._costs.draft_s(lengths, candidates.missing_kv)
+        sunk_s = self._costs.draft_s(lengths, candidates.sequences.missing_kv)
         objective = Objective(self._costs, candidates)
         return best_prefixes(objective, candidates.survival[:, 1:], lengths, sunk_s).lengths

@@ -5,91 +5,93 @@ before drafting, and once the drafts' own confidences are known; where drafts co
 in between. It reads the results of its decisions from Acceptance and CostModel, which it never writes.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.plan import StopRule
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
+class DraftingSequences(NamedTuple):
+    """What is known of S sequences that could draft, in order of priority; [S] each.
 
-@dataclass(slots=True, kw_only=True)
-class Candidates:
-    """The S sequences that could draft in this step, in order of priority. K is the engine's cap on γ.
-
-    slots: [S]. limit: [S] most tokens that each may draft, 0 … K: by its own cap, its end and the rows of the
-    step. survival: [S, K + 1]; survival[s, k] is the expected probability that s gets a draft of k tokens or more
-    and that the first k are all accepted; column 0 is 1; rows never increase. weight: [S] what a token of the
-    sequence is worth: 1 unless its latency target says otherwise. missing_kv: [S] known tokens that the draft KV
-    cache lacks. remaining: [S] tokens that each sequence is expected to generate yet; None: more than enough to
-    pay for its missing KV. other_rows: rows of the step except one per candidate and the drafts: prompts, and
-    sequences that cannot draft. other_sequences: how many of those rows bring a sequence its next token.
-    kv_tokens: tokens in the cache, of all candidates or of kv_sequences sequences where these are more: the
-    candidates were chosen among them. launches_ahead: without drafts the step would be launched before the one in
-    flight has ended, which hides the host's work. since: steps since the policy was last asked. Read only; not
-    frozen, as several are made in every step and freezing costs more than the rest of it.
+    slots: of the engine.
+    weight: what a token of the sequence is worth: 1 unless its latency target says otherwise.
+    missing_kv: known tokens that the draft KV cache lacks.
+    remaining: tokens that the sequence is expected to generate yet, which have to pay for its missing KV.
     """
 
     slots: Ints
-    limit: Ints
-    survival: Floats
     weight: Floats
     missing_kv: Ints
+    remaining: Ints
+
+    def take(self, at: Ints) -> "DraftingSequences":
+        return DraftingSequences._make([column[at] for column in self])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What is known of a step before it has drafts.
+
+    other_rows: rows except one per candidate and the drafts: prompts, and sequences that cannot draft.
+    other_sequences: how many of those rows bring a sequence its next token.
+    kv_tokens: tokens in the cache, of kv_sequences sequences: the candidates were chosen among them.
+    launches_ahead: without drafts the step would be launched before the one in flight has ended, which hides the
+        host's work.
+    since: steps since the policy was last asked.
+    """
+
     other_rows: int
     kv_tokens: int
+    kv_sequences: int
     other_sequences: int = 0
-    kv_sequences: int | None = None
     launches_ahead: bool = False
     since: int = 1
-    remaining: Ints | None = None
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self.slots)
 
     @property
     def mean_context(self) -> float:
         """Mean tokens in the cache of a sequence."""
-        return self.kv_tokens / max(self.kv_sequences or len(self.slots), 1)
+        return self.kv_tokens / max(self.kv_sequences, 1)
 
-    def among(self, chosen: Ints) -> "Candidates":
+
+@dataclass(slots=True)
+class Candidates:
+    """The S sequences that could draft in a step. K is the engine's cap on γ. Read only.
+
+    limit: [S] most tokens that each may draft, 0 … K: by its own cap, its end and the rows of the step.
+    survival: [S, K + 1]; survival[s, k] is the expected probability that s gets a draft of k tokens or more and
+        that the first k are all accepted; column 0 is 1; rows never increase.
+    """
+
+    sequences: DraftingSequences
+    limit: Ints
+    survival: Floats
+    step: StepFacts
+
+    @property
+    def slots(self) -> Ints:
+        return self.sequences.slots
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.limit)
+
+    def take(self, at: Ints) -> "Candidates":
         """Those at these positions; the others' pending tokens become other rows."""
-        others = len(self.slots) - len(chosen)
-        return Candidates(
-            slots=self.slots[chosen],
-            limit=self.limit[chosen],
-            survival=self.survival[chosen],
-            weight=self.weight[chosen],
-            missing_kv=self.missing_kv[chosen],
-            remaining=None if self.remaining is None else self.remaining[chosen],
-            other_rows=self.other_rows + others,
-            other_sequences=self.other_sequences + others,
-            kv_tokens=self.kv_tokens,
-            kv_sequences=self.kv_sequences or len(self.slots),
-            launches_ahead=self.launches_ahead,
-            since=self.since,
+        others = len(self.limit) - len(at)
+        step = replace(
+            self.step,
+            other_rows=self.step.other_rows + others,
+            other_sequences=self.step.other_sequences + others,
         )
+        return Candidates(self.sequences.take(at), self.limit[at], self.survival[at], step)
 
     def drafted(self, lengths: Ints, survival: Floats) -> "Candidates":
         """The same sequences with their drafts: lengths: [S] tokens each, survival: [S, K + 1] of these tokens."""
-        return Candidates(
-            slots=self.slots,
-            limit=lengths,
-            survival=survival,
-            weight=self.weight,
-            missing_kv=self.missing_kv,
-            remaining=self.remaining,
-            other_rows=self.other_rows,
-            other_sequences=self.other_sequences,
-            kv_tokens=self.kv_tokens,
-            kv_sequences=self.kv_sequences,
-            launches_ahead=self.launches_ahead,
-            since=self.since,
-        )
+        return Candidates(self.sequences, lengths, survival, self.step)
 
 
 class Policy(Protocol):

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.control.clock import Clock
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.speculation.overlap import Frontiers
-from faser.engine.control.speculation.policy import Candidates, Floats, Ints
+from faser.engine.control.speculation.policy import Candidates
 
 _ANSWER_WEIGHT = 0.05  # of the newest answer in the mean answer length
 _LARGEST_WEIGHT = 8.0  # a token of a sequence that misses its target counts at most as much as 8 other tokens

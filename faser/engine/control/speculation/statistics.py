@@ -5,20 +5,18 @@ for steps without drafts, and predicted against measured times. A step only note
 many steps at once, before they are read. Knows neither policies nor sequences.
 """
 
+import time
 from collections import Counter
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from faser.config.drafters import DRAFT_METHODS
+from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints
 from faser.engine.contract.step_times import Role
-from faser.engine.control.speculation.acceptance import DraftArrays
 from faser.engine.control.step_cost import ErrorTracker
 from faser.types import DEFAULT_CLASS, MethodStats, PruneStats, RoleStats, SpeculationStats, SpeculationSummary
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 PLAIN, SERIAL = "plain", "serial"  # modes: a step without drafts; one whose drafts were made before it
 REQUEST, MEMORY, LOAD, GAIN = "request", "memory", "load", "gain"
@@ -53,7 +51,8 @@ class SpeculationStatistics:
         self._accepted_at: Ints = np.zeros((len(self._classes), cap), dtype=np.int64)
         self._upto = np.tri(cap + 1, cap, -1, dtype=np.int64)  # line n: 1 for the first n depths, 0 for the others
         self._undrafted: list[Ints] = []  # slots of steps that are not counted yet
-        self._drafted: list[tuple[DraftArrays, Ints]] = []
+        self._drafted: list[_VerifiedDrafts] = []
+        self.pruning: PruneStats | None = None  # the data plane's latest
         self._partition = partition
         self._mode = self._next_mode = PLAIN
         self._mode_steps: Counter[str] = Counter(dict.fromkeys((PLAIN, SERIAL, partition), 0))
@@ -64,6 +63,7 @@ class SpeculationStatistics:
         self._step_times, self._verify_lane, self._draft_lane = ErrorTracker(), ErrorTracker(), ErrorTracker()
         self._overlap_s = 0.0
         self._plain_s = 0.0
+        self._entered_s = 0.0
         self._decide_s = self._decided_s = 0.0  # of all steps; up to the end of the last step
 
     def start(self, slot: int, class_name: str) -> None:
@@ -105,9 +105,15 @@ class SpeculationStatistics:
         if len(self._undrafted) >= _MOST_NOTED:
             self._settle()
 
-    def count_drafts(self, drafted: DraftArrays, accepted: Ints) -> None:
-        """A step verified drafts. accepted: [S], of the tokens that were kept."""
-        self._drafted.append((drafted, accepted))
+    def count_drafts(
+        self, drafts: DraftTable, kept: Ints, survival: Floats, accepted: Ints, *, num_decided: int = 0
+    ) -> None:
+        """A step verified drafts.
+
+        Kept, accepted: [S] tokens. survival: [S, K + 1]; num_decided: as in StepDrafts.
+        """
+        lengths = drafts.lengths - num_decided
+        self._drafted.append(_VerifiedDrafts(drafts.slots, drafts.methods, lengths, kept, survival, accepted))
         if len(self._drafted) >= _MOST_NOTED:
             self._settle()
 
@@ -126,7 +132,7 @@ class SpeculationStatistics:
         """`count` sequences went through a step without a draft, for this reason."""
         self._bypasses[reason] += count
 
-    def count_bypassed(self, reason: str, mask: NDArray[np.bool_]) -> None:
+    def count_bypassed(self, reason: str, mask: Bools) -> None:
         """The sequences in mask went through a step without a draft, for this reason."""
         self.count_bypasses(reason, int(np.count_nonzero(mask)))
 
@@ -172,9 +178,15 @@ class SpeculationStatistics:
         """The last step's tokens would have taken this long without drafts."""
         self._plain_s += seconds
 
-    def time_deciding(self, seconds: float) -> None:
-        """The host spent this time on deciding or learning."""
-        self._decide_s += seconds
+    def deciding(self) -> "SpeculationStatistics":
+        """As a context: the host decides or learns in it."""
+        return self
+
+    def __enter__(self) -> None:
+        self._entered_s = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._decide_s += time.perf_counter() - self._entered_s
 
     def end_step(self) -> float:
         """Host seconds of deciding since the step before ended."""
@@ -190,7 +202,6 @@ class SpeculationStatistics:
         cycle: RoleStats | None,
         draft_share: float,
         partition_fallback: str,
-        pruning: PruneStats | None,
     ) -> SpeculationStats:
         """All counters. roles: the cost model's times; its role of whole forwards is reported as verify.
 
@@ -220,7 +231,7 @@ class SpeculationStatistics:
             overlap_s=self._overlap_s,
             partition=self._partition,
             partition_fallback=partition_fallback,
-            pruning=pruning,
+            pruning=self.pruning,
         )
 
     def _method_stats(self) -> tuple[MethodStats, ...]:
@@ -253,13 +264,8 @@ class SpeculationStatistics:
             self._drafted = []
             self._settle_drafted(noted)
 
-    def _settle_drafted(self, noted: list[tuple[DraftArrays, Ints]]) -> None:
-        slots = np.concatenate([each.drafts.slots for each, _ in noted])
-        methods = np.concatenate([each.drafts.methods for each, _ in noted])
-        lengths = np.concatenate([each.drafts.lengths - each.border for each, _ in noted])
-        kept = np.concatenate([each.kept for each, _ in noted])
-        accepted = np.concatenate([each for _, each in noted])
-        survival = np.concatenate([each.survival for each, _ in noted])
+    def _settle_drafted(self, noted: list["_VerifiedDrafts"]) -> None:
+        slots, methods, lengths, kept, survival, accepted = map(np.concatenate, zip(*noted, strict=True))
         lines = np.stack(
             (np.ones_like(kept), kept, (kept > 0).astype(np.int64), lengths, lengths - kept, kept, accepted),
             axis=-1,
@@ -277,3 +283,14 @@ class SpeculationStatistics:
         width = self._gammas.shape[1]
         cells = np.bincount(self._class_of[slots] * width + kept, minlength=self._gammas.size)
         self._gammas += cells.reshape(self._gammas.shape)
+
+
+class _VerifiedDrafts(NamedTuple):
+    """The drafts that a step verified: [S] each, survival [S, K + 1]."""
+
+    slots: Ints
+    methods: Ints
+    lengths: Ints
+    kept: Ints
+    survival: Floats
+    accepted: Ints

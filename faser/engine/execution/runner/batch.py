@@ -4,13 +4,12 @@ Knows nothing of models, of sampling, or why a sequence runs.
 """
 
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from faser.engine.contract.plan import SequenceRows
+from faser.engine.contract.plan import StepRows
 from faser.engine.execution.sampling.token_samplers import PendingTokens
 from faser.kernels.interface.shapes import RowLayout
 
@@ -91,14 +90,13 @@ class BlockTable:
         """Blocks of a slot, in order of position, without the first `first`."""
         return self._lists[slot][first:]
 
-    def gather(self, rows: tuple[SequenceRows, ...]) -> RowBatch:
+    def gather(self, rows: StepRows) -> RowBatch:
         """The rows of one plan as arrays. Append their new blocks first."""
-        inputs = [each.token_ids for each in rows]
         return self.lay_out(
-            [each.slot for each in rows],
-            np.array([each.start for each in rows], dtype=np.int32),
-            np.array([*map(len, inputs)], dtype=np.int32),
-            np.fromiter(chain.from_iterable(inputs), np.int64),
+            rows.slots,
+            np.array(rows.starts, dtype=np.int32),
+            np.array(rows.counts, dtype=np.int32),
+            np.array(rows.token_ids, dtype=np.int64),
         )
 
     def lay_out(

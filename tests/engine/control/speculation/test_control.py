@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.plan import Draft, Drafts, StopRule
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import Draft, StopRule
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Sequence

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from benchmarks.selected_drafter import SelectedDrafter
 from faser.config.drafters import DRAFT_METHODS
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, Drafts, SequenceStart, StopRule
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.control import DrafterSelection
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals

@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from faser.config.drafters import DRAFT_METHODS
-from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import Draft, SequenceResult, StepResult
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Status

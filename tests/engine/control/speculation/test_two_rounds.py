@@ -17,7 +17,8 @@ from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.trace import RequestTrace, Trace
 from benchmarks.simulator.workload import Arrival
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
+from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.plan import Draft, SequenceResult, StepResult
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Status
