@@ -60,7 +60,8 @@ class SequenceRows:
     start: int
     token_ids: tuple[int, ...]
     samples: bool
-    num_drafts: int
+    num_drafts: int = 0
+    new_blocks: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -92,7 +93,23 @@ class StepRows:
         ends = accumulate(self.counts)
         columns = zip(self.slots, self.starts, self.counts, ends, self.samples, self.num_drafts, strict=True)
         for slot, start, count, end, samples, num_drafts in columns:
-            yield SequenceRows(slot, start, tuple(self.token_ids[end - count : end]), samples, num_drafts)
+            token_ids, new_blocks = tuple(self.token_ids[end - count : end]), self.new_blocks.get(slot, ())
+            yield SequenceRows(slot, start, token_ids, samples, num_drafts, new_blocks)
+
+    @classmethod
+    def of(cls, *sequences: SequenceRows) -> "StepRows":
+        """The columns of these."""
+        rows = cls()
+        for each in sequences:
+            rows.add(
+                each.slot,
+                each.start,
+                each.token_ids,
+                samples=each.samples,
+                num_drafts=each.num_drafts,
+                new_blocks=each.new_blocks,
+            )
+        return rows
 
     def add(
         self,
