@@ -7,16 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.render_trace import Panel, drawn, panel_of, read_steps
-from faser.engine.contract.drafts import Drafts
-from faser.engine.contract.plan import (
-    Draft,
-    DraftPlan,
-    DraftRequest,
-    SequenceResult,
-    SequenceRows,
-    StepPlan,
-    StepResult,
-)
+from faser.engine.contract.drafts import Drafts, table_of
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceRows, StepPlan, StepResult, StepRows
 from faser.engine.step_trace import StepTrace
 from faser.errors import ConfigError
 
@@ -25,28 +17,25 @@ GREEN, RED, BLUE, BROWN, PALE = "#1a7f37", "#cf222e", "#0969da", "#9a6700", "#c9
 
 
 def plan(step: int, *drafted: int) -> StepPlan:
-    rows = SequenceRows(
-        slot=2, start=9, token_ids=(5, *drafted), new_blocks=(), samples=True, num_drafts=len(drafted)
-    )
-    return StepPlan(step=step, released=(), started=(), rows=(rows,))
+    rows = SequenceRows(slot=2, start=9, token_ids=(5, *drafted), samples=True, num_drafts=len(drafted))
+    return StepPlan(step=step, released=(), started=(), rows=StepRows.of(rows))
 
 
 def result(step: int, began_s: float, *token_ids: int) -> StepResult:
-    return StepResult(
-        step=step, sequences=(SequenceResult(slot=2, token_ids=token_ids),), run_s=0.050, began_s=began_s
-    )
+    return StepResult(step=step, counts=[len(token_ids)], token_ids=[*token_ids], run_s=0.050, began_s=began_s)
 
 
 def drafts(step: int, began_s: float, run_s: float, *token_ids: int) -> Drafts:
-    draft = Draft(slot=2, method="draft_model", token_ids=token_ids, confidences=(1.0,) * len(token_ids))
-    return Drafts(step=step, drafts=(draft,), run_s=run_s, began_s=began_s, passes=len(token_ids))
+    count = len(token_ids)
+    table = table_of([2], "draft_model", [token_ids], [(1.0,) * count], width=count)
+    return Drafts(step=step, table=table, run_s=run_s, began_s=began_s, passes=count)
 
 
 def written(path: Path) -> Path:
     """A step with a draft before it: of three one accepted. A step beside which a draft is made that stands."""
     trace = StepTrace(path)
     trace.step(1.0, 1.1, plan(0, 6, 7, 8), result(0, 1.045, 6, 9), drafts=drafts(0, 1.005, 0.035, 6, 7, 8))
-    ahead = DraftPlan(step=1, requests=(DraftRequest(slot=2, max_tokens=3, new_blocks=()),), share=0.5)
+    ahead = DraftPlan(step=1, width=3, requests=(DraftRequest(slot=2, max_tokens=3, new_blocks=()),), share=0.5)
     beside = drafts(1, 1.103, 0.040, 4, 3, 2)
     trace.step(1.1, 1.2, plan(1), result(1, 1.102, 4), overlapped_plan=ahead, overlapped_drafts=beside)
     trace.close()

@@ -1,33 +1,32 @@
 """The order of a step: which calls the engine makes of its scheduler and its executor, and what it counts."""
 
-from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.drafts import Drafts, empty_table
 from faser.engine.contract.plan import (
-    Draft,
     DraftPlan,
     DraftRequest,
     LaunchedStep,
     SequenceDelta,
-    SequenceResult,
     SequenceRows,
     StepPlan,
     StepResult,
+    StepRows,
 )
 from faser.engine.engine import Engine
 from faser.types import EngineStats
 from tests.engine.driving import Driver, request
 
 REQUESTS = (DraftRequest(slot=0, max_tokens=2, new_blocks=()), DraftRequest(slot=1, max_tokens=2, new_blocks=()))
-TEXT_PLAN = DraftPlan(step=1, requests=REQUESTS, from_text=True)
-MODEL_PLAN = DraftPlan(step=1, requests=REQUESTS[1:])
+TEXT_PLAN = DraftPlan(step=1, width=2, requests=REQUESTS, from_text=True)
+MODEL_PLAN = DraftPlan(step=1, width=2, requests=REQUESTS[1:])
 PLAN = StepPlan(
     step=1,
     released=(),
     started=(),
-    rows=(SequenceRows(slot=0, start=3, token_ids=(5,), new_blocks=(), samples=True),),
+    rows=StepRows.of(SequenceRows(slot=0, start=3, token_ids=(5,), samples=True)),
 )
-RESULT = StepResult(step=1, sequences=(SequenceResult(slot=0, token_ids=(6,)),), run_s=0.0)
+RESULT = StepResult(step=1, counts=[1], token_ids=[6], run_s=0.0)
 LOOKED_UP, FROM_MODEL, SELECTED = (
-    Drafts(step=1, drafts=(Draft(slot=0, method=method),), run_s=0.0) for method in ("text", "model", "selected")
+    Drafts(step=1, table=empty_table([0], method, 2), run_s=0.0) for method in ("suffix", "draft_model", "ngram")
 )
 
 
@@ -60,8 +59,8 @@ class ScriptedScheduler:
         self._calls.append(("drafted", drafts))
         return self._answers.pop(0)
 
-    def plan(self, drafts: Drafts | None = None) -> StepPlan:
-        self._calls.append(("plan", drafts))
+    def plan(self) -> StepPlan:
+        self._calls.append(("plan",))
         return PLAN
 
     def propose_overlapped(self, plan: StepPlan) -> DraftPlan | None:
@@ -75,11 +74,10 @@ class ScriptedScheduler:
         self,
         plan: StepPlan,
         result: StepResult,
-        overlapped_drafts: Drafts | None = None,
         *,
         last_gap_s: float | None = None,
     ) -> list[SequenceDelta]:
-        self._calls.append(("commit", plan, result, overlapped_drafts))
+        self._calls.append(("commit", plan, result))
         self.gaps.append(last_gap_s)
         return []
 
@@ -122,10 +120,10 @@ def calls_of_a_step(
 def test_without_speculation_a_step_is_plan_run_commit() -> None:
     assert calls_of_a_step([]) == [
         ("propose",),
-        ("plan", None),
+        ("plan",),
         ("propose_overlapped", PLAN),
         ("run", PLAN),
-        ("commit", PLAN, RESULT, None),
+        ("commit", PLAN, RESULT),
     ]
 
 
@@ -134,7 +132,7 @@ def test_one_drafter_is_asked_once_before_the_step() -> None:
         ("propose",),
         ("draft", MODEL_PLAN, None),
         ("drafted", FROM_MODEL),
-        ("plan", FROM_MODEL),
+        ("plan",),
     ]
 
 
@@ -145,15 +143,16 @@ def test_the_model_is_asked_after_the_text_for_what_the_scheduler_leaves_to_it()
         ("drafted", LOOKED_UP),
         ("draft", MODEL_PLAN, None),
         ("drafted", FROM_MODEL),
-        ("plan", SELECTED),
+        ("plan",),
     ]
 
 
 def test_one_drafter_drafts_while_the_step_runs() -> None:
-    assert calls_of_a_step([], overlapped=MODEL_PLAN)[2:] == [
+    assert calls_of_a_step([FROM_MODEL], overlapped=MODEL_PLAN)[2:] == [
         ("propose_overlapped", PLAN),
         ("run_overlapped", PLAN, MODEL_PLAN),
-        ("commit", PLAN, RESULT, FROM_MODEL),
+        ("drafted", FROM_MODEL),
+        ("commit", PLAN, RESULT),
     ]
 
 
@@ -165,7 +164,7 @@ def test_text_is_looked_up_before_the_model_drafts_while_the_step_runs() -> None
         ("drafted", LOOKED_UP),
         ("run_overlapped", PLAN, MODEL_PLAN),
         ("drafted", FROM_MODEL),
-        ("commit", PLAN, RESULT, SELECTED),
+        ("commit", PLAN, RESULT),
     ]
 
 

@@ -9,16 +9,8 @@ from typing import Any
 
 import pytest
 
-from faser.engine.contract.drafts import Drafts
-from faser.engine.contract.plan import (
-    Draft,
-    DraftPlan,
-    DraftRequest,
-    SequenceResult,
-    SequenceRows,
-    StepPlan,
-    StepResult,
-)
+from faser.engine.contract.drafts import Drafts, table_of
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceRows, StepPlan, StepResult, StepRows
 from faser.engine.step_trace import StepTrace
 from faser.errors import ConfigError
 
@@ -26,22 +18,21 @@ PLAN = StepPlan(
     step=7,
     released=(),
     started=(),
-    rows=(
-        SequenceRows(slot=2, start=10, token_ids=(5, 6, 7), new_blocks=(), samples=True, num_drafts=2),
-        SequenceRows(slot=4, start=0, token_ids=(1, 2, 3, 4), new_blocks=(), samples=False),
+    rows=StepRows.of(
+        SequenceRows(slot=2, start=10, token_ids=(5, 6, 7), samples=True, num_drafts=2),
+        SequenceRows(slot=4, start=0, token_ids=(1, 2, 3, 4), samples=False),
     ),
 )
-RESULT = StepResult(
-    step=7,
-    sequences=(SequenceResult(slot=2, token_ids=(6, 9)), SequenceResult(slot=4)),
-    run_s=0.050,
-    began_s=1.010,
+RESULT = StepResult(step=7, counts=[2, 0], token_ids=[6, 9], run_s=0.050, began_s=1.010)
+OVERLAPPED = DraftPlan(
+    step=7, width=3, requests=(DraftRequest(slot=2, max_tokens=3, new_blocks=(), unverified=(6, 7)),), share=0.5
 )
 
 
 def drafts(began_s: float, run_s: float, *token_ids: int) -> Drafts:
-    draft = Draft(slot=2, method="draft_model", token_ids=token_ids, confidences=(1.0,) * len(token_ids))
-    return Drafts(step=7, drafts=(draft,), run_s=run_s, began_s=began_s, passes=len(token_ids), catchup_tokens=1)
+    count = len(token_ids)
+    table = table_of([2], "draft_model", [token_ids], [(1.0,) * count], width=count)
+    return Drafts(step=7, table=table, run_s=run_s, began_s=began_s, passes=count, catchup_tokens=1)
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -75,7 +66,7 @@ def test_a_step_that_drafted_before_it_verified_has_its_spans_one_after_another(
     assert on_line["propose"] == on_line["plan"] == on_line["commit"] == "host"
 
 
-def test_verdicts_and_rows_are_in_the_span(tmp_path: Path) -> None:
+def test_accepted_tokens_and_rows_are_in_the_span(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     trace = StepTrace(path)
     trace.step(1.0, 1.070, PLAN, RESULT)
@@ -93,11 +84,8 @@ def test_verdicts_and_rows_are_in_the_span(tmp_path: Path) -> None:
 def test_lanes_that_ran_together_overlap_and_the_step_ends_with_the_longer(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     trace = StepTrace(path)
-    overlapped = DraftPlan(
-        step=7, requests=(DraftRequest(slot=2, max_tokens=3, new_blocks=(), unverified=(6, 7)),), share=0.5
-    )
     trace.step(
-        1.0, 1.080, PLAN, RESULT, overlapped_plan=overlapped, overlapped_drafts=drafts(1.011, 0.060, 8, 9, 1)
+        1.0, 1.080, PLAN, RESULT, overlapped_plan=OVERLAPPED, overlapped_drafts=drafts(1.011, 0.060, 8, 9, 1)
     )
     trace.close()
     found = spans(path)
@@ -109,20 +97,17 @@ def test_lanes_that_ran_together_overlap_and_the_step_ends_with_the_longer(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("brought", "stands"),
+    ("sampled", "stands"),
     [((6, 7, 8), True), ((6, 7, 5), False), ((6, 9), False), ((6, 7), False), ((), False)],
 )
-def test_an_overlapped_draft_stands_if_its_chunk_and_its_first_token_came(
-    tmp_path: Path, brought: tuple[int, ...], stands: bool
+def test_an_overlapped_draft_stands_if_its_chunk_and_its_first_token_were_sampled(
+    tmp_path: Path, sampled: tuple[int, ...], stands: bool
 ) -> None:
     path = tmp_path / "trace.json"
     trace = StepTrace(path)
-    overlapped = DraftPlan(
-        step=7, requests=(DraftRequest(slot=2, max_tokens=3, new_blocks=(), unverified=(6, 7)),), share=0.5
-    )
-    result = replace(RESULT, sequences=(SequenceResult(slot=2, token_ids=brought), SequenceResult(slot=4)))
+    result = replace(RESULT, counts=[len(sampled), 0], token_ids=[*sampled])
     trace.step(
-        1.0, 1.080, PLAN, result, overlapped_plan=overlapped, overlapped_drafts=drafts(1.011, 0.060, 8, 9, 1)
+        1.0, 1.080, PLAN, result, overlapped_plan=OVERLAPPED, overlapped_drafts=drafts(1.011, 0.060, 8, 9, 1)
     )
     trace.close()
     assert spans(path)["draft ahead"]["args"]["stands"] == [stands]

@@ -21,7 +21,6 @@ from faser.engine.contract.plan import (
     DraftPlan,
     DraftRequest,
     LaunchedStep,
-    SequenceResult,
     SequenceRows,
     SequenceStart,
     StepPlan,
@@ -35,9 +34,11 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.step_results import drafts_of
 from faser.errors import ConfigError
 from faser.types import SamplingParams
 from tests.benchmarks.simulator.running import machine
+from tests.fakes import SequenceOutcome, step_result
 
 CAP = 4
 EOS = 7
@@ -101,7 +102,7 @@ class ScriptedTarget:
         self.prompts: dict[int, tuple[int, int]] = {}
 
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:  # noqa: ARG002
-        return Drafts(step=plan.step, drafts=self.drafter.propose(plan).drafts, run_s=0.0)
+        return drafts_of(plan, self.drafter.propose(plan), 0.0, 0.0)
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         raise AssertionError(f"no draft is requested during step {plan.step}: {draft_plan.requests}")
@@ -118,19 +119,20 @@ class ScriptedTarget:
         for start in plan.started:
             self.prompts[start.slot] = (start.token_ids[0], start.prompt_len)
             self.drafter.start(start)
-        results = tuple(map(self.judge, plan.rows))
+        sampled = [self.verify(rows) for rows in plan.rows]
         self.drafter.commit(
             [
-                Continuation(slot=each.slot, token_ids=each.token_ids, num_accepted=len(each.token_ids) - 1)
-                for each in results
-                if each.token_ids
+                Continuation(slot=slot, token_ids=token_ids, num_accepted=len(token_ids) - 1)
+                for slot, token_ids in zip(plan.rows.slots, sampled, strict=True)
+                if token_ids
             ]
         )
-        return StepResult(step=plan.step, sequences=results, run_s=0.001)
+        outcomes = [SequenceOutcome(token_ids=token_ids) for token_ids in sampled]
+        return step_result(plan.step, *outcomes, run_s=0.001)
 
-    def judge(self, rows: SequenceRows) -> SequenceResult:
+    def verify(self, rows: SequenceRows) -> tuple[int, ...]:
         if not rows.samples:
-            return SequenceResult(slot=rows.slot)
+            return ()
         number, prompt_len = self.prompts[rows.slot]
         draft = rows.token_ids[len(rows.token_ids) - rows.num_drafts :]
         position = rows.start + len(rows.token_ids) - rows.num_drafts - prompt_len
@@ -140,7 +142,7 @@ class ScriptedTarget:
                 break
             position += 1
             tokens.append(self.token(number, position))
-        return SequenceResult(slot=rows.slot, token_ids=tuple(tokens))
+        return tuple(tokens)
 
     def token(self, number: int, position: int) -> int:
         return EOS if position == self.eos_at else target(number, position)

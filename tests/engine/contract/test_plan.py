@@ -2,7 +2,7 @@
 
 import pytest
 
-from faser.engine.contract.plan import SequenceRows, StepPlan
+from faser.engine.contract.plan import SequenceRows, StepPlan, StepRows
 
 
 @pytest.mark.parametrize(
@@ -12,9 +12,11 @@ def test_tokens_of_a_plan_are_those_before_its_first_rows_and_those_before_its_f
     sequences: list[tuple[int, int]],
 ) -> None:
     """sequences: (start, rows) of each."""
-    rows = tuple(
-        SequenceRows(slot=slot, start=start, token_ids=(7,) * count, new_blocks=(), samples=True)
-        for slot, (start, count) in enumerate(sequences)
+    rows = StepRows.of(
+        *(
+            SequenceRows(slot=slot, start=start, token_ids=(7,) * count, new_blocks=(), samples=True)
+            for slot, (start, count) in enumerate(sequences)
+        )
     )
     plan = StepPlan(step=1, released=(), started=(), rows=rows)
     assert plan.kv_tokens == sum(start for start, _ in sequences)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from faser.engine.contract.plan import SequenceResult, StepPlan, StepResult
+from faser.engine.contract.plan import StepPlan, StepResult
 from faser.engine.control.clock import SimulatedClock, WallClock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
@@ -14,7 +14,7 @@ from faser.engine.control.sequence import sample_seed
 from faser.errors import ConfigError, RequestError
 from faser.types import FinishReason, PositionLogprobs, SequenceError
 from tests.engine.driving import EOS, Driver, expected, expected_prompt_logprobs, request, rows_by_slot
-from tests.fakes import RandomPolicy, extend, next_token, scripted_logprobs
+from tests.fakes import RandomPolicy, SequenceOutcome, extend, next_token, scripted_logprobs, step_result
 
 
 def prompt(length: int, first: int = 100) -> list[int]:
@@ -50,7 +50,7 @@ def test_a_request_is_computed_in_one_step_a_token() -> None:
 
     driver.check(mine)
     assert [[len(rows.token_ids) for rows in plan.rows] for plan in plans] == [[10], [1], [1]]
-    assert [plan.rows[0].samples for plan in plans] == [True] * 3
+    assert [plan.rows.samples[0] for plan in plans] == [True] * 3
     assert plans[0].started[0].token_ids == mine.prompt_token_ids
     assert plans[0].started[0].seed == sample_seed(1, 0)
     assert [plan.released for plan in plans] == [(), (), ()]
@@ -74,7 +74,7 @@ def test_a_long_prompt_is_computed_in_chunks_and_samples_with_the_last() -> None
 
     driver.check(mine)
     assert [plan.num_rows for plan in plans] == [8, 8, 5, 1]
-    assert [plan.rows[0].samples for plan in plans] == [False, False, True, True]
+    assert [plan.rows.samples[0] for plan in plans] == [False, False, True, True]
 
 
 def test_a_long_prompt_never_keeps_a_decoding_sequence_from_its_row() -> None:
@@ -179,7 +179,7 @@ def test_the_worst_running_sequence_gives_its_blocks_to_the_better_one(policy: s
     driver.run()
 
     driver.check(a, b)
-    restarted = driver.executor.steps[-1].rows[0].slot
+    restarted = driver.executor.steps[-1].rows.slots[0]
     last_start = next(
         start for plan in reversed(driver.executor.steps) for start in plan.started if start.slot == restarted
     )
@@ -304,7 +304,7 @@ def test_a_repeated_prompt_computes_only_its_tail_and_reports_the_rest_as_cached
     plans = driver.run()
 
     driver.check(first, second)
-    assert (plans[0].rows[0].start, plans[0].num_rows) == (8, 4)
+    assert (plans[0].rows.starts[0], plans[0].num_rows) == (8, 4)
     last = driver.samples["b", 0].last
     assert last is not None
     assert last.num_cached_tokens == 8
@@ -515,8 +515,8 @@ def test_logprobs_come_with_their_tokens() -> None:
 def answered(plan: StepPlan, *token_ids: int, logprobs: bool = False) -> StepResult:
     """A result with these tokens for the plan's only sequence."""
     scores = tuple(PositionLogprobs(token_id=each, logprob=-1.0, rank=1, top=()) for each in token_ids)
-    result = SequenceResult(slot=plan.rows[0].slot, token_ids=token_ids, logprobs=scores if logprobs else None)
-    return StepResult(step=plan.step, sequences=(result,), run_s=0.0)
+    outcome = SequenceOutcome(token_ids=token_ids, logprobs=scores if logprobs else None)
+    return step_result(plan.step, outcome, run_s=0.0)
 
 
 def test_tokens_after_the_one_that_ends_a_sample_are_dropped_with_their_logprobs() -> None:
@@ -554,7 +554,7 @@ def test_a_step_that_yields_no_token_is_repeated_from_the_last_one() -> None:
     second = driver.plan()
 
     assert second is not None
-    assert (second.rows[0].start, second.rows[0].token_ids, second.rows[0].samples) == (7, (107,), True)
+    assert (second.rows.starts, second.rows.token_ids, second.rows.samples) == ([7], [107], [True])
 
 
 @pytest.mark.parametrize("policy_seed", [2, 4])
@@ -668,8 +668,8 @@ def test_plans_and_commits_alternate() -> None:
         driver.scheduler.plan()
     with pytest.raises(AssertionError, match="is not step"):
         driver.scheduler.commit(plan, replace(driver.executor.run(plan), step=9))
-    with pytest.raises(AssertionError, match="answers for slot"):
-        driver.scheduler.commit(plan, StepResult(step=plan.step, sequences=(SequenceResult(slot=5),), run_s=0.0))
+    with pytest.raises(AssertionError, match="0 answers for 1 sequences"):
+        driver.scheduler.commit(plan, step_result(plan.step, run_s=0.0))
 
 
 def test_stats_count_sequences_and_tokens() -> None:
@@ -721,11 +721,8 @@ def test_planning_and_committing_64_decoding_sequences_costs_well_under_a_step()
         plan = scheduler.plan()
         planned = time.perf_counter()
         assert plan is not None
-        result = StepResult(
-            step=plan.step,
-            sequences=tuple(SequenceResult(slot=rows.slot, token_ids=(11,)) for rows in plan.rows),
-            run_s=0.0,
-        )
+        count = len(plan.rows)
+        result = StepResult(step=plan.step, counts=[1] * count, token_ids=[11] * count, run_s=0.0)
         resumed = time.perf_counter()
         scheduler.commit(plan, result)
         spent_s.append(planned - began + time.perf_counter() - resumed)
