@@ -17,10 +17,9 @@ from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.workload import parse_workload
 from faser.bench.policy_spec import parse_policy
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
-from faser.engine.control.timing.host_gap import GapKind
+from faser.engine.control.step_cost import CostModel, GapKind
 
 GAPS_S = {1: 0.0011, 16: 0.0014, 64: 0.0022}
 ACCEPTANCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)

@@ -25,10 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from faser.engine.contract.interference import FACTORS, InterferenceTable
-from faser.engine.execution.overlap.cores import Cores, core_numbers
-from faser.engine.execution.overlap.partition import EVERYTHING, Lane, Serial, synchronous
-from faser.engine.execution.startup.step_times.interference_profile import InterferenceCell, measure_interference
+from faser.engine.contract.step_times import FACTORS, InterferenceTable
+from faser.engine.execution.overlap.partition import EVERYTHING, Cores, Lane, Serial, core_numbers, synchronous
+from faser.engine.execution.startup.interference import InterferenceCell, measure_interference
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.isa import detect_isa

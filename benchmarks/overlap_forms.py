@@ -14,8 +14,8 @@ drafted token is right, a; one that has one keeps one if all of it and the borde
 
 from dataclasses import dataclass
 
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import InterferenceTable
+from faser.engine.control.step_cost import CostModel
 
 PLAIN, BEFORE, BESIDE = "plain", "before", "beside"
 

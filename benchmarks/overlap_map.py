@@ -35,9 +35,8 @@ from benchmarks.simulator.simulation import Machine
 from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.workload import Workload
 from faser.bench.policy_spec import parse_policy
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import CostTable, InterferenceTable, Role, StepTimes
+from faser.engine.control.step_cost import CostModel
 
 CAP = 8
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)

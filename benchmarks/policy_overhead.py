@@ -19,9 +19,9 @@ from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import parse_workload
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.types import SpeculationStats
 
 BAR_MS = 0.2  # up to 64 sequences

@@ -35,7 +35,7 @@ from benchmarks.prune_world import (
 )
 from faser.bench.prompts import read_prompts
 from faser.engine.contract.step_times import Role, StepTimes
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.pruning.calibration import MOST_FALSE
 from faser.engine.execution.pruning.early_pruning import EarlyPruning

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
+from faser.engine.control.clock import WallClock
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.timing.clock import WallClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
@@ -23,10 +23,10 @@ from faser.engine.execution.pruning.rank_judge import NUM_TOP
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.startup.model_loading import LoadedModel, load_draft_model, load_target
-from faser.engine.execution.startup.sizing import CachedModel, kv_shapes
-from faser.engine.execution.startup.step_times.profile import profile
-from faser.engine.execution.startup.step_times.table_fit import DummyBatchLimits
+from faser.engine.execution.startup.memory import CachedModel, kv_shapes
+from faser.engine.execution.startup.models import LoadedModel, load_draft_model, load_target
+from faser.engine.execution.startup.step_profiler import DummyBatchLimits
+from faser.engine.execution.startup.step_times import profile
 from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.factory import make_backend

@@ -137,13 +137,15 @@ def module_imports(package: Path) -> dict[str, set[str]]:
 
 
 def folder_imports(package: Path) -> dict[str, set[str]]:
-    """The same between folders below the package. A module that lies in the package itself stands for itself."""
+    """The same between folders. A module that lies beside folders stands for itself."""
     packages = {
         path.parent.relative_to(package).as_posix().replace("/", ".") for path in package.rglob("*/__init__.py")
     }
+    with_folders = {"", *(each.rpartition(".")[0] for each in packages)}
 
     def folder(module: str) -> str:
-        return module if module in packages else module.rpartition(".")[0] or module
+        owner = module.rpartition(".")[0]
+        return module if module in packages or owner in with_folders else owner
 
     found: dict[str, set[str]] = {}
     for module, targets in module_imports(package).items():
@@ -321,13 +323,21 @@ def test_a_circle_of_modules_is_found(tmp_path: Path) -> None:
 
 def test_a_circle_of_folders_is_found_where_no_two_modules_form_one(tmp_path: Path) -> None:
     there = {
-        "api.routes.chat": "import faser.api.errors",
-        "api.errors": "",
-        "api.app": "import faser.api.routes.chat",
+        "api.routes.chat": "import faser.api.pages.errors",
+        "api.pages.errors": "",
+        "api.pages.app": "import faser.api.routes.chat",
     }
     package = plant(tmp_path, there)
     assert circles(module_imports(package)) == []
-    assert circles(folder_imports(package)) == [["api", "api.routes"]]
+    assert circles(folder_imports(package)) == [["api.pages", "api.routes"]]
+
+
+def test_modules_beside_a_folder_may_lie_above_and_below_it_but_not_both(tmp_path: Path) -> None:
+    there = {"api.routes.chat": "import faser.api.errors", "api.routes.models": "", "api.errors": ""}
+    app = {"api.app": "import faser.api.routes.chat"}
+    assert circles(folder_imports(plant(tmp_path / "one", there | app))) == []
+    both = {"api.errors": "import faser.api.routes.models"}
+    assert circles(folder_imports(plant(tmp_path / "both", there | both))) == [["api.errors", "api.routes"]]
 
 
 def test_a_module_without_a_layer_is_found(tmp_path: Path) -> None:

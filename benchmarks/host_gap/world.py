@@ -15,17 +15,14 @@ from benchmarks.gpu.common.shapes import TINY_DRAFT, TINY_TARGET, Config, write_
 from benchmarks.gpu.common.weights import MadeUp
 from benchmarks.host_gap.clock_gpu import ClockGpu, clock_backend
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.step_times import StepTimes
+from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.control.clock import WallClock
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.speculation.overlap.control import OverlapOptions
-from faser.engine.control.timing.clock import WallClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.speculation.overlap import OverlapOptions
+from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs, GraphSizes
-from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_samplers import WINDOW
@@ -34,6 +31,8 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
 from faser.engine.execution.overlap.streams import Streams
 from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.graph_runner import GraphRunner
+from faser.engine.execution.runner.graphs import DraftGraphs, GraphSizes
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels

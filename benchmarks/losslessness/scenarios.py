@@ -20,7 +20,7 @@ from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.control.speculation.policies.survival import Survival
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.drafters.draft_samplers import (
     GreedyDraftSampler,
     ProbabilisticDraftSampler,

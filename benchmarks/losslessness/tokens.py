@@ -19,8 +19,7 @@ from faser.config.speculation import POLICIES
 from faser.engine.build import build_engine
 from faser.engine.checkpoints.embedded import SMOLLM2
 from faser.engine.checkpoints.shipped import shipped_ngram_model
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.step_times import StepTimes
+from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.models.loader import open_source
 from faser.engine.text.tokenizer import load_tokenizer

@@ -18,7 +18,7 @@ from faser.bench.policy_spec import PolicySpec, parse_policy
 from faser.cli.console.progress import ProgressReporter
 from faser.cli.flags.sources import UsageError
 from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError, FaserError
 from faser.types import Slo
 

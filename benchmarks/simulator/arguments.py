@@ -10,7 +10,7 @@ from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.trace import Trace, read_trace
 from faser.cli.flags.parser import CommandParser
 from faser.cli.flags.sources import UsageError
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 
 PROG = "python -m benchmarks.simulator"

@@ -9,9 +9,9 @@ from benchmarks.simulator.simulation import Machine, Outcome, Simulation
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import Workload
 from faser.bench.policy_spec import PolicySpec
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.types import Slo
 
 _TAIL = 99

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from benchmarks.simulator.trace import RequestTrace, Trace
 from faser.config.drafters import PASS_METHODS
-from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import (
     Draft,
     DraftPlan,
@@ -27,7 +26,8 @@ from faser.engine.contract.plan import (
     StepResult,
     StopRule,
 )
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import InterferenceTable
+from faser.engine.control.step_cost import CostModel
 
 WRONG = 0
 _CATCHES_UP = "draft_model"  # the only one with a KV cache of its own

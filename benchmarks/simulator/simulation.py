@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from benchmarks.simulator.executor import SimulatedExecutor
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import Arrival
-from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import DraftPlan, Drafts, SequenceDelta, StepPlan, StepResult
+from faser.engine.contract.step_times import InterferenceTable
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 from faser.types import Request, SamplingParams, Slo, SpeculationParams, SpeculationStats
 

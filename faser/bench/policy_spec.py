@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from faser.config.speculation import MAX_DRAFT_TOKENS, POLICIES, SpeculationConfig
-from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.step_times import InterferenceTable
+from faser.engine.control.clock import Clock
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.speculation.overlap.control import AUTO, OFF, ON, OverlapOptions
-from faser.engine.control.timing.clock import Clock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.speculation.overlap import AUTO, OFF, ON, OverlapOptions
+from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 
 LANES = "lanes"  # the partition of a simulated machine

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 LOADS = (1, 4, 16, 32)
 _CONTEXT = 256  # cached tokens of each request

@@ -17,7 +17,7 @@ from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.startup.device import resolve_device
-from faser.engine.execution.startup.sizing import compute_dtype, context_len
+from faser.engine.execution.startup.memory import compute_dtype, context_len
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
 from faser.types import ProgressCallback

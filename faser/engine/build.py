@@ -9,15 +9,14 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.engine.contract.executor import Executor
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.step_times import Role, StepTimes
+from faser.engine.contract.step_times import InterferenceTable, Role, StepTimes
 from faser.engine.control.audit import Auditor
+from faser.engine.control.clock import Clock, WallClock
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.speculation.overlap.control import OverlapOptions
-from faser.engine.control.timing.clock import Clock, WallClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.speculation.overlap import OverlapOptions
+from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition
@@ -25,10 +24,9 @@ from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.factory import make_early_pruning
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.device import resolve_device
-from faser.engine.execution.startup.executor_factory import WrapDrafter, make_executor
-from faser.engine.execution.startup.measured_times import measured_times
-from faser.engine.execution.startup.model_loading import Sources
-from faser.engine.execution.startup.parts import EngineParts, load_parts
+from faser.engine.execution.startup.executor import EngineParts, WrapDrafter, load_parts, make_executor
+from faser.engine.execution.startup.models import Sources
+from faser.engine.execution.startup.step_times import measured_times
 from faser.engine.step_trace import StepTrace
 from faser.errors import ConfigError
 from faser.types import ModelInfo, ProgressCallback

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from benchmarks.lanes import Load, Size, measure_pair, ratios, spread
-from faser.engine.execution.overlap.cores import Cores
-from faser.engine.execution.overlap.partition import EVERYTHING
+from faser.engine.execution.overlap.partition import EVERYTHING, Cores
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.overlap_forms import BEFORE, BESIDE, PLAIN, Forms, ready_share, tokens_before, tokens_beside
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.control.step_cost import CostModel
 
 FREE = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 COSTS = CostModel(StepTimes.proportional(step_s=0.0055, row_s=0.000027, pass_s=0.001))

@@ -7,7 +7,7 @@ import pytest
 
 from faser.distill.expected_speedup import Expected, expected_speedup, verdict
 from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 ACCEPTED = (0.7, 0.4, 0.2)
 

@@ -3,17 +3,16 @@
 from dataclasses import dataclass, field
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan
-from faser.engine.contract.step_times import StepTimes
+from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.sequences.sequence import sample_seed
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.speculation.overlap.control import OverlapOptions
+from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policies.policy import Policy
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams
 from tests.fakes import ScriptedExecutor, extend, next_token, scripted_logprobs
 

@@ -16,7 +16,7 @@ from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.policies.off import Off
 from faser.engine.control.speculation.policies.policy import Candidates, Ints
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.types import FinishReason, Request, SpeculationParams
 from tests.engine.driving import BLOCK_SIZE, Driver, expected, request

@@ -3,7 +3,7 @@
 import pytest
 
 from faser.engine.contract.plan import Drafts, StepResult
-from faser.engine.control.timing.clock import SimulatedClock
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.gap_timer import GapTimer
 
 

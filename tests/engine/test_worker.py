@@ -1,6 +1,6 @@
 """The engine's statistics leave it ten times a second while it works, and at once when its work is done."""
 
-from faser.engine.control.timing.clock import SimulatedClock
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.worker import StatsReport
 from faser.types import EngineStats
 

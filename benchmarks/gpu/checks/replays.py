@@ -14,8 +14,8 @@ from torch import Tensor
 from benchmarks.gpu.checks.models import relative_error
 from benchmarks.gpu.common.bare import batch_of
 from benchmarks.gpu.common.record import Json
-from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
 from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner
 from faser.types import ModelInfo
 

@@ -19,16 +19,14 @@ from faser.config.engine import EngineConfig
 from faser.engine.build import build
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.overlap.cores import Cores, core_numbers
 from faser.engine.execution.overlap.lanes import Lanes
-from faser.engine.execution.overlap.partition import Partition
+from faser.engine.execution.overlap.partition import Cores, Partition, core_numbers
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.executor_factory import WrapDrafter
-from faser.engine.execution.startup.model_loading import Sources
+from faser.engine.execution.startup.executor import WrapDrafter
+from faser.engine.execution.startup.models import Sources
 from faser.types import ModelInfo
 
 Found = TypeVar("Found")

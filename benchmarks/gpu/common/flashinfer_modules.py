@@ -16,8 +16,8 @@ from benchmarks.gpu.common.plan import ON_DEVICE, Sizes
 from benchmarks.gpu.common.record import Json
 from faser.config.environment import cache_dir, cuda_environment
 from faser.engine.checkpoints.families import decoder_spec
-from faser.engine.execution.startup.kernel_check import modules_of
-from faser.engine.execution.startup.sizing import CachedModel
+from faser.engine.execution.startup.device import modules_of
+from faser.engine.execution.startup.memory import CachedModel
 from faser.kernels.cuda.flashinfer.build import ARCH, modules_dir, spec_of
 from faser.kernels.cuda.flashinfer.library import load_flashinfer
 from faser.kernels.cuda.flashinfer.modules import Module

@@ -26,8 +26,7 @@ from benchmarks.gpu.lanes.matrix import Divide
 from benchmarks.gpu.lanes.places import GreenPlaces, Places, ThreadPlaces
 from benchmarks.gpu.lanes.processor_probe import MOST_PROCESSORS, count_blocks, processors_of
 from benchmarks.gpu.lanes.timed_partition import divide
-from faser.engine.execution.overlap.cores import core_numbers
-from faser.engine.execution.overlap.partition import Partition, synchronous
+from faser.engine.execution.overlap.partition import Partition, core_numbers, synchronous
 from faser.errors import ConfigError
 from faser.kernels.cuda.green_contexts import GreenContextError, open_green_driver
 from faser.kernels.cuda.streams import CudaLaneDevice

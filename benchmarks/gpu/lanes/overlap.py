@@ -41,16 +41,15 @@ from benchmarks.gpu.lanes.earlier_costs import earlier_costs
 from benchmarks.gpu.lanes.matrix import Divide
 from benchmarks.gpu.lanes.timed_partition import Divided, TimedPartition, divide
 from faser.bench.chart import Chart, line_chart
-from faser.engine.contract.interference import FACTORS, InterferenceTable
-from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.speculation.overlap.objective import best_overlap
+from faser.engine.contract.step_times import FACTORS, InterferenceTable, StepTimes
+from faser.engine.control.speculation.overlap import best_overlap
 from faser.engine.control.speculation.policies.draft_lengths import best_lengths
 from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.models.weights import WeightSource
 from faser.engine.execution.overlap.partition import Partition
-from faser.engine.execution.startup.model_loading import Sources
+from faser.engine.execution.startup.models import Sources
 from faser.errors import ConfigError
 
 OFF, SERIAL, AHEAD, AUTO = "off", "serial", "ahead", "auto"

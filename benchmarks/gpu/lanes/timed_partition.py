@@ -21,8 +21,7 @@ import torch
 
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Json
-from faser.engine.execution.overlap.factory import divide_gpu, make_partition
-from faser.engine.execution.overlap.green_contexts import GreenContexts
+from faser.engine.execution.overlap.lanes import divide_gpu, make_partition
 from faser.engine.execution.overlap.partition import (
     Draft,
     Lane,
@@ -31,6 +30,7 @@ from faser.engine.execution.overlap.partition import (
     PendingResult,
     Verify,
 )
+from faser.engine.execution.overlap.streams import GreenContexts
 
 D = TypeVar("D")
 V = TypeVar("V")

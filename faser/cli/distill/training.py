@@ -13,7 +13,7 @@ from faser.cli.distill.display import TokenBar, TrainingBar, acceptance_table, s
 from faser.config.engine import EngineConfig
 from faser.distill.conversations.dataset import Dataset
 from faser.distill.expected_speedup import LOADS, expected_speedup, verdict
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 _TERMINATED = 143  # 128 + SIGTERM, as shells say it
 

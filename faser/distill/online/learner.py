@@ -28,7 +28,7 @@ from faser.distill.training.trainer import Trainer, TrainingSettings
 from faser.engine.contract.learning import Learn, LearnableAnswer, Learned
 from faser.engine.execution.models.rounded_source import QUANTIZATIONS
 from faser.engine.execution.startup.device import resolve_device
-from faser.engine.execution.startup.head_loading import check_refreshable, find_draft_files
+from faser.engine.execution.startup.models import check_refreshable, find_draft_files
 
 _TOP = 64  # tokens of a distribution that are kept
 _STEPS = 3  # drafted tokens that are unrolled, and measured

@@ -27,13 +27,13 @@ from faser.engine.contract.plan import (
     StepPlan,
     StepResult,
 )
+from faser.engine.control.clock import Clock
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.sequences.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
 from faser.engine.control.sequences.waiting_queue import WaitingQueue
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.decision import OtherRows
 from faser.engine.control.step_builder import StepBuilder
-from faser.engine.control.timing.clock import Clock
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
 

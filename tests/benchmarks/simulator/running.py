@@ -6,7 +6,7 @@ from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import parse_workload
 from faser.bench.policy_spec import parse_policy
 from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.types import Slo
 
 STEP_S, ROW_S, PASS_S = 0.02, 0.0005, 0.003

@@ -8,12 +8,11 @@ from benchmarks.simulator.simulation import Machine
 from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.workload import Workload
 from faser.bench.policy_spec import parse_policy
-from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan
-from faser.engine.contract.step_times import StepTimes
+from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.types import SpeculationStats
 from tests.benchmarks.simulator.running import CheckedSimulation
 

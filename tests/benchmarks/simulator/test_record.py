@@ -28,11 +28,11 @@ from faser.engine.contract.plan import (
     StepResult,
 )
 from faser.engine.contract.step_times import StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 from faser.errors import ConfigError

@@ -10,9 +10,9 @@ from benchmarks.simulator.trace import RequestTrace, Trace
 from benchmarks.simulator.workload import Workload, parse_workload
 from faser.bench.policy_spec import parse_policy
 from faser.engine.contract.step_times import StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 from tests.benchmarks.simulator.running import PASS_S, ROW_S, STEP_S, CheckedSimulation, contest, machine, run
 

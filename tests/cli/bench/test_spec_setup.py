@@ -11,9 +11,9 @@ from faser.cli.bench.spec_setup import conditions, engine_config, policies_from
 from faser.cli.flags.sources import UsageError
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.step_times import StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from faser.engine.contract.interference import FACTORS, InterferenceTable, Matrix
+from faser.engine.contract.step_times import FACTORS, InterferenceTable, Matrix
 from faser.errors import ConfigError
 
 CONSTANT = {"share": 0.5, "verify": 1.6, "draft": 1.9, "verify_alone": 1.4, "draft_alone": 1.5}

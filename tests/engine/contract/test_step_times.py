@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.engine.contract.step_times import CostTable, InterferenceTable, Role, StepTimes
 from faser.errors import ConfigError
 
 TABLE = CostTable(rows=(1, 2, 4, 8), seconds=(0.010, 0.010, 0.014, 0.030), kv_token_s=1e-6, kv_row_token_s=1e-7)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from faser.engine.contract.plan import SequenceResult, StepPlan, StepResult
+from faser.engine.control.clock import SimulatedClock, WallClock
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.sequences.sequence import sample_seed
-from faser.engine.control.timing.clock import SimulatedClock, WallClock
 from faser.errors import ConfigError, RequestError
 from faser.types import FinishReason, PositionLogprobs, SequenceError
 from tests.engine.driving import EOS, Driver, expected, expected_prompt_logprobs, request, rows_by_slot

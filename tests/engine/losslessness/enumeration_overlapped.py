@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from faser.engine.contract.plan import Draft
-from faser.engine.control.speculation.overlap.frontiers import Frontiers
+from faser.engine.control.speculation.overlap import Frontiers
 from tests.engine.losslessness.enumeration import GAMMA, Cut, Judge, Law, Pair, Rule, Tokens
 
 REACH = 2 * GAMMA - 2  # a chunk, and a draft behind it, behind the output

@@ -15,12 +15,11 @@ from benchmarks.structured.schemas import long_keys
 from faser.config.engine import EngineConfig
 from faser.engine.build import Built
 from faser.engine.build import build as build_from_config
-from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import SequenceDelta
-from faser.engine.contract.step_times import StepTimes
+from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.partition import Partition
-from faser.engine.execution.startup.executor_factory import WrapDrafter
+from faser.engine.execution.startup.executor import WrapDrafter
 from faser.types import (
     PositionLogprobs,
     Request,

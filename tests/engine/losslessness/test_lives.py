@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.control.speculation.overlap.control import OverlapOptions
+from faser.engine.contract.step_times import InterferenceTable
+from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.engine import Engine
-from faser.engine.execution.overlap.cores import Cores
+from faser.engine.execution.overlap.partition import Cores
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path

@@ -8,7 +8,7 @@ show here what they would not forgive.
 import pytest
 
 from faser.engine.contract.plan import Draft
-from faser.engine.control.speculation.overlap.frontiers import Border, Frontiers
+from faser.engine.control.speculation.overlap import Border, Frontiers
 from tests.engine.losslessness.enumeration import (
     Cut,
     Judge,

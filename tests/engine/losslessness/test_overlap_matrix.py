@@ -11,18 +11,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
-from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.engine.contract.step_times import CostTable, InterferenceTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
-from faser.engine.control.speculation.overlap.control import ON, OverlapControl, OverlapOptions
-from faser.engine.control.speculation.overlap.frontiers import Frontiers
-from faser.engine.control.speculation.overlap.objective import best_overlap
+from faser.engine.control.speculation.overlap import ON, Frontiers, OverlapControl, OverlapOptions, best_overlap
 from faser.engine.control.speculation.policies.draft_lengths import best_lengths
 from faser.engine.control.speculation.policies.fixed import Fixed
 from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 READ_S, ROW_S = 1 / 4.3e12, 2 / 780e12  # a byte; a multiply-add
 SHARE = 0.5

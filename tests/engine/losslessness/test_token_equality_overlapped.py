@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import pytest
 
 from faser.engine.engine import Engine
-from faser.engine.execution.overlap.cores import Cores
 from faser.engine.execution.overlap.partition import (
+    Cores,
     Draft,
     Lane,
     OverlapResult,

@@ -292,7 +292,7 @@ FORKS = """
 import os, sys, warnings
 import torch
 from pathlib import Path
-from faser.engine.execution.overlap.cores import Cores
+from faser.engine.execution.overlap.partition import Cores
 from faser.engine.execution.overlap.partition import synchronous
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice, pairwise
 
+from faser.engine.control.clock import Clock
 from faser.engine.control.sequences.sequence import PriorityKey, Sequence
 from faser.engine.control.sequences.tenant import Tenant
-from faser.engine.control.timing.clock import Clock
 
 DEBT_KEPT_S = 60.0  # how long a tenant without sequences is remembered
 _MOST_IDLE = 10_000  # tenants without sequences; the one that has been idle for longest goes first

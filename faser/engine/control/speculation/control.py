@@ -33,6 +33,7 @@ from faser.engine.contract.plan import (
     StopRule,
 )
 from faser.engine.contract.step_times import Role
+from faser.engine.control.clock import Clock
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.speculation.acceptance.draft_arrays import (
     FIRST_TEXT,
@@ -46,14 +47,12 @@ from faser.engine.control.speculation.decision import DraftDecision, OtherRows, 
 from faser.engine.control.speculation.draft_decider import DraftDecider, RequestedDrafts, Room
 from faser.engine.control.speculation.drafter_selection import DrafterSelection, TextRound
 from faser.engine.control.speculation.outcome_learner import OutcomeLearner
-from faser.engine.control.speculation.overlap.control import OFF, OverlapControl, OverlapOptions
+from faser.engine.control.speculation.overlap import OFF, OverlapControl, OverlapOptions
 from faser.engine.control.speculation.policies.policy import Floats, Ints, Policy
 from faser.engine.control.speculation.policies.registry import make_policy
 from faser.engine.control.speculation.state import SpeculationState
 from faser.engine.control.speculation.statistics import SERIAL, SpeculationStatistics
-from faser.engine.control.timing.clock import Clock
-from faser.engine.control.timing.cost_model import CostModel
-from faser.engine.control.timing.host_gap import GapKind
+from faser.engine.control.step_cost import CostModel, GapKind
 from faser.errors import ConfigError
 from faser.types import PruneStats, SpeculationStats, SpeculationSummary, StepTrace
 

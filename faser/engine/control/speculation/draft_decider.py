@@ -17,11 +17,11 @@ from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.decision import OtherRows, OverlapDecision
-from faser.engine.control.speculation.overlap.control import OverlapControl
+from faser.engine.control.speculation.overlap import OverlapControl
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 from faser.engine.control.speculation.state import Batch, CachedDecision, SpeculationState
 from faser.engine.control.speculation.statistics import GAIN, LOAD, MEMORY, REQUEST, SpeculationStatistics
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 FASER = "faser"  # the policy with an objective that overlapped drafting shares
 _SHORT_PAUSE = 4  # steps without asking the policy that are always allowed while no sequence drafts

@@ -21,11 +21,11 @@ from faser.engine.control.speculation.acceptance.draft_arrays import (
     came_tokens,
 )
 from faser.engine.control.speculation.acceptance.estimator import Acceptance, Verdicts
-from faser.engine.control.speculation.overlap.control import OverlapControl
+from faser.engine.control.speculation.overlap import OverlapControl
 from faser.engine.control.speculation.policies.policy import Candidates, Ints
 from faser.engine.control.speculation.state import SpeculationState
 from faser.engine.control.speculation.statistics import SpeculationStatistics
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 NONE_UNVERIFIED: Mapping[int, int] = MappingProxyType({})
 _BONUS = np.array(1)  # token of a step after the accepted ones

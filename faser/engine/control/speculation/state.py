@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from faser.engine.contract.plan import StopRule
+from faser.engine.control.clock import Clock
 from faser.engine.control.sequences.sequence import Sequence
-from faser.engine.control.speculation.overlap.frontiers import Frontiers
+from faser.engine.control.speculation.overlap import Frontiers
 from faser.engine.control.speculation.policies.policy import Candidates, Floats, Ints
-from faser.engine.control.timing.clock import Clock
 
 _ANSWER_WEIGHT = 0.05  # of the newest answer in the mean answer length
 _LARGEST_WEIGHT = 8.0  # a token of a sequence that misses its target counts at most as much as 8 other tokens

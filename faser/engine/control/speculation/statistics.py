@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from faser.config.drafters import DRAFT_METHODS
 from faser.engine.contract.step_times import Role
 from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays
-from faser.engine.control.timing.cost_model import ErrorTracker
+from faser.engine.control.step_cost import ErrorTracker
 from faser.types import DEFAULT_CLASS, MethodStats, PruneStats, RoleStats, SpeculationStats, SpeculationSummary
 
 Ints = NDArray[np.int64]

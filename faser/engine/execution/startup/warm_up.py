@@ -4,6 +4,11 @@ Kernels are then compiled, workspaces have their final size, and the memory that
 can be measured (memory_profile.py). Slots, drafts and probabilities are dummies, and the results are dropped. It
 calls the samplers and verifiers of the engine, not kernels, so each kernel is compiled in the variants that
 requests will need.
+
+Measures what a GPU has left for keys and values: runs the largest step of every model.
+
+The largest step includes all that a step may do with logits, so that copies of them count: log probabilities,
+fixed-point probabilities, probabilities of drafts.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from faser.config.declaration import show_bytes
 from faser.config.engine import EngineConfig
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
@@ -23,15 +29,20 @@ from faser.engine.execution.drafters.draft_samplers import (
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
+from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
-from faser.engine.execution.startup.model_loading import LoadedModel
-from faser.engine.execution.startup.runner_factory import ModelRole
+from faser.engine.execution.startup.memory import MemoryBudget, kv_cache_dtype
+from faser.engine.execution.startup.models import LoadedModel, ModelRole, expected_graph_bytes, max_logit_rows
+from faser.engine.execution.startup.step_profiler import DummyBatchLimits, StepProfiler
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
+from faser.errors import ConfigError
+from faser.kernels.cuda.memory import DeviceMemory
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.shapes import KvShape
 from faser.types import MAX_LOGPROBS, ProgressCallback, SamplingParams
 
 STAGE = "preparing kernels"
@@ -237,3 +248,104 @@ def _requests(temperature: float) -> SamplingMetadata:
         seeds=np.ones(1, dtype=np.uint64),
         positions=np.ones(1, dtype=np.int64),
     )
+
+
+_SAMPLING_BYTES = 160  # of a row and 1,024 tokens of the vocabulary: sums by chunk and digit
+
+
+def profile_memory(
+    config: EngineConfig, models: Sequence[ResidentModel], memory: DeviceMemory, free_at_start_bytes: int
+) -> MemoryBudget:
+    """See measure_budget."""
+
+    def step() -> None:
+        for each in models:
+            _largest_step(config, each)
+            make_warm_up(config, each).run(config.max_num_seqs)
+
+    return measure_budget(
+        config,
+        memory,
+        free_at_start_bytes,
+        step,
+        graph_bytes=sum(
+            expected_graph_bytes(config, each.model, each.role, each.num_device_lanes) for each in models
+        ),
+        # The step makes attention's workspaces.
+        workspaces_bytes=sum(_sampling_bytes(config, each) for each in models),
+    )
+
+
+def measure_budget(
+    config: EngineConfig,
+    memory: DeviceMemory,
+    free_at_start_bytes: int,
+    step: Callable[[], None],
+    *,
+    graph_bytes: int,
+    workspaces_bytes: int,
+) -> MemoryBudget:
+    """Run the largest step, and divide what the device has besides it.
+
+    Call it after loading all models and before making the KV caches. free_at_start_bytes: memory.free_bytes()
+    before loading. step: for each model one forward of max_num_batched_tokens rows with as many logits as a step
+    can have, over a minimal KV cache. Workspaces that it leaves count as loaded. graph_bytes, workspaces_bytes:
+    what will be taken later.
+
+    Raises ConfigError where the step does not fit.
+    """
+    memory.release()
+    memory.reset_peak()
+    try:
+        step()
+    except torch.OutOfMemoryError as error:
+        rows = config.max_num_batched_tokens
+        raise ConfigError(
+            f"--max-num-batched-tokens is {rows}; {memory.name} has no room for a step of {rows} rows in "
+            f"addition to the models, which take {show_bytes(memory.held_bytes())}; "
+            f"{show_bytes(free_at_start_bytes)} were free"
+        ) from error
+    peak = memory.peak_bytes()
+    memory.release()
+    held = memory.held_bytes()
+    return MemoryBudget(
+        device=memory.name,
+        total_bytes=memory.total_bytes,
+        share=config.gpu_memory_utilization,
+        free_bytes=free_at_start_bytes,
+        # The driver's count includes kernels, which bypass torch's allocator. It is too small where another
+        # process has freed memory since.
+        loaded_bytes=max(held, free_at_start_bytes - memory.free_bytes()),
+        step_bytes=max(0, peak - held),
+        step_rows=config.max_num_batched_tokens,
+        graph_bytes=graph_bytes,
+        workspaces_bytes=workspaces_bytes,
+    )
+
+
+def _sampling_bytes(config: EngineConfig, resident: ResidentModel) -> int:
+    """What a runner's sampling kernels keep between steps."""
+    rows = max_logit_rows(config, resident.role)
+    return rows * resident.model.decoder.spec.vocab_size * _SAMPLING_BYTES // 1024
+
+
+def _largest_step(config: EngineConfig, resident: ResidentModel) -> None:
+    """Over a KV cache of a few blocks, which all sequences of the step share."""
+    decoder, num_blocks = resident.model.decoder, 8
+    spec = decoder.spec
+    kv = KvShape(
+        num_layers=spec.num_layers,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=kv_cache_dtype(config, decoder.dtype),
+    )
+    limits = DummyBatchLimits(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_len=resident.model.max_positions,
+        max_rows=config.max_num_batched_tokens,
+        max_logit_rows=max_logit_rows(config, resident.role),
+    )
+    StepProfiler(Runner(decoder, resident.backend, kv), limits).run_largest()

@@ -16,14 +16,14 @@ from benchmarks.gpu.checks.replays import replayed
 from benchmarks.gpu.checks.tokens import edited, verdicts
 from benchmarks.gpu.common.closed_loop import Tokens
 from benchmarks.gpu.common.plan import ON_DEVICE, Plan
-from faser.engine.execution.cuda_graphs.batch_sizes import GraphSizes
-from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
+from faser.engine.execution.runner.graph_runner import GraphRunner
+from faser.engine.execution.runner.graphs import GraphSizes
 from faser.kernels.interface.sampling.logits_processor_kernels import LogitsEdit
 from faser.kernels.interface.sampling.rejection_kernels import RejectionInputs
 from faser.kernels.interface.sampling.sampling_kernels import Ints
 from faser.types import ModelInfo
 from tests.checkpoints import VOCAB_SIZE
-from tests.engine.execution.cuda_graphs.test_graph_runner import (
+from tests.engine.execution.runner.test_graph_runner import (
     BLOCK_SIZE,
     NUM_BLOCKS,
     WIDTH,

@@ -8,8 +8,7 @@ from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Folder, Json, Record
 from benchmarks.gpu.lanes.earlier_costs import earlier_costs
 from faser.engine.contract.step_times import Role
-from faser.engine.execution.overlap.cores import Cores
-from faser.engine.execution.overlap.partition import Partition
+from faser.engine.execution.overlap.partition import Cores, Partition
 
 CONTEXT = 64  # of dry runs
 TARGET_KV, DRAFT_KV = 2 * 2 * 2 * 16 * 2, 2 * 1 * 2 * 16 * 2  # bytes of a token: two layers, and one

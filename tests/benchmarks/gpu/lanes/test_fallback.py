@@ -13,7 +13,7 @@ from benchmarks.gpu.lanes import lanes, overlap
 from benchmarks.gpu.lanes import report as lane_report
 from benchmarks.gpu.lanes.places import Places
 from benchmarks.gpu.lanes.timed_partition import Divided, TimedPartition
-from faser.engine.execution.overlap.cores import Cores, core_numbers
+from faser.engine.execution.overlap.partition import Cores, core_numbers
 from faser.errors import ConfigError
 from faser.kernels.cuda.green_contexts import GreenContextError
 

@@ -26,11 +26,9 @@ from benchmarks.gpu.lanes.overlap import ARMS, expected, pictures, promises, row
 from benchmarks.gpu.lanes.places import GreenPlaces
 from benchmarks.gpu.phases import phases_named
 from benchmarks.gpu.running import run_here
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.timing.cost_model import CostModel
-from faser.engine.execution.overlap.cores import core_numbers
-from faser.engine.execution.overlap.partition import Serial
+from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.control.step_cost import CostModel
+from faser.engine.execution.overlap.partition import Serial, core_numbers
 from faser.kernels.cuda.events import DeviceEvent
 from faser.kernels.cuda.green_contexts import GreenContextError, Group
 from faser.types import SamplingParams

@@ -27,9 +27,8 @@ from benchmarks.gpu.lanes.overlap import (
     turns_of,
 )
 from benchmarks.gpu.lanes.timed_partition import TimedPartition
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.models import tensors
 from faser.engine.execution.overlap.partition import (
     EVERYTHING,

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequences.kv_cache import SequenceBlocks
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.sequences.waiting_queue import DEBT_KEPT_S, WaitingQueue
-from faser.engine.control.timing.clock import SimulatedClock
 from tests.engine.driving import request
 
 

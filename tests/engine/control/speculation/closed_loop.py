@@ -14,7 +14,7 @@ from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.control.speculation.policies.registry import make_policy
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

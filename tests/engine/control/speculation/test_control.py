@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import Draft, Drafts, StopRule
-from faser.engine.contract.step_times import StepTimes
+from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.decision import DraftDecision, OtherRows
-from faser.engine.control.speculation.overlap.control import OverlapOptions
+from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policies.off import Off
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.errors import ConfigError
 from faser.types import Request, Slo, SpeculationParams, SpeculationStats

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from faser.config.drafters import DRAFT_METHODS
 from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequences.sequence import Status
 from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays, DraftReader, ReadDrafts
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.outcome_learner import OutcomeLearner
 from faser.engine.control.speculation.state import SpeculationState
 from faser.engine.control.speculation.statistics import SpeculationStatistics
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from tests.engine.control.speculation.test_state import CAP, NUM_SLOTS, candidates_of, sequence_in
 
 Ints = NDArray[np.int64]

@@ -16,7 +16,7 @@ from benchmarks.simulator.workload import Arrival
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.types import Request, SamplingParams, SpeculationParams, SpeculationSummary
 
 CAP, TOKENS = 16, 64

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from faser.engine.contract.plan import Draft
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequences.kv_cache import SequenceBlocks
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.sequences.tenant import Tenant
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.control.speculation.state import CachedDecision, SpeculationState
-from faser.engine.control.timing.clock import SimulatedClock
 from faser.types import FinishReason, Slo, SpeculationParams
 from tests.engine.driving import request
 

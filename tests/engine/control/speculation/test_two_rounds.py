@@ -19,6 +19,7 @@ from benchmarks.simulator.workload import Arrival
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequences.sequence import Status
 from faser.engine.control.speculation.acceptance.draft_arrays import METHOD_IDS, DraftReader
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
@@ -26,8 +27,7 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.outcome_learner import OutcomeLearner
 from faser.engine.control.speculation.state import SpeculationState
 from faser.engine.control.speculation.statistics import SpeculationStatistics
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.types import MethodStats
 from tests.engine.control.speculation.test_state import sequence_in
 

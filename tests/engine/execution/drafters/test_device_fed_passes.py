@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
+from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.sequences.kv_cache import KvManager
-from faser.engine.control.speculation.overlap.control import OverlapOptions
+from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.device_fed_passes import DeviceFedPassLoop, Ints, spread
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache

@@ -12,8 +12,6 @@ import pytest
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart, StopRule
-from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs
-from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
 from faser.engine.execution.drafters.device_fed_passes import DeviceFedPassLoop
 from faser.engine.execution.drafters.draft_samplers import (
     WINDOW,
@@ -23,10 +21,12 @@ from faser.engine.execution.drafters.draft_samplers import (
 )
 from faser.engine.execution.drafters.passes import DraftInput, PassLoop
 from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.graph_runner import GraphRunner
+from faser.engine.execution.runner.graphs import DraftGraphs
 from faser.engine.execution.sampling.state import SamplingState
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
-from tests.engine.execution.cuda_graphs.test_graph_runner import (
+from tests.engine.execution.runner.test_graph_runner import (
     BLOCK_SIZE,
     MAX_ROWS,
     NUM_BLOCKS,

@@ -13,11 +13,12 @@ from typing import TypeVar
 
 import pytest
 
-from faser.engine.execution.overlap.cores import Cores, draft_widths
-from faser.engine.execution.overlap.factory import make_partition
+from faser.engine.execution.overlap.lanes import make_partition
 from faser.engine.execution.overlap.partition import (
+    Cores,
     Draft,
     Lane,
+    draft_widths,
     synchronous,
 )
 from faser.errors import ConfigError

@@ -8,10 +8,14 @@ import pytest
 import torch
 
 from faser.config.engine import EngineConfig
-from faser.engine.execution.overlap.cores import core_numbers
-from faser.engine.execution.overlap.factory import make_gpu_partition, make_lanes, make_partition
-from faser.engine.execution.overlap.lanes import DeviceLanes, device_lanes_of
-from faser.engine.execution.overlap.partition import Partition, Serial
+from faser.engine.execution.overlap.lanes import (
+    DeviceLanes,
+    device_lanes_of,
+    make_gpu_partition,
+    make_lanes,
+    make_partition,
+)
+from faser.engine.execution.overlap.partition import Partition, Serial, core_numbers
 from faser.errors import ConfigError
 from faser.kernels.cuda.green_contexts import GreenContextError, GreenDriver
 from faser.kernels.interface.backend import Backend

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from benchmarks.gpu.lanes.processor_probe import MOST_PROCESSORS, count_blocks, processors_of
-from faser.engine.execution.overlap.factory import make_gpu_partition
-from faser.engine.execution.overlap.green_contexts import GreenContexts, default_verify_counts
+from faser.engine.execution.overlap.lanes import make_gpu_partition
 from faser.engine.execution.overlap.partition import (
     Lane,
     synchronous,
 )
+from faser.engine.execution.overlap.streams import GreenContexts, default_verify_counts
 from faser.kernels.cuda.green_contexts import GreenContextError, Group, open_green_driver
 from faser.kernels.cuda.streams import CudaLaneDevice
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver

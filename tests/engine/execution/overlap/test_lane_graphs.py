@@ -18,17 +18,14 @@ from numpy.typing import NDArray
 from torch.testing import assert_close
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.step_times import StepTimes
+from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.speculation.overlap.control import OverlapOptions
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.speculation.overlap import OverlapOptions
+from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs, GraphSizes
-from faser.engine.execution.cuda_graphs.graph_runner import LANES_STAGE, STAGE, GraphRunner
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_samplers import WINDOW
@@ -36,6 +33,8 @@ from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExec
 from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
 from faser.engine.execution.overlap.partition import Lane, Partition, synchronous
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.graph_runner import LANES_STAGE, STAGE, GraphRunner
+from faser.engine.execution.runner.graphs import DraftGraphs, GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verifiers.factory import make_verifier
@@ -44,8 +43,9 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane, LaneError
 from tests.checkpoints import VOCAB_SIZE
-from tests.engine.execution.cuda_graphs.test_engine import answers
-from tests.engine.execution.cuda_graphs.test_graph_runner import (
+from tests.engine.execution.overlap.alternating_partition import AlternatingPartition
+from tests.engine.execution.runner.test_graph_engine import answers
+from tests.engine.execution.runner.test_graph_runner import (
     BLOCK_SIZE,
     MAX_LOGIT_ROWS,
     MAX_ROWS,
@@ -57,7 +57,6 @@ from tests.engine.execution.cuda_graphs.test_graph_runner import (
     rows_of,
     write_heads_of_64,
 )
-from tests.engine.execution.overlap.alternating_partition import AlternatingPartition
 from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
 from tests.kernels.cuda.fake_graph import fake_backend
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer

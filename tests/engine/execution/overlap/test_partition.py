@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from faser.engine.execution.overlap.factory import make_partition
+from faser.engine.execution.overlap.lanes import make_partition
 from faser.engine.execution.overlap.partition import (
     EVERYTHING,
     Lane,

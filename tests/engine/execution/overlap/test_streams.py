@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from faser.engine.execution.overlap.factory import make_gpu_partition
+from faser.engine.execution.overlap.lanes import make_gpu_partition
 from faser.engine.execution.overlap.partition import (
     Lane,
     Partition,

@@ -13,13 +13,12 @@ from typing import TypeVar
 
 import pytest
 
-from faser.engine.execution.cuda_graphs.batch_sizes import GraphSizes
-from faser.engine.execution.overlap.green_contexts import GreenContexts
 from faser.engine.execution.overlap.partition import Draft, Lane, OverlapResult, PendingResult, Verify
+from faser.engine.execution.overlap.streams import GreenContexts
+from faser.engine.execution.runner.graphs import GraphSizes
 from faser.kernels.cuda.events import DeviceEvent
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.processors import DeviceLane
-from tests.engine.execution.cuda_graphs.test_graph_runner import WIDTH, write_heads_of_64
 from tests.engine.execution.overlap.test_lane_graphs import (
     NUM_TOKENS,
     SLOTS,
@@ -28,6 +27,7 @@ from tests.engine.execution.overlap.test_lane_graphs import (
     overlapping_engine,
     world_on,
 )
+from tests.engine.execution.runner.test_graph_runner import WIDTH, write_heads_of_64
 from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
 from tests.kernels.cuda.fake_graph import fake_backend
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver

@@ -11,22 +11,21 @@ import torch
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceRows
 from faser.engine.contract.step_times import CostTable, StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.speculation.overlap.control import OverlapOptions
+from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policies.policy import Policy
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.overlap.cores import Cores
 from faser.engine.execution.overlap.lanes import Lanes
-from faser.engine.execution.overlap.partition import Draft, OverlapResult, Partition, Verify
+from faser.engine.execution.overlap.partition import Cores, Draft, OverlapResult, Partition, Verify
 from faser.engine.execution.pruning.early_pruning import EarlyPruning, Gate
 from faser.engine.execution.pruning.rank_judge import NUM_TOP, Judge
 from faser.engine.execution.pruning.step_seconds import StepSeconds

@@ -11,7 +11,7 @@ import pytest
 from torch.testing import assert_close
 
 from faser.engine.execution.runner.batch import BlockTable
-from tests.engine.execution.cuda_graphs.test_graph_runner import NEAR, Side, rows_of, write_heads_of_64
+from tests.engine.execution.runner.test_graph_runner import NEAR, Side, rows_of, write_heads_of_64
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend
 

@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 from benchmarks.selected_drafter import SelectedDrafter
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceRows, SequenceStart
-from faser.engine.contract.step_times import CostTable
-from faser.engine.control.speculation.overlap.control import OverlapOptions
+from faser.engine.contract.step_times import CostTable, InterferenceTable
+from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policies.policy import Candidates, Policy
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache

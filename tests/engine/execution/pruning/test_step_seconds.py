@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.pruning.step_seconds import StepSeconds
 
 TABLE = CostTable(rows=(1, 8, 64), seconds=(0.01, 0.011, 0.03), kv_token_s=1e-6)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from faser.engine.execution.runner.staged_numbers import StagedNumbers
+from faser.engine.execution.runner.runner import StagedNumbers
 from faser.kernels.torch.backend import TorchBackend
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend

@@ -14,24 +14,24 @@ import pytest
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.contract.step_times import StepTimes
+from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.timing.clock import SimulatedClock
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs, GraphSizes
-from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
 from faser.engine.execution.drafter_registry import DrafterParts, make_drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.graph_runner import GraphRunner
+from faser.engine.execution.runner.graphs import DraftGraphs, GraphSizes
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels
 from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
 from faser.types import Request, SamplingParams
 from tests.checkpoints import VOCAB_SIZE
-from tests.engine.execution.cuda_graphs.test_graph_runner import (
+from tests.engine.execution.runner.test_graph_runner import (
     BLOCK_SIZE,
     MAX_LOGIT_ROWS,
     MAX_ROWS,

@@ -13,7 +13,7 @@ from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, H
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.interface.sampling.sampling_kernels import Ints
 from faser.kernels.interface.sampling.sampling_metadata import GREEDY, SamplingMetadata
-from tests.engine.execution.cuda_graphs.test_graph_runner import WINDOW, asked
+from tests.engine.execution.runner.test_graph_runner import WINDOW, asked
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend
 

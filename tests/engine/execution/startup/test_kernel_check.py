@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from faser.engine.checkpoints.families import decoder_spec
-from faser.engine.execution.startup.kernel_check import check_kernels
-from faser.engine.execution.startup.sizing import CachedModel
+from faser.engine.execution.startup.device import check_kernels
+from faser.engine.execution.startup.memory import CachedModel
 from faser.errors import ConfigError
 from faser.kernels.cuda.flashinfer.build import modules_dir
 from faser.kernels.cuda.flashinfer.modules import (

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.config.engine import EngineConfig
-from faser.engine.execution.startup.memory_budget import MemoryBudget
-from faser.engine.execution.startup.memory_profile import measure_budget
+from faser.engine.execution.startup.memory import MemoryBudget
+from faser.engine.execution.startup.warm_up import measure_budget
 from faser.errors import ConfigError
 from tests.kernels.cuda.fake_memory import FakeMemory
 

@@ -10,7 +10,7 @@ import torch
 
 from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
-from faser.engine.execution.startup.model_loading import LoadedModel, load_draft_model, load_target
+from faser.engine.execution.startup.models import LoadedModel, load_draft_model, load_target
 from faser.errors import ConfigError
 from faser.kernels.torch.backend import TorchBackend
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint

@@ -7,7 +7,7 @@ import pytest
 from faser.config.speculation import NONE, SpeculationConfig
 from faser.engine.checkpoints.embedded import SMOLLM2
 from faser.engine.checkpoints.ngram_model import count, save
-from faser.engine.execution.startup.ngram_model import find_ngram_model
+from faser.engine.execution.startup.executor import find_ngram_model
 from faser.errors import ConfigError
 
 DEFAULT_MODEL, ANOTHER = Path("/models") / SMOLLM2.name, Path("/models/another")

@@ -9,10 +9,10 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families import decoder_spec
-from faser.engine.execution.startup import sizing
-from faser.engine.execution.startup.memory_budget import MemoryBudget
-from faser.engine.execution.startup.sizing import (
+from faser.engine.execution.startup import memory as sizing
+from faser.engine.execution.startup.memory import (
     CachedModel,
+    MemoryBudget,
     compute_dtype,
     kv_cache_dtype,
     kv_shapes,

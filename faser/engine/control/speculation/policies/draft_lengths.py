@@ -11,7 +11,7 @@ import numpy as np
 
 from faser.engine.control.speculation.policies.objective import Choice, Objective, best_prefixes, upto
 from faser.engine.control.speculation.policies.policy import Candidates, Floats, Ints
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 CATCHUP_HORIZON = 64  # steps over which the time for missing draft KV is spread, at most
 _PAID_BACK = 0.5  # part of the remaining steps that must repay it: later, steps without drafts may be better

@@ -19,7 +19,7 @@ from faser.engine.control.speculation.policies.draft_lengths import best_lengths
 from faser.engine.control.speculation.policies.objective import Choice, Objective, best_prefixes
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 from faser.engine.control.speculation.policies.probes import PROBE_TOKENS, SHARE, Probes
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 _SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with a model's drafts over G without
 _DWELL_STEPS = 2  # between two switches: noise of the load must not flap them

@@ -8,7 +8,7 @@ import numpy as np
 
 from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 _SWITCH_ON = 1.10
 

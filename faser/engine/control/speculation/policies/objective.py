@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.control.speculation.policies.policy import Candidates, Floats, Ints
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 _NOTHING = np.array(0.0)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates, Ints
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 SHARE = 0.004  # of the time that probing takes at most
 _FIRST_WAIT, _LONGEST_WAIT = 16, 256  # steps

@@ -3,7 +3,7 @@
 from faser.config.speculation import POLICIES, SpeculationConfig
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.policies.policy import Policy
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 
 

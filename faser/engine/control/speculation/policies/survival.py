@@ -6,7 +6,7 @@ probability that they and all tokens before them are accepted, and the ranking i
 
 from faser.engine.control.speculation.policies.objective import Objective, best_prefixes
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 
 class Survival(Policy):

@@ -21,7 +21,7 @@ from faser.engine.control.speculation.policies.draft_lengths import (
 )
 from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from tests.engine.control.speculation.policies.test_policies import candidates, constant, staircase, with_passes
 
 CAP = 3

@@ -16,7 +16,7 @@ from faser.engine.control.speculation.policies.faser import Faser
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.control.speculation.policies.probes import PROBE_TOKENS, SHARE
 from faser.engine.control.speculation.policies.registry import make_policy
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 from tests.engine.control.speculation.policies.test_policies import FLAT, Floats, Ints, candidates, constant
 
 CAP = 8

@@ -6,7 +6,7 @@ import pytest
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.step_cost import CostModel
 
 CAP = 8
 STEP = CostTable(rows=(1, 16, 64, 256), seconds=(0.02, 0.021, 0.03, 0.09), kv_token_s=1e-6, kv_row_token_s=1e-7)

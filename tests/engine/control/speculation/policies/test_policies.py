@@ -15,8 +15,7 @@ from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates, Policy
 from faser.engine.control.speculation.policies.probes import SHARE
 from faser.engine.control.speculation.policies.registry import make_policy
-from faser.engine.control.timing.cost_model import CostModel
-from faser.engine.control.timing.host_gap import GapKind
+from faser.engine.control.step_cost import CostModel, GapKind
 from faser.errors import ConfigError
 
 Ints = NDArray[np.int64]

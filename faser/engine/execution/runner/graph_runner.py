@@ -1,0 +1,190 @@
+"""A runner that replays CUDA graphs, where a step fits one, instead of launching kernel after kernel.
+
+A step replays three graphs in a row without a wait: backbone, LM head, sampler (step_graphs.py). Their sizes vary
+independently, so the number of graphs is the sum of the sizes, not the product. A step is padded to the next graph
+batch size. Steps with and without drafts replay the same backbones. A step that fits no graph runs eagerly, on the
+same buffers.
+
+On a GPU that two lanes share, the runner has a set of graphs for every lane that it may run on, because a graph
+stays on the processors that it was captured for. The backend's current lane selects the set; on a lane without
+graphs every step runs eagerly.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.graphs import (
+    BackboneGraph,
+    DraftGraphs,
+    GraphInputs,
+    GraphParts,
+    GraphSizes,
+    StepGraphs,
+)
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, PendingTokens
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.graph_capture import GraphCapture
+from faser.kernels.interface.processors import DeviceLane, LaneError
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.shapes import KvShape
+from faser.types import ProgressCallback
+
+STAGE, LANES_STAGE = "capturing CUDA graphs", "capturing CUDA graphs on lanes"
+_NO_DRAFTS = DraftGraphs()
+
+
+class GraphRunner(Runner):
+    """See Runner. Captures its graphs when constructed; calls report with (stage, done, total).
+
+    max_logit_rows: most rows whose logits are computed at once. lane_captures: for each lane that the runner may
+    run on.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        backend: Backend,
+        kv: KvShape,
+        token_sampler: DeviceTokenSampler,
+        capture: GraphCapture,
+        *,
+        sizes: GraphSizes,
+        max_logit_rows: int,
+        drafts: DraftGraphs = _NO_DRAFTS,
+        lane_captures: Mapping[DeviceLane, GraphCapture] | None = None,
+        report: ProgressCallback,
+    ) -> None:
+        super().__init__(decoder, backend, kv, token_sampler)
+        self._most_graph_rows = sizes.rows[-1]
+        self._device_sampler = token_sampler
+        self._inputs = GraphInputs(capture, sizes.rows[-1])
+        self._logit_rows = capture.staging_buffer(max_logit_rows, torch.int64)
+        parts = GraphParts(
+            decoder=decoder,
+            cache=self._cache,
+            block_size=kv.block_size,
+            num_blocks=kv.num_blocks,
+            token_sampler=token_sampler,
+            inputs=self._inputs,
+            logit_rows=self._logit_rows,
+        )
+        whole = StepGraphs(parts, capture, sizes, max_logit_rows=max_logit_rows)
+        lanes: dict[DeviceLane | None, StepGraphs] = {
+            lane: StepGraphs(parts, each, sizes, max_logit_rows=max_logit_rows)
+            for lane, each in (lane_captures or {}).items()
+        }
+        _capture([(None, whole)], drafts, STAGE, report)
+        _capture([*lanes.items()], drafts, LANES_STAGE, report)
+        self._graphs_by_lane = {None: whole, **lanes}
+
+    @property
+    def most_graph_rows(self) -> int:
+        """See Runner. Smaller steps have graphs too, unless `StepGraphs.backbone` names a reason."""
+        return self._most_graph_rows
+
+    @property
+    def num_graphs(self) -> int:
+        return sum(each.num_graphs for each in self._graphs_by_lane.values())
+
+    def rows_replayed(self, batch: RowBatch) -> int | None:
+        """The rows of the graph that a forward of all layers would replay; None: it would run eagerly."""
+        graphs = self._graphs
+        backbone = None if graphs is None else graphs.backbone(batch, self.num_layers)
+        return None if backbone is None else backbone.batch_size.rows
+
+    def forward(self, batch: RowBatch, num_layers: int | None = None) -> None:
+        depth = self.num_layers if num_layers is None else num_layers
+        graphs = self._graphs
+        backbone = None if graphs is None else graphs.backbone(batch, depth)
+        if graphs is None or backbone is None:
+            super().forward(batch, num_layers)
+            return
+        self._replay(graphs, backbone, batch)
+        self._next_layer = depth
+
+    def _replay(self, graphs: StepGraphs, backbone: BackboneGraph, batch: RowBatch) -> None:
+        self._inputs.send(batch, self._device_sampler)
+        graphs.run(backbone, batch.layout)
+        self._batch, self._plan = batch, None
+        self._hidden = self._decoder.hidden[: batch.num_rows]
+
+    @torch.inference_mode()
+    def advance(self, num_layers: int | None = None) -> None:
+        """See Runner. May follow a replay of the first layers; its padded plan does not suit the eager layers."""
+        assert self._batch is not None, "advance before begin"
+        if self._plan is None:
+            self._plan = self._backend.plan(self._batch.layout, self._block_size)
+        super().advance(num_layers)
+
+    def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
+        assert self._hidden is not None, "logits before forward"
+        graphs = self._graphs
+        graph = None if graphs is None else graphs.lm_head(len(rows))
+        if graph is None:
+            return super().logits(rows)
+        numbers = self._logit_rows.host()
+        numbers[: len(rows)], numbers[len(rows) :] = rows, 0
+        self._logit_rows.send()
+        graph.replay()
+        return self._decoder.logit_rows[: len(rows)]
+
+    def sample(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
+        logits, graphs = self.logits(rows), self._graphs
+        flags = requests.truncation_flags
+        graph = None if graphs is None else graphs.sampler(len(rows), flags)
+        if graph is None:
+            return self._device_sampler.take(logits, requests)
+        self._device_sampler.send(requests, flags)
+        graph.replay()
+        return self._device_sampler.taken(len(rows))
+
+    def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata, window: float) -> PendingTokens:
+        logits, graphs = self.logits(rows), self._graphs
+        flags = requests.truncation_flags
+        graph = None if graphs is None else graphs.draft_sampler(len(rows), flags, window)
+        if graph is None:
+            return self._device_sampler.draft(logits, requests, window)
+        self._device_sampler.send(requests, flags)
+        graph.replay()
+        return self._device_sampler.drafted(len(rows))
+
+    @property
+    def _graphs(self) -> StepGraphs | None:
+        """The graphs of the backend's current lane."""
+        return self._graphs_by_lane.get(self._backend.lane)
+
+
+def _capture(
+    sets: Sequence[tuple[DeviceLane | None, StepGraphs]],
+    drafts: DraftGraphs,
+    stage: str,
+    report: ProgressCallback,
+) -> None:
+    """Capture one set after the other: torch sets cuBLAS's processor count of a lane for the whole process.
+
+    Raises LaneError where a lane's processors cannot run a kernel: those that a split leaves over promise no
+    thread block clusters, which kernels of libraries may need.
+    """
+    total = sum(each.num_expected(drafts) for _, each in sets)
+
+    def progress() -> None:
+        report(stage, sum(each.num_graphs for _, each in sets), total)
+
+    for lane, each in sets:
+        try:
+            each.capture_all(drafts, progress)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if lane is None:
+                raise
+            raise LaneError(
+                f"the {lane.num_processors} processors of the {lane.name} lane cannot run this model: "
+                f"{str(error).partition(chr(10))[0]}"
+            ) from error

@@ -1,0 +1,370 @@
+"""Graph batch sizes: the step sizes for which graphs are captured, and the one that a step is padded to.
+
+The CUDA graphs of one runner on one lane, or on the whole device.
+
+    backbone       rows -> hidden states          one graph per GraphBatchSize and number of layers
+    LM head        hidden states -> logits        one graph per number of rows
+    sampler        logits -> tokens               one graph per number of rows and truncation flags
+    draft sampler  logits -> tokens and margins   one graph per number of rows, truncation flags and window
+
+Every lane has plans and a graph memory pool of its own. The buffers between the graphs belong to the runner; its
+lanes share them, since a runner uses one lane at a time.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from faser.config.speculation import MAX_DRAFT_TOKENS
+from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
+from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
+from faser.kernels.interface.sampling.sampling_metadata import TruncationFlags
+from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
+
+_BACKBONE_BYTES = 4 << 20  # of a graph with some hundred kernels, and what it allocates
+_WRAPPER_BYTES = 256 << 10  # that an attention wrapper keeps for its plans
+# A padding row costs little while a step mostly reads weights. From about 200 rows on it costs as much as any
+# other, so sizes are an eighth apart there at most. Larger steps hide the launches of eager kernels. For 64
+# sequences with four drafts these are 61 graphs of all layers and 132 of LM head and samplers: about 260 MiB and
+# 4 s, both estimated.
+_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, *range(144, 256, 16), *range(256, 513, 32))
+_MOST_ROWS_EACH = 6  # drafts of one length are mostly short
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSizes:
+    """The sizes of one set of graphs.
+
+    rows: of the steps, ascending. max_sequences: most sequences of a step. max_blocks_each: most blocks of one
+    sequence. max_rows_each: steps of more than max_sequences rows have sizes of their own where all sequences have
+    as many rows, from 2 to this number; 1: none has.
+    """
+
+    rows: tuple[int, ...]
+    max_sequences: int
+    max_blocks_each: int
+    max_rows_each: int = 1
+
+    @classmethod
+    def default(
+        cls,
+        *,
+        max_rows: int,
+        max_sequences: int,
+        max_drafts: int,
+        max_blocks_each: int,
+        requested: Sequence[int] | None = None,
+        block_size: int = _MOST_ROWS_EACH,
+    ) -> "GraphSizes":
+        """For steps of at most max_rows rows: max_sequences sequences with max_drafts draft tokens each.
+
+        requested: the sizes in rows; None: those of _SIZES that steps can have.
+        """
+        most = min(max_sequences * (max_drafts + 1), max_rows, max(_SIZES[-1], max_sequences))
+        rows = requested or (*(each for each in _SIZES if each < most), max_sequences, most)
+        return cls(
+            rows=tuple(sorted(set(rows))),
+            max_sequences=max_sequences,
+            max_blocks_each=max_blocks_each,
+            max_rows_each=min(max_drafts + 1, _MOST_ROWS_EACH, block_size),
+        )
+
+    @property
+    def batch_sizes(self) -> tuple[GraphBatchSize, ...]:
+        """One row per sequence for sizes up to max_sequences; the same number of rows for every sequence beyond;
+        then several rows per sequence from two rows on.
+
+        Where a step may have far more rows than sequences, attention without that promise takes tiles for a
+        sequence that has nearly all of them: 64 sequences of 5 rows fill 20 of 128 packed rows, and 64 would do.
+        """
+        single = [
+            GraphBatchSize(rows=rows, sequences=rows, one_row_each=True)
+            for rows in self.rows
+            if rows <= self.max_sequences
+        ]
+        several = [
+            GraphBatchSize(rows=rows, sequences=min(rows - 1, self.max_sequences), one_row_each=False)
+            for rows in self.rows
+            if rows > 1
+        ]
+        return (*single, *self._uniform(), *several)
+
+    def _uniform(self) -> list[GraphBatchSize]:
+        found = {
+            (min(rows // each, self.max_sequences), each)
+            for rows in self.rows
+            for each in range(2, self.max_rows_each + 1)
+        }
+        return [
+            GraphBatchSize(rows=count * each, sequences=count, one_row_each=False, rows_each=each)
+            for count, each in sorted(found, key=lambda pair: pair[0] * pair[1])
+            if count * each > self.max_sequences
+        ]
+
+    def expected_bytes(self, num_kinds: int, num_depths: int = 1) -> int:
+        """Estimated device memory of the graphs, in addition to what eager steps need.
+
+        num_kinds: kinds of attention layers that the model has. num_depths: numbers of layers that are captured.
+        """
+        return len(self.batch_sizes) * num_depths * (_BACKBONE_BYTES + num_kinds * _WRAPPER_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftGraphs:
+    """The graphs that a drafting runner needs.
+
+    windows: of the draft samplers. depths: numbers of layers that draft; None: all layers.
+    """
+
+    windows: tuple[float, ...] = ()
+    depths: tuple[int | None, ...] = (None,)
+
+
+class BatchSizeIndex:
+    """The batch sizes of one kind, ordered by rows, for look-up."""
+
+    def __init__(self, sizes: GraphSizes, *, one_row_each: bool, rows_each: int | None = None) -> None:
+        self._batch_sizes = [
+            each for each in sizes.batch_sizes if each.one_row_each is one_row_each and each.rows_each == rows_each
+        ]
+        self._rows = tuple(each.rows for each in self._batch_sizes)
+
+    def fitting(self, rows: int, sequences: int) -> GraphBatchSize | None:
+        """The smallest size with room for these rows and sequences."""
+        at = bisect_left(self._rows, rows)
+        while at < len(self._batch_sizes):
+            if self._batch_sizes[at].sequences >= sequences:
+                return self._batch_sizes[at]
+            at += 1
+        return None
+
+
+def next_size(sizes: tuple[int, ...], count: int) -> int | None:
+    """The smallest of these ascending sizes that is at least count."""
+    at = bisect_left(sizes, count)
+    return sizes[at] if at < len(sizes) else None
+
+
+_MOST_DRAFT_ROWS = MAX_DRAFT_TOKENS + 1  # of one sequence that verifies drafts
+# Rows of one sequence times its positions, in narrow tiles. Estimated for 8B models: reading them costs 7 ms for
+# every million, and the launches of an eager step up to 6 ms.
+_MOST_IN_NARROW_TILES = 1 << 19
+_ALL_FLAGS = (
+    TruncationFlags(random=False, top_k=False, top_p=False),
+    *(
+        TruncationFlags(random=True, top_k=top_k, top_p=top_p)
+        for top_k in (False, True)
+        for top_p in (False, True)
+    ),
+)
+
+
+class GraphInputs:
+    """Token ids of a step's rows at a fixed address, with the source of each id that comes by token feedback."""
+
+    def __init__(self, capture: GraphCapture, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._staging: StagingBuffer = capture.staging_buffer(2 * max_rows, torch.int64)
+
+    def send(self, batch: RowBatch, token_sampler: DeviceTokenSampler) -> None:
+        numbers, count = self._staging.host(), batch.num_rows
+        token_ids, sources = numbers[: self._max_rows], numbers[self._max_rows :]
+        token_ids[:count], token_ids[count:] = batch.token_ids.numpy(), 0
+        sources[:] = -1
+        if batch.feedback is not None:
+            pending = batch.feedback.pending.tokens
+            assert pending.data_ptr() == token_sampler.tokens.data_ptr(), "tokens fed back from another runner"
+            sources[batch.feedback.rows] = batch.feedback.sources
+        self._staging.send()
+
+    def read(self, rows: int, token_sampler: DeviceTokenSampler) -> torch.Tensor:
+        """[rows] int64, on the device."""
+        device = self._staging.device
+        token_ids, sources = device[:rows], device[self._max_rows : self._max_rows + rows]
+        fed_back = token_sampler.tokens.index_select(0, sources.clamp_min(0)).clamp_min(0)
+        return torch.where(sources >= 0, fed_back, token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphParts:
+    """The parts of a runner that its graphs work with, on every lane.
+
+    logit_rows: numbers of the rows of hidden states that the LM head reads.
+    """
+
+    decoder: Decoder
+    cache: KvCache
+    block_size: int
+    num_blocks: int
+    token_sampler: DeviceTokenSampler
+    inputs: GraphInputs
+    logit_rows: StagingBuffer
+
+    @property
+    def num_layers(self) -> int:
+        return self.decoder.spec.num_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackboneGraph:
+    """max_blocks: most blocks that all sequences of a step have together."""
+
+    batch_size: GraphBatchSize
+    plan: AttentionPlan
+    max_blocks: int
+    graph: CapturedGraph
+
+
+class StepGraphs:
+    """capture: of this lane, used by nothing else. max_logit_rows: most rows whose logits are computed at once."""
+
+    def __init__(
+        self, parts: GraphParts, capture: GraphCapture, sizes: GraphSizes, *, max_logit_rows: int
+    ) -> None:
+        self._parts = parts
+        self._capture = capture
+        self._sizes = sizes
+        self._logit_sizes = tuple(each for each in sizes.rows if each <= max_logit_rows)
+        self._single = BatchSizeIndex(sizes, one_row_each=True)
+        self._several = BatchSizeIndex(sizes, one_row_each=False)
+        self._uniform_index = {
+            each: BatchSizeIndex(sizes, one_row_each=False, rows_each=each)
+            for each in range(2, sizes.max_rows_each + 1)
+        }
+        self._backbones: dict[tuple[GraphBatchSize, int], BackboneGraph] = {}
+        self._lm_heads: dict[int, CapturedGraph] = {}
+        self._samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
+        self._draft_samplers: dict[tuple[int, TruncationFlags, float], CapturedGraph] = {}
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._backbones) + len(self._lm_heads) + len(self._samplers) + len(self._draft_samplers)
+
+    def num_expected(self, drafts: DraftGraphs) -> int:
+        """The number of graphs after `capture_all`."""
+        backbones = len(self._sizes.batch_sizes) * len(self._depths(drafts))
+        return backbones + len(self._logit_sizes) * (1 + len(_ALL_FLAGS) * (1 + len(drafts.windows)))
+
+    def backbone(self, batch: RowBatch, depth: int) -> BackboneGraph | None:
+        """The smallest graph of the first `depth` layers that the batch fits into.
+
+        None: the step has more rows than all graphs, other layers, more blocks than there is room for, or a long
+        prompt whose attention would be slow.
+        """
+        layout = batch.layout
+        num_rows, num_sequences = batch.num_rows, layout.seq_len.shape[0]
+        batch_size = self._single.fitting(num_rows, num_sequences) if num_rows == num_sequences else None
+        batch_size = batch_size or self._several.fitting(num_rows, num_sequences)
+        uniform = self._uniform(layout, num_rows, num_sequences)
+        if uniform is not None and (batch_size is None or uniform.rows <= batch_size.rows):
+            batch_size = uniform
+        backbone = None if batch_size is None else self._backbones.get((batch_size, depth))
+        if (
+            backbone is None
+            or _rereads_prompts(backbone.batch_size, layout)
+            or not _has_room(backbone, layout, self._parts.block_size)
+        ):
+            return None
+        return backbone
+
+    def _uniform(self, layout: RowLayout, num_rows: int, num_sequences: int) -> GraphBatchSize | None:
+        """The smallest size for sequences that all have as many rows as these do; None: there is none."""
+        if num_rows <= self._sizes.max_sequences:
+            return None
+        index = self._uniform_index.get(num_rows // num_sequences)
+        if index is None or num_rows % num_sequences:
+            return None
+        counts = np.diff(layout.query_start.numpy())
+        return index.fitting(num_rows, num_sequences) if (counts == counts[0]).all() else None
+
+    def run(self, backbone: BackboneGraph, layout: RowLayout) -> None:
+        self._capture.update_plan(backbone.plan, layout)
+        backbone.graph.replay()
+
+    def lm_head(self, num_rows: int) -> CapturedGraph | None:
+        size = next_size(self._logit_sizes, num_rows)
+        return None if size is None else self._lm_heads[size]
+
+    def sampler(self, num_rows: int, flags: TruncationFlags) -> CapturedGraph | None:
+        size = next_size(self._logit_sizes, num_rows)
+        return None if size is None else self._samplers.get((size, flags))
+
+    def draft_sampler(self, num_rows: int, flags: TruncationFlags, window: float) -> CapturedGraph | None:
+        size = next_size(self._logit_sizes, num_rows)
+        return None if size is None else self._draft_samplers.get((size, flags, window))
+
+    def capture_all(self, drafts: DraftGraphs, progress: Callable[[], None]) -> None:
+        """Capture the largest first: their memory is enough for the smaller ones. Calls progress in between."""
+        for batch_size in reversed(self._sizes.batch_sizes):
+            for depth in self._depths(drafts):
+                self._backbones[batch_size, depth] = self._capture_backbone(batch_size, depth)
+                progress()
+        for size in reversed(self._logit_sizes):
+            self._capture_heads(size, drafts.windows)
+            progress()
+
+    def _depths(self, drafts: DraftGraphs) -> tuple[int, ...]:
+        most = self._parts.num_layers
+        return tuple(dict.fromkeys(most if each is None else each for each in (None, *drafts.depths)))
+
+    def _capture_backbone(self, batch_size: GraphBatchSize, depth: int) -> BackboneGraph:
+        parts = self._parts
+        # Sequences may share blocks, so all of them together may count more blocks than the cache has.
+        max_blocks = min(
+            batch_size.sequences * self._sizes.max_blocks_each, 2 * parts.num_blocks + batch_size.sequences
+        )
+        plan = self._capture.plan(batch_size, parts.block_size, max_blocks)
+
+        def run() -> None:
+            hidden = parts.decoder.embed(parts.inputs.read(batch_size.rows, parts.token_sampler))
+            # The same graphs serve steps with and without rows for a head: what no head reads is not read.
+            parts.decoder.run_layers(hidden, 0, depth, parts.cache, plan, captures=True)
+
+        return BackboneGraph(batch_size=batch_size, plan=plan, max_blocks=max_blocks, graph=self._captured(run))
+
+    def _capture_heads(self, size: int, windows: tuple[float, ...]) -> None:
+        """The LM head and the samplers for `size` rows."""
+        decoder, token_sampler = self._parts.decoder, self._parts.token_sampler
+        rows, logits = self._parts.logit_rows.device[:size], decoder.logit_rows[:size]
+        self._lm_heads[size] = self._captured(lambda: _run_lm_head(decoder, rows))
+        for flags in _ALL_FLAGS:
+            self._samplers[size, flags] = self._captured(partial(token_sampler.run_take, logits, flags))
+            for window in windows:
+                draft = partial(token_sampler.run_draft, logits, window, flags)
+                self._draft_samplers[size, flags, window] = self._captured(draft)
+
+    @torch.inference_mode()
+    def _captured(self, work: Callable[[], None]) -> CapturedGraph:
+        return self._capture.capture(work)
+
+
+def _run_lm_head(decoder: Decoder, rows: torch.Tensor) -> None:
+    decoder.logits(decoder.hidden.index_select(0, rows))
+
+
+def _rereads_prompts(size: GraphBatchSize, layout: RowLayout) -> bool:
+    """Whether attention would read a long prompt again for every few rows.
+
+    Tiles of a graph are as wide as the most rows that one sequence may have while all others have one. A sequence
+    with more rows takes several tiles, and each reads all of its positions.
+    """
+    if size.rows == size.sequences or size.rows - size.sequences >= _MOST_DRAFT_ROWS:
+        return False
+    counts = np.diff(layout.query_start.numpy())
+    read: NDArray[np.int32] = counts * layout.seq_len.numpy()
+    return bool((read[counts > _MOST_DRAFT_ROWS] > _MOST_IN_NARROW_TILES).any())
+
+
+def _has_room(backbone: BackboneGraph, layout: RowLayout, block_size: int) -> bool:
+    """Whether the graph has room for the blocks of all sequences; counts them only if the table is too large."""
+    if layout.block_table.numel() <= backbone.max_blocks:
+        return True
+    lengths: NDArray[np.int32] = layout.seq_len.numpy()
+    return int((-(-lengths // np.int32(block_size))).sum()) <= backbone.max_blocks

@@ -1,0 +1,221 @@
+"""How a GPU's memory is divided: models, the largest step, CUDA graphs, and what is left for keys and values.
+
+A value; memory_profile.py measures it. The KV cache of a CPU is sized in sizing.py.
+
+Sizes that follow from config and model: context, KV cache, rows. Refuses what does not fit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from faser.config.declaration import show_bytes
+from faser.config.engine import EngineConfig
+from faser.engine.checkpoints.config_json import ModelConfig
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.execution.text_lookup.rules import CORPUS_TOKENS
+from faser.errors import ConfigError
+from faser.kernels.interface.fp8 import FP8
+from faser.kernels.interface.shapes import KvShape
+from faser.machine import available_memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """The memory of one device.
+
+    share: the part of the total that this process may take. free: before anything was loaded. loaded: taken since
+    then and kept: weights, compiled kernels, existing workspaces. step: taken on top while a step of step_rows
+    rows runs. graphs, workspaces: taken later, by CUDA graphs and by further workspaces.
+
+        |          total                                                                  |
+        | other processes, CUDA | loaded | step | graphs | workspaces | left | beyond share |
+                                |          free                                           |
+    """
+
+    device: str
+    total_bytes: int
+    share: float
+    free_bytes: int
+    loaded_bytes: int
+    step_bytes: int
+    step_rows: int
+    graph_bytes: int
+    workspaces_bytes: int
+
+    @property
+    def granted_bytes(self) -> int:
+        """What this process may take: its share, or what was free if that is less."""
+        return min(int(self.total_bytes * self.share), self.free_bytes)
+
+    @property
+    def taken_bytes(self) -> int:
+        return self.loaded_bytes + self.step_bytes + self.graph_bytes + self.workspaces_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        """For keys and values within the share."""
+        return max(0, self.granted_bytes - self.taken_bytes)
+
+    @property
+    def most_bytes(self) -> int:
+        """For keys and values if the share did not count."""
+        return max(0, self.free_bytes - self.taken_bytes)
+
+    def describe(self) -> str:
+        """One sentence with every part."""
+        parts = {
+            "loaded": self.loaded_bytes,
+            f"a step of {self.step_rows} rows": self.step_bytes,
+            "CUDA graphs": self.graph_bytes,
+            "workspaces": self.workspaces_bytes,
+        }
+        listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items())
+        return (
+            f"{self.device} has {show_bytes(self.total_bytes)}, of which {show_bytes(self.free_bytes)} were free; "
+            f"--gpu-memory-utilization {self.share:g} grants {show_bytes(self.granted_bytes)}; {listed}; "
+            f"left for the KV cache: {show_bytes(self.left_bytes)}"
+        )
+
+
+# Without --kv-cache-memory the KV cache of a CPU gets this share of the free memory, up to this limit: other
+# programs need memory too. Pages that are never used cost nothing.
+_CPU_KV_SHARE = 0.25
+_CPU_KV_MOST_BYTES = 4 << 30
+
+# What the index of texts holds of each token, at most; and the limits of all of it: a share of free memory, and
+# bytes.
+_TEXT_BYTES_PER_TOKEN = 200
+_TEXT_SHARE = 1 / 64
+_TEXT_MOST_BYTES = 256 << 20
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedModel:
+    """A model with a KV cache: the target or the draft model.
+
+    dtype: of activations. kv_dtype: of stored keys and values; see kv_cache_dtype.
+    """
+
+    spec: DecoderSpec
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+
+def cached_model(config: EngineConfig, spec: DecoderSpec, dtype: torch.dtype) -> CachedModel:
+    """A model that computes in dtype."""
+    return CachedModel(spec=spec, dtype=dtype, kv_dtype=kv_cache_dtype(config, dtype))
+
+
+def context_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Positions of the longest context. Raises ConfigError for more than the model has."""
+    longest = model.spec.max_position_embeddings
+    if config.max_model_len is None:
+        return longest
+    if config.max_model_len > longest:
+        raise ConfigError(f"--max-model-len is {config.max_model_len}; this model has at most {longest} positions")
+    return config.max_model_len
+
+
+def compute_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    """The type of activations. auto: float32 for a float32 checkpoint, else bfloat16.
+
+    bfloat16 replaces float16, for which a CPU has no products and a GPU no kernels compiled ahead of time; and
+    float32 under flashinfer, which computes in 16 bits.
+    """
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    wide = model.dtype == "float32" and config.backend != "flashinfer"
+    return torch.float32 if wide else torch.bfloat16
+
+
+def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """The type of stored keys and values of a model that computes in dtype; the same rule for both models."""
+    return {"fp8": FP8, "int8": torch.int8}.get(config.kv_cache_dtype, dtype)
+
+
+def most_logit_rows(config: EngineConfig) -> int:
+    """Most rows of one step that need logits: one per sequence, and with speculation one per draft token."""
+    if config.speculation.policy == "off":
+        return config.max_num_seqs
+    return min(config.max_num_batched_tokens, config.max_num_seqs * (config.speculation.cap + 1))
+
+
+def text_index_bytes(config: EngineConfig, max_model_len: int) -> int:
+    """What the index of texts may hold in the host's memory: what all sequences can fill, within the limits."""
+    if not config.speculation.drafts_from_text:
+        return 0
+    tokens = config.max_num_seqs * max_model_len + CORPUS_TOKENS
+    limit = min(int(available_memory() * _TEXT_SHARE), _TEXT_MOST_BYTES)
+    return min(tokens * _TEXT_BYTES_PER_TOKEN, limit)
+
+
+def kv_shapes(
+    config: EngineConfig,
+    models: Sequence[CachedModel],
+    max_model_len: int,
+    budget: MemoryBudget | None = None,
+    text_bytes: int = 0,
+) -> list[KvShape]:
+    """The KV cache of each model. All have the same blocks, so a block costs its bytes in all of them together.
+
+    They hold at least one whole context, and no more than all sequences can fill. budget: of a GPU; None: on a
+    CPU, where text_bytes of the same memory go to the index of texts. Raises ConfigError where the configured
+    memory, or the GPU's, is too small.
+    """
+    block_bytes = sum(each.block_bytes for each in _shapes(config, models, 1))
+    one_context = -(-max_model_len // config.block_size)
+    most = one_context * config.max_num_seqs
+    if config.kv_cache_memory is not None:
+        _check_given(config.kv_cache_memory, one_context * block_bytes, max_model_len, budget)
+        num_blocks = config.kv_cache_memory // block_bytes
+    elif budget is not None:
+        num_blocks = min(budget.left_bytes // block_bytes, most)
+        if num_blocks < one_context:
+            fitting = num_blocks * config.block_size
+            raise ConfigError(_too_little(budget, one_context * block_bytes, max_model_len, fitting))
+    else:
+        share = min(int(available_memory() * _CPU_KV_SHARE), _CPU_KV_MOST_BYTES) - text_bytes
+        num_blocks = max(one_context, min(share // block_bytes, most))
+    return _shapes(config, models, num_blocks)
+
+
+def _check_given(given: int, needed: int, max_model_len: int, budget: MemoryBudget | None) -> None:
+    """given: configured bytes. needed: bytes of one context."""
+    if given < needed:
+        raise ConfigError(
+            f"--kv-cache-memory is {show_bytes(given)}; one context of {max_model_len} tokens needs "
+            f"{show_bytes(needed)}; raise it, or lower --max-model-len"
+        )
+    if budget is not None and given > budget.most_bytes:
+        raise ConfigError(
+            f"--kv-cache-memory is {show_bytes(given)}; at most {show_bytes(budget.most_bytes)} can be had: "
+            f"{budget.describe()}"
+        )
+
+
+def _too_little(budget: MemoryBudget, needed: int, max_model_len: int, fitting: int) -> str:
+    """fitting: tokens that fit."""
+    shorter = f"lower --max-model-len to {fitting}, " if fitting else ""
+    return (
+        f"one context of {max_model_len} tokens needs {show_bytes(needed)} of KV cache, and "
+        f"{show_bytes(budget.left_bytes)} are left: {budget.describe()}; {shorter}lower "
+        "--max-num-batched-tokens or --max-num-seqs, or raise --gpu-memory-utilization"
+    )
+
+
+def _shapes(config: EngineConfig, models: Sequence[CachedModel], num_blocks: int) -> list[KvShape]:
+    return [
+        KvShape(
+            num_layers=each.spec.num_layers,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            num_kv_heads=each.spec.num_kv_heads,
+            head_dim=each.spec.head_dim,
+            dtype=each.kv_dtype,
+        )
+        for each in models
+    ]
