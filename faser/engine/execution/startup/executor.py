@@ -27,7 +27,7 @@ from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_lanes, make_on_lanes
 from faser.engine.execution.overlap.partition import Partition
-from faser.engine.execution.overlap.streams import Streams
+from faser.engine.execution.overlap.streams import plain_streams
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.rank_judge import NUM_TOP
 from faser.engine.execution.runner.batch import BlockTable
@@ -227,7 +227,7 @@ def _plain_streams(device: torch.device) -> Partition:
     """Lanes without processors of their own, once the memory of graphs and caches for other lanes is free."""
     gc.collect()
     torch.cuda.empty_cache()
-    return Streams(CudaLaneDevice(device))
+    return plain_streams(CudaLaneDevice(device))
 
 
 def make_executor(

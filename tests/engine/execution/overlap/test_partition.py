@@ -1,8 +1,6 @@
-"""Cores: both lanes run at the same time, each on its own cores, and no thread outlives them.
+"""What every partition promises, tried on those of a CPU: both calls run, are timed, and fail together.
 
-Bugs that these tests have caught are named where they are caught.
-
-What every partition promises, tried on those of a CPU: both calls run, are timed, and fail together.
+On cores they run at the same time, and no thread outlives them.
 
 Bugs that these tests have caught are named where they are caught.
 """
