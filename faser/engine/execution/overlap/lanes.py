@@ -1,4 +1,4 @@
-"""The lanes of an engine: which partition divides the processors, if any, and the backends that compute on them."""
+"""The lanes of an engine: which partition divides the processors, if any, and the backends that compute there."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -223,7 +223,7 @@ class Serial:
 
 
 class Cores:
-    """See Partition. The last cores draft, on a thread of their own; the caller's thread verifies on the first ones.
+    """See Partition. The last cores draft, on a thread of their own; the caller verifies on the first ones.
 
     cores: None: all that this process may use. Raises ConfigError for fewer than two cores, and for cores that
     this process may not use.

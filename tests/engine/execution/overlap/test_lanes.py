@@ -1,4 +1,4 @@
-"""Which lanes an engine gets, from its settings and its device, and what replaces those that cannot run its models."""
+"""Which lanes an engine gets, from its settings and its device, and what replaces those that cannot run it."""
 
 import logging
 import os
