@@ -29,7 +29,7 @@ from faser.engine.execution.drafters.draft_samplers import WINDOW
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
-from faser.engine.execution.overlap.streams import Streams
+from faser.engine.execution.overlap.streams import plain_streams
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graphs import DraftGraphs, GraphSizes
@@ -142,7 +142,7 @@ def _block(gpu: ClockGpu, clients: _Clients, steps: int, waits: Mapping[str, int
 
 def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
     slots, rows = wanted.sequences, max(wanted.sequences * (GAMMA + 2), 64)
-    partition = Streams(gpu)
+    partition = plain_streams(gpu)
     places = device_lanes_of(partition)
     target_backend = clock_backend(gpu)
     draft_backend = target_backend.concurrent_instance()

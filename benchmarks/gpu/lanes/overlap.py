@@ -233,7 +233,9 @@ def expected(
     )
     objective = Objective(costs, candidates)
     before = best_lengths(candidates, objective, costs).rate
-    ahead = best_overlap(candidates, objective, costs, lanes).rate
+    overlapped = best_overlap(candidates, objective, costs, lanes)
+    assert overlapped is not None, "all of these sequences may draft"
+    ahead = overlapped.rate
     return {
         "off": round(objective.rate_without_drafts, 1),
         "before": round(before, 1),

@@ -28,7 +28,7 @@ from faser.distill.training.trainer import Trainer, TrainingSettings
 from faser.engine.contract.learning import Learn, LearnableAnswer, Learned
 from faser.engine.execution.models.rounded_source import QUANTIZATIONS
 from faser.engine.execution.startup.device import resolve_device
-from faser.engine.execution.startup.models import check_refreshable, find_draft_files
+from faser.engine.execution.startup.files import find_models, refreshable_head
 
 _TOP = 64  # tokens of a distribution that are kept
 _STEPS = 3  # drafted tokens that are unrolled, and measured
@@ -138,12 +138,11 @@ def load_learner(config: EngineConfig, directory: Path) -> OnlineLearner:
     torch.set_num_threads(1)
     config = resolve_device(replace(config, num_threads=1))
     target = load_target(config, directory, lambda *_: None)
-    files = find_draft_files(config, target.config.spec, lambda *_: None)
-    check_refreshable(files)
-    assert files.head is not None
+    _, models = find_models(config, directory, lambda *_: None)
+    head = refreshable_head(config, models)
     rounded_by_engine = config.quantization in QUANTIZATIONS
     dtype: torch.dtype = getattr(torch, faster_dtype(target.backend.device))
-    return OnlineLearner(target, files.head, int8=not rounded_by_engine, dtype=dtype)
+    return OnlineLearner(target, head.directory, int8=not rounded_by_engine, dtype=dtype)
 
 
 def _states_of(answer: LearnableAnswer, layers: TargetStates) -> ShardStates:
