@@ -7,31 +7,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.sampling.verify import make_verifier
+
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
+from faser.engine.contract.step_times import Role
 from faser.engine.control.clock import WallClock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.rank_judge import NUM_TOP
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.startup.memory import CachedModel, kv_shapes
-from faser.engine.execution.startup.models import LoadedModel, load_draft_model, load_target
-from faser.engine.execution.startup.step_profiler import DummyBatchLimits
-from faser.engine.execution.startup.step_times import profile
+from faser.engine.execution.startup import step_times as profile
+from faser.engine.execution.startup.files import draft_model_files, target_files
+from faser.engine.execution.startup.memory import kv_shapes
+from faser.engine.execution.startup.models import LoadedModel, load_model
+from faser.engine.execution.startup.step_profiler import DummyBatchLimits, StepProfiler
 from faser.engine.execution.verification_forward import PlainForward
-from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import KvShape
+from faser.machine import BusyMeter
 from faser.types import Request, SamplingParams
 
 MAX_LEN = 1024
@@ -76,17 +80,14 @@ def config_of(target: Path, drafter: Path, *, gamma: int, sequences: int) -> Eng
 
 def load_target_of(config: EngineConfig, directory: Path) -> Target:
     backend = make_backend("native", "cpu", num_threads=config.threads, cache_dir=cache_dir() / "kernels")
-    return Target(backend=backend, model=load_target(config, directory, backend, _quiet))
+    return Target(backend=backend, model=load_model(config, target_files(config, directory), backend, _quiet))
 
 
 def pair_of(config: EngineConfig, target: Target, drafter: Path) -> PrunePair:
     backend = target.backend.concurrent_instance()
-    draft = load_draft_model(config, drafter, target.model, backend, _quiet)
-    models = [
-        CachedModel(spec=each.decoder.spec, dtype=each.decoder.dtype, kv_dtype=each.decoder.dtype)
-        for each in (target.model, draft)
-    ]
-    shapes = kv_shapes(config, models, target.model.max_positions)
+    draft = load_model(config, draft_model_files(config, drafter, target.model.files), backend, _quiet)
+    models = [target.model.files, draft.files]
+    shapes = kv_shapes(config, models, target.model.files.max_positions)
     return PrunePair(
         config=config,
         target=target,
@@ -105,7 +106,11 @@ def measured_costs(pair: PrunePair, *, budget_s: float) -> CostModel:
         max_rows=MAX_ROWS,
         max_logit_rows=pair.config.max_num_seqs,
     )
-    return CostModel(profile(pair.runner, pair.draft_runner, room, progress=_quiet, budget_s=budget_s))
+    profilers = {
+        Role.STEP: StepProfiler(pair.runner, room),
+        Role.PASS: StepProfiler(pair.draft_runner, room, rows_each=1),
+    }
+    return CostModel(profile(profilers, _quiet, budget_s=budget_s, meter=BusyMeter()))
 
 
 def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -> Engine:
@@ -128,7 +133,7 @@ def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -
         model=DraftModelParts(
             runner=pair.draft_runner,
             kv=DraftKvCache(table, num_blocks=kv.num_blocks, block_size=kv.block_size),
-            max_positions=pair.draft.max_positions,
+            max_positions=pair.draft.files.max_positions,
         ),
         num_top=0 if pruning is None else NUM_TOP,
     )

@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafting.samplers import WINDOW
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler
+from faser.engine.execution.sampling.verify import make_verifier
 
-from benchmarks.gpu.common.shapes import TINY_DRAFT, TINY_TARGET, Config, write_shape
-from benchmarks.gpu.common.weights import MadeUp
-from benchmarks.host_gap.clock_gpu import ClockGpu, clock_backend
+from benchmarks.gpu.models import TINY_DRAFT, TINY_TARGET, Config, MadeUp, write_shape
+from benchmarks.speed.clock_gpu import ClockGpu, clock_backend
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.clock import WallClock
@@ -23,23 +28,16 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
-from faser.engine.execution.drafters.draft_samplers import WINDOW
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
-from faser.engine.execution.overlap.streams import Streams
+from faser.engine.execution.overlap.streams import plain_streams
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graphs import DraftGraphs, GraphSizes
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.interface.processors import DeviceLane
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.shapes import DeviceLane, KvShape
 from faser.types import Request, SamplingParams
 
 PLAIN, SERIAL, BESIDE, SHORT = "plain", "serial", "beside", "short"
@@ -142,7 +140,7 @@ def _block(gpu: ClockGpu, clients: _Clients, steps: int, waits: Mapping[str, int
 
 def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
     slots, rows = wanted.sequences, max(wanted.sequences * (GAMMA + 2), 64)
-    partition = Streams(gpu)
+    partition = plain_streams(gpu)
     places = device_lanes_of(partition)
     target_backend = clock_backend(gpu)
     draft_backend = target_backend.concurrent_instance()

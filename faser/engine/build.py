@@ -1,7 +1,6 @@
 """Puts an engine together: the loaded parts, their step times, the executor, the scheduler.
 
-The only module that knows both planes. Loading is in execution/startup/parts.py, the data plane's assembly in
-execution/startup/executor_factory.py.
+The only module that knows both planes. The data plane is loaded and put together in execution/startup/executor.py.
 """
 
 from dataclasses import dataclass, replace
@@ -122,18 +121,18 @@ def build(
     )
     return Built(
         engine=engine,
-        info=replace(parts.info(), num_blocks=parts.kv.num_blocks - _num_audit_blocks(parts)),
+        info=replace(parts.info(), num_blocks=parts.target.kv.num_blocks - _num_audit_blocks(parts)),
         costs=costs,
         interference=interference,
-        runner=parts.runner,
-        draft_runner=parts.draft_runner,
+        runner=parts.target.runner,
+        draft_runner=next((each.runner for each in parts.draft_models), None),
         lanes=parts.lanes,
         pruning=pruning,
     )
 
 
 def _scheduler(parts: EngineParts, clock: Clock, control: SpeculationControl | None) -> Scheduler:
-    config, target, kv = parts.config, parts.target, parts.kv
+    config, target, kv = parts.config, parts.target.files, parts.target.kv
     return Scheduler(
         kv=KvManager(
             kv.num_blocks - _num_audit_blocks(parts),
@@ -156,22 +155,22 @@ def _num_audit_blocks(parts: EngineParts) -> int:
 
     Raises ConfigError if the others could not hold a whole context then.
     """
-    config, kv = parts.config, parts.kv
+    config, kv, context = parts.config, parts.target.kv, parts.target.files.max_positions
     if not config.audit_speculation or not parts.speculates:
         return 0
-    for_one_context = -(-parts.target.max_positions // kv.block_size)
+    for_one_context = -(-context // kv.block_size)
     given = min(for_one_context, kv.num_blocks // 16)
     if not given or kv.num_blocks - given < for_one_context:
         raise ConfigError(
             f"audit_speculation is {config.audit_speculation}; the KV cache has {kv.num_blocks} blocks, of which "
-            f"one context of {parts.target.max_positions} tokens takes {for_one_context}: no room is left for "
+            f"one context of {context} tokens takes {for_one_context}: no room is left for "
             "replays. Give it more with kv_cache_memory, or lower max_model_len."
         )
     return given
 
 
 def _auditor(parts: EngineParts, executor: Executor, scheduler: Scheduler) -> Auditor | None:
-    config, kv = parts.config, parts.kv
+    config, kv = parts.config, parts.target.kv
     num_blocks = _num_audit_blocks(parts)
     if not num_blocks:
         return None
@@ -209,7 +208,7 @@ def _overlap(
     return OverlapOptions(
         name=lanes.partition.name,
         lanes=interference,
-        most_rows=parts.runner.most_graph_rows,
+        most_rows=parts.target.runner.most_graph_rows,
         mode=parts.config.spec_overlap,
         fallback=lanes.fallback,
     )
@@ -221,6 +220,6 @@ def _early_pruning(parts: EngineParts, step_times: StepTimes) -> EarlyPruning | 
         config.early_prune,
         config.speculation,
         step_times.tables[Role.STEP],
-        num_layers=parts.runner.num_layers,
+        num_layers=parts.target.runner.num_layers,
         num_slots=config.max_num_seqs,
     )

@@ -30,7 +30,7 @@ from faser.engine.execution.overlap.partition import (
     PendingResult,
     Verify,
 )
-from faser.engine.execution.overlap.streams import GreenContexts
+from faser.engine.execution.overlap.streams import GpuPartition
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -48,7 +48,7 @@ class Divided:
     def about(self) -> Json:
         shares = [round(share, 4) for share in self.partition.shares()]
         about = {"asked": self.asked, "came": self.partition.name, "refusal": self.refusal, "shares": shares}
-        refused = self.partition.refused_splits if isinstance(self.partition, GreenContexts) else {}
+        refused = dict(self.partition.refused_splits) if isinstance(self.partition, GpuPartition) else {}
         return {**about, "refused_splits": refused} if refused else about
 
     def is_measured_as_itself(self, asked: Sequence[str]) -> bool:

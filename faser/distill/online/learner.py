@@ -12,23 +12,19 @@ from pathlib import Path
 import torch
 
 from faser.config.engine import EngineConfig
-from faser.distill.conversations.shard import Conversation
+from faser.distill.acceptance import measure_acceptance
+from faser.distill.batch import SampleStore
+from faser.distill.dataset import Conversation
 from faser.distill.distillation import faster_dtype
-from faser.distill.online.comparison import AnswerLength, compare
-from faser.distill.online.trained_head import TrainedHead, read_trained_head, write_trained_head
-from faser.distill.states.recorder import fitted_passage, shard_arrays
-from faser.distill.states.state_files import ShardStates
-from faser.distill.states.target_states import TargetStates
-from faser.distill.target import FrozenTarget, load_target
-from faser.distill.training.acceptance import measure_acceptance
-from faser.distill.training.checkpoint import TrainingState
-from faser.distill.training.sample_store import SampleStore
-from faser.distill.training.trainable_head import TrainableHead
-from faser.distill.training.trainer import Trainer, TrainingSettings
+from faser.distill.head import TrainableHead
+from faser.distill.online_learner import AnswerLength, TrainedHead, compare, read_trained_head, write_trained_head
+from faser.distill.states import ShardStates, fitted_passage, shard_arrays
+from faser.distill.target import FrozenTarget, TargetStates, load_target
+from faser.distill.trainer import Trainer, TrainingSettings, TrainingState
 from faser.engine.contract.messages import Learn, LearnableAnswer, Learned
-from faser.engine.execution.models.rounded_source import QUANTIZATIONS
+from faser.engine.execution.models.sources import QUANTIZATIONS
 from faser.engine.execution.startup.device import resolve_device
-from faser.engine.execution.startup.models import check_refreshable, find_draft_files
+from faser.engine.execution.startup.files import find_models, refreshable_head
 
 _TOP = 64  # tokens of a distribution that are kept
 _STEPS = 3  # drafted tokens that are unrolled, and measured
@@ -138,12 +134,11 @@ def load_learner(config: EngineConfig, directory: Path) -> OnlineLearner:
     torch.set_num_threads(1)
     config = resolve_device(replace(config, num_threads=1))
     target = load_target(config, directory, lambda *_: None)
-    files = find_draft_files(config, target.config.spec, lambda *_: None)
-    check_refreshable(files)
-    assert files.head is not None
+    _, models = find_models(config, directory, lambda *_: None)
+    head = refreshable_head(config, models)
     rounded_by_engine = config.quantization in QUANTIZATIONS
     dtype: torch.dtype = getattr(torch, faster_dtype(target.backend.device))
-    return OnlineLearner(target, files.head, int8=not rounded_by_engine, dtype=dtype)
+    return OnlineLearner(target, head.directory, int8=not rounded_by_engine, dtype=dtype)
 
 
 def _states_of(answer: LearnableAnswer, layers: TargetStates) -> ShardStates:

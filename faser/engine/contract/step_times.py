@@ -1,11 +1,7 @@
-"""InterferenceTable: how much longer verification and drafting take concurrently than alone on all processors.
+"""StepTimes: how long steps take on this machine, and how much longer where a draft is made meanwhile.
 
-Plain numbers, measured by the data plane and read by the control plane. They depend on the step: two lanes that
-both wait for memory share its bandwidth, and a lane that computes leaves the bandwidth to the other one.
-
-StepTimes: how long steps take on this machine. The data plane measures them once, before the first request.
-
-The control plane builds its cost model from them and corrects that model online; nothing here ever changes.
+The data plane measures them once, before the first request. The control plane builds its cost model from them and
+corrects that model online; nothing here ever changes.
 """
 
 import json
@@ -29,11 +25,87 @@ Floats = NDArray[np.float64]
 Matrix = tuple[tuple[float, ...], ...]  # [contexts][rows]
 
 FACTORS = ("verify", "draft", "verify_alone", "draft_alone")
+_FORMAT = 5
+
+
+class Role(StrEnum):
+    """step: target forward, logits, sampling. pass: one forward of a draft model. text: one text look-up."""
+
+    STEP = "step"
+    PASS = "pass"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTable:
+    """Seconds by row count. rows ascend; time is linear between two of them and keeps rising above the last.
+
+    seconds: without attention. That adds kv_token_s for every cached token of every sequence, and, since each
+    further row of a sequence attends to the same tokens again, kv_row_token_s for each of these rows and tokens.
+    Raises ConfigError for row counts that do not ascend and for times that fall or are not finite.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    kv_token_s: float = 0.0
+    kv_row_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.rows or len(self.rows) != len(self.seconds):
+            raise ConfigError(f"a cost table has {len(self.rows)} row counts and {len(self.seconds)} times")
+        if self.rows[0] < 1 or any(a >= b for a, b in zip(self.rows, self.rows[1:], strict=False)):
+            raise ConfigError(
+                f"the row counts of a cost table are {list(self.rows)}; they must ascend from 1 or more"
+            )
+        if any(not 0 <= each < math.inf for each in (*self.seconds, self.kv_token_s, self.kv_row_token_s)):
+            raise ConfigError("a cost table has a time that is not a number of seconds from 0 on")
+        if any(a > b for a, b in zip(self.seconds, self.seconds[1:], strict=False)):
+            raise ConfigError("a cost table has a time that falls where rows rise")
+
+    @classmethod
+    def measured(
+        cls, seconds: Mapping[int, float], *, kv_token_s: float = 0.0, kv_row_token_s: float = 0.0
+    ) -> "CostTable":
+        """Times by row count, made monotone by least squares, so that one slow time hides no slope."""
+        rows = sorted(seconds)
+        rising = np.maximum.accumulate(_isotonic([seconds[each] for each in rows]))  # removes what rounding leaves
+        return cls(
+            rows=tuple(rows),
+            seconds=tuple(float(each) for each in rising),
+            kv_token_s=kv_token_s,
+            kv_row_token_s=kv_row_token_s,
+        )
+
+    def dense(self, num_rows: int) -> Floats:
+        """[num_rows + 1] seconds for 0 … num_rows rows; 0 rows take 0 seconds.
+
+        The slope above the largest measured count is taken from half of that count on: the slope between the
+        last two counts would be noise where these are neighbours.
+        """
+        wanted = np.arange(num_rows + 1)
+        found = np.interp(wanted, self.rows, self.seconds)
+        last = self.rows[-1]
+        first = next(each for each in reversed(self.rows) if each <= last / 2 or each == self.rows[0])
+        if last > first:
+            rise = (self.seconds[-1] - self.seconds[self.rows.index(first)]) / (last - first)
+            found[last + 1 :] += rise * (wanted[last + 1 :] - last)
+        found[0] = 0.0
+        return found
+
+    def seconds_at(self, rows: int, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float:
+        """Seconds for `rows` rows of sequences that have kv_tokens cached tokens in all.
+
+        kv_row_tokens: cached tokens that the further rows of sequences attend to, added up over these rows.
+        """
+        return self.dense(rows).item(rows) + self.kv_token_s * kv_tokens + self.kv_row_token_s * kv_row_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterferenceTable:
-    """Factors on the times alone on all processors, about 1 or more, for every pair of rows and contexts.
+    """How much longer verification and drafting take concurrently than alone on all processors.
+
+    Factors, about 1 or more, for every pair of rows and contexts: two lanes that both wait for memory share its
+    bandwidth, and a lane that computes leaves the bandwidth to the other one.
 
     share: the draft lane's part of the processors, in (0, 1). rows: of the target's step, whose sequences the
     concurrent drafts are for. contexts: cached tokens of each sequence. Both ascend.
@@ -128,81 +200,6 @@ class InterferenceTable:
         known, wanted = np.log2(self.rows), np.log2(np.maximum(np.arange(self.rows[-1] + 1), 1))
         matrices = np.stack([verify, draft, verify_alone / verify, draft_alone / draft], axis=1)
         return np.array([[np.interp(wanted, known, line) for line in lines] for lines in matrices])
-
-
-_FORMAT = 5
-
-
-class Role(StrEnum):
-    """step: target forward, logits, sampling. pass: one forward of a draft model. text: one text look-up."""
-
-    STEP = "step"
-    PASS = "pass"
-    TEXT = "text"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostTable:
-    """Seconds by row count. rows ascend; time is linear between two of them and keeps rising above the last.
-
-    seconds: without attention. That adds kv_token_s for every cached token of every sequence, and, since each
-    further row of a sequence attends to the same tokens again, kv_row_token_s for each of these rows and tokens.
-    Raises ConfigError for row counts that do not ascend and for times that fall or are not finite.
-    """
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
-    kv_token_s: float = 0.0
-    kv_row_token_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.rows or len(self.rows) != len(self.seconds):
-            raise ConfigError(f"a cost table has {len(self.rows)} row counts and {len(self.seconds)} times")
-        if self.rows[0] < 1 or any(a >= b for a, b in zip(self.rows, self.rows[1:], strict=False)):
-            raise ConfigError(
-                f"the row counts of a cost table are {list(self.rows)}; they must ascend from 1 or more"
-            )
-        if any(not 0 <= each < math.inf for each in (*self.seconds, self.kv_token_s, self.kv_row_token_s)):
-            raise ConfigError("a cost table has a time that is not a number of seconds from 0 on")
-        if any(a > b for a, b in zip(self.seconds, self.seconds[1:], strict=False)):
-            raise ConfigError("a cost table has a time that falls where rows rise")
-
-    @classmethod
-    def measured(
-        cls, seconds: Mapping[int, float], *, kv_token_s: float = 0.0, kv_row_token_s: float = 0.0
-    ) -> "CostTable":
-        """Times by row count, made monotone by least squares, so that one slow time hides no slope."""
-        rows = sorted(seconds)
-        rising = np.maximum.accumulate(_isotonic([seconds[each] for each in rows]))  # removes what rounding leaves
-        return cls(
-            rows=tuple(rows),
-            seconds=tuple(float(each) for each in rising),
-            kv_token_s=kv_token_s,
-            kv_row_token_s=kv_row_token_s,
-        )
-
-    def dense(self, num_rows: int) -> Floats:
-        """[num_rows + 1] seconds for 0 … num_rows rows; 0 rows take 0 seconds.
-
-        The slope above the largest measured count is taken from half of that count on: the slope between the
-        last two counts would be noise where these are neighbours.
-        """
-        wanted = np.arange(num_rows + 1)
-        found = np.interp(wanted, self.rows, self.seconds)
-        last = self.rows[-1]
-        first = next(each for each in reversed(self.rows) if each <= last / 2 or each == self.rows[0])
-        if last > first:
-            rise = (self.seconds[-1] - self.seconds[self.rows.index(first)]) / (last - first)
-            found[last + 1 :] += rise * (wanted[last + 1 :] - last)
-        found[0] = 0.0
-        return found
-
-    def seconds_at(self, rows: int, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float:
-        """Seconds for `rows` rows of sequences that have kv_tokens cached tokens in all.
-
-        kv_row_tokens: cached tokens that the further rows of sequences attend to, added up over these rows.
-        """
-        return self.dense(rows).item(rows) + self.kv_token_s * kv_tokens + self.kv_row_token_s * kv_row_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

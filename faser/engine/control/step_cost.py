@@ -1,28 +1,11 @@
-"""HostGaps: for how long a step leaves the device without work, because the host has to work first.
+"""What a step costs, in seconds: CostModel. Policies weigh drafts with it.
 
-    device                | drafts |               | step |
-    host   decide, look up         | plan, prepare |      | commit, learn, hand over
-
-A step that is launched before the one in flight has ended has no gap. Another one has: deciding, planning and
-preparing inputs before it; committing it, learning from it and the hand-over to the front-end after it. A step
-with drafts always waits, so its gap is a cost of drafting. Asking the policy is a reason to wait as well.
-
-Owns an estimate for each kind of step, which follows the measured gaps. Control plane, no torch.
-
-RowFactor: how many times dearer draft rows are now than their table says, compared with the rest of the step.
-
-The table was measured on an idle machine, batch by batch, and has no time for judging drafts. Beside other
-programs a step is interrupted the more often the longer it computes, so its further rows slow down more than its
-first ones. A factor on the whole step would find drafts too cheap. Control plane, no torch.
-
-CostModel: how long a step takes, in seconds, by the rows that it has. Control plane, no torch.
-
-Owns a factor per role that follows the machine online. The data plane measures the tables before the first request
-(StepTimes); the engine reports how long steps really took.
+The data plane measures tables of step times before the first request (StepTimes). Three things follow the machine
+from then on: a factor on the times of each role, the price of draft rows within a step (RowFactor), and the gaps
+that the host leaves between steps (HostGaps). Control plane, no torch.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
 from enum import IntEnum
 from typing import overload
 
@@ -31,6 +14,249 @@ from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.types import STEP_ERROR_EDGES, RoleStats
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_OUTLIER = 3.0  # a measurement counts as at most this many times off: a page fault, a pause is no new machine
+
+_FOLLOW_STEPS = 0.1  # weight of the newest step in the factor of its role
+_LARGEST_FACTOR = 20.0
+_FIRST_DENSE_ROWS = 2048
+_FREE = CostTable(rows=(1,), seconds=(0.0,))  # of a role that the engine does not have
+
+_KEPT = 0.99  # of what is known of draft rows after one more step: 100 steps count
+_PRIOR = 0.01  # steps of draft rows alone that the table is worth: three rows are a fortieth of a step, or less
+_LEAST_ROW_FACTOR, _MOST_ROW_FACTOR = 0.8, 4.0
+
+# Seconds between steps, for a step and for each of its sequences, by GapKind. DRAFTED and OVERLAPPED are lines
+# through the gaps of 1, 16 and 64 sequences in benchmarks/results/host-gap.json (1.1, 1.4, 2.2 ms and 0.8, 1.1,
+# 1.7 ms). UNASKED and ASKED come from the same benchmark with the policy asked in every fifth step. AHEAD is
+# UNASKED, all of it hidden.
+_USUAL = ((0.5e-3, 5e-6), (0.5e-3, 5e-6), (0.8e-3, 5e-6), (1.1e-3, 17e-6), (0.8e-3, 14e-6))
+_EXPOSED = (0.0, 1.0, 1.0, 1.0, 1.0)  # share of the usual gap, before it is measured
+_FOLLOW_GAPS = 0.05  # weight of the newest gap, once there are enough
+_PRIOR_STEPS = 4  # the usual gap counts as this many measured ones: after 16 steps it weighs a fifth
+
+
+class CostModel:
+    """Measured step times, corrected online. Policies read it; the control of speculation calls `observe`.
+
+    pass_s: seconds of one forward of the draft model, by rows; 0 without a draft model. text_s: seconds to look up
+    drafts, by sequences; 0 without a text look-up. host_gaps: what the host adds between steps.
+    """
+
+    def __init__(self, times: StepTimes, *, schedules_async: bool = False) -> None:
+        self.tables = times.tables
+        self.host_gaps = HostGaps(schedules_async=schedules_async)
+        self._roles = {role: RoleCost(table) for role, table in times.tables.items()}
+        self._step = self._roles[Role.STEP]
+        self.pass_s = self._roles.get(Role.PASS) or RoleCost(_FREE)
+        self.text_s = self._roles.get(Role.TEXT) or RoleCost(_FREE)
+        self._draft_rows = RowFactor()
+        self._counts = np.arange(float(_FIRST_DENSE_ROWS))  # 0, 1, 2, …
+
+    @property
+    def has_passes(self) -> bool:
+        """Drafting takes a forward of a model per token."""
+        return Role.PASS in self.tables
+
+    def factor(self, role: Role) -> float:
+        """How many times slower than its table the role is now."""
+        return self._roles[role].factor
+
+    @overload
+    def step_s(self, rows: int, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float: ...
+    @overload
+    def step_s(self, rows: Ints, kv_tokens: int = 0, kv_row_tokens: int = 0) -> Floats: ...
+    def step_s(self, rows: int | Ints, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float | Floats:
+        """Seconds of a step of `rows` rows, whose sequences have kv_tokens cached tokens in all.
+
+        kv_row_tokens: cached tokens that the further rows of sequences attend to, added up over these rows.
+        """
+        step = self._step
+        kv_s = step.table.kv_token_s * kv_tokens + step.table.kv_row_token_s * kv_row_tokens
+        return (step.by_table(rows) + kv_s) * step.factor
+
+    def steps_s(self, fewest: int, most: int, kv_tokens: int = 0, row_context: float = 0.0) -> Floats:
+        """[most - fewest + 1] seconds of steps of fewest … most rows; kv_tokens as in step_s.
+
+        The rows beyond the fewest are draft rows. row_context: cached tokens that each of these attends to.
+        """
+        step = self._step
+        found = step.up_to(most)[fewest : most + 1] + step.table.kv_token_s * kv_tokens
+        if row_s := step.table.kv_row_token_s * row_context:
+            if len(found) > len(self._counts):
+                self._counts = np.arange(2.0 * len(found))
+            found += self._counts[: len(found)] * row_s
+        base_s = found.item(0)
+        found -= base_s
+        found *= self._draft_rows.factor * step.factor
+        found += base_s * step.factor
+        return found
+
+    def verification_s(self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int) -> float:
+        """Seconds of a step without prompts, draft_rows of whose rows are draft tokens; others as in step_s."""
+        base_s, rows_s = self._parts_s(rows, draft_rows, kv_tokens, kv_row_tokens)
+        return (base_s + rows_s * self._draft_rows.factor) * self._step.factor
+
+    def observe_verification(
+        self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int, measured_s: float
+    ) -> None:
+        """Such a step has taken this long; with or without draft rows it tells what draft rows cost."""
+        self._draft_rows.add(*self._parts_s(rows, draft_rows, kv_tokens, kv_row_tokens), measured_s)
+
+    def _parts_s(self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int) -> tuple[float, float]:
+        """What the table says of the step without its draft rows, and of these."""
+        step = self._step
+        without_s = step.by_table(rows - draft_rows)
+        rows_s = step.by_table(rows) - without_s + step.table.kv_row_token_s * kv_row_tokens
+        return without_s + step.table.kv_token_s * kv_tokens, rows_s
+
+    def catchup_s(self, lag: Ints) -> Floats:
+        """[S] seconds to refill `lag` missing tokens of draft KV, for each sequence by itself."""
+        return np.maximum(self.pass_s(lag + 1) - self.pass_s(1), 0.0)
+
+    def draft_s(self, lengths: Ints, lag: Ints, *, horizon: int = 1) -> float:
+        """Seconds to draft `lengths` tokens, [S], for a step: one pass per token of the longest draft.
+
+        lag: [S] missing tokens of draft KV. horizon: number of steps over which the time to refill them is spread.
+        """
+        count = int(np.count_nonzero(lengths))
+        if not count:
+            return 0.0
+        total_s = self.text_s(count)
+        if not self.has_passes:
+            return total_s
+        total_s += float(np.add.reduce(self.pass_s(_going(lengths))))
+        missing = int(np.add.reduce(lag[lengths > 0])) if np.count_nonzero(lag) else 0
+        if missing:
+            total_s += (self.pass_s(count + missing) - self.pass_s(count)) / horizon
+        return total_s
+
+    def observe(self, role: Role | str, predicted_s: float, measured_s: float) -> None:
+        """Follow a role's measured time. predicted_s: with the factor at that time; 0 teaches nothing."""
+        if predicted_s > 0 and measured_s > 0:
+            self._roles[Role(role)].add(predicted_s, measured_s)
+
+    def stats(self) -> tuple[RoleStats, ...]:
+        return tuple(each.stats(role.value) for role, each in self._roles.items())
+
+
+def _going(lengths: Ints) -> Ints:
+    """[max γ] sequences in pass 1, 2, … of drafts of these lengths."""
+    if len(lengths) == 1:
+        return np.ones(lengths[0], dtype=np.int64)
+    going: Ints = np.add.accumulate(np.bincount(lengths)[:0:-1])[::-1]
+    return going
+
+
+class ErrorTracker:
+    """Predicted and measured times: factor c ← c + (c · measured / predicted - c) / 10, and errors."""
+
+    __slots__ = ("errors", "factor", "measured_s", "predicted_s")
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self.predicted_s = 0.0
+        self.measured_s = 0.0
+        self.errors = [0] * (len(STEP_ERROR_EDGES) + 1)
+
+    def add(self, predicted_s: float, measured_s: float) -> None:
+        self.predicted_s += predicted_s
+        self.measured_s += measured_s
+        error = abs(predicted_s - measured_s) / measured_s
+        self.errors[bisect_left(STEP_ERROR_EDGES, error)] += 1
+        ratio = min(max(measured_s / predicted_s, 1 / _OUTLIER), _OUTLIER)
+        moved = self.factor * (1 - _FOLLOW_STEPS + _FOLLOW_STEPS * ratio)
+        self.factor = min(max(moved, 1 / _LARGEST_FACTOR), _LARGEST_FACTOR)
+
+    def forget(self, weight: float) -> None:
+        """Move the factor back towards 1 by this part of the way: what it was learned from is out of date."""
+        self.factor += weight * (1 - self.factor)
+
+    def stats(self, role: str) -> RoleStats:
+        return RoleStats(
+            role=role,
+            predicted_s=self.predicted_s,
+            measured_s=self.measured_s,
+            errors=tuple(self.errors),
+        )
+
+
+class RoleCost(ErrorTracker):
+    """Seconds of a role by row count: those of its table, times the factor that follows the machine."""
+
+    __slots__ = ("_dense", "table")
+
+    def __init__(self, table: CostTable) -> None:
+        super().__init__()
+        self.table = table
+        self._dense = table.dense(_FIRST_DENSE_ROWS)
+
+    @overload
+    def __call__(self, rows: int) -> float: ...
+    @overload
+    def __call__(self, rows: Ints) -> Floats: ...
+    def __call__(self, rows: int | Ints) -> float | Floats:
+        return self.by_table(rows) * self.factor
+
+    @overload
+    def by_table(self, rows: int) -> float: ...
+    @overload
+    def by_table(self, rows: Ints) -> Floats: ...
+    def by_table(self, rows: int | Ints) -> float | Floats:
+        if isinstance(rows, np.ndarray):
+            try:
+                return self._dense.take(rows)
+            except IndexError:
+                return self.up_to(int(rows.max())).take(rows)
+        return self.up_to(rows).item(rows)
+
+    def up_to(self, most: int) -> Floats:
+        """By the table, for 0 … most rows or more: it grows with the largest row count so far."""
+        if most >= len(self._dense):
+            self._dense = self.table.dense(2 * most)
+        return self._dense
+
+
+class RowFactor:
+    """How many times dearer draft rows are now than their table says, compared with the rest of the step.
+
+    The table was measured on an idle machine, batch by batch, and has no time for verifying drafts. Beside other
+    programs a step is interrupted the more often the longer it computes, so its further rows slow down more than
+    its first ones; a factor on the whole step would find drafts too cheap.
+
+    Least squares with forgetting of measured ≈ a · base + b · rows, where b is near a before any
+    data. factor: b / a.
+    """
+
+    __slots__ = ("_base_base", "_base_rows", "_base_time", "_rows_rows", "_rows_time", "_usual", "factor")
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._usual = 0.0  # measured over predicted by the table
+        self._base_base = self._base_rows = self._rows_rows = 0.0  # of the parts of the step, all of it being 1
+        self._base_time = self._rows_time = 0.0
+
+    def add(self, base_s: float, rows_s: float, measured_s: float) -> None:
+        """A step whose draft rows take rows_s and the rest base_s, both by the table."""
+        whole_s = base_s + rows_s
+        base, rows, time = base_s / whole_s, rows_s / whole_s, measured_s / whole_s
+        if self._usual:
+            time = min(max(time, self._usual / _OUTLIER), self._usual * _OUTLIER)
+        self._usual = time if not self._usual else self._usual + (1 - _KEPT) * (time - self._usual)
+        self._base_base = self._base_base * _KEPT + base * base
+        self._base_rows = self._base_rows * _KEPT + base * rows
+        self._rows_rows = self._rows_rows * _KEPT + rows * rows
+        self._base_time = self._base_time * _KEPT + base * time
+        self._rows_time = self._rows_time * _KEPT + rows * time
+        one, both, other = self._base_base + _PRIOR, self._base_rows - _PRIOR, self._rows_rows + _PRIOR
+        scale = one * other - both * both
+        of_base = (self._base_time * other - self._rows_time * both) / scale
+        of_rows = (self._rows_time * one - self._base_time * both) / scale
+        if of_base > 0:
+            self.factor = min(max(of_rows / of_base, _LEAST_ROW_FACTOR), _MOST_ROW_FACTOR)
 
 
 class GapKind(IntEnum):
@@ -45,18 +271,15 @@ class GapKind(IntEnum):
     OVERLAPPED = 4
 
 
-# Seconds of a step, and of each of its sequences, by GapKind. DRAFTED and OVERLAPPED are lines through the gaps of
-# 1, 16 and 64 sequences in benchmarks/results/host-gap.json (1.1, 1.4, 2.2 ms and 0.8, 1.1, 1.7 ms). UNASKED and
-# ASKED come from the same benchmark with the policy asked in every fifth step. AHEAD is UNASKED, all of it hidden.
-_USUAL = ((0.5e-3, 5e-6), (0.5e-3, 5e-6), (0.8e-3, 5e-6), (1.1e-3, 17e-6), (0.8e-3, 14e-6))
-_EXPOSED = (0.0, 1.0, 1.0, 1.0, 1.0)  # share of the usual gap, before it is measured
-_FOLLOW_GAPS = 0.05  # weight of the newest gap, once there are enough
-_PRIOR_STEPS = 4  # the usual gap counts as this many measured ones: after 16 steps it weighs a fifth
-_OUTLIER = 3.0  # a gap counts as at most this many times the estimate: a pause is no new machine
-
-
 class HostGaps:
-    """Gaps in seconds, by GapKind and number of sequences.
+    """For how many seconds a step leaves the device without work, because the host has to work first.
+
+        device                | drafts |               | step |
+        host   decide, look up         | plan, prepare |      | commit, learn, hand over
+
+    A step that is launched before the one in flight has ended has no gap. Another one has: deciding, planning and
+    preparing inputs before it; committing it, learning from it and the hand-over to the front-end after it. A step
+    with drafts always waits, so its gap is a cost of drafting. Asking the policy is a reason to wait as well.
 
     schedules_async: steps without drafts are launched ahead where they can be. Then gaps are the usual ones until
     they are measured. Otherwise all steps wait, only differences count, and they are 0 until they are measured.
@@ -110,239 +333,3 @@ class HostGaps:
 def _usual_s(kind: GapKind, num_sequences: int) -> float:
     fixed_s, sequence_s = _USUAL[kind]
     return fixed_s + sequence_s * num_sequences
-
-
-_KEPT = 0.99  # of what is known after one more step: 100 steps count
-_PRIOR = 0.01  # steps of draft rows alone that the table is worth: three rows are a fortieth of a step, or less
-_LEAST, _MOST = 0.8, 4.0
-
-
-class RowFactor:
-    """Least squares with forgetting of measured ≈ a · base + b · rows, where b is near a before any data.
-
-    factor: b / a.
-    """
-
-    __slots__ = ("_base_base", "_base_rows", "_base_time", "_rows_rows", "_rows_time", "_usual", "factor")
-
-    def __init__(self) -> None:
-        self.factor = 1.0
-        self._usual = 0.0  # measured over predicted by the table
-        self._base_base = self._base_rows = self._rows_rows = 0.0  # of the parts of the step, all of it being 1
-        self._base_time = self._rows_time = 0.0
-
-    def add(self, base_s: float, rows_s: float, measured_s: float) -> None:
-        """A step whose draft rows take rows_s and the rest base_s, both by the table."""
-        whole_s = base_s + rows_s
-        base, rows, time = base_s / whole_s, rows_s / whole_s, measured_s / whole_s
-        if self._usual:
-            time = min(max(time, self._usual / _OUTLIER), self._usual * _OUTLIER)
-        self._usual = time if not self._usual else self._usual + (1 - _KEPT) * (time - self._usual)
-        self._base_base = self._base_base * _KEPT + base * base
-        self._base_rows = self._base_rows * _KEPT + base * rows
-        self._rows_rows = self._rows_rows * _KEPT + rows * rows
-        self._base_time = self._base_time * _KEPT + base * time
-        self._rows_time = self._rows_time * _KEPT + rows * time
-        one, both, other = self._base_base + _PRIOR, self._base_rows - _PRIOR, self._rows_rows + _PRIOR
-        scale = one * other - both * both
-        of_base = (self._base_time * other - self._rows_time * both) / scale
-        of_rows = (self._rows_time * one - self._base_time * both) / scale
-        if of_base > 0:
-            self.factor = min(max(of_rows / of_base, _LEAST), _MOST)
-
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-_FOLLOW_STEPS = 0.1  # weight of the newest step in the factor of its role
-_LARGEST_FACTOR = 20.0
-_FIRST_DENSE_ROWS = 2048
-
-
-class CostModel:
-    """Measured step times, corrected online. Policies read it; the control of speculation calls `observe`.
-
-    host_gaps: what the host adds between steps.
-    """
-
-    def __init__(self, times: StepTimes, *, schedules_async: bool = False) -> None:
-        self.host_gaps = HostGaps(schedules_async=schedules_async)
-        self._tables = times.tables
-        self._dense = {role: table.dense(_FIRST_DENSE_ROWS) for role, table in times.tables.items()}
-        self._counts = np.arange(float(_FIRST_DENSE_ROWS))  # 0, 1, 2, …
-        self._followed = {role: ErrorTracker() for role in times.tables}
-        self._draft_rows = RowFactor()
-
-    @property
-    def has_passes(self) -> bool:
-        """Drafting takes a forward of a model per token."""
-        return Role.PASS in self._tables
-
-    @property
-    def tables(self) -> Mapping[Role, CostTable]:
-        return self._tables
-
-    def factor(self, role: Role) -> float:
-        """How many times slower than its table the role is now."""
-        return self._followed[role].factor
-
-    @overload
-    def step_s(self, rows: int, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float: ...
-    @overload
-    def step_s(self, rows: Ints, kv_tokens: int = 0, kv_row_tokens: int = 0) -> Floats: ...
-    def step_s(self, rows: int | Ints, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float | Floats:
-        """Seconds of a step of `rows` rows, whose sequences have kv_tokens cached tokens in all.
-
-        kv_row_tokens: cached tokens that the further rows of sequences attend to, added up over these rows.
-        """
-        table = self._tables[Role.STEP]
-        kv_s = table.kv_token_s * kv_tokens + table.kv_row_token_s * kv_row_tokens
-        return (self._base_s(Role.STEP, rows) + kv_s) * self._followed[Role.STEP].factor
-
-    def steps_s(self, fewest: int, most: int, kv_tokens: int = 0, row_context: float = 0.0) -> Floats:
-        """[most - fewest + 1] seconds of steps of fewest … most rows; kv_tokens as in step_s.
-
-        The rows beyond the fewest are draft rows. row_context: cached tokens that each of these attends to.
-        """
-        table = self._tables[Role.STEP]
-        found = self._covering(Role.STEP, most)[fewest : most + 1] + table.kv_token_s * kv_tokens
-        if row_s := table.kv_row_token_s * row_context:
-            if len(found) > len(self._counts):
-                self._counts = np.arange(2.0 * len(found))
-            found += self._counts[: len(found)] * row_s
-        factor, base_s = self._followed[Role.STEP].factor, found.item(0)
-        found -= base_s
-        found *= self._draft_rows.factor * factor
-        found += base_s * factor
-        return found
-
-    def verification_s(self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int) -> float:
-        """Seconds of a step without prompts, draft_rows of whose rows are draft tokens; others as in step_s."""
-        base_s, rows_s = self._parts_s(rows, draft_rows, kv_tokens, kv_row_tokens)
-        return (base_s + rows_s * self._draft_rows.factor) * self._followed[Role.STEP].factor
-
-    def observe_verification(
-        self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int, measured_s: float
-    ) -> None:
-        """Such a step has taken this long; with or without draft rows it tells what draft rows cost."""
-        self._draft_rows.add(*self._parts_s(rows, draft_rows, kv_tokens, kv_row_tokens), measured_s)
-
-    def _parts_s(self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int) -> tuple[float, float]:
-        """What the table says of the step without its draft rows, and of these."""
-        table = self._tables[Role.STEP]
-        without_s = self._base_s(Role.STEP, rows - draft_rows)
-        rows_s = self._base_s(Role.STEP, rows) - without_s + table.kv_row_token_s * kv_row_tokens
-        return without_s + table.kv_token_s * kv_tokens, rows_s
-
-    @overload
-    def pass_s(self, rows: int) -> float: ...
-    @overload
-    def pass_s(self, rows: Ints) -> Floats: ...
-    def pass_s(self, rows: int | Ints) -> float | Floats:
-        """Seconds of one forward of the draft model over `rows` rows; 0 without a draft model."""
-        if not self.has_passes:
-            return _nothing(rows)
-        return self._base_s(Role.PASS, rows) * self._followed[Role.PASS].factor
-
-    @overload
-    def text_s(self, sequences: int) -> float: ...
-    @overload
-    def text_s(self, sequences: Ints) -> Floats: ...
-    def text_s(self, sequences: int | Ints) -> float | Floats:
-        """Seconds to look up drafts for `sequences` sequences; 0 without a text look-up."""
-        if Role.TEXT not in self._tables:
-            return _nothing(sequences)
-        return self._base_s(Role.TEXT, sequences) * self._followed[Role.TEXT].factor
-
-    def catchup_s(self, lag: Ints) -> Floats:
-        """[S] seconds to refill `lag` missing tokens of draft KV, for each sequence by itself."""
-        return np.maximum(self.pass_s(lag + 1) - self.pass_s(1), 0.0)
-
-    def draft_s(self, lengths: Ints, lag: Ints, *, horizon: int = 1) -> float:
-        """Seconds to draft `lengths` tokens, [S], for a step: one pass per token of the longest draft.
-
-        lag: [S] missing tokens of draft KV. horizon: number of steps over which the time to refill them is spread.
-        """
-        count = int(np.count_nonzero(lengths))
-        if not count:
-            return 0.0
-        total_s = self.text_s(count)
-        if not self.has_passes:
-            return total_s
-        total_s += float(np.add.reduce(self.pass_s(_going(lengths))))
-        missing = int(np.add.reduce(lag[lengths > 0])) if np.count_nonzero(lag) else 0
-        if missing:
-            total_s += (self.pass_s(count + missing) - self.pass_s(count)) / horizon
-        return total_s
-
-    def observe(self, role: Role | str, predicted_s: float, measured_s: float) -> None:
-        """Follow a role's measured time. predicted_s: with the factor at that time; 0 teaches nothing."""
-        if predicted_s > 0 and measured_s > 0:
-            self._followed[Role(role)].add(predicted_s, measured_s)
-
-    def stats(self) -> tuple[RoleStats, ...]:
-        return tuple(each.stats(role.value) for role, each in self._followed.items())
-
-    @overload
-    def _base_s(self, role: Role, rows: int) -> float: ...
-    @overload
-    def _base_s(self, role: Role, rows: Ints) -> Floats: ...
-    def _base_s(self, role: Role, rows: int | Ints) -> float | Floats:
-        """Seconds by the table alone. The dense table grows with the largest row count so far."""
-        if isinstance(rows, np.ndarray):
-            try:
-                return self._dense[role].take(rows)
-            except IndexError:
-                return self._covering(role, int(rows.max())).take(rows)
-        return self._covering(role, rows).item(rows)
-
-    def _covering(self, role: Role, most: int) -> Floats:
-        dense = self._dense[role]
-        if most >= len(dense):
-            dense = self._dense[role] = self._tables[role].dense(2 * most)
-        return dense
-
-
-class ErrorTracker:
-    """Predicted and measured times of a role: factor c ← c + (c · measured / predicted - c) / 10, and errors."""
-
-    __slots__ = ("errors", "factor", "measured_s", "predicted_s")
-
-    def __init__(self) -> None:
-        self.factor = 1.0
-        self.predicted_s = 0.0
-        self.measured_s = 0.0
-        self.errors = [0] * (len(STEP_ERROR_EDGES) + 1)
-
-    def add(self, predicted_s: float, measured_s: float) -> None:
-        self.predicted_s += predicted_s
-        self.measured_s += measured_s
-        error = abs(predicted_s - measured_s) / measured_s
-        self.errors[bisect_left(STEP_ERROR_EDGES, error)] += 1
-        ratio = min(max(measured_s / predicted_s, 1 / _OUTLIER), _OUTLIER)
-        moved = self.factor * (1 - _FOLLOW_STEPS + _FOLLOW_STEPS * ratio)
-        self.factor = min(max(moved, 1 / _LARGEST_FACTOR), _LARGEST_FACTOR)
-
-    def forget(self, weight: float) -> None:
-        """Move the factor back towards 1 by this part of the way: what it was learned from is out of date."""
-        self.factor += weight * (1 - self.factor)
-
-    def stats(self, role: str) -> RoleStats:
-        return RoleStats(
-            role=role,
-            predicted_s=self.predicted_s,
-            measured_s=self.measured_s,
-            errors=tuple(self.errors),
-        )
-
-
-def _going(lengths: Ints) -> Ints:
-    """[max γ] sequences in pass 1, 2, … of drafts of these lengths."""
-    if len(lengths) == 1:
-        return np.ones(lengths[0], dtype=np.int64)
-    going: Ints = np.add.accumulate(np.bincount(lengths)[:0:-1])[::-1]
-    return going
-
-
-def _nothing(counts: int | Ints) -> float | Floats:
-    return np.zeros(counts.shape) if isinstance(counts, np.ndarray) else 0.0

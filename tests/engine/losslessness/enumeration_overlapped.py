@@ -110,6 +110,6 @@ def emitted_law_ahead(
 def standing(frontiers: Frontiers, chunk: Tokens, ahead: Tokens, tokens: Tokens) -> Tokens:
     """The chunk of the next step, after one that verified `chunk` and brought these tokens."""
     draft = Draft(slot=0, method="draft_model", token_ids=ahead, confidences=(0.0,) * len(ahead))
-    frontiers.judge(chunk, draft, tokens)
+    frontiers.check(chunk, draft, tokens)
     (draft_standing,) = frontiers.standing([0])
     return () if draft_standing is None else draft_standing.token_ids[1:]

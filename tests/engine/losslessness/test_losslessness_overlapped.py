@@ -8,7 +8,7 @@ show here what they would not forgive.
 import pytest
 
 from faser.engine.contract.plan import Draft
-from faser.engine.control.speculation.overlap import Border, Frontiers
+from faser.engine.control.speculation.overlap import FirstToken, Frontiers
 from tests.engine.losslessness.enumeration import (
     Cut,
     Judge,
@@ -92,16 +92,16 @@ WRONG_RULES: list[AheadRule] = [
 class Believing(Frontiers):
     """The draft stands whatever the last row said, as long as the chunk was accepted."""
 
-    def judge(self, behind: Tokens, draft: Draft, token_ids: Tokens) -> Border:
+    def check(self, behind: Tokens, draft: Draft, token_ids: Tokens) -> FirstToken:
         told = (*behind, draft.token_ids[0]) if token_ids[:-1] == behind else token_ids
-        return super().judge(behind, draft, told)
+        return super().check(behind, draft, told)
 
 
 class Unpunctual(Frontiers):
     """A refusal inside the chunk goes unnoticed, if the last token that came happens to be the draft's first."""
 
-    def judge(self, behind: Tokens, draft: Draft, token_ids: Tokens) -> Border:  # noqa: ARG002
-        return super().judge(token_ids[:-1], draft, token_ids)
+    def check(self, behind: Tokens, draft: Draft, token_ids: Tokens) -> FirstToken:  # noqa: ARG002
+        return super().check(token_ids[:-1], draft, token_ids)
 
 
 WRONG_FRONTIERS = [Believing, Unpunctual]

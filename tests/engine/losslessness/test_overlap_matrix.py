@@ -114,7 +114,9 @@ def gain(count: int, lanes: InterferenceTable) -> float:
     candidates = requests(count)
     objective = Objective(COSTS, candidates)
     without = max(best_lengths(candidates, objective, COSTS).rate, objective.rate_without_drafts)
-    return best_overlap(candidates, objective, COSTS, (lanes,)).rate / without
+    found = best_overlap(candidates, objective, COSTS, (lanes,))
+    assert found is not None
+    return found.rate / without
 
 
 def drafts_overlapped(count: int, lanes: InterferenceTable) -> bool:
@@ -122,7 +124,7 @@ def drafts_overlapped(count: int, lanes: InterferenceTable) -> bool:
     acceptance = Acceptance(count, CAP)
     options = OverlapOptions(name="lanes", lanes=(lanes,))
     control = OverlapControl(COSTS, acceptance, Frontiers(count), options, cap=CAP)
-    control.judge(requests(count), None)
+    control.decide(requests(count), None)
     return control.lanes is not None
 
 
@@ -171,7 +173,7 @@ def test_overlapped_steps_are_foreseen_by_their_own_rows_and_context() -> None:
     expected_draft_s = measured_draft_s = 0.0
     state = replace(requests(2), other_rows=5, kv_tokens=200)
     slots, verify_s, draft_s = np.arange(2), 0.004, 3 * COSTS.pass_s(2)
-    control.judge(state, None)
+    control.decide(state, None)
 
     def step(kv_tokens: int, drafted: tuple[tuple[int, ...], ...], brought: tuple[tuple[int, ...], ...]) -> int:
         """As long as both lanes take, of which the draft is done first. Returns rows of drafted tokens."""

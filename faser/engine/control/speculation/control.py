@@ -351,7 +351,7 @@ class SpeculationControl:
         else:
             lengths = np.minimum(cached.lengths.take(batch.slots), limit)
         if overlap is not None and is_due:
-            overlap.judge(candidates, None if self._policy.name == FASER else lengths)
+            overlap.decide(candidates, None if self._policy.name == FASER else lengths)
             if overlap.lanes is not None:
                 self._state.expire_decision()
                 self._pause = 0

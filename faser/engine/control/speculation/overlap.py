@@ -1,19 +1,13 @@
-"""Overlapped drafting: whether drafts are made while the target verifies, how far, and what of them is verified.
+"""Overlapped drafting: drafts that are made while a step verifies earlier ones.
 
     step        k                            k + 1
     verify      pending, chunk x_1 … x_c  |  y_1, chunk y_2 … y_m        if all of x is accepted and y_1 is right
-                                          |  the recovered token         if not: its row decides about the new z_1
+                                          |  the recovered token         if not: its row verifies the new z_1
     draft       y_1 … y_m                 |  z_1 … z_m
 
-An overlapped draft continues the draft that a step verifies meanwhile as if all of it were accepted. Once the
-step's tokens are known it stands if that holds and its own first token is the one that the target sampled, the
-bonus token. The rest of it is then the chunk that the next step verifies.
-
-A sequence is ready if it has a chunk. Let s_k be the survival of a draft's first k tokens: the sequence becomes
-ready with probability s_1 and stays ready with s_m, so it is ready in π = s_1 / (1 + s_1 - s_m) of the steps. A
-ready step brings (s_1 + … + s_m) / s_1 tokens, any other step one. For a constant acceptance this is PEARL's
-expectation with a pre-verified row (arXiv 2408.11850). G is these tokens over the time that both lanes take
-together; best_overlap maximises it. Knows slots and arrays, not sequences.
+A draft continues the one that is being verified as if all of it were accepted. It stands if that comes true and
+its first token equals the one that the target samples next itself, the bonus token; the rest of it is then the
+chunk that the next step verifies. best_overlap says when this pays.
 """
 
 from collections.abc import Mapping
@@ -30,84 +24,44 @@ from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel, ErrorTracker
 from faser.types import RoleStats
 
+AUTO, ON, OFF = "auto", "on", "off"
+_SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with overlapped drafting over the best G without
+_FIRST_INTERVAL = 4  # steps until the second decision, twice as many until the next: at first little is known
+_FORGET = 0.1  # of the factor of overlapped steps, at every decision that leaves overlapped drafting off
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapChoice:
-    """chosen: [N] positions of the sequences that draft. length: most tokens of each. rate: G, in tokens per
-    second.
+class OverlapOptions:
+    """The lanes that drafts can be made on concurrently with steps. name: of the partition of the processors.
 
-    lanes: of the share that the drafter gets; None: drafts are not overlapped.
+    lanes: measured interference, one table per share; at least one. mode: auto: where it pays, by the policy's own
+    objective; on: wherever a sequence may draft; off: never, until use_policy asks for it. every: steps between
+    two decisions. fallback: why the partition is not the one that was asked for; empty: it is.
+
+    most_rows: of a step for which lanes have a CUDA graph; None: lanes need none.
     """
 
-    chosen: Ints
-    length: int
-    lanes: InterferenceTable | None
-    rate: float
+    name: str
+    lanes: tuple[InterferenceTable, ...]
+    most_rows: int | None = None
+    mode: str = AUTO
+    every: int = 32
+    fallback: str = ""
 
 
-def best_overlap(
-    candidates: Candidates,
-    objective: Objective,
-    costs: CostModel,
-    lanes: tuple[InterferenceTable, ...],
-    *,
-    most_rows: int | None = None,
-) -> OverlapChoice:
-    """The share, the common length and the sequences with the largest G; those that gain most are chosen first.
+@dataclass(slots=True, kw_only=True)
+class OverlapOutcome:
+    """The result of overlapped drafting.
 
-    most_rows: of an overlapped step, prompts aside; None: any number.
+    dropped: [N] tokens of each draft that the target never sees. outcomes: of the drafts that the step has decided
+    about. verify_s, draft_s: what either lane should have taken. overlap_s: time in which both lanes were busy.
     """
-    may_draft = candidates.limit > 0
-    if not lanes or not may_draft.any():
-        return _not_overlapped(objective)
-    lengths = np.minimum(np.arange(1, candidates.survival.shape[1]), np.maximum(candidates.limit, 1)[:, None])
-    ready, tokens = (np.take_along_axis(each, lengths - 1, axis=1) for each in expected(candidates.survival))
-    gains = np.where(may_draft[:, None], candidates.sequences.weight[:, None] * ready * (tokens - 1), -1.0)
-    rows = ready * (lengths - 1)
-    order = np.argsort(-gains.max(axis=1), kind="stable")[: int(may_draft.sum())]
-    worth = objective.worth + gains[order].cumsum(axis=0)  # [sequences that draft, length]
-    drafted = np.rint(rows[order].cumsum(axis=0)).astype(np.int64)
-    verify_s, draft_s = objective.verify_s(drafted), _draft_s(costs, len(order), worth.shape[1])
-    step_rows = drafted + (candidates.num_sequences + candidates.step.other_rows)
-    context = candidates.step.mean_context  # other sequences are assumed to have as many tokens
-    decodes = candidates.num_sequences + candidates.step.other_sequences
-    gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.step.launches_ahead, overlapped=True)
-    rates = np.stack([worth / (each.seconds(verify_s, draft_s, step_rows, context) + gap_s) for each in lanes])
-    if most_rows is not None:
-        rates[:, drafted + decodes > most_rows] = 0.0
-        if not rates.any():
-            return _not_overlapped(objective)
-    best, count, length = (int(each) for each in np.unravel_index(int(rates.argmax()), rates.shape))
-    return OverlapChoice(
-        chosen=np.sort(order[: count + 1]),
-        length=length + 1,
-        lanes=lanes[best],
-        rate=float(rates[best, count, length]),
-    )
 
-
-def expected(survival: Floats) -> tuple[Floats, Floats]:
-    """Share of steps in which a sequence is ready, and tokens of such a step: [S, K] each, by draft length.
-
-    survival: [S, K + 1], column 0 is 1.
-    """
-    first = survival[:, 1:2]
-    ready = first / (1 + first - survival[:, 1:])
-    tokens = survival[:, 1:].cumsum(axis=1) / np.maximum(first, 1e-12)
-    return ready, np.maximum(tokens, 1.0)
-
-
-def _draft_s(costs: CostModel, num_sequences: int, most: int) -> Floats:
-    """[num_sequences, most] seconds in which 1 … num_sequences sequences draft 1 … most tokens each."""
-    counts = np.arange(1, num_sequences + 1)
-    found: Floats = costs.text_s(counts)[:, None] + costs.pass_s(counts)[:, None] * np.arange(1, most + 1)
-    return found
-
-
-def _not_overlapped(objective: Objective) -> OverlapChoice:
-    return OverlapChoice(
-        chosen=np.zeros(0, dtype=np.int64), length=0, lanes=None, rate=objective.rate_without_drafts
-    )
+    dropped: Ints
+    outcomes: DraftOutcomes
+    verify_s: float
+    draft_s: float
+    overlap_s: float
 
 
 class Frontiers:
@@ -167,55 +121,27 @@ class Frontiers:
         self._standing = NO_DRAFTS
 
 
-AUTO, ON, OFF = "auto", "on", "off"
-_SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with overlapped drafting over the best G without
-_FIRST_INTERVAL = 4  # steps until the second judgement, twice as many until the next: at first little is known
-_FORGET = 0.1  # of the factor of overlapped steps, at every judgement that leaves overlapped drafting off
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapOptions:
-    """The lanes that drafts can be made on concurrently with steps. name: of the partition of the processors.
-
-    lanes: measured interference, one table per share; at least one. mode: auto: where it pays, by the policy's own
-    objective; on: wherever a sequence may draft; off: never, until use_policy asks for it. every: steps between
-    two judgements. fallback: why the partition is not the one that was asked for; empty: it is.
-
-    most_rows: of a step for which lanes have a CUDA graph; None: lanes need none.
+class OverlapChoice:
+    """chosen: [N] positions of the sequences that draft. length: most tokens of each. lanes: of the share that the
+    drafter gets. rate: G, in tokens per second.
     """
 
-    name: str
-    lanes: tuple[InterferenceTable, ...]
-    most_rows: int | None = None
-    mode: str = AUTO
-    every: int = 32
-    fallback: str = ""
-
-
-@dataclass(slots=True, kw_only=True)
-class OverlapOutcome:
-    """The result of overlapped drafting.
-
-    dropped: [N] tokens of each draft that the target never sees. outcomes: of the drafts that the step has decided
-    about. verify_s, draft_s: what either lane should have taken. overlap_s: time in which both lanes were busy.
-    """
-
-    dropped: Ints
-    outcomes: DraftOutcomes
-    verify_s: float
-    draft_s: float
-    overlap_s: float
+    chosen: Ints
+    length: int
+    lanes: InterferenceTable
+    rate: float
 
 
 class OverlapControl:
-    """Owns the judgement of whether overlapped drafting pays, with its hysteresis, and the factor between measured
-    and predicted time of overlapped steps.
+    """Whether drafts are made concurrently with steps, and what of them is verified.
 
         ready, chunks   what of the drafts made during the last step the next step verifies
         lengths         which sequences draft meanwhile
         learn           acceptance of the new drafts' first tokens, once the step's tokens are known
 
-    frontiers: what it keeps by slot.
+    Owns the decision whether overlapped drafting pays, with its hysteresis, and the factor between measured and
+    predicted time of overlapped steps. frontiers: what it keeps by slot.
     """
 
     def __init__(
@@ -230,7 +156,8 @@ class OverlapControl:
         self._interval = min(_FIRST_INTERVAL, options.every)
         self._choice: OverlapChoice | None = None  # None: drafts are not overlapped
         self._steps_left = 0
-        self._rows, self._context = 0, 0.0  # rows and mean context of the step that is being made
+        self._rows = 0  # of the step that is being made
+        self._context = 0.0  # mean of its sequences
         self._cycle = ErrorTracker()  # of overlapped steps
 
     @property
@@ -241,7 +168,7 @@ class OverlapControl:
     @property
     def share(self) -> float:
         """Of the processors that the drafter has; 0: drafts are not overlapped."""
-        return 0.0 if self._choice is None or self._choice.lanes is None else self._choice.lanes.share
+        return 0.0 if self._choice is None else self._choice.lanes.share
 
     def stats(self) -> RoleStats:
         """Predicted and measured time of overlapped steps."""
@@ -260,7 +187,7 @@ class OverlapControl:
         Not if lanes replay graphs and might have none for it: one host thread enqueues both lanes, and the draft
         would wait for hundreds of launches of the step. Steps with prompts may lack one whatever their size.
         """
-        if self._choice is None or self._choice.lanes is None:
+        if self._choice is None:
             return False
         most_rows = self._options.most_rows
         if most_rows is None:
@@ -268,27 +195,19 @@ class OverlapControl:
         return plan.num_rows == len(plan.rows) + plan.num_drafts and plan.num_rows <= most_rows
 
     def is_due(self, num_steps: int) -> bool:
-        """Count num_steps steps; whether it is time to judge again."""
+        """Count num_steps steps; whether it is time to decide again."""
         self._steps_left -= num_steps
         return self._steps_left < 0
 
-    def judge(self, candidates: Candidates, lengths: Ints | None) -> None:
-        """Decide whether drafts are overlapped until the next judgement.
+    def decide(self, candidates: Candidates, lengths: Ints | None) -> None:
+        """Decide whether drafts are overlapped until the next decision.
 
         lengths: [S] what a policy without an objective of its own wants drafted; None: the objective decides.
         """
         self._steps_left = self._interval
         self._interval = min(2 * self._interval, self._options.every)
-        objective = Objective(self._costs, candidates)
-        if lengths is None:
-            choice = best_overlap(
-                candidates, objective, self._costs, self._options.lanes, most_rows=self._options.most_rows
-            )
-            wanted = self._pays(choice, candidates, objective)
-        else:
-            choice = self._as_requested(lengths)
-            wanted = choice.lanes is not None and self._mode == ON
-        if not wanted:
+        choice = self._best(candidates) if lengths is None else self._as_requested(lengths)
+        if choice is None:
             self._choice = None
             self._frontiers.clear()
             self._cycle.forget(_FORGET)
@@ -367,7 +286,6 @@ class OverlapControl:
         """Follow the measured time. Returns what either lane should have taken, and how long both were busy."""
         assert self._choice is not None
         lanes = self._choice.lanes
-        assert lanes is not None
         verified_s, drafted_s = result.began_s + result.run_s, drafts.began_s + drafts.run_s
         draft_s = self._draft_s(len(drafts.table.slots), drafts.passes)
         predicted_s = lanes.one(verify_s, draft_s, rows=self._rows, context=self._context)
@@ -381,11 +299,15 @@ class OverlapControl:
         """Seconds in which count sequences draft, with all processors to themselves."""
         return self._costs.text_s(count) + self._costs.pass_s(count) * passes
 
+    def _best(self, candidates: Candidates) -> OverlapChoice | None:
+        """None where overlapping does not pay, or is off."""
+        options, objective = self._options, Objective(self._costs, candidates)
+        choice = best_overlap(candidates, objective, self._costs, options.lanes, most_rows=options.most_rows)
+        if choice is None or self._mode == OFF:
+            return None
+        return choice if self._mode == ON or self._pays(choice, candidates, objective) else None
+
     def _pays(self, choice: OverlapChoice, candidates: Candidates, objective: Objective) -> bool:
-        if choice.lanes is None or self._mode == OFF:
-            return False
-        if self._mode == ON:
-            return True
         if self._costs.has_passes:
             without = best_lengths(candidates, objective, self._costs).rate
         else:
@@ -395,12 +317,74 @@ class OverlapControl:
         gain = choice.rate / self._cycle.factor / max(without, objective.rate_without_drafts)
         return gain > (_STAY_ON if self._choice is not None else _SWITCH_ON)
 
-    def _as_requested(self, lengths: Ints) -> OverlapChoice:
+    def _as_requested(self, lengths: Ints) -> OverlapChoice | None:
         """Every sequence for which a policy wants drafts, as long as the longest of them."""
         chosen = lengths.nonzero()[0]
-        return OverlapChoice(
-            chosen=chosen,
-            length=int(lengths.max(initial=0)),
-            lanes=self._options.lanes[-1] if len(chosen) else None,
-            rate=0.0,
-        )
+        if not len(chosen) or self._mode != ON:
+            return None
+        return OverlapChoice(chosen=chosen, length=int(lengths.max()), lanes=self._options.lanes[-1], rate=0.0)
+
+
+def best_overlap(
+    candidates: Candidates,
+    objective: Objective,
+    costs: CostModel,
+    lanes: tuple[InterferenceTable, ...],
+    *,
+    most_rows: int | None = None,
+) -> OverlapChoice | None:
+    """The share, the common length and the sequences with the largest G; those that gain most are chosen first.
+
+    A sequence is ready if it has a chunk. Let s_k be the survival of a draft's first k tokens: the sequence
+    becomes ready with probability s_1 and stays ready with s_m, so it is ready in π = s_1 / (1 + s_1 - s_m) of the
+    steps. A ready step has (s_1 + … + s_m) / s_1 tokens, any other step one. For a constant acceptance this is
+    PEARL's expectation with a pre-verified row (arXiv 2408.11850). G is these tokens over the time that both lanes
+    take together.
+
+    most_rows: of an overlapped step, prompts aside; None: any number. Returns None where nothing can be drafted.
+    """
+    may_draft = candidates.limit > 0
+    if not lanes or not may_draft.any():
+        return None
+    lengths = np.minimum(np.arange(1, candidates.survival.shape[1]), np.maximum(candidates.limit, 1)[:, None])
+    ready, tokens = (np.take_along_axis(each, lengths - 1, axis=1) for each in expected(candidates.survival))
+    gains = np.where(may_draft[:, None], candidates.sequences.weight[:, None] * ready * (tokens - 1), -1.0)
+    rows = ready * (lengths - 1)
+    order = np.argsort(-gains.max(axis=1), kind="stable")[: int(may_draft.sum())]
+    worth = objective.worth + gains[order].cumsum(axis=0)  # [sequences that draft, length]
+    drafted = np.rint(rows[order].cumsum(axis=0)).astype(np.int64)
+    verify_s, draft_s = objective.verify_s(drafted), _draft_s(costs, len(order), worth.shape[1])
+    step_rows = drafted + (candidates.num_sequences + candidates.step.other_rows)
+    context = candidates.step.mean_context  # other sequences are assumed to have as many tokens
+    decodes = candidates.num_sequences + candidates.step.other_sequences
+    gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.step.launches_ahead, overlapped=True)
+    rates = np.stack([worth / (each.seconds(verify_s, draft_s, step_rows, context) + gap_s) for each in lanes])
+    if most_rows is not None:
+        rates[:, drafted + decodes > most_rows] = 0.0
+        if not rates.any():
+            return None
+    best, count, length = (int(each) for each in np.unravel_index(int(rates.argmax()), rates.shape))
+    return OverlapChoice(
+        chosen=np.sort(order[: count + 1]),
+        length=length + 1,
+        lanes=lanes[best],
+        rate=float(rates[best, count, length]),
+    )
+
+
+def expected(survival: Floats) -> tuple[Floats, Floats]:
+    """Share of steps in which a sequence is ready, and tokens of such a step: [S, K] each, by draft length.
+
+    survival: [S, K + 1], column 0 is 1.
+    """
+    first = survival[:, 1:2]
+    ready = first / (1 + first - survival[:, 1:])
+    tokens = survival[:, 1:].cumsum(axis=1) / np.maximum(first, 1e-12)
+    return ready, np.maximum(tokens, 1.0)
+
+
+def _draft_s(costs: CostModel, num_sequences: int, most: int) -> Floats:
+    """[num_sequences, most] seconds in which 1 … num_sequences sequences draft 1 … most tokens each."""
+    counts = np.arange(1, num_sequences + 1)
+    found: Floats = costs.text_s(counts)[:, None] + costs.pass_s(counts)[:, None] * np.arange(1, most + 1)
+    return found

@@ -1,13 +1,7 @@
-"""One call on a lane: its value or its exception, and when it ran.
-
-Lanes, and the contract of what divides processors between them: a draft lane and a verify lane.
+"""Lanes: what divides the processors between drafting and verification while both run. The contract, the partition
+of a CPU (Cores), and the reference, which divides nothing (Serial); those of a GPU are in streams.py.
 
 Knows nothing of models and backends: a call that runs on a lane receives the lane and hands its processors on.
-One file for each implementation: cores.py (CPU), streams.py and green_contexts.py (GPU); Serial is the reference.
-
-The partition of a CPU: the last cores draft, on a thread of their own; the first cores verify.
-
-Owns the draft lane's thread and the cores on which both lanes' threads run.
 """
 
 import os
@@ -23,67 +17,12 @@ from faser.errors import ConfigError
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.machine import usable_cores
 
-T = TypeVar("T")
-
-
-class LaneCall(Generic[T]):
-    """Runs a call once and keeps its outcome.
-
-    cores: the running thread is moved to the first of these; None: it stays where it is.
-    began_s, ended_s: seconds of time.perf_counter. error: the exception that the call raised.
-    """
-
-    __slots__ = ("_call", "_cores", "_ended", "_value", "began_s", "ended_s", "error")
-
-    def __init__(self, cores: tuple[int, ...] | None, call: Callable[[], T]) -> None:
-        self._cores = cores
-        self._call = call
-        self._value: list[T] = []
-        self._ended = threading.Lock()
-        self._ended.acquire()
-        self.began_s = self.ended_s = 0.0
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Keeps every exception instead of raising it: the caller joins the other lane before it raises any."""
-        try:
-            if self._cores is not None:
-                os.sched_setaffinity(0, self._cores[:1])
-            self.began_s = time.perf_counter()
-            self._value.append(self._call())
-        except BaseException as error:
-            self.error = error
-        finally:
-            self.ended_s = time.perf_counter()
-            self._ended.release()
-
-    def wait(self) -> None:
-        """Block until the call has run; a KeyboardInterrupt during the wait is raised only then."""
-        try:
-            self._ended.acquire()
-        except BaseException:
-            self._ended.acquire()
-            raise
-
-    @property
-    def value(self) -> T:
-        return self._value[0]
-
-
-def raise_first(errors: Mapping[str, BaseException | None]) -> None:
-    """Raise the first exception, with a note for each further one. errors: by what raised it; None: it did not."""
-    failed = [(name, error) for name, error in errors.items() if error is not None]
-    if not failed:
-        return
-    (_, first), *others = failed
-    for name, error in others:
-        first.add_note(f"{name} failed too: {error!r}")
-    raise first
-
-
 D = TypeVar("D")
+T = TypeVar("T")
 V = TypeVar("V")
 V_co = TypeVar("V_co", covariant=True)
+
+_JOIN_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +129,75 @@ class Partition(Protocol):
         ...
 
 
+class LaneCall(Generic[T]):
+    """Runs a call once and keeps its outcome.
+
+    cores: the running thread is moved to the first of these; None: it stays where it is.
+    began_s, ended_s: seconds of time.perf_counter. error: the exception that the call raised.
+    """
+
+    __slots__ = ("_call", "_cores", "_ended", "_value", "began_s", "ended_s", "error")
+
+    def __init__(self, cores: tuple[int, ...] | None, call: Callable[[], T]) -> None:
+        self._cores = cores
+        self._call = call
+        self._value: list[T] = []
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self.began_s = self.ended_s = 0.0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Keeps every exception instead of raising it: the caller joins the other lane before it raises any."""
+        try:
+            if self._cores is not None:
+                os.sched_setaffinity(0, self._cores[:1])
+            self.began_s = time.perf_counter()
+            self._value.append(self._call())
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended_s = time.perf_counter()
+            self._ended.release()
+
+    def wait(self) -> None:
+        """Block until the call has run; a KeyboardInterrupt during the wait is raised only then."""
+        try:
+            self._ended.acquire()
+        except BaseException:
+            self._ended.acquire()
+            raise
+
+    @property
+    def value(self) -> T:
+        return self._value[0]
+
+
+def raise_first(errors: Mapping[str, BaseException | None]) -> None:
+    """Raise the first exception, with a note for each further one. errors: by what raised it; None: it did not."""
+    failed = [(name, error) for name, error in errors.items() if error is not None]
+    if not failed:
+        return
+    (_, first), *others = failed
+    for name, error in others:
+        first.add_note(f"{name} failed too: {error!r}")
+    raise first
+
+
+def overlap_result(drafting: LaneCall[D], verifying: LaneCall[V], began_s: float) -> OverlapResult[D, V]:
+    """The result of two calls that have run; raises what they raised."""
+    raise_first({"the verify lane": verifying.error, "the draft lane": drafting.error})
+    return OverlapResult(
+        drafted=drafting.value,
+        verified=verifying.value,
+        began_s=began_s,
+        draft_began_s=drafting.began_s,
+        draft_ended_s=drafting.ended_s,
+        verify_began_s=verifying.began_s,
+        verify_ended_s=verifying.ended_s,
+    )
+
+
 class Serial:
     """Both calls in turns on all processors, the draft first: for a single core, and as the oracle of tests."""
 
@@ -214,25 +222,8 @@ class Serial:
         pass
 
 
-def overlap_result(drafting: LaneCall[D], verifying: LaneCall[V], began_s: float) -> OverlapResult[D, V]:
-    """The result of two calls that have run; raises what they raised."""
-    raise_first({"the verify lane": verifying.error, "the draft lane": drafting.error})
-    return OverlapResult(
-        drafted=drafting.value,
-        verified=verifying.value,
-        began_s=began_s,
-        draft_began_s=drafting.began_s,
-        draft_ended_s=drafting.ended_s,
-        verify_began_s=verifying.began_s,
-        verify_ended_s=verifying.ended_s,
-    )
-
-
-_JOIN_TIMEOUT_S = 5.0
-
-
 class Cores:
-    """See Partition. The calling thread verifies.
+    """See Partition. The last cores draft, on a thread of their own; the caller verifies on the first ones.
 
     cores: None: all that this process may use. Raises ConfigError for fewer than two cores, and for cores that
     this process may not use.

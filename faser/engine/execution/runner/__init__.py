@@ -1,4 +1,4 @@
-"""The runner: a model's forward over the rows of a step, and the arrays that describe those rows.
+"""The runner: a model's forward over the rows of a step, eager or through CUDA graphs.
 
 Imports the models, the samplers and the backend seam. Start reading at runner.py.
 """

@@ -1,6 +1,6 @@
 """A runner that replays CUDA graphs, where a step fits one, instead of launching kernel after kernel.
 
-A step replays three graphs in a row without a wait: backbone, LM head, sampler (step_graphs.py). Their sizes vary
+A step replays three graphs in a row without a wait: backbone, LM head, sampler (graphs.py). Their sizes vary
 independently, so the number of graphs is the sum of the sizes, not the product. A step is padded to the next graph
 batch size. Steps with and without drafts replay the same backbones. A step that fits no graph runs eagerly, on the
 same buffers.

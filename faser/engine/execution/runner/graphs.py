@@ -1,6 +1,4 @@
-"""Graph batch sizes: the step sizes for which graphs are captured, and the one that a step is padded to.
-
-The CUDA graphs of one runner on one lane, or on the whole device.
+"""The CUDA graphs of one runner on one lane, or on the whole device, and the sizes of steps that they are for.
 
     backbone       rows -> hidden states          one graph per GraphBatchSize and number of layers
     LM head        hidden states -> logits        one graph per number of rows
@@ -8,7 +6,7 @@ The CUDA graphs of one runner on one lane, or on the whole device.
     draft sampler  logits -> tokens and margins   one graph per number of rows, truncation flags and window
 
 Every lane has plans and a graph memory pool of its own. The buffers between the graphs belong to the runner; its
-lanes share them, since a runner uses one lane at a time.
+lanes share them, since a runner uses one lane at a time. A step is padded to the next size.
 """
 
 from bisect import bisect_left
@@ -36,6 +34,18 @@ _WRAPPER_BYTES = 256 << 10  # that an attention wrapper keeps for its plans
 # 4 s, both estimated.
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, *range(144, 256, 16), *range(256, 513, 32))
 _MOST_ROWS_EACH = 6  # drafts of one length are mostly short
+_MOST_DRAFT_ROWS = MAX_DRAFT_TOKENS + 1  # of one sequence that verifies drafts
+# Rows of one sequence times its positions, in narrow tiles. Estimated for 8B models: reading them costs 7 ms for
+# every million, and the launches of an eager step up to 6 ms.
+_MOST_IN_NARROW_TILES = 1 << 19
+_ALL_FLAGS = (
+    TruncationFlags(random=False, top_k=False, top_p=False),
+    *(
+        TruncationFlags(random=True, top_k=top_k, top_p=top_p)
+        for top_k in (False, True)
+        for top_p in (False, True)
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,45 +135,6 @@ class DraftGraphs:
 
     windows: tuple[float, ...] = ()
     depths: tuple[int | None, ...] = (None,)
-
-
-class BatchSizeIndex:
-    """The batch sizes of one kind, ordered by rows, for look-up."""
-
-    def __init__(self, sizes: GraphSizes, *, one_row_each: bool, rows_each: int | None = None) -> None:
-        self._batch_sizes = [
-            each for each in sizes.batch_sizes if each.one_row_each is one_row_each and each.rows_each == rows_each
-        ]
-        self._rows = tuple(each.rows for each in self._batch_sizes)
-
-    def fitting(self, rows: int, sequences: int) -> GraphBatchSize | None:
-        """The smallest size with room for these rows and sequences."""
-        at = bisect_left(self._rows, rows)
-        while at < len(self._batch_sizes):
-            if self._batch_sizes[at].sequences >= sequences:
-                return self._batch_sizes[at]
-            at += 1
-        return None
-
-
-def next_size(sizes: tuple[int, ...], count: int) -> int | None:
-    """The smallest of these ascending sizes that is at least count."""
-    at = bisect_left(sizes, count)
-    return sizes[at] if at < len(sizes) else None
-
-
-_MOST_DRAFT_ROWS = MAX_DRAFT_TOKENS + 1  # of one sequence that verifies drafts
-# Rows of one sequence times its positions, in narrow tiles. Estimated for 8B models: reading them costs 7 ms for
-# every million, and the launches of an eager step up to 6 ms.
-_MOST_IN_NARROW_TILES = 1 << 19
-_ALL_FLAGS = (
-    TruncationFlags(random=False, top_k=False, top_p=False),
-    *(
-        TruncationFlags(random=True, top_k=top_k, top_p=top_p)
-        for top_k in (False, True)
-        for top_p in (False, True)
-    ),
-)
 
 
 class GraphInputs:
@@ -343,6 +314,31 @@ class StepGraphs:
     @torch.inference_mode()
     def _captured(self, work: Callable[[], None]) -> CapturedGraph:
         return self._capture.capture(work)
+
+
+class BatchSizeIndex:
+    """The batch sizes of one kind, ordered by rows, for look-up."""
+
+    def __init__(self, sizes: GraphSizes, *, one_row_each: bool, rows_each: int | None = None) -> None:
+        self._batch_sizes = [
+            each for each in sizes.batch_sizes if each.one_row_each is one_row_each and each.rows_each == rows_each
+        ]
+        self._rows = tuple(each.rows for each in self._batch_sizes)
+
+    def fitting(self, rows: int, sequences: int) -> GraphBatchSize | None:
+        """The smallest size with room for these rows and sequences."""
+        at = bisect_left(self._rows, rows)
+        while at < len(self._batch_sizes):
+            if self._batch_sizes[at].sequences >= sequences:
+                return self._batch_sizes[at]
+            at += 1
+        return None
+
+
+def next_size(sizes: tuple[int, ...], count: int) -> int | None:
+    """The smallest of these ascending sizes that is at least count."""
+    at = bisect_left(sizes, count)
+    return sizes[at] if at < len(sizes) else None
 
 
 def _run_lm_head(decoder: Decoder, rows: torch.Tensor) -> None:

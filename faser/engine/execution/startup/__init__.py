@@ -1,5 +1,5 @@
-"""Everything that is done once, before the first request: device, loading, kernels, memory, step_times/.
+"""Everything that is done once, before the first request: device, models, kernels, memory, step times.
 
-The engine's builder calls these modules in that order. Imports config, the engine's contract and checkpoints, the
-rest of the data plane, and kernels. Start with model_loading.py and memory_profile.py.
+An engine's models are a list: found (files.py), loaded and started (models.py), warmed up and measured
+(warm_up.py, memory.py). Start with executor.py.
 """

@@ -1,17 +1,12 @@
-"""Which n-gram model drafts for the target.
+"""The data plane of an engine: its models loaded and started, and the executor over them.
 
-EngineParts: what an engine has after loading. Models, backends, KV caches and runners.
-
-Knows in which order these are made, since each one's memory depends on those before it; not how the engine uses
-them.
-
-Makes the executor from the loaded parts of an engine: sampler, drafter, verifier, early pruning.
+Knows in which order the parts are made, since each one's memory depends on those before it; not how the engine
+uses them.
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,13 +14,11 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
 from faser.config.speculation import NONE, SpeculationConfig
-from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.ngram_model import NgramModel, load
 from faser.engine.checkpoints.shipped import shipped_ngram_model
 from faser.engine.execution.drafter_registry import (
     DrafterParts,
     DraftModelParts,
-    HeadParts,
     head_versions,
     make_drafter,
 )
@@ -34,30 +27,24 @@ from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_lanes, make_on_lanes
 from faser.engine.execution.overlap.partition import Partition
-from faser.engine.execution.overlap.streams import Streams
+from faser.engine.execution.overlap.streams import plain_streams
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.rank_judge import NUM_TOP
 from faser.engine.execution.runner.batch import BlockTable
-from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.logits_processors.registry import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.startup.device import check_kernels
-from faser.engine.execution.startup.memory import CachedModel, cached_model, kv_shapes, text_index_bytes
+from faser.engine.execution.startup.files import ModelFiles, find_models, refreshable_head
+from faser.engine.execution.startup.memory import kv_shapes, text_index_bytes
 from faser.engine.execution.startup.models import (
+    EngineHead,
+    EngineModel,
     LoadedModel,
-    ModelRole,
     Sources,
-    check_models,
-    check_refreshable,
-    find_draft_files,
-    load_draft_model,
-    load_drafting_head,
-    load_target,
-    make_head_parts,
-    make_runner,
+    load_models,
+    start_models,
 )
-from faser.engine.execution.startup.step_profiler import TimedRunner
-from faser.engine.execution.startup.warm_up import ResidentModel, prepare_kernels, profile_memory
+from faser.engine.execution.startup.warm_up import prepare_kernels, profile_memory
 from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
@@ -70,12 +57,128 @@ from faser.kernels.cuda.memory import CudaMemory
 from faser.kernels.cuda.streams import CudaLaneDevice
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import KvShape
 from faser.types import ModelInfo, ProgressCallback
+
+WrapDrafter = Callable[[Drafter], Drafter]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What an engine has after loading.
+
+    drafting: the draft model or the head; empty where drafts come from text or from layers of the target. lanes:
+    None without overlapped drafting. grammars: compiles what answers are asked to match. ngram_model: None where
+    none drafts. text_index_bytes: what drafting from text may hold.
+    """
+
+    config: EngineConfig
+    grammars: GrammarCompiler
+    target: EngineModel
+    drafting: tuple[EngineModel | EngineHead, ...]
+    lanes: Lanes | None
+    ngram_model: NgramModel | None
+    text_index_bytes: int
+
+    @property
+    def models(self) -> tuple[EngineModel | EngineHead, ...]:
+        return (self.target, *self.drafting)
+
+    @property
+    def draft_models(self) -> tuple[EngineModel, ...]:
+        return tuple(each for each in self.drafting if isinstance(each, EngineModel))
+
+    @property
+    def heads(self) -> tuple[EngineHead, ...]:
+        return tuple(each for each in self.drafting if isinstance(each, EngineHead))
+
+    @property
+    def speculates(self) -> bool:
+        return self.config.speculation.policy != "off"
+
+    def info(self) -> ModelInfo:
+        files, decoder, backend, kv = self.target.files, self.target.decoder, self.target.backend, self.target.kv
+        return ModelInfo(
+            max_model_len=files.max_positions,
+            vocab_size=decoder.spec.vocab_size,
+            eos_token_ids=files.config.eos_token_ids,
+            dtype=str(decoder.dtype).removeprefix("torch."),
+            device=str(backend.device),
+            backend=backend.name,
+            block_size=kv.block_size,
+            num_blocks=kv.num_blocks,
+            kv_cache_bytes=sum(each.kv.total_bytes for each in self.models),
+            kv_cache_dtype=str(kv.dtype).removeprefix("torch."),
+            weight_bytes=sum(each.weight_bytes for each in self.models),
+            num_parameters=decoder.num_parameters,
+        )
+
+
+def load_parts(
+    config: EngineConfig,
+    directory: Path,
+    report: ProgressCallback,
+    partition: Partition | None,
+    sources: Sources | None,
+    *,
+    refreshes_head: bool = False,
+) -> EngineParts:
+    """Load the model in directory and what drafts for it by the config. Arguments as in build."""
+    torch.set_num_threads(config.threads)
+    config, files = find_models(config, directory, report)
+    if refreshes_head:
+        refreshable_head(config, files)
+    grammars = _grammars(config, files[0])
+    ngram_model = find_ngram_model(config.speculation, directory, files[0].spec.vocab_size)
+    backend = _backend(config, report)
+    memory = CudaMemory(backend.device) if backend.device.type == "cuda" else None
+    free_bytes = 0 if memory is None else memory.free_bytes()
+    target, drafting = load_models(config, files, backend, report, sources)
+    if backend.name == "flashinfer":
+        _check_kernels(files, backend, report)
+    draft_models = [each for each in drafting if isinstance(each, LoadedModel)]
+    lanes = make_lanes(config, backend, next((each.backend for each in draft_models), None), partition)
+    device_lanes = DeviceLanes() if lanes is None or memory is None else device_lanes_of(lanes.partition)
+    budget = None
+    if memory is not None:
+        prepare_kernels(config, [target, *draft_models], report)
+        report("measuring memory", 0, 0)
+        budget = profile_memory(config, [target, *draft_models], memory, free_bytes, device_lanes)
+    text_bytes = text_index_bytes(config, target.files.max_positions)
+    shapes = kv_shapes(config, files, target.files.max_positions, budget, text_bytes)
+
+    def start(on: DeviceLanes) -> tuple[EngineModel, list[EngineModel | EngineHead]]:
+        return start_models(config, target, drafting, shapes, report, on=on, refreshes_head=refreshes_head)
+
+    if lanes is None or memory is None:
+        started, started_drafting = start(device_lanes)
+    else:
+        plain = None if partition is not None else lambda: _plain_streams(backend.device)
+        lanes, (started, started_drafting) = make_on_lanes(lanes, start, plain)
+    return EngineParts(
+        config=config,
+        grammars=grammars,
+        target=started,
+        drafting=tuple(started_drafting),
+        lanes=lanes,
+        ngram_model=ngram_model,
+        text_index_bytes=text_bytes,
+    )
+
+
+def _grammars(config: EngineConfig, target: ModelFiles) -> GrammarCompiler:
+    """A compiler that gets its tokenizer ready while the model is loaded."""
+    found = GrammarCompiler(
+        lambda: load_tokenizer(Path(config.tokenizer or target.directory)),
+        vocab_size=target.spec.vocab_size,
+        eos_token_ids=target.config.eos_token_ids,
+        any_whitespace=config.structured_outputs.any_whitespace,
+    )
+    found.prepare()
+    return found
 
 
 def find_ngram_model(speculation: SpeculationConfig, directory: Path, vocab_size: int) -> NgramModel | None:
-    """The one that the configuration names, else the one that comes with this package for the target.
+    """The n-gram model that the configuration names, else the one that comes with this package for the target.
 
     directory: of the target; its name is the model's. None: there is none, or no drafter asks for it. Raises
     ConfigError where the method is ngram_model and there is none, and as load does.
@@ -95,84 +198,13 @@ def find_ngram_model(speculation: SpeculationConfig, directory: Path, vocab_size
     return None if path is None else load(path, vocab_size=vocab_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineParts:
-    """Each model with its runner. draft, draft_runner: None without a draft model.
-
-    kv: the shape of the target's cache; the draft model's and the head's have as many blocks of the same size.
-    head: None where no head drafts. lanes: None without overlapped drafting. grammars: compiles what answers are
-    asked to match. ngram_model: None where none drafts. text_index_bytes: what drafting from text may hold.
-    """
-
-    config: EngineConfig
-    grammars: GrammarCompiler
-    backend: Backend
-    target: LoadedModel
-    runner: Runner
-    kv: KvShape
-    draft: LoadedModel | None = None
-    draft_runner: Runner | None = None
-    head: HeadParts | None = None
-    lanes: Lanes | None = None
-    ngram_model: NgramModel | None = None
-    kv_cache_bytes: int
-    text_index_bytes: int = 0
-
-    @property
-    def pass_runner(self) -> TimedRunner | None:
-        """What a drafter runs for each token; None: drafts come from text, or from layers of the target."""
-        return self.draft_runner if self.head is None else self.head.runner
-
-    @property
-    def speculates(self) -> bool:
-        return self.config.speculation.policy != "off"
-
-    def info(self) -> ModelInfo:
-        decoder = self.target.decoder
-        return ModelInfo(
-            max_model_len=self.target.max_positions,
-            vocab_size=decoder.spec.vocab_size,
-            eos_token_ids=self.target.config.eos_token_ids,
-            dtype=str(decoder.dtype).removeprefix("torch."),
-            device=str(self.backend.device),
-            backend=self.backend.name,
-            block_size=self.kv.block_size,
-            num_blocks=self.kv.num_blocks,
-            kv_cache_bytes=self.kv_cache_bytes,
-            kv_cache_dtype=str(self.kv.dtype).removeprefix("torch."),
-            weight_bytes=decoder.weight_bytes
-            + (0 if self.draft is None else self.draft.decoder.weight_bytes)
-            + (0 if self.head is None else self.head.runner.head.weight_bytes),
-            num_parameters=decoder.num_parameters,
-        )
-
-
-def load_parts(
-    config: EngineConfig,
-    directory: Path,
-    report: ProgressCallback,
-    partition: Partition | None,
-    sources: Sources | None,
-    *,
-    refreshes_head: bool = False,
-) -> EngineParts:
-    """Load the model in directory and the draft model that config names. Arguments as in build."""
-    torch.set_num_threads(config.threads)
-    target_spec = read_model_config(directory).spec
-    files = find_draft_files(config, target_spec, report)
-    config, draft_directory, head_directory, head_spec = files.config, files.model, files.head, files.head_spec
-    if refreshes_head:
-        check_refreshable(files)
-    check_models(config, directory, draft_directory, head_spec)
-    grammars = _grammars(config, directory)
-    ngram_model = find_ngram_model(config.speculation, directory, target_spec.vocab_size)
+def _backend(config: EngineConfig, report: ProgressCallback) -> Backend:
     report("preparing kernels", 0, 0)
-    kernels = cache_dir() / "kernels"
     backend = make_backend(
         config.backend,
         config.device,
         num_threads=config.threads,
-        cache_dir=kernels,
+        cache_dir=cache_dir() / "kernels",
         progress=report,
         few_row_kernels=config.few_row_kernels,
     )
@@ -181,104 +213,21 @@ def load_parts(
         # other at barriers while another process holds a core: on two busy cores a greedy step took 18 ms, not
         # 0.4 ms, and loading the default model 4 s, not 0.4 s.
         torch.set_num_threads(1)
-    memory = CudaMemory(backend.device) if backend.device.type == "cuda" else None
-    free_bytes = 0 if memory is None else memory.free_bytes()
-    state_layers = () if head_spec is None else head_spec.state_layers
-    target = load_target(config, directory, backend, report, sources, state_layers)
-    draft = None
-    head = None
-    if head_directory is not None:
-        head = load_drafting_head(config, head_directory, target, backend, report)
-    draft_backend = backend.concurrent_instance()  # so that both models may run at the same time
-    if draft_directory is not None:
-        draft = load_draft_model(config, draft_directory, target, draft_backend, report, sources)
-    models = [target] if draft is None else [target, draft]
-    cached = [cached_model(config, each.decoder.spec, each.decoder.dtype) for each in models]
-    if head is not None:
-        cached.append(cached_model(config, head.head.spec.decoder, target.decoder.dtype))
-    if backend.name == "flashinfer":
-        _check_kernels(cached, backend, report)
-    lanes = make_lanes(config, backend, None if draft is None else draft_backend, partition)
-    device_lanes = DeviceLanes() if lanes is None or memory is None else device_lanes_of(lanes.partition)
-    budget = None
-    if memory is not None:
-        residents = [
-            ResidentModel(
-                model=target, backend=backend, role=ModelRole.TARGET, num_device_lanes=len(device_lanes.verify)
-            )
-        ]
-        if draft is not None:
-            num_device_lanes = len(device_lanes.draft)
-            residents.append(
-                ResidentModel(
-                    model=draft, backend=draft_backend, role=ModelRole.DRAFTER, num_device_lanes=num_device_lanes
-                )
-            )
-        prepare_kernels(config, residents, report)
-        report("measuring memory", 0, 0)
-        budget = profile_memory(config, residents, memory, free_bytes)
-    text_bytes = text_index_bytes(config, target.max_positions)
-    shapes = kv_shapes(config, cached, target.max_positions, budget, text_bytes)
-
-    def runners(on: DeviceLanes) -> tuple[Runner, Runner | None]:
-        """The draft model's first: its lane may have processors that cannot run it."""
-        drafter = None
-        if draft is not None:
-            drafter = make_runner(config, draft_backend, draft, shapes[1], ModelRole.DRAFTER, report, on.draft)
-        return make_runner(config, backend, target, shapes[0], ModelRole.TARGET, report, on.verify), drafter
-
-    if lanes is None or memory is None:
-        runner, draft_runner = runners(device_lanes)
-    else:
-        streams = None if partition is not None else partial(_streams, backend.device)
-        lanes, (runner, draft_runner) = make_on_lanes(lanes, runners, streams)
-    return EngineParts(
-        config=config,
-        grammars=grammars,
-        backend=backend,
-        target=target,
-        runner=runner,
-        kv=shapes[0],
-        draft=draft,
-        draft_runner=draft_runner,
-        head=None
-        if head is None
-        else make_head_parts(config, head, target, backend, shapes[-1], refreshes=refreshes_head),
-        lanes=lanes,
-        ngram_model=ngram_model,
-        kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
-        text_index_bytes=text_bytes,
-    )
+    return backend
 
 
-def _streams(device: torch.device) -> Partition:
-    """Lanes without processors of their own, once the memory of graphs and caches for other lanes is free."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    return Streams(CudaLaneDevice(device))
-
-
-def _check_kernels(models: list[CachedModel], backend: Backend, report: ProgressCallback) -> None:
+def _check_kernels(models: Sequence[ModelFiles], backend: Backend, report: ProgressCallback) -> None:
     """Say which kernels are missing before they are compiled, which takes minutes."""
     arch = arch_of(torch.cuda.get_device_capability(backend.device))
     kernels, workspace = cache_dir() / "kernels", flashinfer_workspace()
     check_kernels(models, arch, report, kernels=kernels, workspace=workspace, may_compile=may_compile_kernels())
 
 
-def _grammars(config: EngineConfig, directory: Path) -> GrammarCompiler:
-    """A compiler that gets its tokenizer ready while the model is loaded."""
-    model = read_model_config(directory)
-    found = GrammarCompiler(
-        lambda: load_tokenizer(Path(config.tokenizer or directory)),
-        vocab_size=model.spec.vocab_size,
-        eos_token_ids=model.eos_token_ids,
-        any_whitespace=config.structured_outputs.any_whitespace,
-    )
-    found.prepare()
-    return found
-
-
-WrapDrafter = Callable[[Drafter], Drafter]
+def _plain_streams(device: torch.device) -> Partition:
+    """Lanes without processors of their own, once the memory of graphs and caches for other lanes is free."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return plain_streams(CudaLaneDevice(device))
 
 
 def make_executor(
@@ -288,8 +237,8 @@ def make_executor(
 
     report: as in build.
     """
-    config, target, backend = parts.config, parts.target, parts.backend
-    vocab_size, eos_token_ids = target.decoder.spec.vocab_size, target.config.eos_token_ids
+    config, target, backend = parts.config, parts.target, parts.target.backend
+    vocab_size, eos_token_ids = target.files.spec.vocab_size, target.files.config.eos_token_ids
     matchers = SequenceMatchers(parts.grammars, num_threads=config.threads)
     sampler = Sampler(
         config.max_num_seqs,
@@ -301,9 +250,9 @@ def make_executor(
         make_logits_processors(config.max_num_seqs, vocab_size, eos_token_ids, matchers),
         backend.mask_kernel,
     )
-    table = BlockTable(config.max_num_seqs, -(-target.max_positions // parts.kv.block_size))
+    table = BlockTable(config.max_num_seqs, -(-target.files.max_positions // target.kv.block_size))
     return ModelExecutor(
-        parts.runner,
+        target.runner,
         sampler,
         table,
         max_logit_rows=config.max_num_seqs,
@@ -324,21 +273,25 @@ def _speculation(
     wrap_drafter: WrapDrafter,
     report: ProgressCallback,
 ) -> SpeculativeExecution:
-    config, model = parts.config, None
-    if parts.draft is not None and parts.draft_runner is not None:
-        model = DraftModelParts(
-            runner=parts.draft_runner,
-            kv=DraftKvCache(table, num_blocks=parts.kv.num_blocks, block_size=parts.kv.block_size),
-            max_positions=parts.draft.max_positions,
+    config, kv = parts.config, parts.target.kv
+    models = [
+        DraftModelParts(
+            runner=each.runner,
+            kv=DraftKvCache(table, num_blocks=kv.num_blocks, block_size=kv.block_size),
+            max_positions=each.files.max_positions,
         )
+        for each in parts.draft_models
+    ]
+    model = next(iter(models), None)
+    head = next((each.parts for each in parts.heads), None)
     drafter_parts = DrafterParts(
-        target=parts.runner,
+        target=parts.target.runner,
         table=table,
         sampling=sampler.state,
         matchers=matchers,
         max_rows=config.max_num_batched_tokens,
         model=model,
-        head=parts.head,
+        head=head,
         num_top=0 if pruning is None else NUM_TOP,
         samples_in_runner=config.schedules_async,
         progress=report,
@@ -347,7 +300,7 @@ def _speculation(
     )
     own = make_drafter(config.speculation, drafter_parts)
     drafter = wrap_drafter(own)
-    verifier = make_verifier(config.speculation, sampler, parts.backend.rejection_kernels)
+    verifier = make_verifier(config.speculation, sampler, parts.target.backend.rejection_kernels)
     return SpeculativeExecution(
         drafter=drafter,
         verifier=verifier,
@@ -355,6 +308,6 @@ def _speculation(
         forward=pruning or PlainForward(),
         lanes=parts.lanes if drafter.drafts_overlapped else None,
         draft_kv=None if model is None else model.kv,
-        states=None if parts.head is None else parts.head.states,
+        states=None if head is None else head.states,
         heads=head_versions(own),
     )

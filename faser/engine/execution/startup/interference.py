@@ -1,10 +1,7 @@
-"""Measures how much two lanes slow each other on this machine, for every share of a partition and several steps.
+"""How much two lanes slow each other down on this machine, for every share of a partition and several steps.
 
-Runs the given calls repeatedly. Knows nothing of what they compute; decides only for which cells there is time.
-
-The steps with which the interference of two lanes is measured, of several sizes, over dummy sequences.
-
-Knows how much of the KV cache they may use; interference_profile.py times them.
+Measured where overlapped drafting is asked for: a step of the target and a pass of the draft model, over dummy
+sequences, alone on all processors, each alone in its lane, and both at the same time.
 """
 
 import math
@@ -12,33 +9,45 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from faser.engine.contract.step_times import InterferenceTable, Role, StepTimes
-from faser.engine.execution.overlap.lanes import enqueue_on_lane, run_on_lane
+import numpy as np
+
+from faser.engine.contract.step_times import FACTORS, InterferenceTable, Role, StepTimes
+from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import (
     EVERYTHING,
     Lane,
-    OverlapResult,
     Partition,
     PendingResult,
     Verify,
     synchronous,
 )
-from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.step_profiler import ROWS_EACH, DummyBatchLimits, StepProfiler
-from faser.kernels.interface.backend import Backend
+from faser.engine.execution.startup.step_profiler import ROWS_EACH, DummyBatchLimits, StageProgress, StepProfiler
+from faser.types import ProgressCallback
 
+STAGE = "measuring lanes"
 _ROUNDS, _LEAST_ROUNDS = 15, 4
 _MIN_DRAFTS = 2.0  # drafts that fit into the verification that overlaps with them, at least
 
-D = TypeVar("D")
 Work = Callable[[Lane], object]
-DoneOfTotal = Callable[[int, int], None]  # reports how many parts are done, of how many
-# Times over those on the whole machine: verify and draft while they overlap, then verify and draft alone in their
-# lanes.
+# Times over those on the whole machine, in the order of FACTORS.
 _Ratios = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanesSetup:
+    """rows: row counts of the steps, the most important first. contexts: tokens in the KV cache of each sequence,
+    ascending. num_sequences: most sequences of a step. budget_s: about the seconds for all of it.
+    """
+
+    lanes: Lanes
+    runner: Runner
+    draft_runner: Runner
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    num_sequences: int
+    budget_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +66,59 @@ class InterferenceCell:
     whole_s: float
 
 
+def measure_lanes(
+    setup: LanesSetup, limits: DummyBatchLimits, times: StepTimes, report: ProgressCallback
+) -> tuple[InterferenceTable, ...]:
+    """See measure_interference. times: of the same steps and passes, alone."""
+    report(STAGE, 0, 0)
+    cells = [
+        _cell(setup, limits, times, rows, context)
+        for context in lane_contexts(setup, limits)
+        for rows in dict.fromkeys(min(rows, limits.max_rows) for rows in setup.rows)
+    ]
+    return measure_interference(setup.lanes.partition, cells, budget_s=setup.budget_s, report=report)
+
+
+def lane_contexts(setup: LanesSetup, limits: DummyBatchLimits) -> list[int]:
+    """The contexts, shortened so that all sequences fit into the KV cache, without near duplicates.
+
+    The first is kept even where it does not fit: its sequences then share blocks.
+    """
+    cached = limits.num_blocks * limits.block_size
+    most_rows = min(max(setup.rows), limits.max_rows)
+    num_sequences = min(-(-most_rows // ROWS_EACH), setup.num_sequences)
+    found = [max(1, min(setup.contexts[0], limits.max_len, cached))]
+    for context in setup.contexts[1:]:
+        fitting = min(context, limits.max_len, cached // num_sequences)
+        if fitting >= 2 * found[-1]:
+            found.append(fitting)
+    return found
+
+
+def _cell(
+    setup: LanesSetup, limits: DummyBatchLimits, times: StepTimes, rows: int, context: int
+) -> InterferenceCell:
+    """A step of several sequences, with a pass of the drafter for as many sequences."""
+    num_sequences, lanes = min(-(-rows // ROWS_EACH), setup.num_sequences), setup.lanes
+    target = StepProfiler(setup.runner, limits, rows_each=-(-rows // num_sequences))
+    drafter = StepProfiler(setup.draft_runner, limits, rows_each=1)
+    step, passes = target.dummy_batch(rows, context), drafter.dummy_batch(num_sequences, context)
+    step_s = times.tables[Role.STEP].seconds_at(rows, num_sequences * context, (rows - num_sequences) * context)
+    return InterferenceCell(
+        rows=rows,
+        context=context,
+        verify=lambda lane: enqueue_on_lane(lanes.target, lane, lambda: target.enqueue(step)),
+        draft=lambda lane: run_on_lane(lanes.draft, lane, lambda: drafter.time_s(passes)),
+        whole_s=step_s + times.tables[Role.PASS].seconds_at(num_sequences),
+    )
+
+
 def measure_interference(
     partition: Partition,
     cells: Sequence[InterferenceCell],
     *,
     budget_s: float = 3.0,
-    progress: DoneOfTotal = lambda _done, _total: None,
+    report: ProgressCallback = lambda _stage, _done, _total: None,
 ) -> tuple[InterferenceTable, ...]:
     """One InterferenceTable per share, ascending by share; none for a partition whose lanes run in turns.
 
@@ -77,46 +133,22 @@ def measure_interference(
     shares = partition.shares()
     if not shares:
         return ()
-    share_before = partition.share
-    ends_s = time.perf_counter() + budget_s
-    first_s = _round(partition, cells[:1], lambda _share, _cell, _ratios: None)
-    chosen = _affordable(cells, first_s, budget_s)
-    counter = _ProgressCounter(progress, (1 + _ROUNDS) * len(shares) * len(chosen))
+    share_before, began_s = partition.share, time.perf_counter()
+    _round(partition, cells[:1], lambda: None)
+    chosen = _affordable(cells, time.perf_counter() - began_s, budget_s)
+    progress = StageProgress(report, STAGE, (1 + _ROUNDS) * len(shares) * len(chosen))
     if len(chosen) > 1:
-        _round(partition, chosen[1:], lambda _share, _cell, _ratios: counter.advance())
-    found: dict[tuple[float, int, int], list[_Ratios]] = {
-        (share, cell.rows, cell.context): [] for share in shares for cell in chosen
-    }
-
-    def keep(share: float, cell: InterferenceCell, ratios: _Ratios) -> None:
-        found[share, cell.rows, cell.context].append(ratios)
-        counter.advance()
-
-    for done in range(_ROUNDS):
-        if done and time.perf_counter() > ends_s:
-            break
-        _round(partition, chosen, keep)
-    counter.finish()
+        _round(partition, chosen[1:], progress.advance)
+    rounds = [_round(partition, chosen, progress.advance)]
+    while len(rounds) < _ROUNDS and time.perf_counter() <= began_s + budget_s:
+        rounds.append(_round(partition, chosen, progress.advance))
+    progress.finish()
     partition.resize(share_before)
-    medians = {at: _medians(rounds) for at, rounds in found.items()}
-    return tuple(_table(share, chosen, medians) for share in shares)
+    medians = np.median(rounds, axis=0)  # [shares, cells, FACTORS]
+    return tuple(_table(share, chosen, medians[i].tolist()) for i, share in enumerate(shares))
 
 
-class _ProgressCounter:
-    def __init__(self, progress: DoneOfTotal, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-
-    def advance(self) -> None:
-        self._done = min(self._done + 1, self._total)
-        self._progress(self._done, self._total)
-
-    def finish(self) -> None:
-        self._progress(self._total, self._total)
-
-
-def _affordable(cells: Sequence[InterferenceCell], first_s: float, budget_s: float) -> Sequence[InterferenceCell]:
+def _affordable(cells: Sequence[InterferenceCell], first_s: float, budget_s: float) -> list[InterferenceCell]:
     """The cells with time for a warm-up and _LEAST_ROUNDS: all combinations of some row counts and some contexts.
 
     first_s: time of one round of the first cell.
@@ -137,89 +169,45 @@ def _affordable(cells: Sequence[InterferenceCell], first_s: float, budget_s: flo
 
 
 def _round(
-    partition: Partition,
-    cells: Sequence[InterferenceCell],
-    keep: Callable[[float, InterferenceCell, _Ratios], None],
-) -> float:
-    """Measure every cell at every share once. Returns the seconds that took."""
-    began_s = time.perf_counter()
+    partition: Partition, cells: Sequence[InterferenceCell], done: Callable[[], None]
+) -> list[list[_Ratios]]:
+    """[shares][cells], each measured once."""
+    found: list[list[_Ratios]] = []
     for share in partition.shares():
         partition.resize(share)
+        found.append([])
         for cell in cells:
-            keep(share, cell, _ratios(partition, cell.verify, cell.draft))
-    return time.perf_counter() - began_s
+            found[-1].append(_ratios(partition, cell.verify, cell.draft))
+            done()
+    return found
 
 
 def _ratios(partition: Partition, verify: Verify[object], draft: Work) -> _Ratios:
-    whole = _verify_seconds(verify, EVERYTHING), _seconds(draft, EVERYTHING)
-    times = math.ceil(_MIN_DRAFTS * whole[1] / whole[0])  # so that verification never ends before a draft
-    overlapped = _overlapped(partition, _repeated(verify, times), draft)
-    alone = (
-        _verify_s(partition.run_both(lambda _lane, _verify_done: None, verify)),
-        partition.run_both(
-            lambda lane, _verify_done: _seconds(draft, lane), synchronous(lambda _lane: None)
-        ).drafted,
-    )
-    return overlapped[0] / times / whole[0], overlapped[1] / whole[1], alone[0] / whole[0], alone[1] / whole[1]
+    whole_verify_s = _seconds(lambda lane: verify(lane).wait(), EVERYTHING)
+    whole_draft_s = _seconds(draft, EVERYTHING)
+    times = math.ceil(_MIN_DRAFTS * whole_draft_s / whole_verify_s)  # verification never ends before a draft
+    draft_times: list[float] = []
 
-
-def _overlapped(partition: Partition, verify: Verify[object], draft: Work) -> tuple[float, float]:
-    """Seconds of verification while drafts run throughout, and the median seconds of these drafts.
-
-    As in a real step, the first draft begins shortly after verification.
-    """
-    times: list[float] = []
-
-    def drafts(lane: Lane, verify_done: Callable[[], bool]) -> None:
-        while not (times and verify_done()):
-            times.append(_seconds(draft, lane))
-
-    joined = partition.run_both(drafts, verify)
-    return _verify_s(joined), statistics.median(times[:-1] or times)  # the last draft may outlast verification
-
-
-def _repeated(verify: Verify[object], times: int) -> Verify[object]:
-    """Several verifications in a row; the result is the last one's."""
-
-    def repeated(lane: Lane) -> PendingResult[object]:
+    def verifications(lane: Lane) -> PendingResult[object]:
         for _ in range(times - 1):
             verify(lane)
         return verify(lane)
 
-    return repeated
+    def drafts(lane: Lane, verify_done: Callable[[], bool]) -> None:
+        """Until verification ends. As in a real step, the first begins shortly after it."""
+        while not (draft_times and verify_done()):
+            draft_times.append(_seconds(draft, lane))
 
-
-def _verify_s(joined: OverlapResult[D, object]) -> float:
-    return joined.verify_ended_s - joined.verify_began_s
-
-
-def _medians(rounds: list[_Ratios]) -> _Ratios:
-    verify, draft, verify_alone, draft_alone = (statistics.median(each) for each in zip(*rounds, strict=True))
-    return verify, draft, verify_alone, draft_alone
-
-
-def _table(
-    share: float, cells: Sequence[InterferenceCell], medians: dict[tuple[float, int, int], _Ratios]
-) -> InterferenceTable:
-    rows = tuple(sorted({cell.rows for cell in cells}))
-    contexts = tuple(sorted({cell.context for cell in cells}))
-    verify, draft, verify_alone, draft_alone = (
-        tuple(tuple(medians[share, each, context][factor] for each in rows) for context in contexts)
-        for factor in range(4)
+    both = partition.run_both(drafts, verifications)
+    verifying = partition.run_both(lambda _lane, _verify_done: None, verify)
+    drafting = partition.run_both(lambda lane, _done: _seconds(draft, lane), synchronous(lambda _lane: None))
+    draft_s = statistics.median(draft_times[:-1] or draft_times)  # the last draft may outlast verification
+    return (
+        (both.verify_ended_s - both.verify_began_s) / times / whole_verify_s,
+        draft_s / whole_draft_s,
+        (verifying.verify_ended_s - verifying.verify_began_s) / whole_verify_s,
+        drafting.drafted / whole_draft_s,
     )
-    return InterferenceTable(
-        share=share,
-        rows=rows,
-        contexts=contexts,
-        verify=verify,
-        draft=draft,
-        verify_alone=verify_alone,
-        draft_alone=draft_alone,
-    )
-
-
-def _verify_seconds(verify: Verify[object], lane: Lane) -> float:
-    return _seconds(lambda lane: verify(lane).wait(), lane)
 
 
 def _seconds(work: Work, lane: Lane) -> float:
@@ -228,69 +216,15 @@ def _seconds(work: Work, lane: Lane) -> float:
     return time.perf_counter() - began_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InterferenceSetup:
-    """The lanes to measure, with the backends of target and draft model, and the sizes of steps.
-
-    rows: row counts of the steps, the most important first. contexts: tokens in the KV cache of each sequence,
-    ascending. num_sequences: most sequences of a step. budget_s: about the seconds for all of it.
-    """
-
-    partition: Partition
-    target: Backend
-    draft: Backend
-    rows: tuple[int, ...]
-    contexts: tuple[int, ...]
-    num_sequences: int
-    budget_s: float
-
-
-def make_cells(
-    setup: InterferenceSetup, runner: Runner, draft_runner: Runner, limits: DummyBatchLimits, times: StepTimes
-) -> list[InterferenceCell]:
-    """Steps of several sequences, each with a pass of the drafter for as many sequences, as far as they fit."""
-    cells = []
-    counts = dict.fromkeys(min(rows, limits.max_rows) for rows in setup.rows)
-    most = min(-(-max(counts) // ROWS_EACH), setup.num_sequences)
-    drafter = StepProfiler(draft_runner, limits, rows_each=1)
-    for context in _contexts(setup.contexts, limits, most):
-        for rows in counts:
-            num_sequences = min(-(-rows // ROWS_EACH), setup.num_sequences)
-            target = StepProfiler(runner, limits, rows_each=-(-rows // num_sequences))
-            batch, passes = target.dummy_batch(rows, context), drafter.dummy_batch(num_sequences, context)
-            cells.append(
-                InterferenceCell(
-                    rows=rows,
-                    context=context,
-                    verify=_verify(target, setup.target, batch),
-                    draft=_draft(drafter, setup.draft, passes),
-                    whole_s=times.tables[Role.STEP].seconds_at(
-                        rows, num_sequences * context, (rows - num_sequences) * context
-                    )
-                    + times.tables[Role.PASS].seconds_at(num_sequences),
-                )
-            )
-    return cells
-
-
-def _verify(profiler: StepProfiler, backend: Backend, batch: RowBatch) -> Verify[None]:
-    return lambda lane: enqueue_on_lane(backend, lane, lambda: profiler.enqueue(batch))
-
-
-def _draft(profiler: StepProfiler, backend: Backend, batch: RowBatch) -> Callable[[Lane], float]:
-    """A call ends with tokens on the host, so its duration includes the device's work on this lane."""
-    return lambda lane: run_on_lane(backend, lane, lambda: profiler.time_s(batch))
-
-
-def _contexts(wanted: tuple[int, ...], limits: DummyBatchLimits, num_sequences: int) -> list[int]:
-    """The wanted contexts, shortened so that num_sequences of them fit into the KV cache, without near duplicates.
-
-    The first is kept even where it does not fit: its sequences then share blocks.
-    """
-    cached = limits.num_blocks * limits.block_size
-    found = [max(1, min(wanted[0], limits.max_len, cached))]
-    for context in wanted[1:]:
-        fitting = min(context, limits.max_len, cached // num_sequences)
-        if fitting >= 2 * found[-1]:
-            found.append(fitting)
-    return found
+def _table(
+    share: float, cells: Sequence[InterferenceCell], ratios: Sequence[Sequence[float]]
+) -> InterferenceTable:
+    """ratios: of each cell."""
+    rows = tuple(sorted({cell.rows for cell in cells}))
+    contexts = tuple(sorted({cell.context for cell in cells}))
+    of_cell = {(cell.context, cell.rows): each for cell, each in zip(cells, ratios, strict=True)}
+    matrices = {
+        name: tuple(tuple(of_cell[context, each][i] for each in rows) for context in contexts)
+        for i, name in enumerate(FACTORS)
+    }
+    return InterferenceTable(share=share, rows=rows, contexts=contexts, **matrices)

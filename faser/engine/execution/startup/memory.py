@@ -1,8 +1,6 @@
-"""How a GPU's memory is divided: models, the largest step, CUDA graphs, and what is left for keys and values.
+"""Sizes that follow from config and models: contexts, rows, KV caches, and how a GPU's memory is divided.
 
-A value; memory_profile.py measures it. The KV cache of a CPU is sized in sizing.py.
-
-Sizes that follow from config and model: context, KV cache, rows. Refuses what does not fit.
+Refuses what does not fit. warm_up.py measures what a GPU has left.
 """
 
 from collections.abc import Sequence
@@ -95,7 +93,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedModel:
-    """A model with a KV cache: the target or the draft model.
+    """A model with a KV cache.
 
     dtype: of activations. kv_dtype: of stored keys and values; see kv_cache_dtype.
     """
@@ -103,11 +101,6 @@ class CachedModel:
     spec: DecoderSpec
     dtype: torch.dtype
     kv_dtype: torch.dtype
-
-
-def cached_model(config: EngineConfig, spec: DecoderSpec, dtype: torch.dtype) -> CachedModel:
-    """A model that computes in dtype."""
-    return CachedModel(spec=spec, dtype=dtype, kv_dtype=kv_cache_dtype(config, dtype))
 
 
 def context_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -166,7 +159,7 @@ def kv_shapes(
     CPU, where text_bytes of the same memory go to the index of texts. Raises ConfigError where the configured
     memory, or the GPU's, is too small.
     """
-    block_bytes = sum(each.block_bytes for each in _shapes(config, models, 1))
+    block_bytes = sum(each.block_bytes for each in cache_shapes(config, models, 1))
     one_context = -(-max_model_len // config.block_size)
     most = one_context * config.max_num_seqs
     if config.kv_cache_memory is not None:
@@ -180,7 +173,7 @@ def kv_shapes(
     else:
         share = min(int(available_memory() * _CPU_KV_SHARE), _CPU_KV_MOST_BYTES) - text_bytes
         num_blocks = max(one_context, min(share // block_bytes, most))
-    return _shapes(config, models, num_blocks)
+    return cache_shapes(config, models, num_blocks)
 
 
 def _check_given(given: int, needed: int, max_model_len: int, budget: MemoryBudget | None) -> None:
@@ -207,7 +200,7 @@ def _too_little(budget: MemoryBudget, needed: int, max_model_len: int, fitting: 
     )
 
 
-def _shapes(config: EngineConfig, models: Sequence[CachedModel], num_blocks: int) -> list[KvShape]:
+def cache_shapes(config: EngineConfig, models: Sequence[CachedModel], num_blocks: int) -> list[KvShape]:
     return [
         KvShape(
             num_layers=each.spec.num_layers,

@@ -1,29 +1,30 @@
-"""Which dummy steps a cost table is measured with, and the table that their times make.
+"""A cost table, from dummy steps that are timed while no sequence uses the KV cache.
 
-Counts and seconds only; step_profiler.py runs the steps. The slopes of attention come from pairs of equal steps at
-a short and a long context: everything else in them takes the same time, so it cancels out.
-
-Times forwards of one runner over dummy sequences, while no sequence uses the KV cache.
-
-Steps look like verification: a few sequences with several rows each. Decides only how often each size is timed, so
-that a start does not take long: table_fit.py says which sizes, and makes the table.
+Steps look like verification: a few sequences with several rows each. Each row count is timed as often as it needs
+and the time budget allows. The slopes of attention come from pairs of equal steps at a short and a long context:
+everything else in them takes the same time, so it cancels out.
 """
 
 import logging
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable
+from faser.engine.execution.drafters.head_runner import HeadRunner
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.runner import Runner
 from faser.kernels.interface.shapes import RowLayout
 from faser.types import ProgressCallback
+
+_log = logging.getLogger("faser.engine")
+
+TimedRunner = Runner | HeadRunner
 
 # In the order of measuring: first where the line of times bends, then with the steps for slopes, then
 # what lies between two counts. With 7 and with 13 rows the native kernels begin another tile of 6 rows.
@@ -33,6 +34,13 @@ SHORT_CONTEXT, LONG_CONTEXT = 64, 1024
 # less sensitive to noise; with more rows of each, further rows take more of the time.
 _SLOPES = ((4, 8, 1), (16, 4, 8))
 _LEAST_S = 1e-9  # of a step without its attention
+
+ROWS_EACH = 4  # rows of each sequence in a step that verifies
+# A shape is timed for so long in all, within these limits: short steps vary more and cost little. One step must do
+# where it takes longer than _ONCE_S, which a pause hardly shows in, and there is no time left.
+_LONG_ENOUGH_S, _FEWEST_TIMES, _MOST_TIMES, _ONCE_S = 0.1, 2, 15, 0.3
+_LEAST_NOW = 3  # times of a step that is only compared with a kept table
+_UNDISTURBED = 0.25  # quantile: other processes only ever make a step slower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,49 +137,26 @@ def fit_table(seconds: Mapping[BatchShape, float], groups: Sequence[tuple[BatchS
     return CostTable.measured(net, kv_token_s=kv_token_s, kv_row_token_s=kv_row_token_s)
 
 
-_log = logging.getLogger("faser.engine")
-
-STAGE = "measuring step times"
-ROWS_EACH = 4  # rows of each sequence in a step that verifies
-# A shape is timed for so long in all, within these limits: short steps vary more and cost little. One step must do
-# where it takes longer than _ONCE_S, which a pause hardly shows in, and there is no time left.
-_LONG_ENOUGH_S, _FEWEST_TIMES, _MOST_TIMES, _ONCE_S = 0.1, 2, 15, 0.3
-_LEAST_NOW = 3  # times of a step that is only compared with a kept table
-_UNDISTURBED = 0.25  # quantile: other processes only ever make a step slower
-
-
 @dataclass(slots=True)
-class ProfileProgress:
-    """Progress over all row counts of all roles."""
+class StageProgress:
+    """Counts the parts of a stage that are done, and reports them."""
 
-    progress: ProgressCallback
+    report: ProgressCallback
+    stage: str
     total: int
-    done: int = field(default=0)
+    done: int = 0
 
     def advance(self) -> None:
         self.done = min(self.done + 1, self.total)
-        self.progress(STAGE, self.done, self.total)
+        self.report(self.stage, self.done, self.total)
 
     def finish(self) -> None:
-        self.progress(STAGE, self.total, self.total)
+        self.report(self.stage, self.total, self.total)
 
 
 def undisturbed_s(seconds: list[float]) -> float:
     """What a step takes while nothing else disturbs it: the lower quartile; of a few times the least."""
     return min(seconds) if len(seconds) < 1 / _UNDISTURBED else float(np.quantile(seconds, _UNDISTURBED))
-
-
-class TimedRunner(Protocol):
-    """What is timed: the runner of a model or of a head. See Runner."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def fill_cache(self, layout: RowLayout, /) -> None: ...
-
-    def forward(self, batch: RowBatch, num_layers: int | None = None, /) -> None: ...
-
-    def logits(self, rows: NDArray[np.int64], /) -> torch.Tensor: ...
 
 
 class StepProfiler:
@@ -195,7 +180,7 @@ class StepProfiler:
         self._num_layers = num_layers
         self._rows_each = rows_each
 
-    def table(self, budget_s: float, progress: ProfileProgress) -> CostTable:
+    def table(self, budget_s: float, progress: StageProgress) -> CostTable:
         """Step times by row count, measured within about budget_s seconds.
 
         Every group that fits is timed once, in the order of table_shapes, and again in rounds, so that a busy

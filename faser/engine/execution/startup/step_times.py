@@ -1,16 +1,7 @@
-"""Measures step times and the interference of lanes on this machine, and keeps them on disk.
+"""The step times of a loaded engine: measured at a first start, kept on disk, compared with a few at later ones.
 
-The file's name is a fingerprint of everything that the times depend on. step_profiler.py times steps,
-interference_profile.py measures lanes, start_check.py compares the times in a file with steps timed now. Times
-measured while other processes kept the cores busy serve one start only.
-
-Whether step times that were measured at an earlier start still hold: a few steps are timed and compared.
-
-Takes a fraction of a second, so it runs at every start. Decides only whether all is measured again.
-
-The step times of a loaded engine: read from disk if the same engine was measured on this machine before.
-
-What is on disk is compared with a few steps first.
+The file's name is a fingerprint of everything that the times depend on. Times measured while other processes kept
+the cores busy serve one start only.
 """
 
 import hashlib
@@ -25,21 +16,17 @@ import numpy as np
 import torch
 
 from faser import __version__
-from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.drafters.layer_skip import draft_layers
-from faser.engine.execution.overlap.lanes import Lanes
-from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.executor import EngineParts
-from faser.engine.execution.startup.interference import InterferenceSetup, make_cells, measure_interference
+from faser.engine.execution.startup.interference import LanesSetup, measure_lanes
 from faser.engine.execution.startup.step_profiler import (
     ROW_COUNTS,
     BatchShape,
     DummyBatchLimits,
-    ProfileProgress,
+    StageProgress,
     StepProfiler,
-    TimedRunner,
 )
 from faser.errors import ConfigError
 from faser.kernels.cpu.isa import chosen_isa
@@ -48,16 +35,129 @@ from faser.types import ProgressCallback
 
 _log = logging.getLogger("faser.engine")
 
-LANES_STAGE = "measuring lanes"
+STAGE = "measuring step times"
+# For all steps and passes. A CPU's start waits for little else; on a GPU many first steps compile kernels.
+_CPU_STEPS_S, _GPU_STEPS_S = 3.5, 30.0
+_DRAFT_SHARE = 0.35  # the part of that time for passes of the drafter
 _TEXT_S = 30e-6  # a text look-up, per sequence: an initial estimate, which the engine corrects as it runs
-_DRAFT_SHARE = 0.35  # the part of the time budget for passes of the drafter
 BUSY_SHARE = 0.1  # from here on, times measured beside other processes are not kept for later starts
+
+# The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and
+# contexts. A GPU's row counts lie on both sides of the point where arithmetic takes longer than reading weights.
+_CPU_ROWS, _GPU_ROWS = (8, 32, 2), (64, 256, 16, 128)
+_CPU_CONTEXTS, _GPU_CONTEXTS = (64, 1024), (64, 1024, 8192)
+_CPU_LANES_S, _GPU_LANES_S = 3.0, 20.0
+
+# A start compares a few steps with those in the file.
+_CHECKED_ROWS = (1, 8, 32)
+_CHECK_S = 0.3  # per role
+_LEAST_TIMES = 4  # of each step, if it is to be timed within the budget
+_TOLERANCE = 1.3  # times slower or faster; two quiet starts of one machine differed by up to 1.15
+_LEAST_S = 1e-9  # a file may say 0
+_DISTURBED = 0.05  # busy share from which on a slower step says nothing about the times in the file
+
+SecondsNow = Callable[[Sequence[int], float], Mapping[BatchShape, float]]  # as StepProfiler.seconds_now
+
+
+def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
+    """Measured now, unless the same engine was measured on this machine before and is as fast as it was then."""
+    target, on_gpu = parts.target, parts.config.on_gpu
+    limits = DummyBatchLimits(
+        num_blocks=target.kv.num_blocks,
+        block_size=target.kv.block_size,
+        max_len=min(each.files.max_positions for each in parts.models),
+        max_rows=parts.config.max_num_batched_tokens,
+        max_logit_rows=parts.config.max_num_seqs,
+    )
+    profilers, lanes = _profilers(parts, limits), _lanes_setup(parts)
+
+    def measure() -> StepTimes:
+        meter = BusyMeter()
+        times = profile(profilers, report, budget_s=_GPU_STEPS_S if on_gpu else _CPU_STEPS_S, meter=meter)
+        if lanes is None:
+            return times
+        with meter.watch():
+            interference = measure_lanes(lanes, limits, times, report)
+        return replace(times, interference=interference, busy_share=meter.share)
+
+    timers = {role: each.seconds_now for role, each in profilers.items()}
+    return cached_profile(
+        cache_dir() / "cost" / f"{fingerprint(_described(parts, limits, lanes))}.json",
+        measure,
+        check=lambda times: start_check(times, timers),
+    )
+
+
+def _profilers(parts: EngineParts, limits: DummyBatchLimits) -> dict[Role, StepProfiler]:
+    """Steps of the target; passes of what drafts, which may be the target's first layers."""
+    found = {Role.STEP: StepProfiler(parts.target.runner, limits)}
+    for each in parts.drafting:
+        found[Role.PASS] = StepProfiler(each.runner, limits, rows_each=1)
+    if parts.config.speculation.skips_layers:
+        depth = _draft_layers(parts)
+        found[Role.PASS] = StepProfiler(parts.target.runner, limits, num_layers=depth, rows_each=1)
+    return found
+
+
+def _draft_layers(parts: EngineParts) -> int | None:
+    """Layers of the target that draft; None: none do."""
+    speculation = parts.config.speculation
+    return draft_layers(speculation.draft_layers, parts.target.num_layers) if speculation.skips_layers else None
+
+
+def _lanes_setup(parts: EngineParts) -> LanesSetup | None:
+    """None without overlapped drafting."""
+    config, lanes = parts.config, parts.lanes
+    if lanes is None:
+        return None
+    most = min(config.max_num_seqs * (1 + config.speculation.cap), config.max_num_batched_tokens)
+    return LanesSetup(
+        lanes=lanes,
+        runner=parts.target.runner,
+        draft_runner=parts.draft_models[0].runner,
+        rows=tuple(dict.fromkeys(min(rows, most) for rows in (_GPU_ROWS if config.on_gpu else _CPU_ROWS))),
+        contexts=_GPU_CONTEXTS if config.on_gpu else _CPU_CONTEXTS,
+        num_sequences=config.max_num_seqs,
+        budget_s=_GPU_LANES_S if config.on_gpu else _CPU_LANES_S,
+    )
+
+
+def _described(parts: EngineParts, limits: DummyBatchLimits, lanes: LanesSetup | None) -> dict[str, object]:
+    """All that the times depend on, but for this CPU and this version of FASER."""
+    config, backend = parts.config, parts.target.backend
+    return {
+        "models": [(asdict(each.files.spec), str(each.files.dtype), each.weight_bytes) for each in parts.models],
+        "heads": [asdict(each.files.head) for each in parts.heads],
+        "kv_dtype": str(parts.target.kv.dtype),
+        "backend": (backend.name, chosen_isa() if backend.name == "native" else None),
+        "device": _device_name(backend.device),
+        "recorded": (config.records_steps, config.cudagraph_capture_sizes),
+        "threads": config.threads,
+        "draft_layers": _draft_layers(parts),
+        "lanes": lanes
+        and (lanes.lanes.partition.name, lanes.lanes.partition.shares(), lanes.rows, lanes.contexts),
+        "rows": (limits.max_rows, limits.max_logit_rows, limits.max_len),
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    """The device and the kind of GPU: machines with different GPUs may share a cache folder."""
+    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
 
 
 def fingerprint(described: Mapping[str, object]) -> str:
     """A name for measurements that depend on the described values, on this CPU and on this version of FASER."""
     text = json.dumps({"faser": __version__, "cpu": _cpu_name(), **described}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _cpu_name() -> str:
+    """The processor's name in /proc/cpuinfo; empty where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def cached_profile(
@@ -98,65 +198,21 @@ def _busy_then(times: StepTimes) -> str | None:
 
 
 def profile(
-    runner: Runner,
-    draft_runner: TimedRunner | None,
-    limits: DummyBatchLimits,
-    *,
-    progress: ProgressCallback,
-    draft_layers: int | None = None,
-    lanes: InterferenceSetup | None = None,
-    budget_s: float = 3.5,
-    meter: BusyMeter | None = None,
+    profilers: Mapping[Role, StepProfiler], report: ProgressCallback, *, budget_s: float, meter: BusyMeter
 ) -> StepTimes:
-    """Time the target's steps and the drafter's passes, within about budget_s seconds.
+    """Time the steps of each role within about budget_s seconds in all. meter: watches meanwhile.
 
-    draft_runner: the draft model's or the head's, or the target's own where its first draft_layers layers draft;
-    None: no passes. lanes: measure their interference too, within its own time budget. meter: None: this
-    machine's. The KV cache keeps keys and values of dummy sequences, in blocks that no sequence holds.
+    The KV cache keeps keys and values of dummy sequences, in blocks that no sequence holds.
     """
-    meter = meter or BusyMeter()
-    share = 0.0 if draft_runner is None else _DRAFT_SHARE
-    num_roles = 1 if draft_runner is None else 2
-    counter = ProfileProgress(progress, num_roles * len(ROW_COUNTS))
-    with meter.watch():
-        step = StepProfiler(runner, limits).table(budget_s * (1 - share), counter)
-    tables = {Role.STEP: step, Role.TEXT: CostTable(rows=(1, 2), seconds=(_TEXT_S, 2 * _TEXT_S))}
-    if draft_runner is not None:
-        passes = StepProfiler(draft_runner, limits, num_layers=draft_layers, rows_each=1)
+    draft_share = _DRAFT_SHARE if Role.PASS in profilers else 0.0
+    shares = {Role.STEP: 1 - draft_share, Role.PASS: draft_share}
+    progress = StageProgress(report, STAGE, len(profilers) * len(ROW_COUNTS))
+    tables = {Role.TEXT: CostTable(rows=(1, 2), seconds=(_TEXT_S, 2 * _TEXT_S))}
+    for role, profiler in profilers.items():
         with meter.watch():
-            tables[Role.PASS] = passes.table(budget_s * share, counter)
-    counter.finish()
-    times = StepTimes(tables=tables, measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", busy_share=meter.share)
-    if lanes is None or not isinstance(draft_runner, Runner):
-        return times
-    progress(LANES_STAGE, 0, 0)
-    with meter.watch():
-        interference = measure_interference(
-            lanes.partition,
-            make_cells(lanes, runner, draft_runner, limits, times),
-            budget_s=lanes.budget_s,
-            progress=lambda done, total: progress(LANES_STAGE, done, total),
-        )
-    return replace(times, interference=interference, busy_share=meter.share)
-
-
-def _cpu_name() -> str:
-    """The processor's name in /proc/cpuinfo; empty where there is none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
-SecondsNow = Callable[[Sequence[int], float], Mapping[BatchShape, float]]  # as StepProfiler.seconds_now
-
-_ROW_COUNTS = (1, 8, 32)
-_BUDGET_S = 0.3  # per role
-_LEAST_TIMES = 4  # of each step, if it is to be timed within the budget
-_TOLERANCE = 1.3  # times slower or faster; two quiet starts of one machine differed by up to 1.15
-_LEAST_S = 1e-9  # a file may say 0
-_DISTURBED = 0.05  # busy share from which on a slower step says nothing about the times in the file
+            tables[role] = profiler.table(budget_s * shares[role], progress)
+    progress.finish()
+    return StepTimes(tables=tables, measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", busy_share=meter.share)
 
 
 def start_check(
@@ -174,7 +230,7 @@ def start_check(
         if table is None:
             return f"it has no times of role {role.value}"
         with meter.watch():
-            now = seconds_now(_checked_rows(table), _BUDGET_S)
+            now = seconds_now(_checked_rows(table), _CHECK_S)
         for shape, now_s in now.items():
             then_s = max(table.seconds_at(shape.rows, shape.kv_tokens, shape.kv_row_tokens), _LEAST_S)
             what = f"a {role.value} of {shape.rows} row{'s' if shape.rows > 1 else ''}"
@@ -194,88 +250,10 @@ def start_check(
 
 def _checked_rows(table: CostTable) -> list[int]:
     """The row counts that are measured in the table and can be timed within the budget; its first one always."""
-    rows = [table.rows[0], *(each for each in _ROW_COUNTS if each in table.rows[1:])]
+    rows = [table.rows[0], *(each for each in _CHECKED_ROWS if each in table.rows[1:])]
     round_s = np.add.accumulate([table.seconds_at(each) for each in rows])
-    return rows[: max(int(np.count_nonzero(round_s <= _BUDGET_S / _LEAST_TIMES)), 1)]
+    return rows[: max(int(np.count_nonzero(round_s <= _CHECK_S / _LEAST_TIMES)), 1)]
 
 
 # The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and
 # contexts. A GPU's row counts lie on both sides of the point where arithmetic takes longer than reading weights.
-_CPU_ROWS, _GPU_ROWS = (8, 32, 2), (64, 256, 16, 128)
-_CPU_CONTEXTS, _GPU_CONTEXTS = (64, 1024), (64, 1024, 8192)
-_CPU_LANES_S, _GPU_LANES_S = 3.0, 20.0
-# For all steps and passes. A CPU's start waits for little else; on a GPU many first steps compile kernels.
-_CPU_STEPS_S, _GPU_STEPS_S = 3.5, 30.0
-
-
-def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
-    """Measured now, unless the same engine was measured on this machine before and is as fast as it was then."""
-    config, draft, head = parts.config, parts.draft, parts.head
-    num_layers = None
-    if config.speculation.skips_layers:
-        num_layers = draft_layers(config.speculation.draft_layers, parts.runner.num_layers)
-    models = [parts.target] if draft is None else [parts.target, draft]
-    limits = DummyBatchLimits(
-        num_blocks=parts.kv.num_blocks,
-        block_size=parts.kv.block_size,
-        max_len=min(model.max_positions for model in models),
-        max_rows=config.max_num_batched_tokens,
-        max_logit_rows=config.max_num_seqs,
-    )
-    setup = _interference_setup(config, parts.lanes)
-    described = fingerprint(
-        {
-            "models": [
-                (asdict(each.decoder.spec), str(each.decoder.dtype), each.decoder.weight_bytes) for each in models
-            ],
-            "kv_dtype": str(parts.kv.dtype),
-            "backend": (parts.backend.name, chosen_isa() if parts.backend.name == "native" else None),
-            "device": _device_name(parts.backend.device),
-            "recorded": (config.records_steps, config.cudagraph_capture_sizes),
-            "threads": config.threads,
-            "draft_layers": num_layers,
-            "head": None if head is None else (asdict(head.runner.head.spec), head.runner.head.weight_bytes),
-            "lanes": None
-            if setup is None
-            else (setup.partition.name, setup.partition.shares(), setup.rows, setup.contexts),
-            "rows": (limits.max_rows, limits.max_logit_rows, limits.max_len),
-        }
-    )
-    draft_runner = parts.runner if num_layers is not None else parts.pass_runner
-    timers = {Role.STEP: StepProfiler(parts.runner, limits).seconds_now}
-    if draft_runner is not None:
-        passes = StepProfiler(draft_runner, limits, num_layers=num_layers, rows_each=1)
-        timers[Role.PASS] = passes.seconds_now
-    return cached_profile(
-        cache_dir() / "cost" / f"{described}.json",
-        measure=lambda: profile(
-            parts.runner,
-            draft_runner,
-            limits,
-            progress=report,
-            draft_layers=num_layers,
-            lanes=setup,
-            budget_s=_GPU_STEPS_S if config.on_gpu else _CPU_STEPS_S,
-        ),
-        check=lambda times: start_check(times, timers),
-    )
-
-
-def _device_name(device: torch.device) -> str:
-    """The device and the kind of GPU: machines with different GPUs may share a cache folder."""
-    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
-
-
-def _interference_setup(config: EngineConfig, lanes: Lanes | None) -> InterferenceSetup | None:
-    if lanes is None or lanes.draft is None:
-        return None
-    most = min(config.max_num_seqs * (1 + config.speculation.cap), config.max_num_batched_tokens)
-    return InterferenceSetup(
-        partition=lanes.partition,
-        target=lanes.target,
-        draft=lanes.draft,
-        rows=tuple(dict.fromkeys(min(rows, most) for rows in (_GPU_ROWS if config.on_gpu else _CPU_ROWS))),
-        contexts=_GPU_CONTEXTS if config.on_gpu else _CPU_CONTEXTS,
-        num_sequences=config.max_num_seqs,
-        budget_s=_GPU_LANES_S if config.on_gpu else _CPU_LANES_S,
-    )

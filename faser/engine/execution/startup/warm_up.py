@@ -1,18 +1,12 @@
-"""Warm-up: does everything once that a step may do with logits, before the first request.
+"""Warm-up: every kernel is prepared and the largest step is run, before the first request.
 
-Kernels are then compiled, workspaces have their final size, and the memory that a step takes besides the forward
-can be measured (memory_profile.py). Slots, drafts and probabilities are dummies, and the results are dropped. It
-calls the samplers and verifiers of the engine, not kernels, so each kernel is compiled in the variants that
-requests will need.
-
-Measures what a GPU has left for keys and values: runs the largest step of every model.
-
-The largest step includes all that a step may do with logits, so that copies of them count: log probabilities,
-fixed-point probabilities, probabilities of drafts.
+A warm-up does once what a step may do with logits: kernels are then compiled, and workspaces have their final
+size. It calls the samplers and verifiers of the engine, not kernels, so each kernel is compiled in the variants
+that requests will need. Together with the largest forward it shows what a GPU has left for keys and values. Slots,
+drafts and probabilities are dummies, and the results are dropped.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,12 +23,14 @@ from faser.engine.execution.drafters.draft_samplers import (
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
+from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
-from faser.engine.execution.startup.memory import MemoryBudget, kv_cache_dtype
-from faser.engine.execution.startup.models import LoadedModel, ModelRole, expected_graph_bytes, max_logit_rows
+from faser.engine.execution.startup.files import ModelRole
+from faser.engine.execution.startup.memory import MemoryBudget, cache_shapes
+from faser.engine.execution.startup.models import LoadedModel, expected_graph_bytes
 from faser.engine.execution.startup.step_profiler import DummyBatchLimits, StepProfiler
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
@@ -42,7 +38,6 @@ from faser.errors import ConfigError
 from faser.kernels.cuda.memory import DeviceMemory
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
-from faser.kernels.interface.shapes import KvShape
 from faser.types import MAX_LOGPROBS, ProgressCallback, SamplingParams
 
 STAGE = "preparing kernels"
@@ -188,28 +183,18 @@ class WarmUp:
         return sampler
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResidentModel:
-    """A model on the device. num_device_lanes: how many it may compute on while another model computes."""
-
-    model: LoadedModel
-    backend: Backend
-    role: ModelRole
-    num_device_lanes: int = 0
-
-
-def make_warm_up(config: EngineConfig, resident: ResidentModel) -> WarmUp:
-    speculation, is_target = config.speculation, resident.role is ModelRole.TARGET
+def make_warm_up(config: EngineConfig, model: LoadedModel) -> WarmUp:
+    speculation, is_target = config.speculation, model.files.role is ModelRole.TARGET
     return WarmUp(
-        resident.backend,
-        resident.model.decoder.logit_rows,
+        model.backend,
+        model.decoder.logit_rows,
         speculation,
         verifies=is_target,
         drafts=not is_target or (speculation.policy != "off" and speculation.method == "layer_skip"),
     )
 
 
-def prepare_kernels(config: EngineConfig, models: Sequence[ResidentModel], progress: ProgressCallback) -> None:
+def prepare_kernels(config: EngineConfig, models: Sequence[LoadedModel], progress: ProgressCallback) -> None:
     """Compile every kernel that sampling and verification may need. Call it after loading all models."""
     warm_ups = [make_warm_up(config, each) for each in models]
     total, num_done = sum(map(len, warm_ups)), 0
@@ -224,55 +209,31 @@ def prepare_kernels(config: EngineConfig, models: Sequence[ResidentModel], progr
         each.run(1, done)
 
 
-def _has_draft_probs(speculation: SpeculationConfig) -> bool:
-    """Whether drafts come with the distributions that they were drawn from."""
-    return speculation.needs_passes and speculation.draft_sample_method == "probabilistic"
-
-
-def draft_lengths(cap: int) -> list[int]:
-    """1, 3, 7, … below cap, and cap itself: kernels have variants for 2, 4, 8, … rows of a sequence."""
-    return [*(2**i - 1 for i in range(1, cap.bit_length() + 1) if 2**i - 1 < cap), cap]
-
-
-def _start(slot: int, sampling: SamplingParams) -> SequenceStart:
-    return SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=1, token_ids=(0, 1))
-
-
-def _requests(temperature: float) -> SamplingMetadata:
-    """One row that uses every sampling parameter."""
-    return SamplingMetadata(
-        temperature=np.full(1, temperature, dtype=np.float32),
-        min_p=np.full(1, 0.01),
-        top_k=np.full(1, 5, dtype=np.int64),
-        top_p=np.full(1, 0.9),
-        seeds=np.ones(1, dtype=np.uint64),
-        positions=np.ones(1, dtype=np.int64),
-    )
-
-
-_SAMPLING_BYTES = 160  # of a row and 1,024 tokens of the vocabulary: sums by chunk and digit
-
-
 def profile_memory(
-    config: EngineConfig, models: Sequence[ResidentModel], memory: DeviceMemory, free_at_start_bytes: int
+    config: EngineConfig,
+    models: Sequence[LoadedModel],
+    memory: DeviceMemory,
+    free_at_start_bytes: int,
+    lanes: DeviceLanes,
 ) -> MemoryBudget:
-    """See measure_budget."""
+    """See measure_budget. lanes: those that models may compute on at the same time."""
 
     def step() -> None:
         for each in models:
             _largest_step(config, each)
             make_warm_up(config, each).run(config.max_num_seqs)
 
+    def num_lanes(model: LoadedModel) -> int:
+        return len(lanes.verify if model.files.role is ModelRole.TARGET else lanes.draft)
+
     return measure_budget(
         config,
         memory,
         free_at_start_bytes,
         step,
-        graph_bytes=sum(
-            expected_graph_bytes(config, each.model, each.role, each.num_device_lanes) for each in models
-        ),
+        graph_bytes=sum(expected_graph_bytes(config, each, num_lanes(each)) for each in models),
         # The step makes attention's workspaces.
-        workspaces_bytes=sum(_sampling_bytes(config, each) for each in models),
+        workspaces_bytes=sum(map(_sampling_bytes, models)),
     )
 
 
@@ -323,29 +284,49 @@ def measure_budget(
     )
 
 
-def _sampling_bytes(config: EngineConfig, resident: ResidentModel) -> int:
+def _sampling_bytes(model: LoadedModel) -> int:
     """What a runner's sampling kernels keep between steps."""
-    rows = max_logit_rows(config, resident.role)
-    return rows * resident.model.decoder.spec.vocab_size * _SAMPLING_BYTES // 1024
+    return model.files.max_logit_rows * model.decoder.spec.vocab_size * _SAMPLING_BYTES // 1024
 
 
-def _largest_step(config: EngineConfig, resident: ResidentModel) -> None:
+def _largest_step(config: EngineConfig, model: LoadedModel) -> None:
     """Over a KV cache of a few blocks, which all sequences of the step share."""
-    decoder, num_blocks = resident.model.decoder, 8
-    spec = decoder.spec
-    kv = KvShape(
-        num_layers=spec.num_layers,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=kv_cache_dtype(config, decoder.dtype),
-    )
+    (kv,) = cache_shapes(config, [model.files], _FEW_BLOCKS)
     limits = DummyBatchLimits(
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        max_len=resident.model.max_positions,
+        num_blocks=kv.num_blocks,
+        block_size=kv.block_size,
+        max_len=model.files.max_positions,
         max_rows=config.max_num_batched_tokens,
-        max_logit_rows=max_logit_rows(config, resident.role),
+        max_logit_rows=model.files.max_logit_rows,
     )
-    StepProfiler(Runner(decoder, resident.backend, kv), limits).run_largest()
+    StepProfiler(Runner(model.decoder, model.backend, kv), limits).run_largest()
+
+
+def _has_draft_probs(speculation: SpeculationConfig) -> bool:
+    """Whether drafts come with the distributions that they were drawn from."""
+    return speculation.needs_passes and speculation.draft_sample_method == "probabilistic"
+
+
+def draft_lengths(cap: int) -> list[int]:
+    """1, 3, 7, … below cap, and cap itself: kernels have variants for 2, 4, 8, … rows of a sequence."""
+    return [*(2**i - 1 for i in range(1, cap.bit_length() + 1) if 2**i - 1 < cap), cap]
+
+
+def _start(slot: int, sampling: SamplingParams) -> SequenceStart:
+    return SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=1, token_ids=(0, 1))
+
+
+def _requests(temperature: float) -> SamplingMetadata:
+    """One row that uses every sampling parameter."""
+    return SamplingMetadata(
+        temperature=np.full(1, temperature, dtype=np.float32),
+        min_p=np.full(1, 0.01),
+        top_k=np.full(1, 5, dtype=np.int64),
+        top_p=np.full(1, 0.9),
+        seeds=np.ones(1, dtype=np.uint64),
+        positions=np.ones(1, dtype=np.int64),
+    )
+
+
+_FEW_BLOCKS = 8  # of the cache that the largest step is run over
+_SAMPLING_BYTES = 160  # of a row and 1,024 tokens of the vocabulary: sums by chunk and digit

@@ -116,7 +116,7 @@ def test_weights_are_one_unless_a_sequence_is_slower_than_its_target() -> None:
 def test_an_overlapped_draft_goes_with_the_sequence_of_its_slot(leaves: bool) -> None:
     sequence = sequence_in(1)
     state = state_of(sequence)
-    state.frontiers.judge((), Draft(slot=1, method="suffix", token_ids=(3, 4), confidences=(1.0, 1.0)), (3,))
+    state.frontiers.check((), Draft(slot=1, method="suffix", token_ids=(3, 4), confidences=(1.0, 1.0)), (3,))
     assert state.frontiers.standing([1]) != [None]
     (state.release if leaves else state.start)(sequence)
     assert state.frontiers.standing([1]) == [None]

@@ -12,7 +12,7 @@ from faser.engine.execution.overlap.partition import (
     Lane,
     synchronous,
 )
-from faser.engine.execution.overlap.streams import GreenContexts, default_verify_counts
+from faser.engine.execution.overlap.streams import default_verify_counts, green_contexts
 from faser.kernels.cuda.green_contexts import GreenContextError, Group, open_green_driver
 from faser.kernels.cuda.streams import CudaLaneDevice
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver
@@ -49,74 +49,48 @@ def test_an_h200_is_divided_in_one_way_and_graphs_are_for_that_one() -> None:
     partition.close()
 
 
-def test_the_next_split_takes_the_place_of_one_that_is_refused() -> None:
-    """Caught: streams instead."""
-    driver = Refusing(112)
-    partition, refusal = make_gpu_partition("sm", FakeLaneDevice(), lambda: driver)
-    assert (partition.name, refusal) == ("sm", None)
-    assert [round(share * 132) for share in partition.shares()] == [12]
-    partition.close()
-
-
-def test_a_partition_may_have_several_splits() -> None:
-    """Caught: counts of the draft lane given for the verify lane."""
-    partition = GreenContexts(FakeGreenDriver(), FakeLaneDevice(), VERIFY_COUNTS, most_splits=3)
-    assert [round(share * 132) for share in partition.shares()] == [12, 20, 36]
-    assert partition.share == partition.shares()[0]
-    found = []
-    for share in partition.shares():
-        partition.resize(share)
-        joined = partition.run_both(
-            lambda lane, _done: lane.device_lane, synchronous(lambda lane: lane.device_lane)
-        )
-        assert joined.drafted is not None
-        assert joined.verified is not None
-        found.append((joined.verified.num_processors, joined.drafted.num_processors))
-    assert found == [(120, 12), (112, 20), (96, 36)]
-    partition.close()
-
-
-def test_verification_has_the_group_and_drafting_the_rest() -> None:
-    """Only groups promise thread block clusters. Caught: the two swapped."""
+@pytest.mark.parametrize("count", VERIFY_COUNTS)
+def test_verification_has_the_group_and_drafting_the_rest(count: int) -> None:
+    """Only groups promise thread block clusters. Caught: the two swapped, counts of one given for the other."""
     driver, device = FakeGreenDriver(), FakeLaneDevice()
-    partition = GreenContexts(driver, device, VERIFY_COUNTS, most_splits=3)
+    partition = green_contexts(driver, device, [count])
     groups = {f"at {address}": driver.contexts[context] for address, context in driver.streams.items()}
-    for share in partition.shares():
-        partition.resize(share)
-        joined = partition.run_both(lambda lane, _done: lane, synchronous(lambda lane: lane))
-        verify, draft = groups[stream_of(joined.verified).name], groups[stream_of(joined.drafted).name]
-        assert verify.count % 8 == 0
-        assert verify.resource == tuple(range(verify.count))
-        assert draft.resource == tuple(range(verify.count, 132))
-        assert joined.verified.device_lane is not None
-        assert joined.verified.device_lane.num_processors == verify.count
+    joined = partition.run_both(lambda lane, _done: lane, synchronous(lambda lane: lane))
+    verify, draft = groups[stream_of(joined.verified).name], groups[stream_of(joined.drafted).name]
+    assert verify.resource == tuple(range(count))
+    assert draft.resource == tuple(range(count, 132))
+    assert joined.verified.device_lane is not None
+    assert joined.drafted.device_lane is not None
+    assert joined.verified.device_lane.num_processors == count
+    assert joined.drafted.device_lane.num_processors == 132 - count
+    assert round(partition.share * 132) == 132 - count
     partition.close()
 
 
 def test_splits_have_the_counts_that_the_driver_gives() -> None:
-    """Groups of 64 here: three counts make one split. Caught: the requested counts, a split without rest."""
+    """Groups of 64 here. Caught: the requested counts, a split without rest."""
 
     class Coarse(FakeGreenDriver):
         def split(self, count: int):  # type: ignore[no-untyped-def]
             return super().split(-(-count // 64) * 64)
 
-    partition = GreenContexts(Coarse(num_processors=132), FakeLaneDevice(), VERIFY_COUNTS, most_splits=3)
+    partition = green_contexts(Coarse(num_processors=132), FakeLaneDevice(), VERIFY_COUNTS)
     assert [round(share * 132) for share in partition.shares()] == [4]
     partition.close()
     with pytest.raises(GreenContextError, match=r"128 processors cannot be divided: groups of \(120, 112, 96\)"):
-        GreenContexts(Coarse(num_processors=128), FakeLaneDevice(num_processors=128), VERIFY_COUNTS)
+        green_contexts(Coarse(num_processors=128), FakeLaneDevice(num_processors=128), VERIFY_COUNTS)
 
 
 def test_contexts_and_streams_are_given_back_when_closed() -> None:
     """The fake driver checks that streams go before contexts. Caught: contexts kept, the order reversed."""
     driver, device = FakeGreenDriver(), FakeLaneDevice()
-    partition = GreenContexts(driver, device, VERIFY_COUNTS, most_splits=3)
-    assert (len(driver.contexts), len(driver.streams), set(driver.priorities)) == (6, 6, {0})
+    partition = green_contexts(driver, device, VERIFY_COUNTS)
+    assert (len(driver.contexts), len(driver.streams), set(driver.priorities)) == (2, 2, {0})
     partition.run_both(lambda _lane, _done: None, synchronous(lambda _lane: None))
     partition.close()
     assert driver.contexts == driver.streams == {}
     partition.close()
-    assert driver.log.count("destroy context") == 6
+    assert driver.log.count("destroy context") == 2
 
 
 def test_streams_are_destroyed_when_their_work_is_done() -> None:
@@ -128,7 +102,7 @@ def test_streams_are_destroyed_when_their_work_is_done() -> None:
             assert "late" in device.host
             super().destroy_stream(stream)
 
-    partition = GreenContexts(Careful(), device, VERIFY_COUNTS, most_splits=3)
+    partition = green_contexts(Careful(), device, VERIFY_COUNTS)
     with device.on(device.streams[-1]):
         device.work("late", 0.02)
     partition.close()
@@ -141,57 +115,38 @@ def test_handles_are_given_back_even_if_the_device_is_broken() -> None:
 
     driver = FakeGreenDriver()
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        GreenContexts(driver, Broken(), VERIFY_COUNTS, most_splits=3).close()
+        green_contexts(driver, Broken(), VERIFY_COUNTS).close()
     assert driver.contexts == driver.streams == {}
 
 
 @pytest.mark.parametrize("num_processors", range(9, 200))
-def test_every_device_can_be_divided_into_one_to_three_splits(num_processors: int) -> None:
-    """Verification keeps most of the processors, in groups of 8. Caught: shares that do not ascend."""
-    device = FakeLaneDevice(num_processors=num_processors)
-    partition = GreenContexts(
-        FakeGreenDriver(num_processors=num_processors),
-        device,
-        default_verify_counts(num_processors),
-        most_splits=3,
-    )
-    drafts = [round(share * num_processors) for share in partition.shares()]
-    assert 1 <= len(drafts) <= 3
-    assert drafts == sorted(set(drafts))
-    assert all((num_processors - draft) % 8 == 0 for draft in drafts)
-    assert all(draft - 8 < num_processors / 4 for draft in drafts)
-    partition.close()
+def test_every_device_can_be_divided(num_processors: int) -> None:
+    """Verification keeps most of the processors, in groups of 8."""
+    for count in default_verify_counts(num_processors):
+        partition = green_contexts(
+            FakeGreenDriver(num_processors=num_processors), FakeLaneDevice(num_processors=num_processors), [count]
+        )
+        draft = round(partition.share * num_processors)
+        assert (num_processors - draft) % 8 == 0
+        assert draft - 8 < num_processors / 4
+        partition.close()
 
 
 def test_a_gpu_that_is_too_small_is_refused() -> None:
     assert default_verify_counts(8) == ()
     with pytest.raises(GreenContextError, match="8 processors cannot be divided"):
-        GreenContexts(
+        green_contexts(
             FakeGreenDriver(num_processors=8), FakeLaneDevice(num_processors=8), default_verify_counts(8)
         )
 
 
-@pytest.mark.parametrize("refused", VERIFY_COUNTS)
-def test_a_split_that_the_driver_refuses_is_left_out(refused: int) -> None:
+def test_the_first_split_that_the_driver_does_not_refuse_is_made() -> None:
     """Caught: a refusal that ends the start, or that leaves a context of the refused split alive."""
-    driver = Refusing(refused)
-    partition = GreenContexts(driver, FakeLaneDevice(), VERIFY_COUNTS, most_splits=3)
-    offered = [count for count in VERIFY_COUNTS if count != refused]
-    assert [132 - round(share * 132) for share in partition.shares()] == offered
-    assert list(partition.refused_splits) == [refused]
-    assert len(driver.contexts) == len(driver.streams) == 4
-    partition.close()
-    assert driver.contexts == driver.streams == {}
-
-
-@pytest.mark.parametrize("call", range(5, 15))
-def test_what_was_made_before_a_refusal_is_offered(call: int) -> None:
-    """5 calls make a pair of lanes. Caught: handles of a half-made pair that stay."""
-    driver = FakeGreenDriver(refuses=call)
-    partition = GreenContexts(driver, FakeLaneDevice(), VERIFY_COUNTS, most_splits=3)
-    num_pairs = call // 5
-    assert len(partition.shares()) == num_pairs
-    assert len(driver.contexts) == len(driver.streams) == 2 * num_pairs
+    driver = Refusing(VERIFY_COUNTS[0])
+    partition = green_contexts(driver, FakeLaneDevice(), VERIFY_COUNTS)
+    assert 132 - round(partition.share * 132) == VERIFY_COUNTS[1]
+    assert list(partition.refused_splits) == [VERIFY_COUNTS[0]]
+    assert len(driver.contexts) == len(driver.streams) == 2
     partition.close()
     assert driver.contexts == driver.streams == {}
 
@@ -200,7 +155,7 @@ def test_what_was_made_before_a_refusal_is_offered(call: int) -> None:
 def test_a_driver_that_refuses_every_split_leaves_nothing_and_streams_are_used_instead(call: int) -> None:
     driver, device = FakeGreenDriver(refuses=call), FakeLaneDevice()
     with pytest.raises(GreenContextError, match="CUDA_ERROR_NOT_SUPPORTED"):
-        GreenContexts(driver, device, VERIFY_COUNTS, most_splits=3)
+        green_contexts(driver, device, VERIFY_COUNTS)
     assert driver.contexts == driver.streams == {}
     for name in ("sm", "auto"):
         driver = FakeGreenDriver(refuses=call)
@@ -214,11 +169,12 @@ def test_a_driver_that_refuses_every_split_leaves_nothing_and_streams_are_used_i
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_each_lane_stays_on_processors_of_its_own() -> None:
+@pytest.mark.parametrize("count", VERIFY_COUNTS)
+def test_on_a_gpu_each_lane_stays_on_processors_of_its_own(count: int) -> None:
     """Kernels enqueued on a lane's stream, and those of a CUDA graph captured there and replayed on another."""
     gpu = torch.device("cuda", torch.cuda.current_device())
     device = CudaLaneDevice(gpu)
-    partition = GreenContexts(open_green_driver(gpu), device, VERIFY_COUNTS, most_splits=3)
+    partition = green_contexts(open_green_driver(gpu), device, [count])
 
     def probe(lane: Lane) -> tuple[set[int], set[int], int]:
         assert lane.device_lane is not None
@@ -241,16 +197,14 @@ def test_on_a_gpu_each_lane_stays_on_processors_of_its_own() -> None:
             return set(counts.nonzero().flatten().tolist())
 
     try:
-        for share in partition.shares():
-            partition.resize(share)
-            draft, verify = (  # in turns: a capture waits for the device
-                partition.run_both(lambda lane, _done: probe(lane), synchronous(lambda _lane: None)).drafted,
-                partition.run_both(lambda _lane, _done: None, synchronous(probe)).verified,
-            )
-            for eager, captured, num_processors in (draft, verify):
-                assert len(eager) == num_processors
-                assert captured == eager
-            assert not draft[0] & verify[0]
-            assert draft[2] + verify[2] == device.num_processors
+        draft, verify = (  # in turns: a capture waits for the device
+            partition.run_both(lambda lane, _done: probe(lane), synchronous(lambda _lane: None)).drafted,
+            partition.run_both(lambda _lane, _done: None, synchronous(probe)).verified,
+        )
+        for eager, captured, num_processors in (draft, verify):
+            assert len(eager) == num_processors
+            assert captured == eager
+        assert not draft[0] & verify[0]
+        assert draft[2] + verify[2] == device.num_processors
     finally:
         partition.close()

@@ -17,7 +17,7 @@ from faser.engine.execution.overlap.partition import (
     PendingResult,
     synchronous,
 )
-from faser.engine.execution.overlap.streams import Streams
+from faser.engine.execution.overlap.streams import plain_streams
 from faser.errors import ConfigError
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver
 from tests.kernels.cuda.fake_lane_device import FakeLaneDevice, FakeStream
@@ -347,7 +347,7 @@ def test_shares_that_are_not_offered_are_refused_with_those_that_are(partition: 
 
 def test_two_streams_both_have_everything_and_short_kernels_come_first() -> None:
     device = FakeLaneDevice()
-    joined = Streams(device).run_both(lambda lane, _done: lane, synchronous(lambda lane: lane))
+    joined = plain_streams(device).run_both(lambda lane, _done: lane, synchronous(lambda lane: lane))
     assert joined.drafted.device_lane is not None
     assert joined.verified.device_lane is not None
     assert joined.drafted.device_lane.num_processors == joined.verified.device_lane.num_processors == 132

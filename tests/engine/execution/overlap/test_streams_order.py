@@ -1,4 +1,4 @@
-"""Steps of one model run in order, on the whole device and on lanes of any share.
+"""Steps of one model run in order, on the whole device and on lanes.
 
 All lanes of a backend share attention's workspace, which relies on this order. The fake device knows which work is
 guaranteed to run before another (fake_lane_device), so an order by chance does not count.
@@ -11,29 +11,16 @@ import random
 
 import pytest
 
-from faser.engine.execution.overlap.partition import Lane, synchronous
-from faser.engine.execution.overlap.streams import LanePair, StreamLanes
-from faser.kernels.interface.processors import DeviceLane
+from faser.engine.execution.overlap.partition import Lane, Partition, synchronous
+from faser.engine.execution.overlap.streams import green_contexts
+from tests.kernels.cuda.fake_green_driver import FakeGreenDriver
 from tests.kernels.cuda.fake_lane_device import FakeLaneDevice
-
-SHARES = (1 / 11, 5 / 33, 3 / 11)
-
-
-def pair_of(share: float, device: FakeLaneDevice) -> LanePair:
-    def lane(name: str, share: float) -> Lane:
-        count = round(share * device.num_processors)
-        return Lane(
-            cores=None,
-            device_lane=DeviceLane(name=name, share=share, num_processors=count, stream=device.stream(0)),
-        )
-
-    return LanePair(draft=lane("draft", share), verify=lane("verify", 1 - share))
 
 
 class Steps:
     """Steps of two models, each of which checks that it runs after the model's earlier steps."""
 
-    def __init__(self, lanes: StreamLanes, device: FakeLaneDevice) -> None:
+    def __init__(self, lanes: Partition, device: FakeLaneDevice) -> None:
         self._lanes = lanes
         self._device = device
         self.enqueued: dict[str, list[str]] = {"target": [], "draft": []}
@@ -52,24 +39,24 @@ class Steps:
         for model in ("draft", "target", "target"):
             self._step(model)
 
-    def on_lanes(self, pair: LanePair) -> None:
+    def on_lanes(self) -> None:
         self._lanes.run_both(
-            pair, lambda _lane, _verify_done: self._step("draft"), synchronous(lambda _lane: self._step("target"))
+            lambda _lane, _verify_done: self._step("draft"), synchronous(lambda _lane: self._step("target"))
         )
 
-    def failing_on_lanes(self, pair: LanePair) -> None:
+    def failing_on_lanes(self) -> None:
         def drafting(_lane: Lane, _verify_done: object) -> None:
             self._step("draft")
             raise ValueError("no draft")
 
         with pytest.raises(ValueError, match="no draft"):
-            self._lanes.run_both(pair, drafting, synchronous(lambda _lane: self._step("target")))
+            self._lanes.run_both(drafting, synchronous(lambda _lane: self._step("target")))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_steps_of_one_model_are_in_order_wherever_they_run(seed: int) -> None:
     device, draw = FakeLaneDevice(), random.Random(seed)
-    lanes, pairs = StreamLanes(device), [pair_of(share, device) for share in SHARES]
+    lanes = green_contexts(FakeGreenDriver(), device, [112])
     steps = Steps(lanes, device)
     try:
         for _ in range(30):
@@ -77,9 +64,9 @@ def test_steps_of_one_model_are_in_order_wherever_they_run(seed: int) -> None:
                 case 0:
                     steps.on_the_whole_device()
                 case 1:
-                    steps.failing_on_lanes(draw.choice(pairs))
+                    steps.failing_on_lanes()
                 case _:
-                    steps.on_lanes(draw.choice(pairs))
+                    steps.on_lanes()
     finally:
         lanes.close()
     assert all(len(each) >= 60 for each in steps.enqueued.values())

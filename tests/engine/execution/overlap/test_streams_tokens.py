@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from faser.engine.execution.overlap.partition import Draft, Lane, OverlapResult, PendingResult, Verify
-from faser.engine.execution.overlap.streams import GreenContexts
+from faser.engine.execution.overlap.streams import GpuPartition, green_contexts
 from faser.engine.execution.runner.graphs import GraphSizes
 from faser.kernels.cuda.events import DeviceEvent
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
@@ -67,7 +67,7 @@ class Witness:
     accelerator: Streaming
     device: FakeLaneDevice
     one_by_one: bool = False
-    inner: GreenContexts = field(init=False)
+    inner: GpuPartition = field(init=False)
     lane: DeviceLane | None = None
     pools: dict[int, str] = field(default_factory=dict)
     is_asked: bool = False
@@ -80,7 +80,7 @@ class Witness:
     name = "sm"
 
     def __post_init__(self) -> None:
-        self.inner = GreenContexts(FakeGreenDriver(), self.device, [112])
+        self.inner = green_contexts(FakeGreenDriver(), self.device, [112])
         self.accelerator.on_replay = self._on_replay
         self.accelerator.on_launch = self._work
 

@@ -1,20 +1,105 @@
-"""How a cost table is measured within a time budget. Oracle: a machine whose steps take a known time."""
+"""The steps that a cost table is measured with, and the fit. Oracle: a machine whose costs are known.
+
+How a cost table is measured within a time budget. Oracle: a machine whose steps take a known time.
+"""
 
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
 
+from faser.engine.contract.plan import SequenceRows, StepPlan
+from faser.engine.contract.step_times import CostTable
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.step_profiler import (
     ROW_COUNTS,
+    BatchShape,
     DummyBatchLimits,
-    ProfileProgress,
+    StageProgress,
     StepProfiler,
+    fit_table,
+    table_shapes,
 )
 
-LIMITS = DummyBatchLimits(num_blocks=600, block_size=16, max_len=32, max_rows=256, max_logit_rows=64)
+LIMITS = DummyBatchLimits(num_blocks=2000, block_size=16, max_len=4096, max_rows=256, max_logit_rows=64)
+TRUE = CostTable(rows=(1, 8, 256), seconds=(0.01, 0.012, 0.2), kv_token_s=1.9e-6, kv_row_token_s=2.8e-7)
+
+
+def plan_of(shape: BatchShape) -> StepPlan:
+    rows = tuple(
+        SequenceRows(slot=slot, start=shape.context - count, token_ids=(1,) * count, new_blocks=(), samples=True)
+        for slot, count in enumerate(shape.counts.tolist())
+    )
+    return StepPlan(step=1, started=(), rows=rows, released=())
+
+
+@pytest.mark.parametrize(
+    "rows, rows_each, context", [(1, 4, 64), (7, 4, 64), (32, 8, 1024), (8, 1, 64), (9, 5, 3)]
+)
+def test_a_shape_counts_tokens_as_the_plan_of_such_a_step_does(rows: int, rows_each: int, context: int) -> None:
+    shape = BatchShape(rows=rows, rows_each=rows_each, context=context)
+    plan = plan_of(shape)
+    assert (plan.num_rows, plan.kv_tokens, plan.kv_row_tokens) == (rows, shape.kv_tokens, shape.kv_row_tokens)
+
+
+@pytest.mark.parametrize("rows_each", [1, 4])
+def test_the_fit_finds_the_slopes_and_the_table_of_a_machine(rows_each: int) -> None:
+    """Passes have no further rows, so these stay without a slope."""
+    groups = table_shapes(LIMITS, rows_each)
+    seconds = {
+        shape: TRUE.seconds_at(shape.rows, shape.kv_tokens, shape.kv_row_tokens)
+        for group in groups
+        for shape in group
+    }
+    table = fit_table(seconds, groups)
+    assert table.rows == tuple(sorted(ROW_COUNTS))
+    assert table.kv_token_s == pytest.approx(TRUE.kv_token_s)
+    assert table.kv_row_token_s == pytest.approx(TRUE.kv_row_token_s if rows_each > 1 else 0.0)
+    assert table.seconds == pytest.approx([TRUE.seconds_at(rows) for rows in table.rows])
+
+
+def test_a_slope_whose_steps_were_not_measured_is_zero() -> None:
+    groups = table_shapes(LIMITS, 4)
+    first = {shape: 0.01 + 1e-5 * shape.rows for group in groups[:3] for shape in group}
+    table = fit_table(first, groups)
+    assert (table.rows, table.kv_token_s, table.kv_row_token_s) == ((1, 8, 32), 0.0, 0.0)
+
+
+def test_noise_that_makes_long_contexts_faster_gives_slopes_of_zero() -> None:
+    groups = table_shapes(LIMITS, 4)
+    seconds = {shape: 0.02 - 1e-6 * shape.context for group in groups for shape in group}
+    table = fit_table(seconds, groups)
+    assert (table.kv_token_s, table.kv_row_token_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "max_len", "max_rows", "max_logit_rows"),
+    [(2000, 4096, 256, 64), (130, 4096, 256, 64), (2000, 4096, 6, 64), (2000, 4096, 256, 3), (10, 4096, 1, 1)],
+)
+def test_shapes_of_slopes_fit_the_cache_the_rows_and_the_logits(
+    num_blocks: int, max_len: int, max_rows: int, max_logit_rows: int
+) -> None:
+    limits = DummyBatchLimits(
+        num_blocks=num_blocks, block_size=16, max_len=max_len, max_rows=max_rows, max_logit_rows=max_logit_rows
+    )
+    for group in table_shapes(limits, 4):
+        for shape in group[1:]:
+            assert shape.rows <= max_rows
+            assert len(shape.counts) <= max_logit_rows
+            assert len(shape.counts) * -(-shape.context // 16) <= num_blocks
+
+
+@pytest.mark.parametrize("max_len", [1, 3, 70])
+def test_a_model_of_short_contexts_has_no_slopes(max_len: int) -> None:
+    limits = DummyBatchLimits(num_blocks=200, block_size=16, max_len=max_len, max_rows=8, max_logit_rows=4)
+    groups = table_shapes(limits, 4)
+    assert [len(group) for group in groups] == [1] * 7
+    assert all(np.all(shape.counts >= 1) for (shape,) in groups)
+
+
+KNOWN_LIMITS = DummyBatchLimits(num_blocks=600, block_size=16, max_len=32, max_rows=256, max_logit_rows=64)
 
 
 class KnownMachine(StepProfiler):
@@ -22,7 +107,7 @@ class KnownMachine(StepProfiler):
 
     def __init__(self, fixed_s: float, row_s: float, *, disturbed: frozenset[int] = frozenset()) -> None:
         runner = SimpleNamespace(vocab_size=100, fill_cache=lambda _layout: None)
-        super().__init__(cast(Runner, runner), LIMITS, clock=lambda: self.now_s)
+        super().__init__(cast(Runner, runner), KNOWN_LIMITS, clock=lambda: self.now_s)
         self.now_s = 0.0
         self.steps: list[int] = []
         self._fixed_s, self._row_s = fixed_s, row_s
@@ -45,7 +130,7 @@ def silent(stage: str, done: int, total: int) -> None:
 
 def measure(machine: KnownMachine, budget_s: float) -> tuple[tuple[int, ...], list[float]]:
     """The row counts of the table, and what it says of 1, 8, 32 and 256 rows."""
-    table = machine.table(budget_s, ProfileProgress(silent, len(ROW_COUNTS)))
+    table = machine.table(budget_s, StageProgress(silent, "", len(ROW_COUNTS)))
     return table.rows, [table.seconds_at(rows) for rows in (1, 8, 32, 256)]
 
 

@@ -1,4 +1,9 @@
-"""Warm-up does what steps do, and takes at least the memory that they take.
+"""Kernels are prepared and the largest step is run, on the emulated device, with a model's real steps.
+
+Bugs that these tests have caught: a warm-up of one sequence in place of the largest step, no warm-up at all, one
+model left out.
+
+Warm-up does what steps do, and takes at least the memory that they take.
 
 Oracle: the memory that tensors really take while the parts of a step do their largest work one by one, on the
 emulated device. Bugs these tests have been seen to catch: rows without drafts, drafts not joined, no verdicts.
@@ -7,32 +12,104 @@ emulated device. Bugs these tests have been seen to catch: rows without drafts, 
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from faser.config.engine import EngineConfig
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafters.draft_samplers import DraftRows, ProbabilisticDraftSampler
 from faser.engine.execution.drafters.passes import DraftInput, DraftProgress
+from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.startup.warm_up import WarmUp, draft_lengths
+from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.startup.files import ModelRole, target_files
+from faser.engine.execution.startup.models import LoadedModel
+from faser.engine.execution.startup.warm_up import STAGE, WarmUp, draft_lengths, prepare_kernels, profile_memory
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.triton.common.tensors import next_power_of_2
+from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams
+from tests.engine.execution.runner.test_graph_runner import (
+    BLOCK_SIZE,
+    MAX_LOGIT_ROWS,
+    WIDTH,
+    Side,
+    write_heads_of_64,
+)
 from tests.kernels.cuda.fake_graph import fake_backend
+from tests.kernels.cuda.fake_memory import FakeMemory
 
-WIDTH, SLOTS, CAP = 2000, 4, 3
+SEQUENCES, DRAFTS = 3, 1
+CONFIG = EngineConfig(
+    device="cuda:0",
+    backend="flashinfer",
+    block_size=BLOCK_SIZE,
+    max_num_seqs=SEQUENCES,
+    max_num_batched_tokens=8,  # more would share blocks, to which the emulated kernel objects
+    speculative_config={"method": "draft_model", "model": "m", "num_speculative_tokens": DRAFTS},
+    speculative_policy="fixed",
+)
+
+
+class Counted(TorchSamplingKernels):
+    """rows: the number of rows of each call."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def take(self, logits: Tensor, shaping: SamplingMetadata, uniforms: Reals) -> Ints:
+        self.rows.append(len(logits))
+        return super().take(logits, shaping, uniforms)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_heads_of_64(tmp_path_factory.mktemp("heads-of-64"))
+
+
+def loaded(checkpoint: Path, role: ModelRole) -> tuple[LoadedModel, Counted]:
+    side, counted = Side(checkpoint), Counted()
+    side.backend.sampling_kernels = counted
+    files = replace(target_files(CONFIG, checkpoint), role=role)
+    files = replace(files, dtype=side.decoder.dtype, kv_dtype=side.decoder.dtype, max_positions=BLOCK_SIZE * WIDTH)
+    return LoadedModel(files=files, decoder=side.decoder, backend=side.backend), counted
+
+
+def test_the_largest_step_samples_all_rows_of_sequences_and_drafts(checkpoint: Path) -> None:
+    target, counted = loaded(checkpoint, ModelRole.TARGET)
+    memory = FakeMemory(total_bytes=1 << 30)
+    profile_memory(CONFIG, [target], memory, memory.free_bytes(), DeviceLanes())
+    assert counted.rows == [SEQUENCES * (DRAFTS + 1)]
+    assert max(counted.rows) <= MAX_LOGIT_ROWS
+
+
+def test_kernels_of_every_model_are_prepared_and_each_part_is_reported(checkpoint: Path) -> None:
+    (target, of_target), (draft, _) = (
+        loaded(checkpoint, ModelRole.TARGET),
+        loaded(checkpoint, ModelRole.DRAFT),
+    )
+    reports: list[tuple[str, int, int]] = []
+    prepare_kernels(CONFIG, [target, draft], lambda *stage: reports.append(stage))
+    assert of_target.rows == [DRAFTS + 1]
+    assert reports == [(STAGE, done, 4) for done in range(5)]
+
+
+VOCABULARY, SLOTS, CAP = 2000, 4, 3
 SAMPLED = SpeculationConfig(
     policy="fixed", method="layer_skip", num_speculative_tokens=CAP, draft_sample_method="probabilistic"
 )
-GIVEN = SLOTS * (CAP + 1) * WIDTH * 4  # bytes of a step's logits, which every work below makes for itself
+GIVEN = SLOTS * (CAP + 1) * VOCABULARY * 4  # bytes of a step's logits, which every work below makes for itself
 
 
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -78,7 +155,7 @@ def peak_of(work: Callable[[], object]) -> int:
 
 
 def new_logits() -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(3).standard_normal((SLOTS * (CAP + 1), WIDTH))).float()
+    return torch.from_numpy(np.random.default_rng(3).standard_normal((SLOTS * (CAP + 1), VOCABULARY))).float()
 
 
 def start(slot: int, sampling: SamplingParams) -> SequenceStart:
@@ -87,7 +164,7 @@ def start(slot: int, sampling: SamplingParams) -> SequenceStart:
 
 def scored(backend: FlashInferBackend) -> None:
     """A step with drafts in which every request has log probabilities."""
-    sampler = Sampler(SLOTS, WIDTH, (), "cpu", backend.sampling_kernels, backend.logits_processor_kernels)
+    sampler = Sampler(SLOTS, VOCABULARY, (), "cpu", backend.sampling_kernels, backend.logits_processor_kernels)
     for slot in range(SLOTS):
         sampler.start(start(slot, SamplingParams(logprobs=20, presence_penalty=0.2)))
     drafts = [DraftedRows(slot=slot, position=2, draft=(7,) * CAP) for slot in range(SLOTS)]
@@ -115,10 +192,10 @@ def drafted(backend: FlashInferBackend) -> torch.Tensor:
 
 def judged(backend: FlashInferBackend, speculation: SpeculationConfig) -> None:
     """Sampled drafts; the drafter keeps all their probabilities while kept ones are verified."""
-    sampler = Sampler(SLOTS, WIDTH, (), "cpu", backend.sampling_kernels, backend.logits_processor_kernels)
+    sampler = Sampler(SLOTS, VOCABULARY, (), "cpu", backend.sampling_kernels, backend.logits_processor_kernels)
     for slot in range(SLOTS):
         sampler.start(start(slot, SamplingParams()))
-    probs = torch.full((SLOTS * CAP, WIDTH), 1 / WIDTH, dtype=torch.float64)
+    probs = torch.full((SLOTS * CAP, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
     drafts = [DraftedRows(slot=slot, position=2, draft=(7,) * CAP) for slot in range(SLOTS)]
     verifier = make_verifier(speculation, sampler, backend.rejection_kernels)
     verifier.judge(new_logits(), drafts, probs[torch.arange(len(probs))])

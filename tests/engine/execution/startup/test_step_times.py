@@ -1,8 +1,11 @@
-"""The start-up profile, on a tiny real model: what it measures, and what it keeps."""
+"""The start-up profile, on a tiny real model: what it measures, and what it keeps.
+
+Whether kept step times hold. The times now are those of a machine that is some times slower than its table.
+"""
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,20 +14,26 @@ import torch
 
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.overlap.partition import Cores, Serial
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.interference import InterferenceSetup
 from faser.engine.execution.startup.step_profiler import (
     ROW_COUNTS,
-    STAGE,
+    BatchShape,
     DummyBatchLimits,
-    ProfileProgress,
+    StageProgress,
     StepProfiler,
 )
-from faser.engine.execution.startup.step_times import LANES_STAGE, cached_profile, fingerprint, profile
+from faser.engine.execution.startup.step_times import (
+    STAGE,
+    SecondsNow,
+    cached_profile,
+    fingerprint,
+    profile,
+    start_check,
+)
 from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
-from faser.machine import BusyMeter, CoreUse, usable_cores
+from faser.machine import BusyMeter, CoreUse
+from faser.types import ProgressCallback
 from tests.disks import filling_up, read_only
 
 LIMITS = DummyBatchLimits(num_blocks=80, block_size=16, max_len=200, max_rows=8, max_logit_rows=3)
@@ -66,8 +75,24 @@ def silent(stage: str, done: int, total: int) -> None:
     """Ignores progress."""
 
 
+def times_of(
+    runner: Runner,
+    drafter: Runner | None = None,
+    limits: DummyBatchLimits = LIMITS,
+    *,
+    report: ProgressCallback = silent,
+    budget_s: float = 0.5,
+    meter: BusyMeter | None = None,
+) -> StepTimes:
+    """Passes are those of the drafter's first layer."""
+    profilers = {Role.STEP: StepProfiler(runner, limits)}
+    if drafter is not None:
+        profilers[Role.PASS] = StepProfiler(drafter, limits, num_layers=1, rows_each=1)
+    return profile(profilers, report, budget_s=budget_s, meter=meter or BusyMeter())
+
+
 def test_every_row_count_that_a_step_can_have_is_measured(runner: Runner) -> None:
-    times = profile(runner, None, LIMITS, progress=silent)
+    times = times_of(runner, budget_s=3.5)
     table = times.tables[Role.STEP]
     assert table.rows == tuple(sorted(each for each in ROW_COUNTS if each <= LIMITS.max_rows))
     assert all(0 < each < 5 for each in table.seconds)
@@ -76,13 +101,13 @@ def test_every_row_count_that_a_step_can_have_is_measured(runner: Runner) -> Non
 
 
 def test_a_draft_model_has_its_passes_measured(runner: Runner) -> None:
-    times = profile(runner, runner, LIMITS, progress=silent, draft_layers=1)
+    times = times_of(runner, runner)
     assert times.tables[Role.PASS].rows[0] == 1
 
 
 def test_progress_reaches_the_end_and_never_goes_back(runner: Runner) -> None:
     seen: list[tuple[str, int, int]] = []
-    profile(runner, runner, LIMITS, progress=lambda stage, done, total: seen.append((stage, done, total)))
+    times_of(runner, runner, report=lambda *stage: seen.append(stage))
     assert {stage for stage, _, _ in seen} == {STAGE}
     done = [each for _, each, _ in seen]
     assert done == sorted(done)
@@ -93,7 +118,7 @@ def test_without_time_only_the_smallest_step_is_measured_and_the_log_says_so(
     runner: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="faser.engine"):
-        times = profile(runner, None, LIMITS, progress=silent, budget_s=0.0)
+        times = times_of(runner, budget_s=0.0)
     assert times.tables[Role.STEP].rows == (1,)
     assert "up to 1 rows" in caplog.text
 
@@ -107,89 +132,8 @@ def test_without_time_only_the_smallest_step_is_measured_and_the_log_says_so(
     ],
 )
 def test_small_limits_are_enough(runner: Runner, limits: DummyBatchLimits) -> None:
-    table = profile(runner, None, limits, progress=silent).tables[Role.STEP]
+    table = times_of(runner, limits=limits).tables[Role.STEP]
     assert table.rows[-1] <= limits.max_rows
-
-
-@pytest.fixture(scope="module")
-def drafter(tiny_checkpoint: Path) -> Runner:
-    """A runner with a backend of its own: both run at the same time."""
-    return loaded(tiny_checkpoint)
-
-
-@pytest.fixture
-def setup() -> Iterator[InterferenceSetup]:
-    if usable_cores() < 2:
-        pytest.skip("needs two cores")
-    lanes = Cores()
-    yield InterferenceSetup(
-        partition=lanes,
-        target=TorchBackend("cpu"),
-        draft=TorchBackend("cpu"),
-        rows=(8, 2, 500),
-        contexts=(16, 100),
-        num_sequences=2,
-        budget_s=6.0,
-    )
-    lanes.close()
-
-
-@pytest.mark.alone
-def test_lanes_are_measured_for_all_rows_and_contexts_that_fit(
-    runner: Runner, drafter: Runner, setup: InterferenceSetup
-) -> None:
-    """With 8 rows at most, steps of 500 rows become steps of 8, which are measured once."""
-    times = profile(runner, drafter, LIMITS, progress=silent, lanes=setup, budget_s=0.5)
-    assert [each.share for each in times.interference] == list(setup.partition.shares())
-    for each in times.interference:
-        assert (each.rows, each.contexts) == ((2, 8), (16, 100))
-        assert all(0.05 < factor < 100 for line in (*each.verify, *each.draft) for factor in line)
-    assert StepTimes.from_json(times.to_json()) == times
-
-
-@pytest.mark.alone  # beside other work the contexts left out are those that there is no time for
-@pytest.mark.parametrize(
-    ("num_blocks", "max_len", "wanted"),
-    [(80, 200, (16, 100)), (80, 60, (16, 60)), (80, 20, (16,)), (5, 200, (16, 40)), (3, 200, (16,)), (1, 9, (9,))],
-)
-def test_contexts_are_as_long_as_the_cache_allows_for_all_sequences(
-    runner: Runner,
-    drafter: Runner,
-    setup: InterferenceSetup,
-    num_blocks: int,
-    max_len: int,
-    wanted: tuple[int, ...],
-) -> None:
-    """Two sequences, blocks of 16. Contexts that come out nearly alike are not measured twice."""
-    limits = DummyBatchLimits(num_blocks=num_blocks, block_size=16, max_len=max_len, max_rows=8, max_logit_rows=3)
-    times = profile(runner, drafter, limits, progress=silent, lanes=setup, budget_s=0.0)
-    assert {each.contexts for each in times.interference} == {wanted}
-
-
-def test_progress_of_lanes_follows_that_of_steps_to_its_own_end(
-    runner: Runner, drafter: Runner, setup: InterferenceSetup
-) -> None:
-    seen: list[tuple[str, int, int]] = []
-    profile(
-        runner,
-        drafter,
-        LIMITS,
-        progress=lambda stage, done, total: seen.append((stage, done, total)),
-        lanes=setup,
-        budget_s=0.0,
-    )
-    stages = [stage for stage, _, _ in seen]
-    assert list(dict.fromkeys(stages)) == [STAGE, LANES_STAGE]
-    done = [each for stage, each, _ in seen if stage == LANES_STAGE]
-    assert done == sorted(done)
-    assert seen[-1][1] == seen[-1][2] > 0
-
-
-def test_lanes_that_run_in_turns_are_not_measured(
-    runner: Runner, drafter: Runner, setup: InterferenceSetup
-) -> None:
-    serial = replace(setup, partition=Serial())
-    assert profile(runner, drafter, LIMITS, progress=silent, lanes=serial, budget_s=0.0).interference == ()
 
 
 HALF_A_SECOND = StepTimes(tables={Role.STEP: CostTable(rows=(1,), seconds=(0.5,))})
@@ -261,7 +205,7 @@ def test_a_profile_says_when_it_was_made_and_how_busy_others_were_in_its_busiest
     busy = CoreUse(ran_s=7.0, waited_s=3.0, used_s=20.0, total_s=20.0)
     for reads in ([start, quiet, start, busy], [start, busy, start, quiet]):
         meter = BusyMeter(iter(reads).__next__)
-        times = profile(runner, runner, LIMITS, progress=silent, draft_layers=1, budget_s=0.0, meter=meter)
+        times = times_of(runner, runner, budget_s=0.0, meter=meter)
         assert times.busy_share == pytest.approx(0.3)
         assert times.measured_at.endswith("UTC")
 
@@ -278,7 +222,7 @@ def test_a_few_steps_of_a_table_can_be_timed_again_quickly(runner: Runner) -> No
 def test_every_key_and_value_that_a_timed_step_reads_was_written(tiny_checkpoint: Path) -> None:
     """Memory that was never written is one page of zeros, which is read faster than a cache in use."""
     runner = loaded(tiny_checkpoint)
-    StepProfiler(runner, LIMITS).table(0.0, ProfileProgress(silent, 1))
+    StepProfiler(runner, LIMITS).table(0.0, StageProgress(silent, "", 1))
     blocks_each = -(-LIMITS.longest // LIMITS.block_size)
     for stored in (runner._cache.keys, runner._cache.values):
         for first in range(0, LIMITS.num_sequences(LIMITS.longest) * blocks_each, blocks_each):
@@ -315,3 +259,106 @@ def test_a_fingerprint_tells_whatever_matters_apart_and_nothing_else() -> None:
     described = {"model": {"layers": 2}, "dtype": "bfloat16", "threads": 2}
     assert fingerprint(described) == fingerprint(dict(reversed(described.items())))
     assert fingerprint(described) != fingerprint({**described, "threads": 1})
+
+
+STEP = CostTable(rows=(1, 4, 8, 32), seconds=(0.010, 0.012, 0.015, 0.040), kv_token_s=1e-6, kv_row_token_s=1e-7)
+PASS = CostTable(rows=(1, 8, 32), seconds=(0.002, 0.003, 0.006))
+TIMES = StepTimes(tables={Role.STEP: STEP, Role.PASS: PASS})
+
+
+def slower(table: CostTable, times: dict[int, float]) -> SecondsNow:
+    """times: how many times slower than the table, by row count; 1 for those left out."""
+
+    def seconds_now(row_counts: Sequence[int], _budget_s: float) -> dict[BatchShape, float]:
+        shapes = [BatchShape(rows=rows, rows_each=4, context=64) for rows in row_counts]
+        return {
+            shape: times.get(shape.rows, 1.0) * table.seconds_at(shape.rows, shape.kv_tokens, shape.kv_row_tokens)
+            for shape in shapes
+        }
+
+    return seconds_now
+
+
+def meter_of(share: float) -> BusyMeter:
+    start = CoreUse(ran_s=0.0, waited_s=0.0, used_s=0.0, total_s=0.0)
+    end = CoreUse(ran_s=1 - share, waited_s=share, used_s=2.0, total_s=2.0)
+    return BusyMeter(iter([start, end] * 2).__next__)
+
+
+@pytest.mark.parametrize("factor", [1 / 1.25, 1.0, 1.25])
+def test_times_within_the_tolerance_hold(factor: float) -> None:
+    everywhere = dict.fromkeys((1, 8, 32), factor)
+    timers = {Role.STEP: slower(STEP, everywhere), Role.PASS: slower(PASS, everywhere)}
+    assert start_check(TIMES, timers, meter=meter_of(0.0)) is None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_a_step_that_is_faster_now_refutes_the_times_even_on_a_busy_machine(rows: int, share: float) -> None:
+    timers = {Role.STEP: slower(STEP, {1: 2.0, 8: 2.0, rows: 0.5})}
+    complaint = start_check(TIMES, timers, meter=meter_of(share))
+    assert complaint is not None
+    assert f"a step of {rows} row" in complaint
+
+
+def test_the_complaint_has_both_times_of_the_step_that_differs_most() -> None:
+    timers = {Role.STEP: slower(STEP, {1: 1.4, 8: 2.0})}
+    then_ms = 1e3 * STEP.seconds_at(8, 2 * 60, 2 * (61 + 62 + 63))
+    complaint = start_check(TIMES, timers, meter=meter_of(0.0))
+    assert complaint == f"a step of 8 rows takes {2 * then_ms:.2f} ms now, {then_ms:.2f} ms in the file"
+
+
+def test_a_slower_step_beside_other_processes_says_nothing_and_the_log_has_the_numbers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    timers = {Role.STEP: slower(STEP, {8: 2.0})}
+    with caplog.at_level(logging.INFO, logger="faser.engine"):
+        assert start_check(TIMES, timers, meter=meter_of(0.4)) is None
+    (line,) = caplog.messages
+    assert "step times are kept: a step of 8 rows" in line
+    assert "40 % of the cores" in line
+
+
+def test_passes_are_checked_too() -> None:
+    timers = {Role.STEP: slower(STEP, {}), Role.PASS: slower(PASS, {1: 0.4})}
+    complaint = start_check(TIMES, timers, meter=meter_of(0.0))
+    assert complaint is not None
+    assert complaint.startswith("a pass of 1 row takes 0.8")
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "checked"),
+    [
+        ((1, 8, 32, 64), (0.01, 0.012, 0.04, 0.07), [1, 8, 32]),
+        ((1, 8, 32), (0.02, 0.04, 0.2), [1, 8]),
+        ((1, 8, 32), (0.9, 1.0, 2.0), [1]),
+        ((1,), (0.01,), [1]),
+        ((2, 3), (0.01, 0.01), [2]),
+    ],
+)
+def test_only_what_takes_a_fraction_of_a_second_is_timed(
+    rows: tuple[int, ...], seconds: tuple[float, ...], checked: list[int]
+) -> None:
+    asked: list[list[int]] = []
+    table = CostTable(rows=rows, seconds=seconds)
+
+    def seconds_now(row_counts: Sequence[int], budget_s: float) -> Mapping[BatchShape, float]:
+        asked.append([*row_counts])
+        assert budget_s < 0.5
+        return slower(table, {})(row_counts, budget_s)
+
+    assert start_check(StepTimes(tables={Role.STEP: table}), {Role.STEP: seconds_now}) is None
+    assert asked == [checked]
+
+
+def test_a_file_without_the_times_of_a_role_is_refuted() -> None:
+    kept = StepTimes(tables={Role.STEP: STEP})
+    timers = {Role.STEP: slower(STEP, {}), Role.PASS: slower(PASS, {})}
+    assert start_check(kept, timers, meter=meter_of(0.0)) == "it has no times of role pass"
+
+
+def test_times_of_zero_are_refuted() -> None:
+    kept = StepTimes(tables={Role.STEP: CostTable(rows=(1, 8), seconds=(0.0, 0.0))})
+    complaint = start_check(kept, {Role.STEP: slower(STEP, {})}, meter=meter_of(0.0))
+    assert complaint is not None
+    assert "0.00 ms in the file" in complaint

@@ -10,7 +10,8 @@ import torch
 
 from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
-from faser.engine.execution.startup.models import LoadedModel, load_draft_model, load_target
+from faser.engine.execution.startup.files import draft_model_files, target_files
+from faser.engine.execution.startup.models import LoadedModel, load_model
 from faser.errors import ConfigError
 from faser.kernels.torch.backend import TorchBackend
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
@@ -39,8 +40,9 @@ def load_both(target: Path, draft: Path, options: EngineConfig) -> tuple[LoadedM
     def report(stage: str, _done: int, _total: int) -> None:
         stages.append(stage)
 
-    loaded = load_target(options, target, backend, report)
-    return loaded, load_draft_model(options, draft, loaded, backend, report), stages
+    files = target_files(options, target)
+    loaded = load_model(options, files, backend, report)
+    return loaded, load_model(options, draft_model_files(options, draft, files), backend, report), stages
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -122,4 +124,4 @@ def test_a_draft_model_drafts_as_far_as_its_context_goes(
     short = checkpoint(tmp_path, max_position_embeddings=own)
     limit = {} if asked is None else {"max_model_len": asked}
     _, draft, _ = load_both(tiny_checkpoint, short, config(**limit))
-    assert draft.max_positions == expected
+    assert draft.files.max_positions == expected

@@ -7,11 +7,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import pytest
 
+from faser.engine.contract.step_times import StepTimes
+from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import (
     EVERYTHING,
     Cores,
@@ -22,11 +25,19 @@ from faser.engine.execution.overlap.partition import (
     Verify,
     synchronous,
 )
+from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.interference import (
+    STAGE,
     InterferenceCell,
+    LanesSetup,
     Work,
+    lane_contexts,
     measure_interference,
+    measure_lanes,
 )
+from faser.engine.execution.startup.step_profiler import DummyBatchLimits
+from faser.kernels.torch.backend import TorchBackend
+from tests.engine.execution.startup.test_step_times import LIMITS, loaded
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -219,10 +230,64 @@ def test_without_time_the_first_cell_alone_is_measured(lanes: Cores) -> None:
 def test_progress_rises_to_its_end_even_if_the_budget_ends_before(lanes: Cores) -> None:
     said: list[tuple[int, int]] = []
     given = Unhurried({(rows, 64): 0.004 for rows in (8, 32)})
-    measure_interference(lanes, given.cells, budget_s=0.5, progress=lambda done, total: said.append((done, total)))
+    measure_interference(
+        lanes, given.cells, budget_s=0.5, report=lambda _stage, done, total: said.append((done, total))
+    )
     assert [done for done, _ in said] == sorted(done for done, _ in said)
     assert len({total for _, total in said}) == 1
     assert said[-1][0] == said[-1][1]
+
+
+@pytest.fixture(scope="module")
+def runner(tiny_checkpoint: Path) -> Runner:
+    return loaded(tiny_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def drafter(tiny_checkpoint: Path) -> Runner:
+    """A runner with a backend of its own: both run at the same time."""
+    return loaded(tiny_checkpoint)
+
+
+@pytest.fixture
+def setup(runner: Runner, drafter: Runner, lanes: Cores) -> LanesSetup:
+    return LanesSetup(
+        lanes=Lanes(partition=lanes, target=TorchBackend("cpu"), draft=TorchBackend("cpu")),
+        runner=runner,
+        draft_runner=drafter,
+        rows=(8, 2, 500),
+        contexts=(16, 100),
+        num_sequences=2,
+        budget_s=6.0,
+    )
+
+
+ALONE = StepTimes.proportional(step_s=1e-3, pass_s=1e-3)
+
+
+def test_lanes_are_measured_for_all_rows_and_contexts_that_fit(setup: LanesSetup) -> None:
+    """With 8 rows at most, steps of 500 rows become steps of 8, which are measured once."""
+    seen: list[tuple[str, int, int]] = []
+    found = measure_lanes(setup, LIMITS, ALONE, lambda *stage: seen.append(stage))
+    assert [each.share for each in found] == list(setup.lanes.partition.shares())
+    for each in found:
+        assert (each.rows, each.contexts) == ((2, 8), (16, 100))
+        assert all(0.05 < factor < 100 for line in (*each.verify, *each.draft) for factor in line)
+    assert {stage for stage, _, _ in seen} == {STAGE}
+    assert seen[0][1] == 0
+    assert seen[-1][1] == seen[-1][2] > 0
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "max_len", "wanted"),
+    [(80, 200, [16, 100]), (80, 60, [16, 60]), (80, 20, [16]), (5, 200, [16, 40]), (3, 200, [16]), (1, 9, [9])],
+)
+def test_contexts_are_as_long_as_the_cache_allows_for_all_sequences(
+    setup: LanesSetup, num_blocks: int, max_len: int, wanted: list[int]
+) -> None:
+    """Two sequences, blocks of 16. Contexts that come out nearly alike are not measured twice."""
+    limits = DummyBatchLimits(num_blocks=num_blocks, block_size=16, max_len=max_len, max_rows=8, max_logit_rows=3)
+    assert lane_contexts(setup, limits) == wanted
 
 
 def _short(_lane: Lane) -> None:

@@ -1,13 +1,17 @@
-"""What overlapped drafting brings. Oracles: the state machine played out, every choice tried one by one."""
+"""What overlapped drafting brings. Oracles: the state machine played out, every choice tried one by one.
+
+An overlapped draft stands exactly if the target sampled what the draft assumed, the bonus token included.
+"""
 
 import itertools
 
 import numpy as np
 import pytest
 
+from faser.engine.contract.plan import Draft
 from faser.engine.contract.step_times import InterferenceTable, Matrix, StepTimes
 from faser.engine.control.speculation.draft_lengths import Objective
-from faser.engine.control.speculation.overlap import best_overlap, expected
+from faser.engine.control.speculation.overlap import FirstToken, Frontiers, OverlapChoice, best_overlap, expected
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel, GapKind
 
@@ -70,7 +74,7 @@ def test_the_expectation_is_that_of_the_state_machine_played_out(alpha: float, l
         assert ready[0, length - 1] == pytest.approx(share, rel=0.02)
 
 
-def test_a_sequence_that_never_passes_the_border_is_never_ready_and_brings_one_token() -> None:
+def test_a_sequence_that_never_passes_the_bonus_token_is_never_ready_and_has_one_token() -> None:
     ready, tokens = expected(np.array([[1.0, 0.0, 0.0]]))
     assert ready.tolist() == [[0.0, 0.0]]
     assert tokens.tolist() == [[1.0, 1.0]]
@@ -113,6 +117,17 @@ def grids(seed: int) -> tuple[InterferenceTable, ...]:
     )
 
 
+def best(
+    state: Candidates,
+    lanes: tuple[InterferenceTable, ...],
+    costs: CostModel = COSTS,
+    most_rows: int | None = None,
+) -> OverlapChoice:
+    found = best_overlap(state, Objective(costs, state), costs, lanes, most_rows=most_rows)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("others", [0, 7])
 @pytest.mark.parametrize("seed", range(8))
 def test_the_choice_is_the_best_of_all_prefixes_lengths_and_shares(seed: int, others: int) -> None:
@@ -129,7 +144,7 @@ def test_the_choice_is_the_best_of_all_prefixes_lengths_and_shares(seed: int, ot
     )
     drafting = np.flatnonzero(state.limit)
     for lanes in (LANES, grids(seed)):
-        found = best_overlap(state, Objective(COSTS, state), COSTS, lanes)
+        found = best(state, lanes, COSTS)
         every = [
             brute_rate(state, chosen, length, each)
             for count in range(1, len(drafting) + 1)
@@ -137,7 +152,6 @@ def test_the_choice_is_the_best_of_all_prefixes_lengths_and_shares(seed: int, ot
             for length in range(1, 6)
             for each in lanes
         ]
-        assert found.lanes is not None
         by_hand = brute_rate(state, tuple(found.chosen.tolist()), found.length, found.lanes)
         assert found.rate == pytest.approx(by_hand)
         assert found.rate >= 0.97 * max(every)  # sets that are no prefix of the order may be a little better
@@ -146,13 +160,8 @@ def test_the_choice_is_the_best_of_all_prefixes_lengths_and_shares(seed: int, ot
 def test_drafts_are_not_overlapped_without_lanes_or_without_room() -> None:
     state = candidates(geometric(0.9, 4))
     objective = Objective(COSTS, state)
-    for found in (
-        best_overlap(state, objective, COSTS, ()),
-        best_overlap(candidates(geometric(0.9, 4), limit=np.array([0])), objective, COSTS, LANES),
-    ):
-        assert found.lanes is None
-        assert not len(found.chosen)
-        assert found.rate == objective.rate_without_drafts
+    assert best_overlap(state, objective, COSTS, ()) is None
+    assert best_overlap(candidates(geometric(0.9, 4), limit=np.array([0])), objective, COSTS, LANES) is None
 
 
 def test_no_choice_has_more_rows_than_lanes_have_graphs_for() -> None:
@@ -161,34 +170,30 @@ def test_no_choice_has_more_rows_than_lanes_have_graphs_for() -> None:
     """
     state = candidates(np.concatenate([geometric(0.99, 8)] * 4), other_rows=100)
     objective = Objective(COSTS, state)
-    free = best_overlap(state, objective, COSTS, LANES)
+    free = best(state, LANES)
     assert len(free.chosen) * (free.length - 1) > 12
-    bounded = best_overlap(state, objective, COSTS, LANES, most_rows=12)
-    assert bounded.lanes is not None
+    bounded = best(state, LANES, most_rows=12)
     assert 4 < len(bounded.chosen) * (bounded.length - 1) <= 8
-    assert best_overlap(state, objective, COSTS, LANES, most_rows=3).lanes is None
+    assert best_overlap(state, objective, COSTS, LANES, most_rows=3) is None
 
 
 def test_a_draft_that_is_free_beats_one_that_is_waited_for() -> None:
     state = candidates(geometric(0.9, 6))
     free = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     slow = InterferenceTable.constant(share=0.5, verify=2.0, draft=2.0, verify_alone=2.0, draft_alone=2.0)
-    objective = Objective(COSTS, state)
-    assert best_overlap(state, objective, COSTS, (slow, free)).lanes is free
-    assert (
-        best_overlap(state, objective, COSTS, (slow,)).rate < best_overlap(state, objective, COSTS, (free,)).rate
-    )
+    assert best(state, (slow, free)).lanes is free
+    assert best(state, (slow,)).rate < best(state, (free,)).rate
 
 
 def test_the_gap_of_an_overlapped_step_counts_where_steps_without_drafts_leave_none() -> None:
     """Oracle: the same choice, in longer time. A gap of a millisecond is too short to change it."""
     state = candidates(geometric(0.8, 4), launches_ahead=True)
     costs = CostModel(StepTimes(tables=COSTS.tables))
-    free = best_overlap(state, Objective(costs, state), costs, LANES)
+    free = best(state, LANES, costs)
     for _ in range(200):
         costs.host_gaps.observe(GapKind.OVERLAPPED, 0.001, 1)
         costs.host_gaps.observe(GapKind.AHEAD, 0.0, 1)
-    charged = best_overlap(state, Objective(costs, state), costs, LANES)
+    charged = best(state, LANES, costs)
     assert charged.length == free.length
     worth = expected_worth(state, free.length)
     assert worth / charged.rate - worth / free.rate == pytest.approx(0.001, rel=0.01)
@@ -198,3 +203,69 @@ def expected_worth(state: Candidates, length: int) -> float:
     """Tokens of a step of one sequence that drafts this many tokens during every step."""
     ready, tokens = expected(state.survival)
     return 1 + ready.item(0, length - 1) * (tokens.item(0, length - 1) - 1)
+
+
+SLOT = 3
+
+
+def draft(*token_ids: int) -> Draft:
+    return Draft(slot=SLOT, method="draft_model", token_ids=token_ids, confidences=(0.5,) * len(token_ids))
+
+
+def judged(
+    unverified: tuple[int, ...], overlapped: Draft, token_ids: tuple[int, ...]
+) -> tuple[FirstToken, Draft | None]:
+    frontiers = Frontiers(SLOT + 2)
+    first = frontiers.check(unverified, overlapped, token_ids)
+    return first, frontiers.standing([SLOT])[0]
+
+
+@pytest.mark.parametrize("unverified", [(), (1,), (1, 2)])
+@pytest.mark.parametrize("drafted", [(), (1,), (2, 1), (1, 1, 2)])
+def test_it_stands_exactly_if_the_targets_tokens_are_those_assumed(
+    unverified: tuple[int, ...], drafted: tuple[int, ...]
+) -> None:
+    """Oracle: every run of tokens that a step over `unverified` can bring."""
+    for right in range(len(unverified) + 1):
+        for own in (1, 2):
+            if right < len(unverified) and own == unverified[right]:
+                continue  # then it would have been accepted
+            first, standing = judged(unverified, draft(*drafted), (*unverified[:right], own))
+            assumed = (*unverified, *drafted[:1])
+            if drafted and (*unverified[:right], own) == assumed:
+                assert first is FirstToken.RIGHT
+                assert standing is not None
+                assert standing.token_ids == drafted
+            else:
+                assert standing is None
+                reached = right == len(unverified) and bool(drafted)
+                assert first is (FirstToken.WRONG if reached else FirstToken.UNKNOWN)
+
+
+def test_a_step_that_brought_fewer_tokens_than_were_assumed_judges_nothing() -> None:
+    assert judged((7, 8), draft(9), (7, 8))[0] is FirstToken.UNKNOWN
+    assert judged((7, 8), draft(9), (7,))[0] is FirstToken.UNKNOWN
+    assert judged((7, 8), draft(9), ())[0] is FirstToken.UNKNOWN
+
+
+def test_no_draft_stands_in_a_slot_that_was_released() -> None:
+    frontiers, kept = Frontiers(SLOT + 2), Draft(slot=SLOT + 1, method="suffix", token_ids=(1, 2))
+    frontiers.check((), draft(1, 2), (1,))
+    frontiers.check((), kept, (1,))
+    frontiers.release(SLOT)
+    assert frontiers.standing([SLOT, SLOT + 1]) == [None, kept]
+
+
+def test_what_was_taken_stands_no_more() -> None:
+    frontiers = Frontiers(SLOT + 2)
+    frontiers.check((), draft(1, 2), (1,))
+    frontiers.clear()
+    assert frontiers.standing([SLOT]) == [None]
+
+
+def test_only_chosen_slots_draft_and_a_sequence_that_starts_drafts() -> None:
+    frontiers, slots = Frontiers(4), np.array([3, 0, 2])
+    frontiers.choose(slots, np.array([1]))
+    assert frontiers.drafts(np.arange(4)).tolist() == [True, True, False, False]
+    frontiers.start(2)
+    assert frontiers.drafts(slots).tolist() == [False, True, True]

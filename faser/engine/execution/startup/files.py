@@ -1,0 +1,182 @@
+"""Which models an engine loads, by the files that its configuration names, and whether they fit together.
+
+The target comes first; behind it what drafts for it, a draft model or a head: with method `auto` the files say
+which. What they show is refused here, before kernels are compiled and weights are read.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
+from faser.config.speculation import AUTO
+from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
+from faser.engine.checkpoints.heads.head_spec import HeadSpec
+from faser.engine.checkpoints.heads.reader import kind_of_directory, read_head_spec
+from faser.engine.checkpoints.heads.trainable import untrainable
+from faser.engine.checkpoints.source import resolve
+from faser.engine.execution.drafters.layer_skip import draft_layers
+from faser.engine.execution.startup.memory import (
+    CachedModel,
+    compute_dtype,
+    context_len,
+    kv_cache_dtype,
+    kv_shapes,
+    most_logit_rows,
+)
+from faser.errors import ConfigError
+from faser.types import ProgressCallback
+
+
+class ModelRole(Enum):
+    TARGET = "target"
+    DRAFT = "draft model"
+    HEAD = "head"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles(CachedModel):
+    """A model to load. config: its config.json; a head has its target's.
+
+    max_positions: the largest number of positions that the engine uses. max_logit_rows: most rows of one step that
+    need logits.
+    """
+
+    role: ModelRole
+    directory: Path
+    config: ModelConfig
+    max_positions: int
+    max_logit_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadFiles(ModelFiles):
+    head: HeadSpec
+
+
+def find_models(
+    config: EngineConfig, directory: Path, report: ProgressCallback
+) -> tuple[EngineConfig, list[ModelFiles]]:
+    """The target in directory and what drafts for it, which is fetched first if need be.
+
+    The config that is returned says of what `model` names whether it is a draft model or a head, and of which
+    kind. Raises ConfigError or ModelError naming what does not fit; loading would raise the same.
+    """
+    target = target_files(config, directory)
+    models = [target]
+    speculation = config.speculation
+    if speculation.needs_draft_model or speculation.needs_head:
+        named = resolve(speculation.model, cache_dir(), revision=speculation.revision, progress=report)
+        config = _with_kind_of_model(config, named)
+        find = head_files if config.speculation.needs_head else draft_model_files
+        models.append(find(config, named, target))
+    if speculation.skips_layers:
+        draft_layers(speculation.draft_layers, target.spec.num_layers)
+    if config.kv_cache_memory is not None:
+        kv_shapes(config, models, target.max_positions)
+    return config, models
+
+
+def target_files(config: EngineConfig, directory: Path) -> ModelFiles:
+    """The model that is served."""
+    model = read_model_config(directory)
+    return _files(
+        config,
+        ModelRole.TARGET,
+        directory,
+        model,
+        max_positions=context_len(config, model),
+        max_logit_rows=most_logit_rows(config),
+    )
+
+
+def draft_model_files(config: EngineConfig, directory: Path, target: ModelFiles) -> ModelFiles:
+    """The model that drafts for the target. Its context may be shorter: it drafts up to its end."""
+    model = read_model_config(directory)
+    ours, theirs = model.spec.vocab_size, target.spec.vocab_size
+    if ours != theirs:
+        raise ConfigError(
+            f"the draft model {directory} has {ours} tokens and the target {theirs}; a draft model needs the "
+            "target's vocabulary"
+        )
+    asked = config.speculation.draft_max_model_len or target.max_positions
+    return _files(
+        config,
+        ModelRole.DRAFT,
+        directory,
+        model,
+        max_positions=min(model.spec.max_position_embeddings, target.max_positions, asked),
+        max_logit_rows=config.max_num_seqs,
+    )
+
+
+def head_files(config: EngineConfig, directory: Path, target: ModelFiles) -> HeadFiles:
+    """The head that drafts for the target. Raises ConfigError for longer drafts than it can make alone."""
+    speculation = config.speculation
+    spec = read_head_spec(directory, target.spec, method=speculation.pass_method)
+    asked, most = speculation.num_speculative_tokens, spec.max_draft_tokens
+    if speculation.method != AUTO and asked is not None and most is not None and asked > most:
+        raise ConfigError(
+            f"num_speculative_tokens is {asked}; the heads in {directory} draft at most {most} tokens"
+        )
+    return HeadFiles(
+        role=ModelRole.HEAD,
+        directory=directory,
+        config=target.config,
+        spec=spec.decoder,
+        dtype=target.dtype,
+        kv_dtype=target.kv_dtype,
+        max_positions=target.max_positions + speculation.cap,
+        max_logit_rows=config.max_num_seqs,
+        head=spec,
+    )
+
+
+def refreshable_head(config: EngineConfig, models: list[ModelFiles]) -> HeadFiles:
+    """The head, which is refreshed while the engine serves. Raises ConfigError where that cannot be."""
+    named = "distill_online is true"
+    if config.on_gpu:
+        raise ConfigError(f"{named}; the model runs on {config.device}, and heads are refreshed on a CPU only")
+    drafting = models[-1]
+    if not isinstance(drafting, HeadFiles):
+        raise ConfigError(
+            f"{named}; no head drafts for this model: name one in the speculative config, or make one with "
+            "faser distill"
+        )
+    if reason := untrainable(drafting.head, drafting.directory):
+        raise ConfigError(f"{named}; the head in {drafting.directory} cannot be trained: {reason}")
+    return drafting
+
+
+def _files(
+    config: EngineConfig,
+    role: ModelRole,
+    directory: Path,
+    model: ModelConfig,
+    *,
+    max_positions: int,
+    max_logit_rows: int,
+) -> ModelFiles:
+    dtype = compute_dtype(config, model)
+    return ModelFiles(
+        role=role,
+        directory=directory,
+        config=model,
+        spec=model.spec,
+        dtype=dtype,
+        kv_dtype=kv_cache_dtype(config, dtype),
+        max_positions=max_positions,
+        max_logit_rows=max_logit_rows,
+    )
+
+
+def _with_kind_of_model(config: EngineConfig, directory: Path) -> EngineConfig:
+    """The config, which says of which kind the head in directory is. ModelError: it is not supported."""
+    speculation = config.speculation
+    if speculation.method != AUTO or speculation.model_method is not None:
+        return config
+    kind = kind_of_directory(directory)
+    if kind is None:
+        return config
+    return replace(config, speculative_config={**(config.speculative_config or {}), "model_method": kind.value})

@@ -1,0 +1,270 @@
+"""The cost model: tables, factors, files.
+
+Host gaps: the usual ones at first, then those that are measured, by kind of step and number of sequences.
+
+What draft rows cost beside other programs. Oracle: a machine whose draft rows are known to be that much dearer.
+
+Planted bugs that these tests have caught: the whole step's factor counted as that of the rows; a step without
+draft rows taken for proof that they cost what the table says.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.engine.control.step_cost import CostModel, GapKind, HostGaps, RowFactor
+from faser.types import STEP_ERROR_EDGES
+
+TABLE = CostTable(rows=(1, 2, 4, 8), seconds=(0.010, 0.010, 0.014, 0.030), kv_token_s=1e-6)
+PASS = CostTable(rows=(1, 4), seconds=(0.001, 0.002))
+
+
+def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, dtype=np.int64)
+
+
+def test_measured_counts_are_met_between_them_time_is_linear_and_above_it_goes_on_rising() -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: TABLE}))
+    assert costs.step_s(2) == pytest.approx(0.010)
+    assert costs.step_s(3) == pytest.approx(0.012)
+    assert costs.step_s(12) == pytest.approx(0.030 + 4 * (0.030 - 0.014) / 4)
+    assert costs.step_s(5000) == pytest.approx(0.030 + 4992 * 0.004)
+
+
+def test_tokens_in_the_cache_cost_what_the_slope_says() -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: TABLE}))
+    assert costs.step_s(4, 3000) == pytest.approx(0.014 + 0.003)
+
+
+def test_an_array_of_row_counts_gives_what_each_gives_alone() -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: TABLE}))
+    rows = ints(1, 3, 7, 4000, 1)
+    assert costs.step_s(rows, 10).tolist() == [costs.step_s(int(each), 10) for each in rows]
+
+
+@given(st.dictionaries(st.integers(1, 300), st.floats(1e-6, 10), min_size=1, max_size=12))
+def test_more_rows_are_never_predicted_to_be_faster(medians: dict[int, float]) -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: CostTable.measured(medians)}))
+    assert (np.diff(costs.step_s(np.arange(1, 700))) >= -1e-12).all()
+
+
+def test_drafting_is_one_pass_per_token_of_the_longest_draft_with_those_that_go_on() -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: TABLE, Role.PASS: PASS}))
+    expected = costs.pass_s(3) + costs.pass_s(2) + costs.pass_s(2) + costs.pass_s(1)
+    assert costs.draft_s(ints(1, 4, 0, 3), ints(0, 0, 9, 0)) == pytest.approx(expected)
+
+
+def test_catching_up_is_rows_of_the_first_pass_spread_over_the_horizon() -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: TABLE, Role.PASS: PASS}))
+    plain = costs.draft_s(ints(2, 2), ints(0, 0))
+    extra = costs.pass_s(2 + 30) - costs.pass_s(2)
+    assert costs.draft_s(ints(2, 2), ints(10, 20)) == pytest.approx(plain + extra)
+    assert costs.draft_s(ints(2, 2), ints(10, 20), horizon=10) == pytest.approx(plain + extra / 10)
+
+
+def test_drafts_from_text_cost_a_look_up_each_and_no_pass() -> None:
+    costs = CostModel(StepTimes.proportional(step_s=0.01, text_s=0.001))
+    assert not costs.has_passes
+    assert costs.pass_s(5) == 0
+    assert costs.draft_s(ints(16, 0, 3), ints(99, 99, 99)) == pytest.approx(0.002)
+    assert costs.draft_s(ints(0, 0), ints(0, 0)) == 0
+
+
+def test_a_proportional_model_is_a_line() -> None:
+    costs = CostModel(StepTimes.proportional(step_s=0.5, row_s=0.25, kv_token_s=0.125, pass_s=1, pass_row_s=2))
+    assert costs.step_s(7, 3) == pytest.approx(0.5 + 7 * 0.25 + 3 * 0.125)
+    assert costs.pass_s(3) == pytest.approx(7)
+
+
+def test_a_machine_twice_as_slow_is_followed() -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: TABLE}))
+    for _ in range(60):
+        costs.observe(Role.STEP, costs.step_s(4), 2 * 0.014)
+    assert costs.step_s(4) == pytest.approx(0.028, rel=0.01)
+
+
+def test_one_step_moves_the_factor_by_a_tenth_of_the_difference() -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: TABLE}))
+    costs.observe("step", 0.010, 0.015)
+    assert costs.factor(Role.STEP) == pytest.approx(1.05)
+
+
+def test_a_page_fault_hardly_moves_the_factor() -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: TABLE}))
+    costs.observe(Role.STEP, 0.010, 10.0)
+    assert costs.factor(Role.STEP) == pytest.approx(1.2)
+
+
+def test_nothing_predicted_teaches_nothing() -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: TABLE}))
+    costs.observe(Role.STEP, 0.0, 1.0)
+    assert costs.factor(Role.STEP) == 1.0
+    assert sum(costs.stats()[0].errors) == 0
+
+
+def test_statistics_total_the_times_and_sort_errors_by_the_edges() -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: TABLE, Role.PASS: PASS}))
+    for predicted_s, measured_s in ((1.0, 1.0), (1.05, 1.0), (0.5, 1.0), (9.0, 1.0)):
+        costs.observe(Role.STEP, predicted_s, measured_s)
+    step, draft = costs.stats()
+    assert (step.role, draft.role) == ("step", "pass")
+    assert step.predicted_s == pytest.approx(11.55)
+    assert step.measured_s == 4.0
+    by_edge = dict(zip((*STEP_ERROR_EDGES, None), step.errors, strict=True))
+    assert {edge: count for edge, count in by_edge.items() if count} == {0.01: 1, 0.1: 1, 0.5: 1, None: 1}
+    assert sum(draft.errors) == 0
+
+
+def test_steps_of_a_range_of_rows_are_those_one_by_one() -> None:
+    table = CostTable(rows=(1, 8, 32), seconds=(0.01, 0.02, 0.05), kv_token_s=1e-6, kv_row_token_s=1e-7)
+    costs = CostModel(StepTimes(tables={Role.STEP: table}))
+    costs.observe(Role.STEP, 0.01, 0.015)
+    expected = [costs.step_s(rows, 700) for rows in range(5, 3001)]
+    assert costs.steps_s(5, 3000, 700) == pytest.approx(expected, rel=1e-12)
+    assert costs.steps_s(7, 7) == pytest.approx([costs.step_s(7)], rel=1e-12)
+    expected = [costs.step_s(rows, 700, 350 * (rows - 5)) for rows in range(5, 3001)]
+    assert costs.steps_s(5, 3000, 700, 350.0) == pytest.approx(expected, rel=1e-12)
+    assert costs.steps_s(7, 7, 700, 350.0).tolist() == [costs.step_s(7, 700)]
+
+
+def test_further_rows_of_a_sequence_cost_more_the_longer_its_context() -> None:
+    table = CostTable(rows=(1, 32), seconds=(0.01, 0.02), kv_token_s=2e-6, kv_row_token_s=3e-7)
+    costs = CostModel(StepTimes(tables={Role.STEP: table}))
+    costs.observe(Role.STEP, 1.0, 2.0)
+    added_s = costs.step_s(9, 4000, 8 * 4000) - costs.step_s(1, 4000)
+    assert added_s == pytest.approx(1.1 * (8 * 0.01 / 31 + 3e-7 * 8 * 4000))
+
+
+def observed(gaps: HostGaps, kind: GapKind, gap_s: float, count: int = 1, *, steps: int = 150) -> None:
+    for _ in range(steps):
+        gaps.observe(kind, gap_s, count)
+
+
+@pytest.mark.parametrize(
+    ("count", "drafting_ms", "overlapped_ms"), [(1, 1.1, 0.8), (16, 1.4, 1.1), (64, 2.2, 1.7)]
+)
+def test_before_any_measurement_gaps_are_those_of_the_benchmark(
+    count: int, drafting_ms: float, overlapped_ms: float
+) -> None:
+    """Oracle: benchmarks/results/host-gap.json, as docs/gpu.md has it."""
+    gaps = HostGaps(schedules_async=True)
+    assert 1000 * gaps.drafting_s(count, hidden=True) == pytest.approx(drafting_ms, rel=0.06)
+    assert 1000 * gaps.drafting_s(count, hidden=True, overlapped=True) == pytest.approx(overlapped_ms, rel=0.08)
+
+
+def test_without_asynchronous_scheduling_nothing_is_charged_before_it_is_measured() -> None:
+    gaps = HostGaps()
+    assert gaps.drafting_s(64, hidden=False) == gaps.asking_s(64, hidden=False) == 0.0
+
+
+def test_gaps_follow_what_is_measured() -> None:
+    gaps = HostGaps(schedules_async=True)
+    observed(gaps, GapKind.DRAFTED, 0.003)
+    observed(gaps, GapKind.ASKED, 0.001)
+    assert gaps.drafting_s(1, hidden=True) == pytest.approx(0.003, rel=0.01)
+    assert gaps.asking_s(1, hidden=True) == pytest.approx(0.001, rel=0.01)
+
+
+def test_the_usual_gap_counts_as_four_measured_ones() -> None:
+    gaps = HostGaps(schedules_async=True)
+    usual_s = gaps.drafting_s(1, hidden=True)
+    observed(gaps, GapKind.DRAFTED, 2 * usual_s, steps=4)
+    assert gaps.drafting_s(1, hidden=True) == pytest.approx(1.5 * usual_s)
+    observed(gaps, GapKind.DRAFTED, 2 * usual_s, steps=12)
+    assert gaps.drafting_s(1, hidden=True) == pytest.approx(1.8 * usual_s)
+
+
+def test_more_sequences_leave_a_longer_gap() -> None:
+    gaps = HostGaps(schedules_async=True)
+    usual_s = [gaps.drafting_s(count, hidden=True) for count in (1, 64)]
+    observed(gaps, GapKind.DRAFTED, 2 * usual_s[0])
+    assert gaps.drafting_s(64, hidden=True) == pytest.approx(2 * usual_s[1], rel=0.01)
+
+
+def test_one_long_pause_hardly_counts() -> None:
+    gaps = HostGaps(schedules_async=True)
+    observed(gaps, GapKind.DRAFTED, 0.001)
+    gaps.observe(GapKind.DRAFTED, 10.0, 1)
+    assert gaps.drafting_s(1, hidden=True) < 0.0012
+
+
+def test_what_a_plain_step_exposes_as_well_is_no_cost_of_drafts() -> None:
+    gaps = HostGaps()
+    observed(gaps, GapKind.DRAFTED, 0.0012)
+    observed(gaps, GapKind.UNASKED, 0.0010)
+    observed(gaps, GapKind.AHEAD, 0.0004)
+    assert gaps.drafting_s(1, hidden=False) == pytest.approx(0.0002, rel=0.05)
+    assert gaps.drafting_s(1, hidden=True) == pytest.approx(0.0008, rel=0.05)
+    observed(gaps, GapKind.UNASKED, 0.0020)
+    assert gaps.drafting_s(1, hidden=False) == 0.0
+
+
+def test_until_a_plain_step_is_measured_only_deciding_counts() -> None:
+    """An engine that drafts in every step has no other step to compare with."""
+    gaps = HostGaps()
+    for _ in range(50):
+        gaps.observe(GapKind.DRAFTED, 0.0015, 1, deciding_s=0.0003)
+    assert gaps.drafting_s(1, hidden=False) == pytest.approx(0.0003, rel=0.05)
+    observed(gaps, GapKind.UNASKED, 0.0010)
+    assert gaps.drafting_s(1, hidden=False) == pytest.approx(0.0005, rel=0.05)
+
+
+BASE_S, ROW_S = 0.010, 0.0004
+
+
+def learned(
+    dearer: float, *, slower: float = 1.0, noise: float = 0.0, steps: int = 200, plain: int = 2
+) -> RowFactor:
+    """Steps of 0 to 12 draft rows, every plain-th of them without any."""
+    random, found = np.random.default_rng(0), RowFactor()
+    for step in range(steps):
+        rows_s = ROW_S * int(random.integers(1, 13)) * (step % plain > 0)
+        found.add(BASE_S, rows_s, slower * (BASE_S + dearer * rows_s) * float(random.lognormal(0.0, noise)))
+    return found
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.5])
+@pytest.mark.parametrize("dearer", [0.8, 1.0, 1.5, 2.5])
+def test_rows_that_are_dearer_than_their_table_are_found(dearer: float, slower: float) -> None:
+    assert learned(dearer, slower=slower).factor == pytest.approx(dearer, rel=0.15)
+    assert learned(dearer, slower=slower, noise=0.05).factor == pytest.approx(dearer, rel=0.25)
+
+
+def test_rows_that_are_a_small_part_of_the_step_are_found_dear_too() -> None:
+    """Planted bug: a prior so firm that rows of a fortieth of a step cost what the table says for ever."""
+    found = RowFactor()
+    for step in range(200):
+        rows_s = 0.02 * BASE_S * (step % 2)
+        found.add(BASE_S, rows_s, BASE_S + 3 * rows_s)
+    assert found.factor > 1.7
+
+
+def test_steps_without_draft_rows_say_nothing_about_them() -> None:
+    found = RowFactor()
+    for _ in range(100):
+        found.add(BASE_S, 0.0, 3 * BASE_S)
+    assert found.factor == pytest.approx(1.0, abs=0.01)
+
+
+def test_one_odd_step_is_no_new_machine() -> None:
+    found = learned(1.0)
+    found.add(BASE_S, 12 * ROW_S, 100 * BASE_S)
+    assert found.factor < 2.0
+
+
+def test_the_cost_model_charges_draft_rows_what_they_cost_now() -> None:
+    """Draft rows are twice as dear; the rest of the step is as the table says."""
+    table = CostTable(rows=(1, 64), seconds=(BASE_S, BASE_S + 63 * ROW_S))
+    costs = CostModel(StepTimes(tables={Role.STEP: table}))
+    before = costs.steps_s(4, 20)
+    for step in range(200):
+        drafts = step % 13
+        taken_s = BASE_S + 3 * ROW_S + 2 * drafts * ROW_S
+        costs.observe(Role.STEP, costs.verification_s(4 + drafts, drafts, 0, 0), taken_s)
+        costs.observe_verification(4 + drafts, drafts, 0, 0, taken_s)
+    after = costs.steps_s(4, 20)
+    assert after[0] == pytest.approx(before[0], rel=0.05)
+    assert after[12] - after[0] == pytest.approx(2 * (before[12] - before[0]), rel=0.1)
+    assert costs.verification_s(16, 12, 0, 0) == pytest.approx(after[12])
