@@ -142,7 +142,7 @@ class Setup:
 
 def block_bytes(directory: Path) -> int:
     """Bytes of one KV block of 16 tokens in float32."""
-    from faser.engine.checkpoints.config_json import read_model_config
+    from faser.engine.checkpoints.files import read_model_config
 
     spec = read_model_config(directory).spec
     return 16 * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4

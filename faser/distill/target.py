@@ -13,7 +13,7 @@ from torch import Tensor
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.distill.states.target_states import TargetStates
-from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
+from faser.engine.checkpoints.files import ModelConfig, read_model_config
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.startup.device import resolve_device
@@ -84,7 +84,7 @@ def load_target(config: EngineConfig, directory: Path, report: ProgressCallback)
 
 def _architectures(directory: Path) -> tuple[str, ...]:
     if directory.suffix == ".gguf":
-        from faser.engine.checkpoints.gguf.config import gguf_config  # not every machine has the library
+        from faser.engine.checkpoints.gguf.checkpoint import gguf_config  # not every machine has the library
 
         return tuple(gguf_config(directory).get("architectures") or ())
     return tuple(json.loads((directory / "config.json").read_text(encoding="utf-8")).get("architectures") or ())

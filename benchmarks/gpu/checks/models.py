@@ -18,8 +18,8 @@ from benchmarks.gpu.common.shapes import write_shape
 from benchmarks.gpu.common.weights import MadeUp
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
-from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.rope import rotary_angles
 from faser.engine.execution.runner.batch import BlockTable, RowBatch

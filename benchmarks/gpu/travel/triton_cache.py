@@ -32,7 +32,7 @@ from benchmarks.gpu.common.room import BLOCK_SIZE
 from benchmarks.gpu.common.shapes import Config, write_shape
 from benchmarks.gpu.common.weights import MadeUp
 from faser.config.speculation import SpeculationConfig
-from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.warm_up import WarmUp

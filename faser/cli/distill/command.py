@@ -21,7 +21,7 @@ from faser.distill.conversations.maker import AnswerSettings, ConversationMaker,
 from faser.distill.conversations.question_file import FileQuestions, read_conversations
 from faser.distill.conversations.self_asked import AskingSettings, SelfAskedQuestions
 from faser.distill.conversations.traffic import TrafficFile
-from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.source import resolve
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError

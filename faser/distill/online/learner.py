@@ -26,7 +26,7 @@ from faser.distill.training.sample_store import SampleStore
 from faser.distill.training.trainable_head import TrainableHead
 from faser.distill.training.trainer import Trainer, TrainingSettings
 from faser.engine.contract.learning import Learn, LearnableAnswer, Learned
-from faser.engine.execution.models.rounded_source import QUANTIZATIONS
+from faser.engine.execution.models.sources import QUANTIZATIONS
 from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.head_loading import check_refreshable, find_draft_files
 

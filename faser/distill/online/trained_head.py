@@ -10,7 +10,7 @@ from faser.distill.target import FrozenTarget
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
 from faser.engine.checkpoints.heads.reader import read_head_spec
 from faser.engine.checkpoints.heads.trainable import untrainable
-from faser.engine.checkpoints.quantization.stored import StoredLowBit
+from faser.engine.checkpoints.quantized import StoredLowBit
 from faser.engine.execution.heads import tensors
 from faser.engine.execution.heads.sources import open_head
 from faser.engine.execution.heads.speculators_writer import write_speculators

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from faser.engine.checkpoints.config_json import GenerationDefaults, read_model_config
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import LinearScaling, YarnScaling
+from faser.engine.checkpoints.files import GenerationDefaults, read_model_config
 from faser.engine.execution.models.tensors import num_parameters
 from faser.errors import ModelError
 from tests.checkpoints import tiny_llama_config, write_json
@@ -26,7 +26,7 @@ def _directory(tmp_path: Path, generation: dict[str, Any] | None = None, **field
 def test_reading_a_config_loads_neither_torch_nor_transformers(tiny_checkpoint: Path) -> None:
     program = (
         "import sys; from pathlib import Path; "
-        "from faser.engine.checkpoints.config_json import read_model_config; "
+        "from faser.engine.checkpoints.files import read_model_config; "
         "read_model_config(Path(sys.argv[1])); print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run(

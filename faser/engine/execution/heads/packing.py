@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
-from faser.engine.checkpoints.quantization.stored import StoredFp8, StoredLowBit
+from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
 from faser.engine.execution.heads import tensors
 from faser.engine.execution.heads.sources import LendingSource
 from faser.engine.execution.models.decoder import Decoder
-from faser.engine.execution.models.rounded_source import RoundedSource
+from faser.engine.execution.models.sources import Fp8Source, RoundedSource
 from faser.engine.execution.models.stored_codes import CodeSource
-from faser.engine.execution.models.stored_fp8 import Fp8Source
 from faser.engine.execution.models.tensors import Shape
 from faser.engine.execution.models.weights import (
     ByteProgress,

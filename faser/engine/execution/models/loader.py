@@ -10,23 +10,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
-from faser.engine.checkpoints.quantization.stored import StoredFp8, StoredLowBit
-from faser.engine.checkpoints.weight_files import gguf_file
+from faser.engine.checkpoints.files import ModelConfig, gguf_file, read_model_config
+from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import rotary_angles
-from faser.engine.execution.models.rounded_source import QUANTIZATIONS, RoundedSource
-from faser.engine.execution.models.stored_blocks import BlockSource
+from faser.engine.execution.models.sources import QUANTIZATIONS, BlockSource, Fp8Source, RoundedSource
 from faser.engine.execution.models.stored_codes import CodeSource
-from faser.engine.execution.models.stored_fp8 import Fp8Source
 from faser.engine.execution.models.weights import ByteProgress, DecoderWeights, WeightSource, pack_weights
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import quantise_weight
 
 if TYPE_CHECKING:
-    from faser.engine.checkpoints.gguf.weights import GgufSource
+    from faser.engine.checkpoints.gguf.checkpoint import GgufSource
 
 _log = logging.getLogger("faser")
 _LOW_BIT = ("gguf", *QUANTIZATIONS)
@@ -104,7 +101,7 @@ def _pack(
 ) -> DecoderWeights:
     """Pack the weights. A quantised checkpoint stays quantised if the backend has products for it."""
     if quantization == "gguf":
-        from faser.engine.checkpoints.gguf.weights import GgufSource  # not every machine has the library
+        from faser.engine.checkpoints.gguf.checkpoint import GgufSource  # not every machine has the library
 
         if not isinstance(source, GgufSource):
             raise ConfigError(
@@ -213,9 +210,9 @@ def open_source(path: Path) -> WeightSource:
     """The tensors of a checkpoint: from its safetensors files, or dequantised from its GGUF file."""
     weights = gguf_file(path)
     if weights is not None:
-        from faser.engine.checkpoints.gguf.weights import open_gguf
+        from faser.engine.checkpoints.gguf.checkpoint import open_gguf
 
         return open_gguf(weights)
-    from faser.engine.execution.models.safetensors_source import SafetensorsSource
+    from faser.engine.execution.models.sources import SafetensorsSource
 
     return SafetensorsSource(path)

@@ -21,7 +21,7 @@ from faser.engine.execution.drafters.head_runner import HeadRunner
 from faser.engine.execution.drafters.states import HiddenStates, ring_rows
 from faser.engine.execution.heads.head import Head
 from faser.engine.execution.heads.loader import load_head
-from faser.engine.execution.models.rounded_source import QUANTIZATIONS
+from faser.engine.execution.models.sources import QUANTIZATIONS
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.startup.model_loading import LoadedModel
 from faser.errors import ConfigError, ModelError

@@ -13,7 +13,7 @@ import torch
 
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
-from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.execution.drafter_registry import HeadParts
 from faser.engine.execution.overlap.factory import make_lanes

@@ -7,8 +7,8 @@ import torch
 
 from faser.config.declaration import show_bytes
 from faser.config.engine import EngineConfig
-from faser.engine.checkpoints.config_json import ModelConfig
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.files import ModelConfig
 from faser.engine.execution.startup.memory_budget import MemoryBudget
 from faser.engine.execution.text_lookup.rules import CORPUS_TOKENS
 from faser.errors import ConfigError

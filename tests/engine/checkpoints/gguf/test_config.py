@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from faser.engine.checkpoints.gguf.config import gguf_config
+from faser.engine.checkpoints.gguf.checkpoint import gguf_config
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import BIASES, QK_NORMS, write_gguf
 

@@ -10,8 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from faser.engine.checkpoints.gguf.file import GgufFile
-from faser.engine.checkpoints.gguf.header import TENSOR_TYPES, DamagedHeader, Header, OtherByteOrder
+from faser.engine.checkpoints.gguf.file import TENSOR_TYPES, DamagedHeader, GgufFile, Header, OtherByteOrder
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 

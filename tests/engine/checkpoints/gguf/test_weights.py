@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from gguf.constants import GGML_QUANT_SIZES
 
-from faser.engine.checkpoints.gguf.weights import open_gguf
+from faser.engine.checkpoints.gguf.checkpoint import open_gguf
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import BIASES, QK_NORMS, write_gguf
 

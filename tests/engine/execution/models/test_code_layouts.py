@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from faser.engine.execution.models.code_layouts import awq_codes, codes_of_bytes, codes_of_words
+from faser.engine.execution.models.stored_codes import awq_codes, codes_of_bytes, codes_of_words
 
 
 def int32(*values: int) -> torch.Tensor:

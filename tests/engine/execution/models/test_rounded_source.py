@@ -12,7 +12,7 @@ from torch import Tensor
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.models.rounded_source import RoundedSource
+from faser.engine.execution.models.sources import RoundedSource
 from faser.engine.execution.models.tensors import EMBEDDING, HEAD
 from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.backend import Backend

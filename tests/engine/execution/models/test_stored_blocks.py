@@ -15,12 +15,11 @@ from gguf import GGMLQuantizationType as Type
 from gguf import quants
 from torch import Tensor
 
-from faser.engine.checkpoints.gguf.config import gguf_config
-from faser.engine.checkpoints.gguf.weights import open_gguf
-from faser.engine.checkpoints.weight_files import GGUF_WEIGHTS
+from faser.engine.checkpoints.files import GGUF_WEIGHTS
+from faser.engine.checkpoints.gguf.checkpoint import gguf_config, open_gguf
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.models.stored_blocks import BlockSource
+from faser.engine.execution.models.sources import BlockSource
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from faser.engine.checkpoints.config_json import read_model_config
-from faser.engine.checkpoints.quantization.stored import StoredLowBit
+from faser.engine.checkpoints.files import read_model_config
+from faser.engine.checkpoints.quantized import StoredLowBit
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.stored_codes import CodeSource

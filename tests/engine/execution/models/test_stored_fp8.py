@@ -16,7 +16,7 @@ from torch import Tensor
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.models.stored_fp8 import Fp8Source
+from faser.engine.execution.models.sources import Fp8Source
 from faser.engine.execution.models.weights import DecoderWeights, pack_weights
 from faser.errors import ConfigError, ModelError
 from faser.kernels.cpu.backend import NativeBackend

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from faser.config.engine import EngineConfig
-from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.startup.memory_profile import profile_memory
 from faser.engine.execution.startup.model_loading import LoadedModel

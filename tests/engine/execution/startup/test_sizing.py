@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from faser.config.engine import EngineConfig
-from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.startup import sizing
 from faser.engine.execution.startup.memory_budget import MemoryBudget
 from faser.engine.execution.startup.sizing import (

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from faser.engine.checkpoints.quantization.detection import stored_quantization
-from faser.engine.checkpoints.quantization.stored import Layout, StoredLowBit
+from faser.engine.checkpoints.quantized import Layout, StoredLowBit, stored_quantization
 from faser.errors import ModelError
 from tests.engine.checkpoints.low_bit_checkpoints import Kind
 

@@ -2,17 +2,23 @@
 
 Needs no torch, so the front-end process can read it as well. For a GGUF file, gguf/config.py provides the same
 dict as config.json.
+
+Where the weights of a checkpoint lie: in safetensors files of a directory, or in a GGUF file.
+
+The names of the tensors in a directory's safetensors files, read without a library from the files' headers.
+
+What the cards of models advise on sampling, for models whose generation_config.json says nothing about it.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.quantization.detection import stored_quantization
-from faser.engine.checkpoints.quantization.stored import StoredFp8, StoredLowBit
+from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, stored_quantization
 from faser.errors import ModelError
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -55,7 +61,7 @@ def read_model_config(path: Path) -> ModelConfig:
     Raises ModelError that names the unusable file or field.
     """
     if path.suffix == ".gguf":
-        from faser.engine.checkpoints.gguf.config import gguf_config
+        from faser.engine.checkpoints.gguf.checkpoint import gguf_config
 
         return _model_config(gguf_config(path), {})
     generation = path / "generation_config.json"
@@ -117,3 +123,41 @@ def _integer(generation: dict[str, Any], name: str) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise ModelError(f"generation_config.json: {name} is {value!r}; it must be an integer")
     return value
+
+
+GGUF_WEIGHTS = "model.gguf"  # in a directory whose other files are those of the hub
+TORCH_WEIGHTS = ("pytorch_model.bin", "medusa_lm_head.pt")  # of some heads; no model is read from one
+
+
+def gguf_file(checkpoint: Path) -> Path | None:
+    """The GGUF file with the weights of a checkpoint, which may be that file. None: safetensors have them."""
+    if checkpoint.suffix == ".gguf":
+        return checkpoint
+    inside = checkpoint / GGUF_WEIGHTS
+    return inside if inside.is_file() and not any(checkpoint.glob("*.safetensors")) else None
+
+
+_LENGTH_BYTES = 8  # the first bytes of a file: the length of its header
+_LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
+
+
+def tensor_names(directory: Path) -> set[str]:
+    """Of all files that can be read; a damaged one is found when it is loaded."""
+    names: set[str] = set()
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            header = file.read(length) if length <= _LONGEST_HEADER else b""
+        try:
+            found = json.loads(header)
+        except ValueError:
+            continue
+        names.update(name for name in found if name != "__metadata__")
+    return names
+
+
+# By the name of the model's folder. At temperature 1, the default of the OpenAI API, models this small drift off.
+CARD_ADVICE: Mapping[str, Mapping[str, float]] = {
+    # https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, section "How to use"
+    "SmolLM2-135M-Instruct": {"temperature": 0.2, "top_p": 0.9},
+}

@@ -2,16 +2,26 @@
 
 Knows the metadata keys of the supported architectures. Refuses metadata without a counterpart in config.json;
 the model families check everything else.
+
+The weights of a GGUF file, under the names and in the layout of a Hugging Face checkpoint.
+
+Maps tensor names and undoes llama.cpp's row order of q and k. Imports torch only in GgufSource.get, so that
+installing the embedded model needs no torch.
 """
 
 import math
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
+from faser.engine.checkpoints.gguf.file import Bytes, FloatArray, GgufFile
 from faser.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
 
 _FAMILIES = {
     "llama": ("LlamaForCausalLM", "llama"),
@@ -172,3 +182,106 @@ def _llama3_factors(num_pairs: int, theta: float, factor: float) -> FloatArray:
     fits = _LLAMA3_CONTEXT / wavelengths
     keep = np.clip((fits - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW), 0.0, 1.0)
     return np.asarray(1 / ((1 - keep) / factor + keep), np.float32)
+
+
+Number = TypeVar("Number", bound=np.generic)
+
+_OUTER_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_ROPE_FACTORS = "rope_freqs.weight"
+
+# llama.cpp reorders the rows of q and k for the rotary embedding it uses for these, and for these only.
+_PERMUTED = ("llama", "smollm3")
+
+
+class GgufSource:
+    """The weights under Hugging Face names, in float32, with the rows of q and k in Hugging Face's order."""
+
+    def __init__(self, file: GgufFile) -> None:
+        """Raises ModelError that names a tensor without a Hugging Face name."""
+        self._file = file
+        self._stored_names = {
+            _hf_name(name, file.path): name for name in file.tensor_names() if name != _ROPE_FACTORS
+        }
+        architecture = file.require("general.architecture", str)
+        self._heads: dict[str, int] = {}
+        if architecture in _PERMUTED:
+            num_heads = file.size(f"{architecture}.attention.head_count")
+            num_kv_heads = file.size(f"{architecture}.attention.head_count_kv", num_heads)
+            self._heads = {"self_attn.q_proj": num_heads, "self_attn.k_proj": num_kv_heads}
+
+    def names(self) -> list[str]:
+        return list(self._stored_names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.shape(self._stored_names[name])
+
+    def array(self, name: str) -> FloatArray:
+        """One tensor, dequantised."""
+        return self._in_order(name, self._file.array(self._stored_names[name]))
+
+    def format(self, name: str) -> str:
+        """The name of the type that a tensor is stored in, such as Q4_K or F32."""
+        return self._file.format(self._stored_names[name])
+
+    def blocks(self, name: str) -> tuple[str, Bytes]:
+        """The format of a quantised tensor, and its rows as they are stored: [N, bytes of a row]."""
+        return self.format(name), self._in_order(name, self._file.blocks(self._stored_names[name]))
+
+    def _in_order(self, name: str, rows: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        num_heads = next((heads for part, heads in self._heads.items() if part in name), None)
+        if num_heads is None:
+            return rows
+        if len(rows) % (2 * num_heads):
+            raise ModelError(f"{self._file.path}: {name} has {len(rows)} rows, which are not {num_heads} heads")
+        return _unpermute(rows, num_heads)
+
+    def get(self, name: str) -> "torch.Tensor":
+        """One tensor, dequantised: float32 on the CPU, in memory of its own."""
+        import torch
+
+        # An unquantised tensor is a view of the mapped file, which must not be written; W makes a copy.
+        return torch.from_numpy(np.require(self.array(name), np.float32, ["C", "W"]))
+
+
+def open_gguf(path: Path) -> GgufSource:
+    """The weights of a GGUF file. Raises ModelError as GgufFile and GgufSource do."""
+    return GgufSource(GgufFile(path))
+
+
+def _hf_name(name: str, path: Path) -> str:
+    if name in _OUTER_NAMES:
+        return _OUTER_NAMES[name]
+    match = _LAYER_TENSOR.fullmatch(name)
+    if match is None or match[2] not in _LAYER_NAMES:
+        raise ModelError(f"{path} has a tensor {name}, which no supported architecture has")
+    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+
+
+def _unpermute(rows: npt.NDArray[Number], num_heads: int) -> npt.NDArray[Number]:
+    """Undo llama.cpp's row order, in which a rotated pair is two adjacent rows; here it is rows d and d + D/2.
+
+    rows: [heads * D, ...] or a bias [heads * D]. One head of D = 4, as stored → as returned:
+
+        stored     a0 b0 a1 b1
+        returned   a0 a1 b0 b1
+    """
+    pairs = rows.reshape(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

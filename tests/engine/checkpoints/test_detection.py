@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from faser.engine.checkpoints.quantization.detection import stored_quantization
-from faser.engine.checkpoints.quantization.stored import StoredFp8, StoredLowBit
+from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, stored_quantization
 from faser.errors import ModelError
 from tests.engine.checkpoints.fp8_checkpoints import FP8_DYNAMIC, FP8_STATIC, arguments, compressed_tensors
 
