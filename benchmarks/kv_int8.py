@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import detect_isa
+from faser.kernels.cpu.build import detect_isa, library_path
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 CONTEXTS = (1024, 2048, 4096, 8192)

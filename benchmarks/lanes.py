@@ -30,8 +30,7 @@ from faser.engine.execution.overlap.cores import Cores, core_numbers
 from faser.engine.execution.overlap.partition import EVERYTHING, Lane, Serial, synchronous
 from faser.engine.execution.startup.step_times.interference_profile import InterferenceCell, measure_interference
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import detect_isa
+from faser.kernels.cpu.build import detect_isa, library_path
 
 DTYPE = torch.bfloat16
 

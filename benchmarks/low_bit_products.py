@@ -25,8 +25,7 @@ import numpy as np
 import torch
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import LOW_BIT_INSTRUCTIONS, detect_isa
+from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, detect_isa, library_path
 from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows
 

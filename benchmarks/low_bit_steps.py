@@ -32,8 +32,7 @@ from faser.config.environment import cache_dir
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import LOW_BIT_INSTRUCTIONS, detect_isa
+from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, detect_isa, library_path
 from faser.kernels.interface.shapes import KvShape, RowLayout
 
 CONTEXT = 128  # tokens before a decoded row

@@ -277,9 +277,9 @@ class _Library:
 
 def _made(owner: ClockGpu, num_copies: int) -> _Attention:
     """A wrapper whose planner FASER can call; versions before these called `plan` for every layout."""
-    if find_spec("faser.kernels.cuda.flashinfer.planners") is None:
+    if find_spec("faser.kernels.cuda.flashinfer.library") is None:
         return _Attention(owner, num_copies)
-    make = import_module("faser.kernels.cuda.flashinfer.planners").planning_wrapper
+    make = import_module("faser.kernels.cuda.flashinfer.library").planning_wrapper
     idle_processors = [0] * (len(signature(make).parameters) - 1)  # versions before took their number here
     found: _Attention = make(_Attention, *idle_processors)(owner, num_copies)
     return found

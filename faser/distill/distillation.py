@@ -16,17 +16,13 @@ from typing import Any
 import torch
 
 from faser.config.engine import EngineConfig
-from faser.distill.conversations.dataset import Dataset, held_out
-from faser.distill.states.recorder import Report, record
-from faser.distill.states.state_files import StateFolder
+from faser.distill.acceptance import Acceptance, measure_acceptance
+from faser.distill.batch import SampleStore, batches_of_epoch
+from faser.distill.dataset import Dataset, held_out
+from faser.distill.head import TrainableHead, frequent_tokens, initial_weights
+from faser.distill.states import Report, StateFolder, record
 from faser.distill.target import FrozenTarget
-from faser.distill.training.acceptance import Acceptance, measure_acceptance
-from faser.distill.training.checkpoint import TrainingState
-from faser.distill.training.initial_weights import initial_weights
-from faser.distill.training.sample_store import SampleStore, batches_of_epoch
-from faser.distill.training.trainable_head import TrainableHead
-from faser.distill.training.trainer import Trainer, TrainingProgress, TrainingSettings
-from faser.distill.training.vocabulary import frequent_tokens
+from faser.distill.trainer import Trainer, TrainingProgress, TrainingSettings, TrainingState
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
 from faser.engine.execution.heads.speculators_writer import write_speculators

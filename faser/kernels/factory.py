@@ -64,7 +64,7 @@ def _native_works() -> bool:
 
 
 def _torch(device: str) -> Backend:
-    from faser.kernels.torch.backend import TorchBackend
+    from faser.kernels.torch_backend import TorchBackend
 
     return TorchBackend(device)
 

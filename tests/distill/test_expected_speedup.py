@@ -5,7 +5,7 @@ Planted bugs seen to be caught: the first token of a draft counted twice, passes
 
 import pytest
 
-from faser.distill.expected_speedup import Expected, expected_speedup, verdict
+from faser.distill.acceptance import Expected, expected_speedup, verdict
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import Isa, detect_isa
+from faser.kernels.cpu.build import Isa, detect_isa, library_path
 
 
 def runnable_isas() -> list[Isa]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from faser.kernels.interface.int8_cache import dequantised, quantise_heads
+from faser.kernels.interface.kv_cache import dequantised, quantise_heads
 from faser.kernels.interface.shapes import AttentionShape
 
 _MOST_QUERY = 16256  # integers of a query, where a backend rounds it

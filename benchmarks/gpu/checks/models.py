@@ -28,7 +28,7 @@ from faser.engine.execution.startup.device import resolve_device
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import AttentionShape, KvShape
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 
 _SEQUENCES, _BLOCKS_EACH = 6, 24
 _MOST_ERROR = 1.25  # times what the reference backend loses by computing in bfloat16

@@ -11,8 +11,8 @@ from faser.cli.console.progress import ProgressReporter
 from faser.cli.distill.arguments import DistillArguments
 from faser.cli.distill.display import TokenBar, TrainingBar, acceptance_table, speedup_table
 from faser.config.engine import EngineConfig
-from faser.distill.conversations.dataset import Dataset
-from faser.distill.expected_speedup import LOADS, expected_speedup, verdict
+from faser.distill.acceptance import LOADS, expected_speedup, verdict
+from faser.distill.dataset import Dataset
 from faser.engine.control.timing.cost_model import CostModel
 
 _TERMINATED = 143  # 128 + SIGTERM, as shells say it
@@ -24,7 +24,7 @@ def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dat
 
     from faser.distill.distillation import Distillation, HeadSettings
     from faser.distill.target import load_target
-    from faser.distill.training.trainer import TrainingSettings
+    from faser.distill.trainer import TrainingSettings
 
     settings = TrainingSettings(seed=own.seed, epochs=own.epochs, hours=own.hours, steps=own.steps, rows=own.rows)
     head = HeadSettings(draft_vocab_size=own.draft_vocab_size, int8=own.int8)

@@ -18,19 +18,16 @@ from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, heads_struct
 from faser.kernels.cpu.head_drafting import NativeHeadDrafting
+from faser.kernels.cpu.library import LanePools, NativePool, full_pool
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
-from faser.kernels.cpu.masks import CpuMaskKernel
-from faser.kernels.cpu.sampling import CpuSamplingKernels
-from faser.kernels.cpu.thread_pools import LanePools, NativePool, full_pool
-from faser.kernels.interface.blocks import Blocks, Layers
+from faser.kernels.cpu.sampling import CpuMaskKernel, CpuSamplingKernels
+from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.blocks import Blocks, HeadDrafting, Layers
 from faser.kernels.interface.fp8 import Fp8Rows
-from faser.kernels.interface.fp8_cache import check_cache_dtype
 from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.head_drafting import HeadDrafting
+from faser.kernels.interface.kv_cache import check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.processors import DeviceLane, Processors
-from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
-from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
+from faser.kernels.interface.shapes import AttentionShape, DeviceLane, KvShape, Processors, RowLayout
 
 _KV_DTYPES = {**DTYPES, torch.int8: native_library.INT8}
 _MOST_HEAD_DIM = 1024  # of a cache in int8: sums of products fit into 32 bits

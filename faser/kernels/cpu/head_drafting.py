@@ -9,7 +9,7 @@ from torch import Tensor
 
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, any_linear, normed_linear, reorders
-from faser.kernels.interface.head_drafting import (
+from faser.kernels.interface.blocks import (
     DraftedTokens,
     DraftRoom,
     DraftRules,

@@ -1,4 +1,7 @@
-"""Plain values between a model and a backend: the rows of a step, the size of a KV cache, the heads of a layer."""
+"""Which processors a backend computes on. Plain values.
+
+Plain values between a model and a backend: the rows of a step, the size of a KV cache, the heads of a layer.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +9,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from faser.kernels.interface.int8_cache import SCALE_DTYPE
+from faser.errors import ConfigError
+from faser.kernels.interface.kv_cache import SCALE_DTYPE
+
+# About what a lane of a GPU takes besides its CUDA graphs: cuBLAS's workspace (32 MiB), and attention plans for
+# decoding and for other steps that run kernel by kernel (8 MiB each). All lanes share attention's workspace.
+LANE_BYTES = 48 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLane:
+    """A lane's part of a GPU: work enqueued on its stream runs on its processors.
+
+    A CUDA graph captured on the stream stays on these processors, whichever stream replays it. There is one object
+    for each name and share until the partition is closed.
+
+    name: "draft" or "verify". share: of the GPU's processors, 0 to 1. num_processors: how many it has; with plain
+    streams all, for which both lanes compete. stream: a torch.cuda.Stream, opaque here.
+    """
+
+    name: str
+    share: float
+    num_processors: int
+    stream: object
+
+
+class LaneError(ConfigError):
+    """A lane whose processors cannot run a model's kernels: names the lane, and the reason that was given."""
+
+
+# CPU cores by number, or a part of a GPU.
+Processors = tuple[int, ...] | DeviceLane
+
 
 # Opaque handles: each backend returns objects of its own classes under these names; callers only pass them back.
 PackedLinear = Any

@@ -8,10 +8,9 @@ import torch
 
 from faser.config.engine import EngineConfig
 from faser.distill.distillation import head_spec, state_layers
-from faser.distill.online.trained_head import TrainedHead, write_trained_head
-from faser.distill.states.target_states import Passage
-from faser.distill.target import FrozenTarget, load_target
-from faser.distill.training.initial_weights import initial_weights
+from faser.distill.head import initial_weights
+from faser.distill.online_learner import TrainedHead, write_trained_head
+from faser.distill.target import FrozenTarget, Passage, load_target
 from faser.engine.contract.learning import LearnableAnswer
 from tests.engine.test_head_engine import WIDTH, write_agreeing
 

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from faser.distill.training.batch import Sample
-from faser.distill.training.initial_weights import initial_weights
-from faser.distill.training.trainable_head import TrainableHead
+from faser.distill.batch import Sample
+from faser.distill.head import TrainableHead, initial_weights
 from faser.engine.checkpoints.families.architecture import DecoderSpec, RopeSpec
 from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
 

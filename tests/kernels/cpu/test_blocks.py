@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
@@ -24,7 +25,6 @@ from faser.kernels.interface.blocks import (
     Layers,
     NormedLinear,
 )
-from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.shapes import AttentionShape, KvShape, PackedLinear, RowLayout
 from tests.kernels.interface.low_bit.blocks import random_blocks
 

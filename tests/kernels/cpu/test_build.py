@@ -15,14 +15,15 @@ from faser.errors import ConfigError
 from faser.kernels.cpu.build import (
     COMPILING,
     SOURCE_DIR,
+    Isa,
     NativeLibrary,
     can_build,
+    detect_isa,
     find_library,
     library_path,
     prebuild,
     prebuilt_name,
 )
-from faser.kernels.cpu.isa import Isa, detect_isa
 from tests.disks import filling_up, read_only
 from tests.processes import has_ended
 

@@ -13,12 +13,11 @@ from torch.testing import assert_close
 
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import Isa
+from faser.kernels.cpu.build import Isa, library_path
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.int8_cache import dequantised, quantise_heads
+from faser.kernels.interface.kv_cache import dequantised, quantise_heads
 from faser.kernels.interface.shapes import AttentionShape, KvCache
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.conftest import other_isas
 from tests.kernels.int8_bounds import most_off
 from tests.kernels.layouts import (

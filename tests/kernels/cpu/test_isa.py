@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from faser.errors import ConfigError
-from faser.kernels.cpu.isa import Isa, chosen_isa, compiler_flags, detect_isa, runnable_isas
+from faser.kernels.cpu.build import Isa, chosen_isa, compiler_flags, detect_isa, runnable_isas
 
 
 @pytest.mark.parametrize(

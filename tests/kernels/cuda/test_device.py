@@ -5,7 +5,7 @@ import torch
 
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import CudaDevice, CudaFacts, cublas_carveout, cuda_facts, open_cuda, stream_of
-from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import DeviceLane
 
 HOPPER, TURING = (9, 0), (7, 5)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from faser.kernels.cuda.green_contexts import CudaGreenDriver, GreenContextError, open_green_driver
+from faser.kernels.cuda.lanes import CudaGreenDriver, GreenContextError, open_green_driver
 
 DEVICE = torch.device("cuda", 1)
 CALLS = [

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from faser.kernels.cuda.memory import CudaMemory, DeviceMemory
+from faser.kernels.cuda.device import CudaMemory, DeviceMemory
 from tests.kernels.cuda.fake_memory import FakeMemory
 
 MIB = 1 << 20

@@ -19,9 +19,9 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.thread_pools import LanePools, NativePool
-from faser.kernels.interface.processors import DeviceLane
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.cpu.library import LanePools, NativePool
+from faser.kernels.interface.shapes import DeviceLane
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.layouts import Span, attention_shape, kv_shape, layout_of, qkv_width, shuffled_table, step
 
 pytestmark = pytest.mark.alone

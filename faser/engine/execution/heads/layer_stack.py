@@ -8,7 +8,7 @@ from torch import Tensor
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
 from faser.engine.execution.models.decoder import Buffers, decoder_layer
 from faser.engine.execution.models.weights import LayerWeights
-from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import (
     Blocks,
     DecoderStack,
@@ -16,7 +16,6 @@ from faser.kernels.interface.blocks import (
     Layers,
     NormedLinear,
 )
-from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.shapes import AttentionPlan, KvCache
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.weights import DecoderWeights, LayerWeights
-from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
@@ -23,7 +23,6 @@ from faser.kernels.interface.blocks import (
     Layers,
     NormedLinear,
 )
-from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 
 

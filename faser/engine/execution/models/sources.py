@@ -25,8 +25,7 @@ from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ModelError
 from faser.kernels.interface.fp8 import FP8, Fp8Rows
 from faser.kernels.interface.low_bit.formats import FORMATS
-from faser.kernels.interface.low_bit.quantise import INT4, INT8, FloatRows, Scheme
-from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows
+from faser.kernels.interface.low_bit.rows import INT4, INT8, FloatRows, LowBitRows, Scheme, block_rows
 
 if TYPE_CHECKING:
     from faser.engine.checkpoints.gguf.checkpoint import GgufSource

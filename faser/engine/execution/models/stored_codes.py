@@ -30,8 +30,7 @@ from torch import Tensor
 from faser.engine.checkpoints.quantized import Layout, StoredLowBit
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ConfigError, ModelError
-from faser.kernels.interface.low_bit.group_rows import group_rows
-from faser.kernels.interface.low_bit.rows import LowBitRows
+from faser.kernels.interface.low_bit.rows import LowBitRows, group_rows
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 

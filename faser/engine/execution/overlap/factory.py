@@ -12,8 +12,7 @@ from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition, Serial
 from faser.engine.execution.overlap.streams import Streams
 from faser.errors import ConfigError
-from faser.kernels.cuda.green_contexts import GreenContextError, GreenDriver, open_green_driver
-from faser.kernels.cuda.streams import CudaLaneDevice, LaneDevice
+from faser.kernels.cuda.lanes import CudaLaneDevice, GreenContextError, GreenDriver, LaneDevice, open_green_driver
 from faser.kernels.interface.backend import Backend
 
 _log = logging.getLogger("faser.engine")

@@ -11,8 +11,7 @@ from typing import TypeVar
 from faser.engine.execution.overlap.partition import Draft, OverlapResult, Verify
 from faser.engine.execution.overlap.streams import LanePair, StreamLanes, gpu_lane
 from faser.errors import ConfigError
-from faser.kernels.cuda.green_contexts import GROUP_UNIT, GreenContextError, GreenDriver, Group, open_stream
-from faser.kernels.cuda.streams import LaneDevice
+from faser.kernels.cuda.lanes import GROUP_UNIT, GreenContextError, GreenDriver, Group, LaneDevice, open_stream
 
 D = TypeVar("D")
 V = TypeVar("V")

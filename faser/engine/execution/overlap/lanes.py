@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from faser.engine.execution.overlap.partition import Lane, Partition, PendingResult, synchronous
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.processors import DeviceLane, LaneError
+from faser.kernels.interface.shapes import DeviceLane, LaneError
 
 T = TypeVar("T")
 

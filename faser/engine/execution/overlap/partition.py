@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from faser.engine.execution.overlap.lane_call import LaneCall, raise_first
 from faser.errors import ConfigError
-from faser.kernels.interface.processors import DeviceLane, Processors
+from faser.kernels.interface.shapes import DeviceLane, Processors
 
 D = TypeVar("D")
 V = TypeVar("V")

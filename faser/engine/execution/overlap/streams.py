@@ -24,9 +24,9 @@ from typing import TypeVar
 from faser.engine.execution.overlap.lane_call import LaneCall, raise_first
 from faser.engine.execution.overlap.partition import Draft, Lane, OverlapResult, PendingResult, Verify
 from faser.errors import ConfigError
-from faser.kernels.cuda.events import DeviceEvent
-from faser.kernels.cuda.streams import LaneDevice
-from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.cuda.device import DeviceEvent
+from faser.kernels.cuda.lanes import LaneDevice
+from faser.kernels.interface.shapes import DeviceLane
 
 D = TypeVar("D")
 T = TypeVar("T")

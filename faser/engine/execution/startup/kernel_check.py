@@ -6,7 +6,7 @@ from pathlib import Path
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.execution.startup.sizing import CachedModel
 from faser.errors import ConfigError
-from faser.kernels.cuda.flashinfer.modules import (
+from faser.kernels.cuda.flashinfer.build import (
     Attention,
     Module,
     compile_time,

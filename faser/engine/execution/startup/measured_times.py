@@ -18,7 +18,7 @@ from faser.engine.execution.startup.step_times.profile import cached_profile, fi
 from faser.engine.execution.startup.step_times.start_check import start_check
 from faser.engine.execution.startup.step_times.step_profiler import StepProfiler
 from faser.engine.execution.startup.step_times.table_fit import DummyBatchLimits
-from faser.kernels.cpu.isa import chosen_isa
+from faser.kernels.cpu.build import chosen_isa
 from faser.types import ProgressCallback
 
 # The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and

@@ -43,9 +43,9 @@ from faser.engine.execution.startup.step_times.step_profiler import TimedRunner
 from faser.engine.execution.startup.warm_up import ResidentModel, prepare_kernels
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.text.tokenizer import load_tokenizer
+from faser.kernels.cuda.device import CudaMemory
 from faser.kernels.cuda.flashinfer.build import arch_of
-from faser.kernels.cuda.memory import CudaMemory
-from faser.kernels.cuda.streams import CudaLaneDevice
+from faser.kernels.cuda.lanes import CudaLaneDevice
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import KvShape

@@ -14,8 +14,7 @@ from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.startup.model_loading import LoadedModel
 from faser.engine.execution.startup.sizing import most_logit_rows
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.processors import LANE_BYTES, DeviceLane
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.shapes import LANE_BYTES, DeviceLane, KvShape
 from faser.types import ProgressCallback
 
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.cuda.device import Accelerator
-from faser.kernels.cuda.events import DeviceEvent
+from faser.kernels.cuda.device import Accelerator, DeviceEvent
 from faser.kernels.cuda.flashinfer.build import HEAD_DIMS
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
@@ -26,20 +25,18 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
     AttentionWrappers,
     plan_attention,
 )
+from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.triton.device_kernels import DeviceKernels
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
-from faser.kernels.interface.blocks import Blocks, Layers
+from faser.kernels.interface.backend import SeparateBlocks
+from faser.kernels.interface.blocks import Blocks, HeadDrafting, Layers
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
-from faser.kernels.interface.fp8_cache import check_cache_dtype
-from faser.kernels.interface.head_drafting import HeadDrafting
+from faser.kernels.interface.kv_cache import check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.paged_layout import PagedLayout, paged_layout
-from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels
 from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
 from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
-from faser.kernels.interface.separate_blocks import SeparateBlocks
-from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
+from faser.kernels.interface.shapes import AttentionShape, DeviceLane, KvShape, Processors, RowLayout
 
 DTYPES = (torch.bfloat16, torch.float16)
 KV_DTYPES = (*DTYPES, FP8)  # of keys and values

@@ -54,17 +54,14 @@ def triton_kernels(
     dependent_launches: launch these, and rope_append, before the launch before them is done; from compute
     capability 9.0 on. Raises ImportError without Triton.
     """
-    from faser.kernels.cuda.triton.gate import silu_mul
+    from faser.kernels.cuda.triton.layer_ops import rms_norm, rope_append, silu_mul
     from faser.kernels.cuda.triton.logits.logit_edits import TritonLogitsProcessorKernels
-    from faser.kernels.cuda.triton.norm import rms_norm
-    from faser.kernels.cuda.triton.rope_append import rope_append
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
     from faser.kernels.cuda.triton.sampling.host_rejection import TritonRejectionKernels
     from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
 
     def few_row_blocks(num_processors: int, otherwise: Blocks) -> Blocks:
-        from faser.kernels.cuda.triton.few_rows.blocks import FewRowBlocks
-        from faser.kernels.cuda.triton.few_rows.product import FewRowsProduct
+        from faser.kernels.cuda.triton.few_rows import FewRowBlocks, FewRowsProduct
 
         product = FewRowsProduct(num_processors, dependent=dependent_launches)
         return FewRowBlocks(product, otherwise, rms_norm)

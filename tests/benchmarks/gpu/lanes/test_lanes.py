@@ -31,8 +31,8 @@ from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.execution.overlap.cores import core_numbers
 from faser.engine.execution.overlap.partition import Serial
-from faser.kernels.cuda.events import DeviceEvent
-from faser.kernels.cuda.green_contexts import GreenContextError, Group
+from faser.kernels.cuda.device import DeviceEvent
+from faser.kernels.cuda.lanes import GreenContextError, Group
 from faser.types import SamplingParams
 
 

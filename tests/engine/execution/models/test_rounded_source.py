@@ -16,8 +16,8 @@ from faser.engine.execution.models.sources import RoundedSource
 from faser.engine.execution.models.tensors import EMBEDDING, HEAD
 from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.low_bit.quantise import INT4, INT8
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.low_bit.rows import INT4, INT8
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, prompt

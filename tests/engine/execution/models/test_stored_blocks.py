@@ -25,7 +25,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.low_bit.product import STRETCH, quantise_activations
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.engine.checkpoints.gguf.gguf_files import BIASES, VOCAB_SIZE, hf_weights, write_gguf
 from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, prompt
 

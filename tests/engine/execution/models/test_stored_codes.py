@@ -23,7 +23,7 @@ from faser.errors import ConfigError, ModelError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config
 from tests.engine.checkpoints.fp8_checkpoints import is_product
 from tests.engine.checkpoints.low_bit_checkpoints import KINDS, Kind, write_pair

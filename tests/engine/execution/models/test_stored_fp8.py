@@ -23,7 +23,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8, quantise_rows, quantise_weight
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.fp8_checkpoints import (
     FP8_DYNAMIC,

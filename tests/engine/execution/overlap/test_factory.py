@@ -13,9 +13,9 @@ from faser.engine.execution.overlap.factory import make_gpu_partition, make_lane
 from faser.engine.execution.overlap.lanes import DeviceLanes, device_lanes_of
 from faser.engine.execution.overlap.partition import Partition, Serial
 from faser.errors import ConfigError
-from faser.kernels.cuda.green_contexts import GreenContextError, GreenDriver
+from faser.kernels.cuda.lanes import GreenContextError, GreenDriver
 from faser.kernels.interface.backend import Backend
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.engine.execution.overlap.alternating_partition import AlternatingPartition
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver

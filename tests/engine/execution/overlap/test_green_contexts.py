@@ -13,8 +13,7 @@ from faser.engine.execution.overlap.partition import (
     Lane,
     synchronous,
 )
-from faser.kernels.cuda.green_contexts import GreenContextError, Group, open_green_driver
-from faser.kernels.cuda.streams import CudaLaneDevice
+from faser.kernels.cuda.lanes import CudaLaneDevice, GreenContextError, Group, open_green_driver
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver
 from tests.kernels.cuda.fake_lane_device import FakeLaneDevice, FakeStream
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, make_on_lanes
-from faser.kernels.interface.processors import LaneError
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.shapes import LaneError
+from faser.kernels.torch_backend import TorchBackend
 from tests.engine.execution.overlap.alternating_partition import AlternatingPartition
 from tests.kernels.cuda.fake_device import FakeAccelerator
 

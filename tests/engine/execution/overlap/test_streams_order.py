@@ -13,7 +13,7 @@ import pytest
 
 from faser.engine.execution.overlap.partition import Lane, synchronous
 from faser.engine.execution.overlap.streams import LanePair, StreamLanes
-from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import DeviceLane
 from tests.kernels.cuda.fake_lane_device import FakeLaneDevice
 
 SHARES = (1 / 11, 5 / 33, 3 / 11)

@@ -16,9 +16,9 @@ import pytest
 from faser.engine.execution.cuda_graphs.batch_sizes import GraphSizes
 from faser.engine.execution.overlap.green_contexts import GreenContexts
 from faser.engine.execution.overlap.partition import Draft, Lane, OverlapResult, PendingResult, Verify
-from faser.kernels.cuda.events import DeviceEvent
+from faser.kernels.cuda.device import DeviceEvent
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import DeviceLane
 from tests.engine.execution.cuda_graphs.test_graph_runner import WIDTH, write_heads_of_64
 from tests.engine.execution.overlap.test_lane_graphs import (
     NUM_TOKENS,

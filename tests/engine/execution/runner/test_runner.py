@@ -19,7 +19,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import KvShape
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 
 NUM_LAYERS = 5

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from faser.engine.execution.runner.staged_numbers import StagedNumbers
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend
 

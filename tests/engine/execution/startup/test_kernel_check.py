@@ -9,11 +9,11 @@ from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.execution.startup.kernel_check import check_kernels
 from faser.engine.execution.startup.sizing import CachedModel
 from faser.errors import ConfigError
-from faser.kernels.cuda.flashinfer.build import modules_dir
-from faser.kernels.cuda.flashinfer.modules import (
+from faser.kernels.cuda.flashinfer.build import (
     Attention,
     Module,
     folder_of_compiled,
+    modules_dir,
     needed_modules,
     package_of_modules,
 )

@@ -12,7 +12,7 @@ from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
 from faser.engine.execution.startup.model_loading import LoadedModel, load_draft_model, load_target
 from faser.errors import ConfigError
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.low_bit_checkpoints import KINDS, write_pair
 

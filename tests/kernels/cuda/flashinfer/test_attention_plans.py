@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from faser.kernels.cuda.flashinfer.attention_plans import PlanExtent
-from faser.kernels.cuda.flashinfer.graph_capture import FlashInferGraphCapture
+from faser.kernels.cuda.flashinfer.graph_capture import FlashInferGraphCapture, PlanExtent
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, AttentionWorkspace, AttentionWrappers
 from faser.kernels.interface.graph_capture import GraphBatchSize
 from tests.kernels.cuda.fake_device import FakeAccelerator

@@ -5,13 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from faser.kernels.cuda.flashinfer.build import FP8_MODULES, MODULES, VERSION, WINDOW_MODULES, modules_dir
-from faser.kernels.cuda.flashinfer.modules import (
+from faser.kernels.cuda.flashinfer.build import (
+    FP8_MODULES,
+    MODULES,
+    VERSION,
+    WINDOW_MODULES,
     Attention,
     Module,
     compile_time,
     folder_of_compiled,
     known_modules,
+    modules_dir,
     needed_modules,
     precompiled_folders,
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from faser.kernels.cuda.flashinfer.planners import planning_wrapper
+from faser.kernels.cuda.flashinfer.library import planning_wrapper
 
 PLANNED: list[tuple[Any, ...]] = []
 ARGUMENTS: tuple[Any, ...] = (*range(100, 116), -1, False, 0, 0)

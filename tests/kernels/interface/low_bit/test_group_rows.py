@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from faser.errors import ConfigError
-from faser.kernels.interface.low_bit.group_rows import group_rows
+from faser.kernels.interface.low_bit.rows import group_rows
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from faser.kernels.interface.low_bit.quantise import INT4, INT8, FloatRows, quantise
+from faser.kernels.interface.low_bit.rows import INT4, INT8, FloatRows, quantise
 
 Wide = npt.NDArray[np.float64]
 

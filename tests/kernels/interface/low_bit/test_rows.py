@@ -5,8 +5,15 @@ import pytest
 import torch
 
 from faser.errors import ConfigError
-from faser.kernels.interface.low_bit.quantise import INT4, INT8, FloatRows
-from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows, can_stack, stack_low_bit
+from faser.kernels.interface.low_bit.rows import (
+    INT4,
+    INT8,
+    FloatRows,
+    LowBitRows,
+    block_rows,
+    can_stack,
+    stack_low_bit,
+)
 from tests.kernels.interface.low_bit.blocks import random_blocks
 from tests.kernels.interface.low_bit.group_weights import random_groups
 

@@ -19,7 +19,7 @@ from faser.engine.execution.startup.step_times.profile import LANES_STAGE, cache
 from faser.engine.execution.startup.step_times.step_profiler import STAGE, ProfileProgress, StepProfiler
 from faser.engine.execution.startup.step_times.table_fit import ROW_COUNTS, DummyBatchLimits
 from faser.kernels.interface.shapes import KvShape
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from faser.machine import BusyMeter, CoreUse, usable_cores
 from tests.disks import filling_up, read_only
 
