@@ -9,7 +9,7 @@ import torch
 
 from faser.distill.acceptance import measure_acceptance
 from faser.distill.batch import Sample, SampleStore, make_batch
-from tests.distill.training.small import DRAFTS, SAMPLES, STEPS, VOCAB, sample, small_head
+from tests.distill.small import DRAFTS, SAMPLES, STEPS, VOCAB, sample, small_head
 
 DRAFT_IDS = torch.arange(3, 3 + 2 * DRAFTS, 2)
 

@@ -3,7 +3,7 @@
 import torch
 
 from faser.distill.batch import make_batch
-from tests.distill.training.small import SAMPLES, STEPS
+from tests.distill.small import SAMPLES, STEPS
 
 
 def test_each_row_takes_and_predicts_what_its_place_says() -> None:

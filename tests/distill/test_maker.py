@@ -10,7 +10,7 @@ from faser.distill.operator_files import FileQuestions
 from faser.distill.questions import AskingSettings, ChatTurns, SelfAskedQuestions
 from faser.engine.text.tokenizer import load_tokenizer
 from tests.checkpoints import EOS_TOKEN_ID
-from tests.distill.conversations.fake_source import BrokenDownError, FakeSource
+from tests.distill.fake_source import BrokenDownError, FakeSource
 
 WANTED = 900
 

@@ -9,7 +9,7 @@ from faser.distill.questions import AskingSettings, ChatTurns, SelfAskedQuestion
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError
 from tests.checkpoints import EOS_TOKEN_ID
-from tests.distill.conversations.fake_source import FakeSource
+from tests.distill.fake_source import FakeSource
 
 ASKING = AskingSettings(per_shard=4)
 

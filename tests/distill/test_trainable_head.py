@@ -8,7 +8,7 @@ from torch import Tensor
 from faser.distill.batch import Sample, make_batch
 from faser.distill.head import TrainableHead
 from faser.engine.execution.heads import tensors
-from tests.distill.training.small import HIDDEN, SAMPLES, STEPS, VOCAB, embedding, small_head
+from tests.distill.small import HIDDEN, SAMPLES, STEPS, VOCAB, embedding, small_head
 from tests.engine.execution.heads.references import Eagle3, Shape
 
 

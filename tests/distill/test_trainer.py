@@ -11,7 +11,7 @@ from faser.distill.batch import Sample, SampleStore, batches_of_epoch
 from faser.distill.head import TrainableHead
 from faser.distill.trainer import Trainer, TrainingProgress, TrainingSettings, TrainingState, rate_at
 from faser.errors import ConfigError
-from tests.distill.training.small import embedding, sample, small_head, small_spec
+from tests.distill.small import embedding, sample, small_head, small_spec
 
 SETTINGS = TrainingSettings(epochs=4, rows=24, steps=2, rate=2e-2, warm_up=2)
 DRAFT_IDS = torch.arange(3, 27, 2)

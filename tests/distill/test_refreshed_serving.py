@@ -26,7 +26,7 @@ from faser.engine.contract.messages import Configure
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.metrics.server import Metrics
 from faser.types import Request, SamplingParams
-from tests.distill.online.beginner import markov_target, write_beginner
+from tests.distill.beginner import markov_target, write_beginner
 from tests.engine.client.head_refresh.test_refresher import FakeLearner
 from tests.engine.test_head_engine import WIDTH
 
