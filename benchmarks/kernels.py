@@ -25,7 +25,8 @@ from torch import Tensor
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import detect_isa, library_path
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import AttentionShape, RowLayout
 from faser.kernels.torch_backend import TorchBackend
 
 HIDDEN, INNER, LAYERS, VOCAB = 576, 1536, 30, 49152

@@ -21,7 +21,8 @@ import torch
 
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import detect_isa, library_path
-from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import AttentionShape, RowLayout
 
 CONTEXTS = (1024, 2048, 4096, 8192)
 STEPS = ((1, 1), (8, 1), (1, 256))  # sequences, rows of each

@@ -33,7 +33,8 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, detect_isa, library_path
-from faser.kernels.interface.shapes import KvShape, RowLayout
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import RowLayout
 
 CONTEXT = 128  # tokens before a decoded row
 BLOCK_SIZE = 32

@@ -31,7 +31,7 @@ from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.kv_cache import KvShape
 from faser.types import Request, SamplingParams
 
 MAX_LEN = 1024

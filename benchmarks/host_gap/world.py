@@ -39,7 +39,8 @@ from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.interface.shapes import DeviceLane, KvShape
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import DeviceLane
 from faser.types import Request, SamplingParams
 
 PLAIN, SERIAL, BESIDE, SHORT = "plain", "serial", "beside", "short"

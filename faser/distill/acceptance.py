@@ -1,11 +1,9 @@
-"""Acceptance of a head's drafts on conversations it has not learned from, by position in the draft.
+"""Acceptance of a head's drafts on conversations it has not learned from, and what it is expected to bring.
 
 Greedy answers: position i is accepted where the head's best tokens of positions 0 … i are the answer's.
 Sampled answers: draft and answer are drawn from q and p at the same temperature; Σ min(p, q) is the largest share
 that can agree, and what is multiplied over the positions here.
 Each row of an answer begins a draft. A server begins one after each verification, which is nearly the same.
-
-What a head is expected to bring, by load, from its acceptance and the engine's measured step times.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +16,10 @@ from torch import Tensor
 from faser.distill.batch import Batch, SampleStore, make_batch
 from faser.distill.head import TrainableHead
 from faser.engine.control.timing.cost_model import CostModel
+
+LOADS = (1, 4, 16, 32)
+_CONTEXT = 256  # cached tokens of each request
+_WORTH = 1.02  # less is within what a measurement varies by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +94,6 @@ def _add(sums: _Sums, accepted: Tensor, rows: Tensor) -> None:
     """accepted: [S, N], of each position alone."""
     sums.accepted += accepted[:, rows].cumprod(0).sum(1).cpu().numpy()
     sums.rows += int(rows.sum())
-
-
-LOADS = (1, 4, 16, 32)
-_CONTEXT = 256  # cached tokens of each request
-_WORTH = 1.02  # less is within what a measurement varies by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,6 @@
-"""Products and norms of the training step, with their gradients, in few passes over memory.
+"""Products, norms and the optimiser of the training step, in few passes over memory.
 
 Matrices are products in the type of the activations; norms, softmax and losses are computed in float32.
-
-Muon: an optimiser for matrices, whose steps have singular values near 1 (K. Jordan et al., 2024).
-
-Steps are as large as AdamW's, so both follow one rate (arXiv 2502.16982). torch.optim.Muon computes the same in
-bfloat16 alone, which takes sixty times as long as float32 on a processor without products of bfloat16.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,6 +10,11 @@ import torch
 from torch import Tensor
 
 _CHUNK_ROWS = 1024  # logits of so many rows exist at a time
+_COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of the iteration of Newton and Schulz
+_ITERATIONS = 5
+_MOMENTUM = 0.95
+_RMS = 0.2  # of the entries of a step, which is that of AdamW's
+_LEAST_NORM = 1e-7
 
 
 class RmsNorm(torch.autograd.Function):
@@ -108,15 +108,13 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     return turned.to(x.dtype)
 
 
-_COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of the iteration of Newton and Schulz
-_ITERATIONS = 5
-_MOMENTUM = 0.95
-_RMS = 0.2  # of the entries of a step, which is that of AdamW's
-_LEAST_NORM = 1e-7
-
-
 class Muon(torch.optim.Optimizer):
-    """params: groups of matrices. dtype: of the products that make a step."""
+    """An optimiser for matrices, whose steps have singular values near 1 (K. Jordan et al., 2024).
+
+    Steps are as large as AdamW's, so both follow one rate (arXiv 2502.16982). torch.optim.Muon computes the same
+    in bfloat16 alone, which takes sixty times as long as float32 on a processor without products of bfloat16.
+    params: groups of matrices. dtype: of the products that make a step.
+    """
 
     def __init__(
         self, params: Iterable[dict[str, object]], lr: float, weight_decay: float, dtype: torch.dtype

@@ -4,9 +4,8 @@
     rows                       1 … n - 1         row p takes token p and the target's states of p - 1
     drafting rows              P … n - 2         row p predicts p + 1, and p + s + 1 in step s
 
-A row before P only gives keys and values. What is predicted is always a token of the answer.
-
-SampleStore: recorded conversations as samples for one head, and the order in which they are learned.
+A row before P only gives keys and values. What is predicted is always a token of the answer. SampleStore gives the
+recorded conversations, and batches_of_epoch the order in which they are learned.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +17,8 @@ import torch
 from torch import Tensor
 
 from faser.distill.states import ShardStates
+
+_POOL = 256  # conversations that are sorted by length together, so that batches have little padding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +142,6 @@ def _mask(rows: npt.NDArray[np.int64], prompts: npt.NDArray[np.int64], drafting:
     own = prompts[:, None] - 1 + np.minimum(np.arange(drafting.max())[None, :], drafting[:, None] - 1)
     seen = np.arange(rows.max())[None, None, :] <= own[:, :, None]
     return torch.zeros(seen.shape).masked_fill_(torch.from_numpy(~seen), float("-inf"))
-
-
-_POOL = 256  # conversations that are sorted by length together, so that batches have little padding
 
 
 class SampleStore:

@@ -1,8 +1,7 @@
-"""Shard: some conversations as arrays, in one file of numpy's npz format. Knows no engine.
+"""Conversations to learn from, as token ids on disk: shards of them, and dataset.json with how they were made.
 
-Dataset: a folder of shards, and dataset.json with how they were made.
-
-A shard counts from the moment dataset.json lists it: what a killed writer leaves is written anew. Knows no engine.
+A shard is one file of numpy's npz format. It counts from the moment dataset.json lists it: what a killed writer
+leaves is written anew. Knows no engine and no torch.
 """
 
 import errno
@@ -18,6 +17,9 @@ import numpy.typing as npt
 
 from faser.errors import ConfigError
 from faser.files import replacing, write_atomically
+
+_INDEX = "dataset.json"
+_HELD_OUT_EVERY = 33  # conversations; one is for measuring, and never learned from. Odd: temperatures alternate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,20 +106,6 @@ class Shard:
         if total != len(shard.tokens):
             raise ConfigError(f"{path} has {len(shard.tokens)} tokens; its conversations have {total}")
         return shard
-
-
-def unwritable(path: Path, error: OSError) -> ConfigError:
-    """The error for a file that cannot be written; it says that nothing is lost where the disk is full."""
-    if error.errno == errno.ENOSPC:
-        return ConfigError(
-            f"{path} cannot be written: no space is left on the disk; free some and run the command again, "
-            "what is there is kept"
-        )
-    return ConfigError(f"{path} cannot be written: {error.strerror}")
-
-
-_INDEX = "dataset.json"
-_HELD_OUT_EVERY = 33  # conversations; one is for measuring, and never learned from. Odd: temperatures alternate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,3 +203,13 @@ def _refuse_other_settings(index: Path, stored: Mapping[str, Any], settings: Map
                 f"{index} was made with {name} {json.dumps(stored.get(name))}, not {json.dumps(value)}: "
                 "give another folder with -o, or the same flags"
             )
+
+
+def unwritable(path: Path, error: OSError) -> ConfigError:
+    """The error for a file that cannot be written; it says that nothing is lost where the disk is full."""
+    if error.errno == errno.ENOSPC:
+        return ConfigError(
+            f"{path} cannot be written: no space is left on the disk; free some and run the command again, "
+            "what is there is kept"
+        )
+    return ConfigError(f"{path} cannot be written: {error.strerror}")

@@ -4,13 +4,10 @@
     step s   row p takes x_{p+s} and its own output of step s - 1, and predicts p + s + 1
 
 Row p of step s sees what it would see when served: the rows 1 … p of step 0, and its own steps 1 … s. It never
-sees a state of the target from p on, which a drafter does not have yet.
+sees a state of the target from p on, which a drafter does not have yet. A head begins with a seeded layer and what
+the target lends; its vocabulary is the tokens that the target says most often.
 
 Source: Li et al., arXiv 2503.01840, section 3.2 ("training-time test").
-
-The weights that training begins with: a seeded layer, and what the target lends.
-
-The vocabulary of a head: the tokens that its target says most often. Knows no head.
 """
 
 import math
@@ -30,6 +27,8 @@ from faser.engine.execution.heads import tensors
 from faser.engine.execution.models.rope import rotary_angles
 
 _LAYER = tensors.layer_prefix(0)
+_INTO_STREAM = (_LAYER + "self_attn.o_proj.weight", _LAYER + "mlp.down_proj.weight")
+_SMALLER = 0.25  # what a layer adds to the stream at first, against other products
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +176,6 @@ def _attend(queries: Tensor, known: _Keys, drafted: list[_Keys], batch: Batch) -
         share = shares[..., keys.shape[-1] + at].permute(0, 3, 1, 2).reshape(count * longest, num_kv, group)
         mixed = mixed + share[batch.unpadded][..., None] * each.values[:, :, None]
     return mixed.reshape(-1, num_heads * width)
-
-
-_INTO_STREAM = (_LAYER + "self_attn.o_proj.weight", _LAYER + "mlp.down_proj.weight")
-_SMALLER = 0.25  # what a layer adds to the stream at first, against other products
 
 
 def initial_weights(spec: HeadSpec, *, head_rows: Tensor, final_norm: Tensor, seed: int) -> dict[str, Tensor]:

@@ -1,19 +1,15 @@
-"""Whether a trained head is better than the one that is served, on the same held-out answers.
-
-Each answer has its own mean of accepted tokens a draft, over its drafts; answers differ far more from each other
-than heads do. So the difference is taken within each answer, and its standard error is that of a ratio estimator
-over answers:
-
-    D = Σ n_i d_i / Σ n_i        SE² = k / (k - 1) · Σ n_i² (d_i - D)² / (Σ n_i)²        n_i drafts, k answers
-
-TrainedHead: a head that is read to be trained further, and written as speculators_writer.py does.
-
-OnlineLearner: one round after the other, from answers to a trained head and whether it is better.
+"""OnlineLearner: one round after the other, from answers to a trained head and whether it is better.
 
     answers ─▶ states of the target ─▶ training, from the served head ─▶ written, read again ─▶ measured
                                        no held-out answers                                      on held-out answers
 
 Measures the heads that would be served, rounded as they are written. Keeps the states of answers that come again.
+
+Each answer has its own mean of accepted tokens a draft, over its drafts; answers differ far more from each other
+than heads do. So the difference of two heads is taken within each answer, and its standard error is that of a
+ratio estimator over answers:
+
+    D = Σ n_i d_i / Σ n_i        SE² = k / (k - 1) · Σ n_i² (d_i - D)² / (Σ n_i)²        n_i drafts, k answers
 """
 
 import math
@@ -52,6 +48,8 @@ from faser.errors import ModelError
 LEAST_ANSWERS = 8
 _ERRORS = 2.0  # standard errors by which it must be better; one in 40 heads that are no better passes
 _LEAST_GAIN = 0.01  # and by this share: less is not worth a swap
+_TOP = 64  # tokens of a distribution that are kept
+_STEPS = 3  # drafted tokens that are unrolled, and measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,22 +74,6 @@ class Comparison:
         return self.answers >= LEAST_ANSWERS and self.after - self.before > self.noise
 
 
-def compare(before: Sequence[AnswerLength], after: Sequence[AnswerLength]) -> Comparison:
-    """Of the same answers, in the same order."""
-    drafts = np.array([each.drafts for each in before], dtype=np.float64)
-    assert [each.drafts for each in after] == drafts.tolist(), "both heads are tried on the same drafts"
-    answers = int((drafts > 0).sum())
-    if answers < 2:
-        return Comparison(before=0.0, after=0.0, noise=math.inf, answers=answers)
-    lengths = [np.array([each.length for each in head]) for head in (before, after)]
-    total = float(drafts.sum())
-    means = [float((drafts * each).sum() / total) for each in lengths]
-    deviations = lengths[1] - lengths[0] - (means[1] - means[0])
-    error = math.sqrt(answers / (answers - 1) * float((drafts**2 * deviations**2).sum())) / total
-    noise = max(_ERRORS * error, _LEAST_GAIN * means[0])
-    return Comparison(before=means[0], after=means[1], noise=noise, answers=answers)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedHead:
     """weights: float32 under the names of tensors.py, without the embedding. draft_ids: [Vd] int64, ascending."""
@@ -99,46 +81,6 @@ class TrainedHead:
     spec: HeadSpec
     weights: dict[str, Tensor]
     draft_ids: Tensor
-
-
-def read_trained_head(directory: Path, target: FrozenTarget) -> TrainedHead:
-    """Raises ModelError for a head that cannot be read or trained."""
-    spec = read_head_spec(directory, target.config.spec)
-    if reason := untrainable(spec, directory):
-        raise ModelError(f"the head in {directory} cannot be trained: {reason}")
-    shapes = tensors.eagle3_shapes(spec)
-    source = open_head(directory)
-    draft_ids = draft_token_ids(source, spec)
-    if draft_ids is None:
-        draft_ids = torch.arange(spec.decoder.vocab_size)
-    if isinstance(spec.quantization, StoredLowBit):
-        source = CodeSource(source, spec.quantization, shapes)
-    own = set(source.names())
-    weights = {name: source.get(name).float().clone() for name in shapes if name in own}
-    if tensors.HEAD not in own:
-        weights[tensors.HEAD] = target.head_rows(draft_ids).float().cpu()
-    draft_ids, order = draft_ids.sort()
-    weights[tensors.HEAD] = weights[tensors.HEAD][order].contiguous()
-    missing = sorted(shapes.keys() - weights.keys() - {tensors.EMBEDDING})
-    if missing:
-        raise ModelError(f"the head in {directory} has no tensor {missing[0]}")
-    return TrainedHead(spec=spec, weights=weights, draft_ids=draft_ids)
-
-
-def write_trained_head(directory: Path, head: TrainedHead, target: FrozenTarget, *, int8: bool) -> None:
-    whole = len(head.draft_ids) == head.spec.decoder.vocab_size
-    write_speculators(
-        directory,
-        head.spec,
-        {name: weight.detach() for name, weight in head.weights.items()},
-        draft_ids=None if whole else head.draft_ids,
-        target_architectures=target.architectures,
-        int8=int8,
-    )
-
-
-_TOP = 64  # tokens of a distribution that are kept
-_STEPS = 3  # drafted tokens that are unrolled, and measured
 
 
 class OnlineLearner:
@@ -260,3 +202,55 @@ def _states_of(answer: LearnableAnswer, layers: TargetStates) -> ShardStates:
     (found,) = layers.compute([passage])
     tops = {"top_ids": found.top_ids.numpy(), "top_probs": found.top_probs.numpy()}
     return ShardStates(found.states, shard_arrays([said], [passage], answer.number) | tops)
+
+
+def compare(before: Sequence[AnswerLength], after: Sequence[AnswerLength]) -> Comparison:
+    """Of the same answers, in the same order."""
+    drafts = np.array([each.drafts for each in before], dtype=np.float64)
+    assert [each.drafts for each in after] == drafts.tolist(), "both heads are tried on the same drafts"
+    answers = int((drafts > 0).sum())
+    if answers < 2:
+        return Comparison(before=0.0, after=0.0, noise=math.inf, answers=answers)
+    lengths = [np.array([each.length for each in head]) for head in (before, after)]
+    total = float(drafts.sum())
+    means = [float((drafts * each).sum() / total) for each in lengths]
+    deviations = lengths[1] - lengths[0] - (means[1] - means[0])
+    error = math.sqrt(answers / (answers - 1) * float((drafts**2 * deviations**2).sum())) / total
+    noise = max(_ERRORS * error, _LEAST_GAIN * means[0])
+    return Comparison(before=means[0], after=means[1], noise=noise, answers=answers)
+
+
+def read_trained_head(directory: Path, target: FrozenTarget) -> TrainedHead:
+    """Raises ModelError for a head that cannot be read or trained."""
+    spec = read_head_spec(directory, target.config.spec)
+    if reason := untrainable(spec, directory):
+        raise ModelError(f"the head in {directory} cannot be trained: {reason}")
+    shapes = tensors.eagle3_shapes(spec)
+    source = open_head(directory)
+    draft_ids = draft_token_ids(source, spec)
+    if draft_ids is None:
+        draft_ids = torch.arange(spec.decoder.vocab_size)
+    if isinstance(spec.quantization, StoredLowBit):
+        source = CodeSource(source, spec.quantization, shapes)
+    own = set(source.names())
+    weights = {name: source.get(name).float().clone() for name in shapes if name in own}
+    if tensors.HEAD not in own:
+        weights[tensors.HEAD] = target.head_rows(draft_ids).float().cpu()
+    draft_ids, order = draft_ids.sort()
+    weights[tensors.HEAD] = weights[tensors.HEAD][order].contiguous()
+    missing = sorted(shapes.keys() - weights.keys() - {tensors.EMBEDDING})
+    if missing:
+        raise ModelError(f"the head in {directory} has no tensor {missing[0]}")
+    return TrainedHead(spec=spec, weights=weights, draft_ids=draft_ids)
+
+
+def write_trained_head(directory: Path, head: TrainedHead, target: FrozenTarget, *, int8: bool) -> None:
+    whole = len(head.draft_ids) == head.spec.decoder.vocab_size
+    write_speculators(
+        directory,
+        head.spec,
+        {name: weight.detach() for name, weight in head.weights.items()},
+        draft_ids=None if whole else head.draft_ids,
+        target_architectures=target.architectures,
+        int8=int8,
+    )

@@ -1,6 +1,6 @@
-"""FileQuestions: conversations from a file of the operator, which the model answers, each twice.
+"""Files that an operator brings: questions, which the model answers, each twice; and recorded traffic.
 
-Recorded traffic: conversations with the answers that a server gave, one a line, as JSON.
+A line of recorded traffic is a conversation with the answer that a server gave, as JSON:
 
 {"messages": [...], "answer": "..."} or {"prompt": "...", "answer": "..."}; a line may have "temperature" and
 "finish_reason": "stop" (which is taken for granted) or "length". An answer with a "stop_reason" was cut off, too.
@@ -21,8 +21,8 @@ from faser.errors import ConfigError, RequestError
 
 _PER_SHARD = 768
 _PASSES = 2  # over the file: each question is answered at both temperatures
-
 _FORMS = '{"prompt": "Hello"}, {"messages": [{"role": "user", "content": "Hello"}]} or {"turns": ["Hello"]}'
+_FORM = '{"messages": [{"role": "user", "content": "Hello"}], "answer": "Hi!"}'
 
 
 class FileQuestions:
@@ -82,9 +82,6 @@ def messages_of(record: dict[str, Any]) -> list[Message]:
     if not isinstance(text, str):
         raise TypeError("a question is a text")
     return [{"role": "user", "content": text}]
-
-
-_FORM = '{"messages": [{"role": "user", "content": "Hello"}], "answer": "Hi!"}'
 
 
 class TrafficFile:

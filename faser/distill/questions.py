@@ -1,18 +1,9 @@
-"""AnswerSource: what computes questions and answers. An engine in this process does; tests have a fake.
-
-ChatTurns: where the user's turn begins and ends in a model's chat template.
+"""Questions for a model to answer, which the model asks itself: it continues its chat template in the user's turn.
 
 A model that was trained on whole conversations continues a prompt that ends where the user's turn begins with a
-question of its own (arXiv 2406.08464). Knows no engine.
-
-Questions: where the conversations come from that a model answers. Each batch of them becomes one shard.
-
-QuestionFilter: which sampled questions are worth an answer. Knows no engine.
-
-SelfAskedQuestions: a model asks itself, by continuing its chat template where the user's turn begins.
-
-Every second question begins as the model likes, the others with first words that spread them over kinds of tasks.
-The first words are ours and name no subject: that is the model's to choose.
+question of its own. Every second question begins as the model likes, the others with first words that spread them
+over kinds of tasks. The first words are ours and name no subject: that is the model's to choose. QuestionFilter
+drops what is not worth an answer. Knows no torch; an AnswerSource computes.
 
 Source: Xu et al. (Magpie), arXiv:2406.08464.
 """
@@ -31,150 +22,13 @@ from faser.errors import ConfigError, ModelError, RequestError
 from faser.types import SamplingParams
 
 OnAnswer = Callable[[int], None]  # takes the number of tokens of an answer that has just ended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What continues one prompt. token_ids: with the end token, if there is one. ended: not cut off by a limit."""
-
-    token_ids: tuple[int, ...]
-    text: str
-    ended: bool
-
-
-class AnswerSource(Protocol):
-    """A model that continues prompts."""
-
-    def answer(
-        self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], on_answer: OnAnswer
-    ) -> list[Answer]:
-        """Continue all prompts as one batch; answers have the order of the prompts."""
-        ...
-
-
-_MARK = "\ue000question\ue001"  # no template treats private characters in a way of its own
-
-
-class ChatTurns:
-    """The turns of one model. Raises ModelError for a model without a chat template, or with one that hides turns.
-
-    question_ends: ids of the tokens that end a question. stop_texts: texts that do, where no token does.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
-        source = tokenizer.chat_template
-        if isinstance(source, Mapping):
-            source = source.get("default")
-        if not isinstance(source, str):
-            raise ModelError(
-                "the model has no chat template, so it cannot be asked for questions: give one with "
-                "--chat-template, or text to learn from with --from-traffic"
-            )
-        self._tokenizer = tokenizer
-        self._template = ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
-        before, found, after = self._render([{"role": "user", "content": _MARK}]).partition(_MARK)
-        if not found:
-            raise ModelError("the chat template leaves out what a user says; give another with --chat-template")
-        first = tokenizer.encode(after, add_special_tokens=False)[:1]
-        special = [each for each in first if tokenizer.is_special(each)]
-        self.question_ends = tuple(sorted({*eos_token_ids, *special}))
-        # Without a token that ends the turn, the first line that the template writes after it does.
-        self.stop_texts = () if special else tuple(filter(None, [after.strip().partition("\n")[0]]))
-        self._before, self._after = before, after
-
-    def question_prompt(self, beginning: str) -> list[int]:
-        """The tokens that a question continues. beginning: its first words; may be empty."""
-        return self._tokenizer.encode(self._before + beginning, add_special_tokens=False)
-
-    def answer_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The tokens that the answer to a conversation continues. Raises RequestError if the template refuses."""
-        return self._tokenizer.encode(self._render(messages), add_special_tokens=False)
-
-    def question_of(self, prompt: Sequence[int]) -> str:
-        """The user's text in the prompt of a conversation of one turn."""
-        text = self._tokenizer.decode(prompt, skip_special_tokens=False)
-        return text.removeprefix(self._before).removesuffix(self._after)
-
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        try:
-            return self._template.render(
-                messages, add_generation_prompt=True, continue_final_message=False, extra={}
-            )
-        except RequestError as error:
-            raise RequestError(f"the model's chat template refuses a conversation: {error}") from None
-
-
 Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionBatch:
-    """conversations: lists of messages that end with the user's. asked: as many were tried. dropped: by reason."""
-
-    conversations: Sequence[Sequence[Message]]
-    asked: int
-    dropped: Mapping[str, int] = field(default_factory=dict)
-
-
-class Questions(Protocol):
-    """A source of conversations. What it gives follows from the dataset's shards and from its own settings."""
-
-    def next_batch(self, dataset: Dataset, on_question: Callable[[], None]) -> QuestionBatch | None:
-        """The questions of the next shard; None: there are no more. on_question: called after each sampled one."""
-        ...
-
-
-def derived_seed(seed: int, use: str, index: int) -> int:
-    """A seed of its own, below 2 ** 63, for each use and index."""
-    digest = blake2b(f"{seed} {use} {index}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
+_MARK = "\ue000question\ue001"  # no template treats private characters in a way of its own
+_MIN_KEPT = 0.05  # share of questions; a model below it was not trained on what users say
 _MIN_CHARS = 8
 _MIN_LETTERS = 0.5  # share of letters and spaces: lists of numbers and bars of signs have less
 _MIN_NEW_WORDS = 0.35  # share of different words in a long question; loops have less
 _LONG = 20  # words
-
-
-class QuestionFilter:
-    """Remembers what it has let pass. dropped: questions by the reason for which they were dropped."""
-
-    def __init__(self, known: Iterable[str] = ()) -> None:
-        self.dropped: Counter[str] = Counter()
-        self._seen = {_key(each) for each in known}
-
-    def takes(self, text: str, *, ended: bool) -> bool:
-        """ended: the model ended the question by itself."""
-        reason = self._problem(text, ended)
-        if reason:
-            self.dropped[reason] += 1
-            return False
-        self._seen.add(_key(text))
-        return True
-
-    def _problem(self, text: str, ended: bool) -> str:
-        if not ended:
-            return "too long"
-        stripped = text.strip()
-        if len(stripped) < _MIN_CHARS:
-            return "empty"
-        if "\ufffd" in stripped:
-            return "degenerate"
-        if sum(each.isalpha() or each.isspace() for each in stripped) < _MIN_LETTERS * len(stripped):
-            return "degenerate"
-        words = stripped.lower().split()
-        if len(words) >= _LONG and len(set(words)) < _MIN_NEW_WORDS * len(words):
-            return "degenerate"
-        return "duplicate" if _key(stripped) in self._seen else ""
-
-
-def _key(text: str) -> str:
-    """Equal for questions that differ in case, spaces and signs only."""
-    return " ".join(re.findall(r"\w+", text.lower()))
-
-
-_MIN_KEPT = 0.05  # share of questions; a model below it was not trained on what users say
-
 _BEGINNINGS = (
     "How do I",
     "How does",
@@ -244,6 +98,128 @@ _BEGINNINGS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What continues one prompt. token_ids: with the end token, if there is one. ended: not cut off by a limit."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    ended: bool
+
+
+class AnswerSource(Protocol):
+    """A model that continues prompts."""
+
+    def answer(
+        self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], on_answer: OnAnswer
+    ) -> list[Answer]:
+        """Continue all prompts as one batch; answers have the order of the prompts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionBatch:
+    """conversations: lists of messages that end with the user's. asked: as many were tried. dropped: by reason."""
+
+    conversations: Sequence[Sequence[Message]]
+    asked: int
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+class Questions(Protocol):
+    """A source of conversations. What it gives follows from the dataset's shards and from its own settings."""
+
+    def next_batch(self, dataset: Dataset, on_question: Callable[[], None]) -> QuestionBatch | None:
+        """The questions of the next shard; None: there are no more. on_question: called after each sampled one."""
+        ...
+
+
+class ChatTurns:
+    """The turns of one model. Raises ModelError for a model without a chat template, or with one that hides turns.
+
+    question_ends: ids of the tokens that end a question. stop_texts: texts that do, where no token does.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
+        source = tokenizer.chat_template
+        if isinstance(source, Mapping):
+            source = source.get("default")
+        if not isinstance(source, str):
+            raise ModelError(
+                "the model has no chat template, so it cannot be asked for questions: give one with "
+                "--chat-template, or text to learn from with --from-traffic"
+            )
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+        before, found, after = self._render([{"role": "user", "content": _MARK}]).partition(_MARK)
+        if not found:
+            raise ModelError("the chat template leaves out what a user says; give another with --chat-template")
+        first = tokenizer.encode(after, add_special_tokens=False)[:1]
+        special = [each for each in first if tokenizer.is_special(each)]
+        self.question_ends = tuple(sorted({*eos_token_ids, *special}))
+        # Without a token that ends the turn, the first line that the template writes after it does.
+        self.stop_texts = () if special else tuple(filter(None, [after.strip().partition("\n")[0]]))
+        self._before, self._after = before, after
+
+    def question_prompt(self, beginning: str) -> list[int]:
+        """The tokens that a question continues. beginning: its first words; may be empty."""
+        return self._tokenizer.encode(self._before + beginning, add_special_tokens=False)
+
+    def answer_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens that the answer to a conversation continues. Raises RequestError if the template refuses."""
+        return self._tokenizer.encode(self._render(messages), add_special_tokens=False)
+
+    def question_of(self, prompt: Sequence[int]) -> str:
+        """The user's text in the prompt of a conversation of one turn."""
+        text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+        return text.removeprefix(self._before).removesuffix(self._after)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return self._template.render(
+                messages, add_generation_prompt=True, continue_final_message=False, extra={}
+            )
+        except RequestError as error:
+            raise RequestError(f"the model's chat template refuses a conversation: {error}") from None
+
+
+class QuestionFilter:
+    """Remembers what it has let pass. dropped: questions by the reason for which they were dropped."""
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self.dropped: Counter[str] = Counter()
+        self._seen = {_key(each) for each in known}
+
+    def takes(self, text: str, *, ended: bool) -> bool:
+        """ended: the model ended the question by itself."""
+        reason = self._problem(text, ended)
+        if reason:
+            self.dropped[reason] += 1
+            return False
+        self._seen.add(_key(text))
+        return True
+
+    def _problem(self, text: str, ended: bool) -> str:
+        if not ended:
+            return "too long"
+        stripped = text.strip()
+        if len(stripped) < _MIN_CHARS:
+            return "empty"
+        if "\ufffd" in stripped:
+            return "degenerate"
+        if sum(each.isalpha() or each.isspace() for each in stripped) < _MIN_LETTERS * len(stripped):
+            return "degenerate"
+        words = stripped.lower().split()
+        if len(words) >= _LONG and len(set(words)) < _MIN_NEW_WORDS * len(words):
+            return "degenerate"
+        return "duplicate" if _key(stripped) in self._seen else ""
+
+
+def _key(text: str) -> str:
+    """Equal for questions that differ in case, spaces and signs only."""
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskingSettings:
     """How questions are sampled. per_shard: before the filter. max_tokens: longer ones are dropped."""
 
@@ -305,3 +281,9 @@ def _beginning(seed: int, index: int) -> str:
     if index % 2 == 0:
         return ""
     return _BEGINNINGS[derived_seed(seed, "beginning", index) % len(_BEGINNINGS)]
+
+
+def derived_seed(seed: int, use: str, index: int) -> int:
+    """A seed of its own, below 2 ** 63, for each use and index."""
+    digest = blake2b(f"{seed} {use} {index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

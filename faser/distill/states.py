@@ -1,12 +1,10 @@
-"""StateFolder: the states and distributions of a target for a dataset's shards, on disk.
+"""What a target computes for a dataset: recorded shard by shard, kept on disk, mapped into memory when it is read.
 
     states.json        how they were made, and which shards are there
-    00000.states       bfloat16 [rows of all conversations of the shard, K * H], mapped into memory when read
+    00000.states       bfloat16 [rows of all conversations of the shard, K * H]
     00000.npz          starts and prompts of the conversations; top_ids and top_probs of their answers
 
-A shard counts from the moment states.json lists it. Knows no target and no engine.
-
-record: runs a target over the conversations of a dataset and keeps its states, shard by shard.
+A shard counts from the moment states.json lists it.
 """
 
 import json
@@ -29,6 +27,7 @@ from faser.files import replacing, write_atomically
 
 _INDEX = "states.json"
 _KEPT_FREE = 256 << 20  # bytes of the disk that are left to others
+Report = Callable[[str, int, int], None]  # (stage, tokens done, tokens in all)
 
 
 class ShardStates:
@@ -127,9 +126,6 @@ class StateFolder:
 
     def _paths(self, index: int) -> tuple[Path, Path]:
         return self.folder / f"{index:05d}.states", self.folder / f"{index:05d}.npz"
-
-
-Report = Callable[[str, int, int], None]  # (stage, tokens done, tokens in all)
 
 
 def record(dataset: Dataset, target: TargetStates, folder: StateFolder, report: Report) -> None:

@@ -1,11 +1,7 @@
-"""TargetStates: the hidden states and next-token probabilities of a frozen target, over whole conversations.
+"""FrozenTarget: the model that a head is made for, loaded to be run over whole conversations.
 
-Computes with the engine's decoder and backend, so a head learns from the numbers that a server gives it: low-bit
-products included. Knows no files and no training.
-
-FrozenTarget: the model that a head is made for, loaded to be run over whole conversations.
-
-Loads it as a server does, with the same backend and the same products.
+Loads it as a server does, with the same backend and the same products, low-bit ones included: so a head learns
+from the numbers that a server gives it. TargetStates runs it: hidden states, and probabilities of the next tokens.
 """
 
 import json
@@ -25,9 +21,11 @@ from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.sizing import compute_dtype, context_len
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import KvCache, KvShape, RowLayout
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import KvCache, RowLayout
 from faser.types import ProgressCallback
 
+_MOST_ROWS = 2048  # tokens of the longest conversation that is learned from
 _BLOCK_SIZE = 16
 _LOGIT_ROWS = 256  # of one call: logits take far more memory than states
 
@@ -153,9 +151,6 @@ def _layout(lengths: Sequence[int]) -> RowLayout:
         positions=torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths]),
         block_table=table,
     )
-
-
-_MOST_ROWS = 2048  # tokens of the longest conversation that is learned from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

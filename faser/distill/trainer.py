@@ -1,18 +1,15 @@
-"""What training minimises: cross-entropy with the target's distribution, over the drafts of every position.
-
-Step s weighs STEP_DECAY ** s, as in EAGLE-3's training code. A distribution is the target's at temperature 1, cut
-to the head's vocabulary: what it gives to other tokens counts for nothing.
-
-TrainingState: everything that training goes on from, in one safetensors file that is replaced as a whole.
-
-Numbers and settings are JSON in the header. A file of torch.save would be a pickle, which FASER never reads here.
-
-Trainer: learns a head batch by batch, and can stop after any of them.
+"""Trainer: learns a head batch by batch, and can stop after any of them.
 
     epoch → batches of conversations → unrolled loss → Muon and AdamW, whose rate warms up and falls along a cosine
 
+What is minimised is the cross-entropy with the target's distribution, over the drafts of every position. Step s
+weighs STEP_DECAY ** s, as in EAGLE-3's training code. A distribution is the target's at temperature 1, cut to the
+head's vocabulary: what it gives to other tokens counts for nothing.
+
 What is learned follows from the settings, the states and the number of threads: a training that was stopped or
-killed, and goes on from its last state, ends with the same weights. With `hours` the rate follows the clock.
+killed, and goes on from its last state, ends with the same weights. With `hours` the rate follows the clock. The
+state is one safetensors file that is replaced as a whole, numbers and settings as JSON in its header. A file of
+torch.save would be a pickle, which FASER never reads here.
 """
 
 import json
@@ -37,109 +34,14 @@ from faser.errors import ConfigError
 from faser.files import replacing
 
 STEP_DECAY = 0.8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unrolled:
-    """loss: scalar with a gradient, the mean over drafting rows. drafts: [S, N] int64, the head's best rows."""
-
-    loss: Tensor
-    drafts: Tensor
-
-
-def unrolled_loss(head: TrainableHead, batch: Batch, steps: int) -> Unrolled:
-    outputs = head.outputs(batch, steps)
-    scale = torch.tensor([STEP_DECAY**step for step in range(steps)], device=head.device)
-    weights = batch.valid.float() * (scale / (scale.sum() * batch.valid.shape[1]))[:, None]
-    loss, drafts = linear_cross_entropy(
-        head.logits_input(torch.cat(outputs)),
-        head.head(),
-        batch.wanted_ids.flatten(0, 1),
-        batch.wanted_probs.flatten(0, 1),
-        weights.flatten(),
-    )
-    return Unrolled(loss=loss, drafts=drafts.view(steps, -1))
-
-
-_WEIGHT, _DRAFT_IDS = "weights/", "draft_ids"
-_NUMBERS = ("epoch", "batch", "steps", "rows", "seconds", "conversations")
-
-
-@dataclass(slots=True, kw_only=True)
-class TrainingState:
-    """settings: of the training, as JSON. draft_ids: [Vd] int64. optimizers: their state_dict(); {}: none yet.
-
-    epoch: the one that is learned; batch: how many of its batches are done; conversations: how many it has, so
-    that others that are made meanwhile wait for the next one. rows: drafting rows learned. seconds: spent.
-    """
-
-    settings: dict[str, Any]
-    draft_ids: Tensor
-    weights: dict[str, Tensor]
-    optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    epoch: int = 0
-    batch: int = 0
-    steps: int = 0
-    rows: int = 0
-    seconds: float = 0.0
-    conversations: int = 0
-
-    def write(self, path: Path) -> None:
-        """Raises ConfigError where the disk is full; the state that was written before is kept."""
-        tensors = {_WEIGHT + name: weight.detach() for name, weight in self.weights.items()}
-        for optimizer, state in self.optimizers.items():
-            for index, moments in state["state"].items():
-                tensors |= {f"{optimizer}/{index}/{name}": each for name, each in moments.items()}
-        tensors[_DRAFT_IDS] = self.draft_ids
-        about = {name: getattr(self, name) for name in _NUMBERS} | {"settings": self.settings}
-        about["groups"] = {name: state["param_groups"] for name, state in self.optimizers.items()}
-        about["weights"] = list(self.weights)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as new:
-                save_file({name: each.cpu().contiguous() for name, each in tensors.items()}, new, _header(about))
-        except (OSError, SafetensorError) as error:  # the latter where a disk is full
-            cause = error if isinstance(error, OSError) else OSError(28, str(error))
-            raise unwritable(path, cause) from None
-
-    @classmethod
-    def read(cls, path: Path) -> "TrainingState":
-        """Raises ConfigError that names a damaged file."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads(file.metadata()["training"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return cls(
-                settings=dict(about["settings"]),
-                draft_ids=tensors.pop(_DRAFT_IDS),
-                weights={name: tensors[_WEIGHT + name] for name in about["weights"]},  # groups name them by place
-                optimizers={name: _optimizer(name, groups, tensors) for name, groups in about["groups"].items()},
-                **{name: about[name] for name in _NUMBERS},
-            )
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            said = str(error).partition("\n")[0]
-            raise ConfigError(f"{path} cannot be read: {said}; remove it to train anew") from None
-
-
-def _header(about: dict[str, Any]) -> dict[str, str]:
-    return {"training": json.dumps(about)}
-
-
-def _optimizer(optimizer: str, groups: list[dict[str, Any]], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, each in tensors.items():
-        if name.startswith(f"{optimizer}/"):
-            _, index, moment = name.split("/")
-            state.setdefault(int(index), {})[moment] = each
-    return {"state": state, "param_groups": groups}
-
-
 _LAST_RATE = 0.05  # of the highest rate, at the end
 _HEAD_RATE = 0.5  # of the rate, for the rows that begin as the target's
 _BETAS = (0.9, 0.95)
 _MOST_NORM = 1.0
 _SMOOTHING = 0.98  # of what is shown
 _SAVE_EVERY_S = 180.0
+_WEIGHT, _DRAFT_IDS = "weights/", "draft_ids"
+_NUMBERS = ("epoch", "batch", "steps", "rows", "seconds", "conversations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +74,75 @@ class TrainingProgress:
     rows: int
     rows_per_s: float
     seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingState:
+    """settings: of the training, as JSON. draft_ids: [Vd] int64. optimizers: their state_dict(); {}: none yet.
+
+    epoch: the one that is learned; batch: how many of its batches are done; conversations: how many it has, so
+    that others that are made meanwhile wait for the next one. rows: drafting rows learned. seconds: spent.
+    """
+
+    settings: dict[str, Any]
+    draft_ids: Tensor
+    weights: dict[str, Tensor]
+    optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    epoch: int = 0
+    batch: int = 0
+    steps: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    conversations: int = 0
+
+    def write(self, path: Path) -> None:
+        """Raises ConfigError where the disk is full; the state that was written before is kept."""
+        found = {_WEIGHT + name: weight.detach() for name, weight in self.weights.items()}
+        for optimizer, state in self.optimizers.items():
+            for index, moments in state["state"].items():
+                found |= {f"{optimizer}/{index}/{name}": each for name, each in moments.items()}
+        found[_DRAFT_IDS] = self.draft_ids
+        about = {name: getattr(self, name) for name in _NUMBERS} | {"settings": self.settings}
+        about["groups"] = {name: state["param_groups"] for name, state in self.optimizers.items()}
+        about["weights"] = list(self.weights)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as new:
+                save_file(
+                    {name: each.cpu().contiguous() for name, each in found.items()},
+                    new,
+                    {"training": json.dumps(about)},
+                )
+        except (OSError, SafetensorError) as error:  # the latter where a disk is full
+            cause = error if isinstance(error, OSError) else OSError(28, str(error))
+            raise unwritable(path, cause) from None
+
+    @classmethod
+    def read(cls, path: Path) -> "TrainingState":
+        """Raises ConfigError that names a damaged file."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = json.loads(file.metadata()["training"])
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return cls(
+                settings=dict(about["settings"]),
+                draft_ids=found.pop(_DRAFT_IDS),
+                weights={name: found[_WEIGHT + name] for name in about["weights"]},  # groups name them by place
+                optimizers={name: _optimizer(name, groups, found) for name, groups in about["groups"].items()},
+                **{name: about[name] for name in _NUMBERS},
+            )
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            said = str(error).partition("\n")[0]
+            raise ConfigError(f"{path} cannot be read: {said}; remove it to train anew") from None
+
+
+def _optimizer(optimizer: str, groups: list[dict[str, Any]], found: dict[str, Tensor]) -> dict[str, Any]:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, each in found.items():
+        if name.startswith(f"{optimizer}/"):
+            _, index, moment = name.split("/")
+            state.setdefault(int(index), {})[moment] = each
+    return {"state": state, "param_groups": groups}
 
 
 class Trainer:
@@ -320,3 +291,25 @@ class _Shown:
             rows_per_s=self._rows / max(self._clock() - self._began_s, 1e-9),
             seconds=state.seconds,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unrolled:
+    """loss: scalar with a gradient, the mean over drafting rows. drafts: [S, N] int64, the head's best rows."""
+
+    loss: Tensor
+    drafts: Tensor
+
+
+def unrolled_loss(head: TrainableHead, batch: Batch, steps: int) -> Unrolled:
+    outputs = head.outputs(batch, steps)
+    scale = torch.tensor([STEP_DECAY**step for step in range(steps)], device=head.device)
+    weights = batch.valid.float() * (scale / (scale.sum() * batch.valid.shape[1]))[:, None]
+    loss, drafts = linear_cross_entropy(
+        head.logits_input(torch.cat(outputs)),
+        head.head(),
+        batch.wanted_ids.flatten(0, 1),
+        batch.wanted_probs.flatten(0, 1),
+        weights.flatten(),
+    )
+    return Unrolled(loss=loss, drafts=drafts.view(steps, -1))

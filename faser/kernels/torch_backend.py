@@ -13,11 +13,11 @@ from torch.nn import functional
 from faser.kernels.interface.blocks import Blocks, HeadDrafting, Layers
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.kv_cache import SCALE_DTYPE, as_bytes, dequantised, quantise_heads, stored
+from faser.kernels.interface.kv_cache import SCALE_DTYPE, KvShape, as_bytes, dequantised, quantise_heads, stored
 from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bit
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
-from faser.kernels.interface.shapes import AttentionShape, DeviceLane, KvShape, Processors, RowLayout
+from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.device import resolve_device
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import AttentionShape, KvShape
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import AttentionShape
 from faser.kernels.torch_backend import TorchBackend
 
 _SEQUENCES, _BLOCKS_EACH = 6, 24

@@ -40,7 +40,7 @@ from faser.kernels.cpu.build import find_compiler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.triton import launcher
 from faser.kernels.cuda.triton.device_kernels import triton_kernels
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.kv_cache import KvShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 

@@ -1,13 +1,6 @@
-"""ModelConfig: reads a checkpoint's configuration files: sizes, dtype, end tokens, sampling defaults.
+"""What the files of a checkpoint say: sizes, dtype, end tokens, sampling defaults, and where the weights lie.
 
-Needs no torch, so the front-end process can read it as well. For a GGUF file, gguf/config.py provides the same
-dict as config.json.
-
-Where the weights of a checkpoint lie: in safetensors files of a directory, or in a GGUF file.
-
-The names of the tensors in a directory's safetensors files, read without a library from the files' headers.
-
-What the cards of models advise on sampling, for models whose generation_config.json says nothing about it.
+Needs no torch, so the front-end reads them as well. gguf/checkpoint.py makes a config.json of a GGUF file.
 """
 
 import json
@@ -21,7 +14,18 @@ from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, stored_quantization
 from faser.errors import ModelError
 
+GGUF_WEIGHTS = "model.gguf"  # in a directory whose other files are those of the hub
+TORCH_WEIGHTS = ("pytorch_model.bin", "medusa_lm_head.pt")  # of some heads; no model is read from one
+
+# What the cards of models advise on sampling, by the name of the model's folder, where generation_config.json says
+# nothing. At temperature 1, the default of the OpenAI API, models this small drift off.
+CARD_ADVICE: Mapping[str, Mapping[str, float]] = {
+    # https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, section "How to use"
+    "SmolLM2-135M-Instruct": {"temperature": 0.2, "top_p": 0.9},
+}
 _DTYPES = ("float32", "float16", "bfloat16")
+_LENGTH_BYTES = 8  # the first bytes of a file: the length of its header
+_LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +129,6 @@ def _integer(generation: dict[str, Any], name: str) -> int | None:
     return value
 
 
-GGUF_WEIGHTS = "model.gguf"  # in a directory whose other files are those of the hub
-TORCH_WEIGHTS = ("pytorch_model.bin", "medusa_lm_head.pt")  # of some heads; no model is read from one
-
-
 def gguf_file(checkpoint: Path) -> Path | None:
     """The GGUF file with the weights of a checkpoint, which may be that file. None: safetensors have them."""
     if checkpoint.suffix == ".gguf":
@@ -137,12 +137,8 @@ def gguf_file(checkpoint: Path) -> Path | None:
     return inside if inside.is_file() and not any(checkpoint.glob("*.safetensors")) else None
 
 
-_LENGTH_BYTES = 8  # the first bytes of a file: the length of its header
-_LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
-
-
 def tensor_names(directory: Path) -> set[str]:
-    """Of all files that can be read; a damaged one is found when it is loaded."""
+    """The tensors in safetensors files, from their headers; a damaged file is found when it is loaded."""
     names: set[str] = set()
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -154,10 +150,3 @@ def tensor_names(directory: Path) -> set[str]:
             continue
         names.update(name for name in found if name != "__metadata__")
     return names
-
-
-# By the name of the model's folder. At temperature 1, the default of the OpenAI API, models this small drift off.
-CARD_ADVICE: Mapping[str, Mapping[str, float]] = {
-    # https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, section "How to use"
-    "SmolLM2-135M-Instruct": {"temperature": 0.2, "top_p": 0.9},
-}

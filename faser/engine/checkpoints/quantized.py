@@ -1,16 +1,7 @@
-"""StoredFp8 and StoredLowBit: how a checkpoint stores quantised weights.
+"""What a config.json says about stored weights that are quantised: which kind, and what is refused by name.
 
-ConfigObject: an object within a config.json, whose fields are read with the values that are supported.
-
-The quantisations of compressed-tensors: 8-bit floats, and integers of 4 or 8 bits.
-
-Defaults of fields are those of the library.
-
-The quantisations of AWQ and GPTQ: integers with a scale and a zero point for every group of a row.
-
-Finds the quantisation that a config.json states for the stored weights.
-
-Which tensors are quantised follows from the tensors themselves (models/stored_fp8.py, models/stored_codes.py).
+Opens no tensor. Which tensors are quantised follows from the tensors themselves (execution/models/sources.py,
+stored_codes.py). Defaults of fields are those of the libraries that write them.
 """
 
 from collections.abc import Mapping
@@ -19,6 +10,8 @@ from enum import StrEnum
 from typing import Any
 
 from faser.errors import ModelError
+
+_SUPPORTED = "supported are fp8, awq, gptq and compressed-tensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +48,12 @@ class StoredLowBit:
     zero_offset: int = 0
 
 
+_FLOATS = ("float-quantized", "naive-quantized")
+_FORMATS = (*_FLOATS, Layout.PACKED.value, Layout.INTEGERS.value)
+# static, weight: columns stay in their order. group, dynamic: weight_g_idx names the group of every column.
+_ORDERS = (None, False, True, "static", "weight", "group", "dynamic")
+
+
 class ConfigObject:
     """An object in the config, and its path. Raises ModelError that names the path of anything else."""
 
@@ -86,10 +85,34 @@ class ConfigObject:
             raise ModelError(f"{self.path}.{name} is {size!r}; only -1 and multiples of 32 can be read")
 
 
-_FLOATS = ("float-quantized", "naive-quantized")
-_FORMATS = (*_FLOATS, Layout.PACKED.value, Layout.INTEGERS.value)
-# static, weight: columns stay in their order. group, dynamic: weight_g_idx names the group of every column.
-_ORDERS = (None, False, True, "static", "weight", "group", "dynamic")
+def stored_quantization(config: Mapping[str, Any]) -> StoredFp8 | StoredLowBit | None:
+    """The quantisation in quantization_config (compression_config in old checkpoints). None: there is none.
+
+    Raises ModelError that names the unsupported method or field.
+    """
+    name = "quantization_config" if config.get("quantization_config") is not None else "compression_config"
+    stated = config.get(name)
+    if stated is None:
+        return None
+    config_object = ConfigObject(f"config.json: {name}", stated)
+    method = config_object.fields.get("quant_method", stated)
+    if method == "fp8":
+        return _fp8(config_object)
+    if method == "compressed-tensors":
+        return compressed_tensors(config_object)
+    if method == "awq":
+        return awq(config_object)
+    if method == "gptq":
+        return gptq(config_object)
+    raise ModelError(f"config.json: {name} is {method!r}; {_SUPPORTED}")
+
+
+def _fp8(config_object: ConfigObject) -> StoredFp8:
+    """activation_scheme: static or dynamic. Scales are per tensor, in weight_scale and input_scale."""
+    config_object.one_of("weight_block_size", (None,))
+    config_object.one_of("fmt", ("e4m3",), "e4m3")
+    scheme = config_object.one_of("activation_scheme", ("static", "dynamic"))
+    return StoredFp8(method="fp8", static_inputs=scheme == "static")
 
 
 def compressed_tensors(config_object: ConfigObject) -> StoredFp8 | StoredLowBit:
@@ -184,36 +207,3 @@ def gptq(config_object: ConfigObject) -> StoredLowBit:
         raise ModelError(f"{config_object.path}.dynamic has {own[0]!r}; only modules with -: can be left out")
     assert isinstance(bits, int)
     return StoredLowBit(method="gptq", layout=Layout.GPTQ, bits=(bits,), zero_offset=int(written == "gptq"))
-
-
-_SUPPORTED = "supported are fp8, awq, gptq and compressed-tensors"
-
-
-def stored_quantization(config: Mapping[str, Any]) -> StoredFp8 | StoredLowBit | None:
-    """The quantisation in quantization_config (compression_config in old checkpoints). None: there is none.
-
-    Raises ModelError that names the unsupported method or field.
-    """
-    name = "quantization_config" if config.get("quantization_config") is not None else "compression_config"
-    stated = config.get(name)
-    if stated is None:
-        return None
-    config_object = ConfigObject(f"config.json: {name}", stated)
-    method = config_object.fields.get("quant_method", stated)
-    if method == "fp8":
-        return _fp8(config_object)
-    if method == "compressed-tensors":
-        return compressed_tensors(config_object)
-    if method == "awq":
-        return awq(config_object)
-    if method == "gptq":
-        return gptq(config_object)
-    raise ModelError(f"config.json: {name} is {method!r}; {_SUPPORTED}")
-
-
-def _fp8(config_object: ConfigObject) -> StoredFp8:
-    """activation_scheme: static or dynamic. Scales are per tensor, in weight_scale and input_scale."""
-    config_object.one_of("weight_block_size", (None,))
-    config_object.one_of("fmt", ("e4m3",), "e4m3")
-    scheme = config_object.one_of("activation_scheme", ("static", "dynamic"))
-    return StoredFp8(method="fp8", static_inputs=scheme == "static")

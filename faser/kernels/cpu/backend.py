@@ -25,9 +25,9 @@ from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import Blocks, HeadDrafting, Layers
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.kv_cache import check_cache_dtype
+from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.shapes import AttentionShape, DeviceLane, KvShape, Processors, RowLayout
+from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
 
 _KV_DTYPES = {**DTYPES, torch.int8: native_library.INT8}
 _MOST_HEAD_DIM = 1024  # of a cache in int8: sums of products fit into 32 bits

@@ -1,9 +1,8 @@
-"""Instruction sets: those that the kernels are compiled for, those that this CPU has, and the one in use.
+"""Compiles the C++ kernels for an instruction set, and finds the compiled library.
 
-Compiles the C++ kernels and finds the compiled library. Owns compiler flags, file names and the cache.
-
-Knows nothing of torch or of what the kernels compute. `python -m faser.kernels.cpu.build --prebuild` puts the
-libraries into the package, so that a container image needs no compiler; deploy/wheel does so for a wheel.
+Owns instruction sets, compiler flags, file names and the cache. Knows nothing of torch or of what the kernels
+compute. `python -m faser.kernels.cpu.build --prebuild` puts the libraries into the package, so that a container
+image needs no compiler; deploy/wheel does so for a wheel.
 """
 
 import argparse
@@ -33,6 +32,18 @@ from faser.machine import usable_cores
 from faser.processes import run_all_watched
 from faser.types import ProgressCallback
 
+SOURCE_DIR = Path(__file__).parent / "native"
+PREBUILT_DIR = SOURCE_DIR / "prebuilt"
+COMPILERS = ("g++", "clang++", "c++")
+COMPILING = "compiling kernels for this CPU, once"
+_LEFTOVERS = (".*.tmp", "tmp*")  # of compilations that were killed; the second of earlier versions
+_NO_SPACE = os.strerror(errno.ENOSPC)
+_log = logging.getLogger("faser")
+_ERROR_LINES = 8  # of the compiler's output: the first error names the cause, the rest follow from it
+_POLL_S = 0.1
+# No contraction: a multiply-add is fused only where the source says so, hence alike in every kernel that inlines
+# it.
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall")
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -73,66 +84,6 @@ LOW_BIT_INSTRUCTIONS = {
     Isa.DOTPROD: "sdot, 128 bits",
     Isa.GENERIC: "no instruction for them",
 }
-
-
-def chosen_isa() -> Isa:
-    """The instruction set that the variable FASER_CPU_ISA names, else the best of this CPU.
-
-    Raises ConfigError for one that there is not or that the CPU lacks.
-    """
-    asked, runnable = cpu_isa(), runnable_isas()
-    if asked is None:
-        return runnable[0]
-    if asked not in tuple(Isa):
-        raise ConfigError(f"the variable FASER_CPU_ISA is {asked}; it must be one of {', '.join(Isa)}")
-    if asked not in runnable:
-        raise ConfigError(f"the variable FASER_CPU_ISA is {asked}; this CPU has {', '.join(runnable)}")
-    return Isa(asked)
-
-
-def detect_isa(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> Isa:
-    """The best instruction set of this CPU; generic if it cannot be determined."""
-    return runnable_isas(cpuinfo, machine)[0]
-
-
-def runnable_isas(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> tuple[Isa, ...]:
-    """The instruction sets that this CPU has, best first; generic always."""
-    if not cpuinfo.exists():
-        return (Isa.GENERIC,)
-    flags: set[str] = set()
-    for line in cpuinfo.read_text().splitlines():
-        if line.startswith(("flags", "Features")):  # the words of x86 and of aarch64
-            flags.update(line.partition(":")[2].split())
-            break
-    return tuple(isa for isa in isas_of(machine or platform.machine()) if flags.issuperset(_CPU_FEATURES[isa]))
-
-
-def isas_of(machine: str) -> tuple[Isa, ...]:
-    """The instruction sets of an architecture, by the name that platform.machine() gives it."""
-    return _ISAS.get(machine, (Isa.GENERIC,))
-
-
-def compiler_flags(isa: Isa) -> tuple[str, ...]:
-    """What makes g++ and clang++ compile for an instruction set."""
-    if isa is Isa.DOTPROD:
-        return ("-mcpu=generic+dotprod",)
-    return tuple(f"-m{feature.replace('_', '')}" for feature in _CPU_FEATURES[isa])
-
-
-SOURCE_DIR = Path(__file__).parent / "native"
-PREBUILT_DIR = SOURCE_DIR / "prebuilt"
-COMPILERS = ("g++", "clang++", "c++")
-COMPILING = "compiling kernels for this CPU, once"
-_LEFTOVERS = (".*.tmp", "tmp*")  # of compilations that were killed; the second of earlier versions
-_NO_SPACE = os.strerror(errno.ENOSPC)
-_log = logging.getLogger("faser")
-_ERROR_LINES = 8  # of the compiler's output: the first error names the cause, the rest follow from it
-_POLL_S = 0.1
-# No contraction: a multiply-add is fused only where the source says so, hence alike in every kernel that inlines
-# it.
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall")
-
-
 # (instruction set, flags, sources, the library to write): compiles, or raises ConfigError.
 Compile = Callable[[Isa, Sequence[str], Sequence[Path], Path], None]
 
@@ -201,6 +152,50 @@ def find_library(
 def can_build(*, compilers: Sequence[str] = COMPILERS, prebuilt_dir: Path = PREBUILT_DIR) -> bool:
     """Whether library_path finds a prebuilt library or a compiler."""
     return _prebuilt(chosen_isa(), prebuilt_dir) is not None or find_compiler(compilers) is not None
+
+
+def chosen_isa() -> Isa:
+    """The instruction set that the variable FASER_CPU_ISA names, else the best of this CPU.
+
+    Raises ConfigError for one that there is not or that the CPU lacks.
+    """
+    asked, runnable = cpu_isa(), runnable_isas()
+    if asked is None:
+        return runnable[0]
+    if asked not in tuple(Isa):
+        raise ConfigError(f"the variable FASER_CPU_ISA is {asked}; it must be one of {', '.join(Isa)}")
+    if asked not in runnable:
+        raise ConfigError(f"the variable FASER_CPU_ISA is {asked}; this CPU has {', '.join(runnable)}")
+    return Isa(asked)
+
+
+def runnable_isas(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> tuple[Isa, ...]:
+    """The instruction sets that this CPU has, best first; generic always."""
+    if not cpuinfo.exists():
+        return (Isa.GENERIC,)
+    flags: set[str] = set()
+    for line in cpuinfo.read_text().splitlines():
+        if line.startswith(("flags", "Features")):  # the words of x86 and of aarch64
+            flags.update(line.partition(":")[2].split())
+            break
+    return tuple(isa for isa in isas_of(machine or platform.machine()) if flags.issuperset(_CPU_FEATURES[isa]))
+
+
+def detect_isa(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> Isa:
+    """The best instruction set of this CPU; generic if it cannot be determined."""
+    return runnable_isas(cpuinfo, machine)[0]
+
+
+def isas_of(machine: str) -> tuple[Isa, ...]:
+    """The instruction sets of an architecture, by the name that platform.machine() gives it."""
+    return _ISAS.get(machine, (Isa.GENERIC,))
+
+
+def compiler_flags(isa: Isa) -> tuple[str, ...]:
+    """What makes g++ and clang++ compile for an instruction set."""
+    if isa is Isa.DOTPROD:
+        return ("-mcpu=generic+dotprod",)
+    return tuple(f"-m{feature.replace('_', '')}" for feature in _CPU_FEATURES[isa])
 
 
 def _prebuilt(isa: Isa, directory: Path) -> Path | None:

@@ -1,7 +1,4 @@
-"""Masks of logits by the native kernel: turns arrays into addresses. The arithmetic is in native/masks.cpp.
-
-Sampling by the native kernels: turns arrays into addresses. The arithmetic is in native/sampling.cpp.
-"""
+"""Sampling and masks by the native kernels: turns arrays into addresses. See native/sampling.cpp and masks.cpp."""
 
 import ctypes
 

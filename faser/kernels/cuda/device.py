@@ -1,11 +1,4 @@
-"""CUDA events: points in the work enqueued on a device, which can be waited for.
-
-How full a GPU's memory is, as the driver and torch's caching allocator count it.
-
-The driver counts the memory of all processes; the allocator counts what it reserved in this process, for tensors
-and as its cache. Knows nothing of models.
-
-One CUDA device: whether it can be used, pinned memory, transfers, events and graph capture.
+"""One CUDA device: whether it can be used, its memory, transfers, events and graph capture.
 
 Knows nothing of attention or of the library whose kernels run there. Importing it initialises no device.
 """
@@ -22,6 +15,9 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels.interface.graph_capture import CapturedGraph
 from faser.kernels.interface.shapes import DeviceLane
+
+LOWEST_CAPABILITY = (8, 0)  # bfloat16 products and the attention kernels begin with Ampere
+WARM_UPS = 2  # the first run before a capture loads kernels, the second reuses the memory that the first allocated
 
 
 class DeviceEvent(Protocol):
@@ -74,70 +70,6 @@ class CudaEvent:
     def elapsed_s(self, later: "CudaEvent") -> float:
         """Seconds of the device's clock from this event to a later one; both note times and are passed."""
         return float(self._event.elapsed_time(later._event)) / 1000
-
-
-class DeviceMemory(Protocol):
-    """Memory of one device, in bytes."""
-
-    @property
-    def name(self) -> str:
-        """The device, as messages call it."""
-        ...
-
-    @property
-    def total_bytes(self) -> int: ...
-
-    def free_bytes(self) -> int:
-        """Free according to the driver: neither another process nor torch's allocator holds it."""
-        ...
-
-    def held_bytes(self) -> int:
-        """Reserved by torch's allocator, its cache included."""
-        ...
-
-    def peak_bytes(self) -> int:
-        """The largest held_bytes since reset_peak."""
-        ...
-
-    def reset_peak(self) -> None: ...
-
-    def release(self) -> None:
-        """Wait for the device, and empty the allocator's cache."""
-        ...
-
-
-class CudaMemory:
-    """See DeviceMemory. The first call initialises CUDA on the device, which takes some hundred MiB."""
-
-    def __init__(self, device: torch.device) -> None:
-        assert device.type == "cuda", device
-        self.name = str(device)
-        self._device = device
-
-    @property
-    def total_bytes(self) -> int:
-        return torch.cuda.mem_get_info(self._device)[1]
-
-    def free_bytes(self) -> int:
-        return torch.cuda.mem_get_info(self._device)[0]
-
-    def held_bytes(self) -> int:
-        return torch.cuda.memory_reserved(self._device)
-
-    def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_reserved(self._device)
-
-    def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._device)
-
-    def release(self) -> None:
-        gc.collect()
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-
-
-LOWEST_CAPABILITY = (8, 0)  # bfloat16 products and the attention kernels begin with Ampere
-WARM_UPS = 2  # the first run before a capture loads kernels, the second reuses the memory that the first allocated
 
 
 class GraphRecorder(Protocol):
@@ -335,3 +267,63 @@ def open_cuda(device: str, facts: CudaFacts, asked: str | None = None) -> torch.
         have, need = (f"{major}.{minor}" for major, minor in (facts.capabilities[index], LOWEST_CAPABILITY))
         raise ConfigError(f"{asked}, of compute capability {have}; at least {need} is needed")
     return torch.device("cuda", index)
+
+
+class DeviceMemory(Protocol):
+    """Memory of one device, in bytes."""
+
+    @property
+    def name(self) -> str:
+        """The device, as messages call it."""
+        ...
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    def free_bytes(self) -> int:
+        """Free according to the driver: neither another process nor torch's allocator holds it."""
+        ...
+
+    def held_bytes(self) -> int:
+        """Reserved by torch's allocator, its cache included."""
+        ...
+
+    def peak_bytes(self) -> int:
+        """The largest held_bytes since reset_peak."""
+        ...
+
+    def reset_peak(self) -> None: ...
+
+    def release(self) -> None:
+        """Wait for the device, and empty the allocator's cache."""
+        ...
+
+
+class CudaMemory:
+    """See DeviceMemory. The first call initialises CUDA on the device, which takes some hundred MiB."""
+
+    def __init__(self, device: torch.device) -> None:
+        assert device.type == "cuda", device
+        self.name = str(device)
+        self._device = device
+
+    @property
+    def total_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    def free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[0]
+
+    def held_bytes(self) -> int:
+        return torch.cuda.memory_reserved(self._device)
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def release(self) -> None:
+        gc.collect()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()

@@ -1,16 +1,10 @@
-"""CUDA streams of lanes: making them, making one the thread's current stream, and events with times.
-
-Knows nothing of what is computed. A stream is opaque to the caller.
-
-CUDA green contexts: groups of a GPU's processors, and streams whose work stays on a group.
-
-Owns the calls of the CUDA driver and the meaning of their results. Knows nothing of lanes.
+"""The lanes of a GPU: streams, and green contexts, whose streams stay on a group of the processors.
 
 One split divides the whole device into a *group*, on which kernels with thread block clusters can run, and a
 remainder, which promises no clusters. From compute capability 9.0 on, a group has a multiple of 8 processors. A
 *green context* makes a group usable, and its streams take the work; threads stay in the primary context, which is
 torch's. The driver's names are those of CUDA 13.0 (cuda.h: "Green Contexts") and of cuda-bindings 13.0.3 and
-13.5.0.
+13.5.0. Knows nothing of what is computed.
 """
 
 import importlib
@@ -23,6 +17,8 @@ import torch
 
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import CudaEvent, DeviceEvent
+
+GROUP_UNIT = 8  # processors; a multiple of what any architecture needs
 
 
 class LaneDevice(Protocol):
@@ -90,9 +86,6 @@ class CudaLaneDevice:
 
     def wait(self) -> None:
         torch.cuda.synchronize(self._device)
-
-
-GROUP_UNIT = 8  # processors; a multiple of what any architecture needs
 
 
 class GreenContextError(ConfigError):

@@ -4,8 +4,6 @@ A backend chooses the layout of packed weights and of the KV cache; its callers 
 live on the backend's device. Activations are [R, ...], where R counts the rows of one step; `out` arguments are
 written in place and returned. Rows are independent: a backend gives a row the same bits whatever other rows are in
 the step. Backends on torch's matrix products cannot promise that; their docstrings say so.
-
-Layers and their units as smaller operations, one after the other: of backends without better ones.
 """
 
 from typing import Protocol
@@ -25,6 +23,7 @@ from faser.kernels.interface.blocks import (
 )
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
+from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels, MaskKernel
 from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
@@ -34,7 +33,6 @@ from faser.kernels.interface.shapes import (
     AttentionShape,
     DeviceLane,
     KvCache,
-    KvShape,
     PackedLinear,
     Processors,
     RowLayout,
@@ -222,6 +220,35 @@ class Backend(Protocol):
         ...
 
 
+class SeparateBlocks:
+    """See Blocks. The backend's operations, one after the other."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
+        normed = self._backend.rms_norm(hidden, product.norm, product.eps, buffers.normed)
+        found: Tensor = self._backend.linear(normed, product.linear, out)
+        return found
+
+    def feed_forward(
+        self,
+        mixed: Tensor,
+        hidden: Tensor,
+        block: FeedForward,
+        following: NormedLinear | None,
+        out: Tensor,
+        buffers: BlockBuffers,
+    ) -> None:
+        backend = self._backend
+        backend.linear(mixed, block.attention_out, hidden, residual=hidden)
+        self.normed_linear(hidden, block.gate_up, buffers.gate_up, buffers)
+        backend.silu_mul(buffers.gate_up, buffers.inner)
+        backend.linear(buffers.inner, block.down, hidden, residual=hidden)
+        if following is not None:
+            self.normed_linear(hidden, following, out, buffers)
+
+
 class SeparateLayers:
     """See Layers. The backend's attention and units, one after the other."""
 
@@ -263,32 +290,3 @@ class SeparateLayers:
             backend.attend(queries, cache, number, layer.shape, plan, mixed)
             following = layers[number + 1].qkv if number + 1 < last else None
             blocks.feed_forward(mixed, hidden, layer.feed_forward, following, qkv, scratch)
-
-
-class SeparateBlocks:
-    """See Blocks. The backend's operations, one after the other."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
-        normed = self._backend.rms_norm(hidden, product.norm, product.eps, buffers.normed)
-        found: Tensor = self._backend.linear(normed, product.linear, out)
-        return found
-
-    def feed_forward(
-        self,
-        mixed: Tensor,
-        hidden: Tensor,
-        block: FeedForward,
-        following: NormedLinear | None,
-        out: Tensor,
-        buffers: BlockBuffers,
-    ) -> None:
-        backend = self._backend
-        backend.linear(mixed, block.attention_out, hidden, residual=hidden)
-        self.normed_linear(hidden, block.gate_up, buffers.gate_up, buffers)
-        backend.silu_mul(buffers.gate_up, buffers.inner)
-        backend.linear(buffers.inner, block.down, hidden, residual=hidden)
-        if following is not None:
-            self.normed_linear(hidden, following, out, buffers)

@@ -1,12 +1,10 @@
-"""Decoder layers, and their parts around the attention, as units that a backend may compute in few launches.
+"""Decoder layers and their parts, as units that a backend may compute in few launches or calls.
 
     layer i        feed_forward(i, following: i + 1)                                  layer i + 1
     attention  ->  output product, norm, gate · up, gate, down product, norm, qkv  ->  rotation, attention
 
 A unit ends with the product before the next attention, so that the end of one product and the norm before the next
-one can be a single launch, across layers too.
-
-All drafts of an EAGLE-3 head in one call, by a backend that is faster than Python between its operations.
+one can be a single launch, across layers too. HeadDrafting makes all drafts of an EAGLE-3 head in one call.
 """
 
 from dataclasses import dataclass
@@ -83,29 +81,6 @@ class LayerBuffers:
     block: BlockBuffers
 
 
-class Layers(Protocol):
-    """Whole layers. Their results are those of Blocks and of the backend's attention."""
-
-    def run(
-        self,
-        stack: DecoderStack,
-        first: int,
-        last: int,
-        hidden: Tensor,
-        cache: KvCache,
-        plan: AttentionPlan,
-        buffers: LayerBuffers,
-        *,
-        captures: bool = False,
-    ) -> None:
-        """Layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
-
-        buffers: qkv holds that of the first layer where this has no product of its own.
-        captures: those layers that have room for states copy their inputs there first.
-        """
-        ...
-
-
 class Blocks(Protocol):
     """Units of a layer. Their results are those of the backend's single operations, but for roundings between."""
 
@@ -126,6 +101,29 @@ class Blocks(Protocol):
 
         mixed: [R, Hq * D]. hidden: [R, H], the residual stream, in place. following: the product of the next
         layer; None: out is not written.
+        """
+        ...
+
+
+class Layers(Protocol):
+    """Whole layers. Their results are those of Blocks and of the backend's attention."""
+
+    def run(
+        self,
+        stack: DecoderStack,
+        first: int,
+        last: int,
+        hidden: Tensor,
+        cache: KvCache,
+        plan: AttentionPlan,
+        buffers: LayerBuffers,
+        *,
+        captures: bool = False,
+    ) -> None:
+        """Layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
+
+        buffers: qkv holds that of the first layer where this has no product of its own.
+        captures: those layers that have room for states copy their inputs there first.
         """
         ...
 

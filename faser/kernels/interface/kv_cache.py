@@ -1,8 +1,8 @@
-"""Keys and values as 8-bit floats: what a cache of float8_e4m3fn stores, and the error that this causes.
+"""The KV cache: its size, what it stores in eight bits, and the error that this causes.
 
-The scale is one, so nothing is calibrated and no token depends on the others in its block: a number becomes the
-nearest one of the type, ties to even; a magnitude above 448 becomes 448; a NaN stays a NaN. Queries, products and
-sums keep their types.
+float8_e4m3fn. The scale is one, so nothing is calibrated and no token depends on the others in its block: a number
+becomes the nearest one of the type, ties to even; a magnitude above 448 becomes 448; a NaN stays a NaN. Queries,
+products and sums keep their types.
 
 The error, with x' stored for x and |x| <= 448: |x' - x| <= max(|x| / 16, 2**-10), half a unit in the last place of
 a normal and of a subnormal number. For one row, let e be the largest change of a score: at most scale * sum over d
@@ -11,18 +11,17 @@ others; in the worst case two groups of positions have half of it each, and scor
 by e in the other. So a component of the result is off by at most the largest dv of its values, plus tanh(e / 2)
 times the distance between their largest and their least. For keys and values above 448 there is no bound.
 
-Keys and values as signed bytes with one scale a head and token: what a cache of int8 stores, and its error.
+int8, with one scale a head and token. Of the D numbers of one key or value, the largest magnitude m decides the
+scale s: m / 127, rounded up to bfloat16, and at least 2**-126. A number x becomes the nearest integer to x / s,
+ties to even, within ±127, and stands for that integer times s. So nothing clips, nothing is calibrated, and no
+token depends on the others in its block. A scale in bfloat16 takes two bytes and has the range of float32;
+rounding it up costs less than 1 % of the error. If a number of a key or value is not finite, its scale is NaN, and
+so is the attention of each row that sees it.
 
-Of the D numbers of one key or value, the largest magnitude m decides the scale s: m / 127, rounded up to bfloat16,
-and at least 2**-126. A number x becomes the nearest integer to x / s, ties to even, within ±127, and stands for
-that integer times s. So nothing clips, nothing is calibrated, and no token depends on the others in its block. A
-scale in bfloat16 takes two bytes and has the range of float32; rounding it up costs less than 1 % of the error. If
-a number of a key or value is not finite, its scale is NaN, and so is the attention of each row that sees it.
-
-The error of a stored number is at most s / 2, and s <= max(m * (1 + 2**-7) / 127, 2**-126). From there it is as in
-interface/fp8_cache.py: let e be the largest change of a score, at most scale * sum over d of |q| s / 2 with the s
-of a key; then a component of the result is off by at most the largest s / 2 of its values, plus tanh(e / 2) times
-the distance between their largest and their least.
+The error of a stored number is at most s / 2, and s <= max(m * (1 + 2**-7) / 127, 2**-126). From there it is as
+above: let e be the largest change of a score, at most scale * sum over d of |q| s / 2 with the s of a key; then a
+component of the result is off by at most the largest s / 2 of its values, plus tanh(e / 2) times the distance
+between their largest and their least.
 
 A backend that multiplies integers rounds two things more. A query becomes integers up to ±16256 (15 bits), which
 changes a score by at most scale * |k'|_1 * max |q| / 32512, with k' the stored key: that is added to e. Weights
@@ -32,12 +31,52 @@ As a rule roundings cancel, and it is a hundred times less.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.interface.fp8 import FP8, FP8_MAX
+
+SCALE_DTYPE = torch.bfloat16
+_LEAST_SCALE = 2.0**-126
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvShape:
+    """Size of a paged KV cache. Bytes count the keys and values of all layers, and their scales.
+
+    dtype: of the stored numbers: the type of the activations, float8_e4m3fn, or int8.
+    """
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        scale_bytes = SCALE_DTYPE.itemsize if self.dtype is torch.int8 else 0
+        head_bytes = self.head_dim * self.dtype.itemsize + scale_bytes
+        return 2 * self.num_layers * self.block_size * self.num_kv_heads * head_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+def check_cache_dtype(backend: str, dtype: torch.dtype, known: Sequence[torch.dtype]) -> None:
+    """Raises ConfigError that names the backend, the dtype, and the dtypes with kernels."""
+    if dtype not in known:
+        names = f"{', '.join(map(str, known[:-1]))} and {known[-1]}"
+        raise ConfigError(
+            f"the {backend} backend keeps keys and values in {names}; the KV cache is {dtype}".replace(
+                "torch.", ""
+            )
+        )
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -52,21 +91,6 @@ def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
 def as_bytes(cache: Tensor) -> Tensor:
     """The cache as a tensor that can be indexed: not every device moves 8-bit floats by index."""
     return cache.view(torch.uint8) if cache.dtype is FP8 else cache
-
-
-def check_cache_dtype(backend: str, dtype: torch.dtype, known: Sequence[torch.dtype]) -> None:
-    """Raises ConfigError that names the backend, the dtype, and the dtypes with kernels."""
-    if dtype not in known:
-        names = f"{', '.join(map(str, known[:-1]))} and {known[-1]}"
-        raise ConfigError(
-            f"the {backend} backend keeps keys and values in {names}; the KV cache is {dtype}".replace(
-                "torch.", ""
-            )
-        )
-
-
-SCALE_DTYPE = torch.bfloat16
-_LEAST_SCALE = 2.0**-126
 
 
 def quantise_heads(x: Tensor) -> tuple[Tensor, Tensor]:

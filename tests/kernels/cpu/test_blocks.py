@@ -25,7 +25,8 @@ from faser.kernels.interface.blocks import (
     Layers,
     NormedLinear,
 )
-from faser.kernels.interface.shapes import AttentionShape, KvShape, PackedLinear, RowLayout
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import AttentionShape, PackedLinear, RowLayout
 from tests.kernels.interface.low_bit.blocks import random_blocks
 
 HIDDEN, HEADS, INNER, QKV = 64, 96, 160, 128

@@ -1,11 +1,7 @@
 """Fields: reads the fields of a config.json with their types, and refuses features that no family supports.
 
-Knows the fields that all families share; each family's module reads its own.
-
-Reads the rotary embedding of a config.json, in both formats in use.
-
-These are: rope_theta and rope_scaling as separate fields, or both in rope_parameters. Unsupported kinds of
-scaling are refused by name.
+Knows the fields that all families share; each family's module reads its own. rope_spec reads the rotary embedding,
+in both formats in use: rope_theta and rope_scaling as separate fields, or both in rope_parameters.
 """
 
 import math
@@ -24,6 +20,7 @@ from faser.errors import ModelError
 _SLIDING = "sliding_attention"
 _FULL = "full_attention"
 _MOST_LAYERS = 4096
+_DEFAULT_THETA = 10_000.0
 
 
 class Fields:
@@ -131,9 +128,6 @@ class Fields:
         if value is not None and value not in supported:
             shown = value.get("quant_method", value) if isinstance(value, dict) else value
             raise ModelError(f"config.json: {name} is {shown!r}; {why}")
-
-
-_DEFAULT_THETA = 10_000.0
 
 
 def rope_spec(fields: Fields, *, default_theta: float = _DEFAULT_THETA) -> RopeSpec:

@@ -1,12 +1,8 @@
-"""The metadata of a GGUF file as the config.json dict of a Hugging Face checkpoint.
+"""A GGUF file as a Hugging Face checkpoint: its metadata as a config.json, its weights under the hub's names.
 
-Knows the metadata keys of the supported architectures. Refuses metadata without a counterpart in config.json;
-the model families check everything else.
-
-The weights of a GGUF file, under the names and in the layout of a Hugging Face checkpoint.
-
-Maps tensor names and undoes llama.cpp's row order of q and k. Imports torch only in GgufSource.get, so that
-installing the embedded model needs no torch.
+Knows the metadata keys and tensor names of the supported architectures, and undoes llama.cpp's row order of q and
+k. Refuses metadata without a counterpart in config.json; the model families check everything else. Imports torch
+only in GgufSource.get, so that installing the embedded model needs no torch.
 """
 
 import math
@@ -23,6 +19,8 @@ from faser.errors import ModelError
 if TYPE_CHECKING:
     import torch
 
+
+Number = TypeVar("Number", bound=np.generic)
 _FAMILIES = {
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
@@ -31,9 +29,30 @@ _FAMILIES = {
 }
 _ENDS = ("eos", "eot", "eom")
 _SMOLLM3_ROPE_INTERVAL = 4
-
 # llama.cpp stores Llama 3's rope scaling as factors. All published checkpoints compute them from these values.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
+_OUTER_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_ROPE_FACTORS = "rope_freqs.weight"
+# llama.cpp reorders the rows of q and k for the rotary embedding it uses for these, and for these only.
+_PERMUTED = ("llama", "smollm3")
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
@@ -182,33 +201,6 @@ def _llama3_factors(num_pairs: int, theta: float, factor: float) -> FloatArray:
     fits = _LLAMA3_CONTEXT / wavelengths
     keep = np.clip((fits - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW), 0.0, 1.0)
     return np.asarray(1 / ((1 - keep) / factor + keep), np.float32)
-
-
-Number = TypeVar("Number", bound=np.generic)
-
-_OUTER_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_ROPE_FACTORS = "rope_freqs.weight"
-
-# llama.cpp reorders the rows of q and k for the rotary embedding it uses for these, and for these only.
-_PERMUTED = ("llama", "smollm3")
 
 
 class GgufSource:

@@ -1,15 +1,8 @@
-"""Weights in safetensors files: one file, or several with an index, memory-mapped.
+"""Where weights come from: safetensors files as they are, 8-bit floats, GGUF blocks, or rounded while loading.
 
-Low-bit weights made while a checkpoint in 16 or 32 bits is loaded.
-
-Weights of GGUF files in the blocks that the file stores, for backends that multiply them as they are.
-
-Knows neither how blocks are laid out nor how they are computed with.
-
-A checkpoint that stores products as 8-bit floats: gives their values and scales, or dequantised tensors.
-
-A product is quantised if the checkpoint has its scales, in a tensor of its name plus `_scale`: one for the whole
-tensor, or one for each output channel. Knows neither configs nor backends.
+A WeightSource (weights.py) gives tensors under the hub's names. Quantised ones also give rows as they are stored,
+for backends that multiply them so; stored_codes.py has the integers of AWQ, GPTQ and compressed-tensors. Knows
+neither configs nor backends.
 """
 
 import json
@@ -30,12 +23,19 @@ from faser.kernels.interface.low_bit.rows import INT4, INT8, FloatRows, LowBitRo
 if TYPE_CHECKING:
     from faser.engine.checkpoints.gguf.checkpoint import GgufSource
 
+
+QUANTIZATIONS = {"int8": INT8, "int4": INT4}
 _LENGTH_BYTES = 8  # the first bytes of a file: the length of its header
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 _INTEGERS = (torch.int32, torch.int8, torch.int64)  # of quantised weights
 _DTYPES = (*_FLOATS, *_INTEGERS, torch.bool)  # booleans: the vocabulary of a head
+_LARGEST = 2.0**15  # half floats hold the scales and minimums of smaller weights
+# Scales that FASER does not use. Activations get a scale per row in every step, finer than one fixed scale for all
+# rows; keys and values are stored with a scale of one.
+_OF_CACHE = (".k_scale", ".v_scale", ".kv_scale")
+_UNUSED = (".input_scale", ".output_scale", ".q_scale", *_OF_CACHE)
 
 
 class SafetensorsSource:
@@ -102,65 +102,6 @@ def _damage(path: Path) -> str:
     return f"{path} is damaged or cut short: its {size} bytes are not those that its header describes"
 
 
-QUANTIZATIONS = {"int8": INT8, "int4": INT4}
-_LARGEST = 2.0**15  # half floats hold the scales and minimums of smaller weights
-
-
-class RoundedSource:
-    """Gives the matrices of a checkpoint as rows that are quantised when they are packed.
-
-    quantization: int8; or int4, under which embedding, head and the weights of values have 8 bits: in SmolLM2-135M
-    the last are a hundredth of the bytes and cost half of the quality (docs/quantization.md).
-    """
-
-    def __init__(self, source: WeightSource, quantization: str) -> None:
-        self._source = source
-        self._quantization = quantization
-
-    def rows(self, name: str) -> LowBitRows | None:
-        """None: not a matrix. Raises ModelError for weights that are no numbers, or too large for the scales."""
-        weight = self._source.get(name)
-        if weight.dim() != 2:
-            return None
-        low, high = (float(end) for end in torch.aminmax(weight))
-        if not (low > -_LARGEST and high < _LARGEST):
-            raise ModelError(
-                f"tensor {name} has values from {low:g} to {high:g}; --quantization {self._quantization} rounds "
-                f"those between -{_LARGEST:g} and {_LARGEST:g}"
-            )
-        return LowBitRows(parts=(FloatRows(weight=weight, scheme=self.scheme(name)),))
-
-    def scheme(self, name: str) -> Scheme:
-        has_8_bits = name in (tensors.EMBEDDING, tensors.HEAD) or tensors.is_of_values(name)
-        return INT8 if has_8_bits else QUANTIZATIONS[self._quantization]
-
-
-class BlockSource:
-    """Low-bit weights of a GGUF file, under Hugging Face names."""
-
-    def __init__(self, source: "GgufSource") -> None:
-        self._source = source
-        self._formats: set[str] = set()
-
-    def rows(self, name: str) -> LowBitRows | None:
-        """A weight as it is stored; None: it is not stored in a format of low-bit products."""
-        if self._source.format(name) not in FORMATS:
-            return None
-        name_of_format, blocks = self._source.blocks(name)
-        self._formats.add(name_of_format)
-        return block_rows(name_of_format, blocks, self._source.shape(name)[-1])
-
-    def described(self) -> str:
-        """The formats of the weights given so far, each with its memory form."""
-        return ", ".join(f"{name} ({FORMATS[name].form.description})" for name in sorted(self._formats))
-
-
-# Scales that FASER does not use. Activations get a scale per row in every step, finer than one fixed scale for all
-# rows; keys and values are stored with a scale of one.
-_OF_CACHE = (".k_scale", ".v_scale", ".kv_scale")
-_UNUSED = (".input_scale", ".output_scale", ".q_scale", *_OF_CACHE)
-
-
 class Fp8Source:
     """A WeightSource over a quantised checkpoint: `get` dequantises, and `names` leaves the scales out.
 
@@ -206,3 +147,52 @@ class Fp8Source:
 
 def _scale_name(name: str) -> str:
     return f"{name}_scale"
+
+
+class BlockSource:
+    """Low-bit weights of a GGUF file, under Hugging Face names."""
+
+    def __init__(self, source: "GgufSource") -> None:
+        self._source = source
+        self._formats: set[str] = set()
+
+    def rows(self, name: str) -> LowBitRows | None:
+        """A weight as it is stored; None: it is not stored in a format of low-bit products."""
+        if self._source.format(name) not in FORMATS:
+            return None
+        name_of_format, blocks = self._source.blocks(name)
+        self._formats.add(name_of_format)
+        return block_rows(name_of_format, blocks, self._source.shape(name)[-1])
+
+    def described(self) -> str:
+        """The formats of the weights given so far, each with its memory form."""
+        return ", ".join(f"{name} ({FORMATS[name].form.description})" for name in sorted(self._formats))
+
+
+class RoundedSource:
+    """Gives the matrices of a checkpoint as rows that are quantised when they are packed.
+
+    quantization: int8; or int4, under which embedding, head and the weights of values have 8 bits: in SmolLM2-135M
+    the last are a hundredth of the bytes and cost half of the quality (docs/quantization.md).
+    """
+
+    def __init__(self, source: WeightSource, quantization: str) -> None:
+        self._source = source
+        self._quantization = quantization
+
+    def rows(self, name: str) -> LowBitRows | None:
+        """None: not a matrix. Raises ModelError for weights that are no numbers, or too large for the scales."""
+        weight = self._source.get(name)
+        if weight.dim() != 2:
+            return None
+        low, high = (float(end) for end in torch.aminmax(weight))
+        if not (low > -_LARGEST and high < _LARGEST):
+            raise ModelError(
+                f"tensor {name} has values from {low:g} to {high:g}; --quantization {self._quantization} rounds "
+                f"those between -{_LARGEST:g} and {_LARGEST:g}"
+            )
+        return LowBitRows(parts=(FloatRows(weight=weight, scheme=self.scheme(name)),))
+
+    def scheme(self, name: str) -> Scheme:
+        has_8_bits = name in (tensors.EMBEDDING, tensors.HEAD) or tensors.is_of_values(name)
+        return INT8 if has_8_bits else QUANTIZATIONS[self._quantization]

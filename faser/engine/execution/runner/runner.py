@@ -17,9 +17,10 @@ from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.staged_numbers import StagedNumbers
 from faser.engine.execution.sampling.token_samplers import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
-from faser.kernels.interface.shapes import AttentionPlan, KvCache, KvShape, RowLayout
+from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 
 class Runner:

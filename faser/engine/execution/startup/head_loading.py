@@ -26,7 +26,7 @@ from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.startup.model_loading import LoadedModel
 from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.kv_cache import KvShape
 from faser.types import ProgressCallback
 
 

@@ -19,7 +19,7 @@ from faser.engine.execution.startup.step_times.table_fit import DummyBatchLimits
 from faser.engine.execution.startup.warm_up import ResidentModel, make_warm_up
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import DeviceMemory
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.kv_cache import KvShape
 
 _SAMPLING_BYTES = 160  # of a row and 1,024 tokens of the vocabulary: sums by chunk and digit
 

@@ -48,7 +48,7 @@ from faser.kernels.cuda.flashinfer.build import arch_of
 from faser.kernels.cuda.lanes import CudaLaneDevice
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.kv_cache import KvShape
 from faser.types import ModelInfo, ProgressCallback
 
 

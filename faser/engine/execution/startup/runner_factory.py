@@ -14,7 +14,8 @@ from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.startup.model_loading import LoadedModel
 from faser.engine.execution.startup.sizing import most_logit_rows
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import LANE_BYTES, DeviceLane, KvShape
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import LANE_BYTES, DeviceLane
 from faser.types import ProgressCallback
 
 

@@ -13,7 +13,7 @@ from faser.engine.execution.startup.memory_budget import MemoryBudget
 from faser.engine.execution.text_lookup.rules import CORPUS_TOKENS
 from faser.errors import ConfigError
 from faser.kernels.interface.fp8 import FP8
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.kv_cache import KvShape
 from faser.machine import available_memory
 
 # Without --kv-cache-memory the KV cache of a CPU gets this share of the free memory, up to this limit: other

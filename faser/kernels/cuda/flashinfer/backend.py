@@ -31,12 +31,12 @@ from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.backend import SeparateBlocks
 from faser.kernels.interface.blocks import Blocks, HeadDrafting, Layers
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
-from faser.kernels.interface.kv_cache import check_cache_dtype
+from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels
 from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
 from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
-from faser.kernels.interface.shapes import AttentionShape, DeviceLane, KvShape, Processors, RowLayout
+from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
 
 DTYPES = (torch.bfloat16, torch.float16)
 KV_DTYPES = (*DTYPES, FP8)  # of keys and values

@@ -1,4 +1,8 @@
-"""Attention of a captured step, whose plan follows the layouts: planned again only where the plan would change.
+"""GraphCapture for FlashInfer: attention plans at fixed addresses, CUDA graphs, staging buffers and readbacks.
+
+A fixed plan owns its index arrays, one copy on the device and two on the host, and the attention wrappers of the
+layers that run with it. Updating it takes one transfer of all arrays, then, where it would change, a plan for each
+kind of attention among the captured layers. The plan learns the kinds when the work runs before the capture.
 
 FlashInfer's plan of a fixed wrapper says which block computes which part of which sequence:
 
@@ -11,13 +15,6 @@ the arrays that were staged anyway, without the Python of the wrapper's `plan` a
 
 Read in FlashInfer 0.7.2.post1 (scheduler.cuh: PrefillSplitQOKVIndptr, DecodeSplitKVIndptr; prefill.cuh:
 num_kv_chunks) and held against its planner in tests/kernels/cuda/flashinfer/test_planner.py.
-
-GraphCapture for FlashInfer: attention plans at fixed addresses, CUDA graphs, staging buffers and readbacks.
-
-A fixed plan owns its index arrays, one copy on the device and two on the host, and the attention wrappers of the
-layers that run with it. Updating it takes one transfer of all arrays, then, where it would change, a plan for each
-kind of attention among the captured layers (attention_plans.py). The plan learns the kinds when the work runs
-before the capture.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,6 +47,7 @@ from faser.kernels.interface.shapes import DeviceLane, RowLayout
 
 _PINNED = 2  # position of the pinned buffer among the planner's arguments
 _NO_LIMIT = 1 << 30
+_LAYOUT_ARRAYS = ("query_indptr", "page_indptr", "seq_len")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +160,6 @@ class FixedAttention:
             found = _HostArrays(arguments, host.query_indptr.numpy(), host.seq_len.numpy())
             self._arrays[id(host)] = found
         return found
-
-
-_LAYOUT_ARRAYS = ("query_indptr", "page_indptr", "seq_len")
 
 
 def _replaced(argument: Any, pairs: list[tuple[Tensor, Tensor]]) -> Any:

@@ -1,29 +1,23 @@
-"""Attention wrappers of FlashInfer whose compiled planner FASER can call: for a lane's processors, and again.
-
-A wrapper's `plan` is Python that checks its arguments, copies arrays to the device and ends in one call of a
-compiled planner. Each plan looks that module up, which all wrappers of a process share, and keeps it in
-`_cached_module`.
-Here that attribute is a property of a class of its own, which wraps the module (PlannerModule), so that
-
-- the number of blocks that the planner counts on is FASER's;
-- the call can be repeated without the Python before it (attention_plans.py says for which layouts).
-
-The planner of FlashInfer's prefill kernel, which also decodes with tensor cores, splits sequences among two blocks
-for every processor of the device, minus `num_colocated_ctas`. FlashInfer's Python wrappers always pass 0 for that
-(prefill.py, decode.py). A lane's wrappers pass the number of blocks that the processors outside the lane would
-take: on a stand-in of the CUDA runtime, the planner planned for 132 processors minus 112 as it does for 20. A
-negative number allows more pieces than run at once.
-
-So the plans of other wrappers and other threads cannot change. Two alternatives for lanes were rejected: replacing
-`plan` in the module, which would need to know for each thread which wrapper plans; and passing `fixed_split_size`,
-which is public: a captured kernel needs plans that are always split or never, and with it they vary.
-
-The planner of the decode kernel without tensor cores takes no such number.
-
-The part of FlashInfer that the backend calls, as a protocol, and how the package is loaded.
+"""The part of FlashInfer that the backend calls, and its attention wrappers with a planner of FASER's choosing.
 
 Names and arguments are those of FlashInfer 0.7.2.post1, which the extra `cuda` pins; tests check every call
 against that package's signatures. This module alone imports the package, and only in load_flashinfer.
+
+A wrapper's `plan` is Python that checks its arguments, copies arrays to the device and ends in one call of a
+compiled planner. It looks that module up, which all wrappers of a process share, and keeps it in `_cached_module`.
+Here that attribute is a property of a class of its own, which wraps the module (PlannerModule), so that
+
+- the number of blocks that the planner counts on is FASER's;
+- the call can be repeated without the Python before it (graph_capture.py says for which layouts).
+
+The planner of FlashInfer's prefill kernel, which also decodes with tensor cores, splits sequences among two blocks
+for every processor of the device, minus `num_colocated_ctas`, for which FlashInfer's Python always passes 0. A
+lane's wrappers pass the number of blocks that the processors outside the lane would take: on a stand-in of the
+CUDA runtime, the planner planned for 132 processors minus 112 as it does for 20. A negative number allows more
+pieces than run at once. The planner of the decode kernel without tensor cores takes no such number.
+
+Rejected for lanes: replacing `plan` in the module, which would need to know for each thread which wrapper plans;
+and `fixed_split_size`, with which plans vary between split and not, and a captured kernel needs one of them.
 """
 
 from collections.abc import Callable
@@ -39,6 +33,36 @@ BLOCKS_PER_PROCESSOR = 2  # of the prefill kernel, as its planner counts
 _NUM_ARGUMENTS = 20
 _DISABLES_SPLIT, _COLOCATED = 17, 18  # positions of two arguments: a bool, then the number of blocks to leave out
 _ATTRIBUTE = "_cached_module"
+
+
+class PagedAttention(Protocol):
+    """An attention wrapper of FlashInfer: planned once per step from host arrays, run once per layer.
+
+    Its arguments differ between prefill and decode. `plan` fills a pinned buffer of the wrapper, which the device
+    copies later: the caller must not plan again before that copy is done. left_out_blocks: see planning_wrapper.
+    """
+
+    left_out_blocks: int
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None: ...
+
+    def plan(self, *arguments: Any, **options: Any) -> None: ...
+
+    def run(self, *arguments: Any, **options: Any) -> Tensor: ...
+
+
+class FlashInfer(Protocol):
+    def BatchPrefillWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> PagedAttention: ...
+
+    def BatchDecodeWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> PagedAttention: ...
+
+
+class _Installed:
+    """The installed package."""
+
+    def __init__(self, package: Any) -> None:
+        self.BatchPrefillWithPagedKVCacheWrapper = planning_wrapper(package.BatchPrefillWithPagedKVCacheWrapper)
+        self.BatchDecodeWithPagedKVCacheWrapper = planning_wrapper(package.BatchDecodeWithPagedKVCacheWrapper)
 
 
 def planning_wrapper(wrapper: Any) -> Any:
@@ -92,36 +116,6 @@ class PlannerModule:
         assert [type(each) for each in found] == [bool, int], f"FlashInfer plans with {found}"
         assert found[1] == 0, f"FlashInfer leaves out {found[1]} blocks by itself"
         return (*arguments[:_COLOCATED], self._left_out_blocks, *arguments[_COLOCATED + 1 :])
-
-
-class PagedAttention(Protocol):
-    """An attention wrapper of FlashInfer: planned once per step from host arrays, run once per layer.
-
-    Its arguments differ between prefill and decode. `plan` fills a pinned buffer of the wrapper, which the device
-    copies later: the caller must not plan again before that copy is done. left_out_blocks: see planners.py.
-    """
-
-    left_out_blocks: int
-
-    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None: ...
-
-    def plan(self, *arguments: Any, **options: Any) -> None: ...
-
-    def run(self, *arguments: Any, **options: Any) -> Tensor: ...
-
-
-class FlashInfer(Protocol):
-    def BatchPrefillWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> PagedAttention: ...
-
-    def BatchDecodeWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> PagedAttention: ...
-
-
-class _Installed:
-    """The installed package."""
-
-    def __init__(self, package: Any) -> None:
-        self.BatchPrefillWithPagedKVCacheWrapper = planning_wrapper(package.BatchPrefillWithPagedKVCacheWrapper)
-        self.BatchDecodeWithPagedKVCacheWrapper = planning_wrapper(package.BatchDecodeWithPagedKVCacheWrapper)
 
 
 def _import() -> Any:

@@ -1,13 +1,7 @@
-"""Checks of a kernel's tensor arguments, by name, before a launch could read out of bounds.
+"""What several Triton kernels share: argument checks, uploads, bits of 8-bit floats, the ends of norm and gate.
 
-What a layer does to single numbers: the end of an RMS norm, and the gate. Both in float32.
-
-Bits of 8-bit floats, by integer arithmetic.
-
-The device's own conversion is not used, because Triton's interpreter rounds it differently: so tests without a GPU
-check the bits that a GPU writes.
-
-Uploads host arrays for a kernel, all in one asynchronous copy.
+Bits of 8-bit floats are made by integer arithmetic. The device's own conversion is not used, because Triton's
+interpreter rounds it differently: so tests without a GPU check the bits that a GPU writes.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,10 +30,18 @@ def jit_for_any(*counts: str) -> Callable[[Any], Any]:
 
 # Products and sums are not fused: each is rounded by itself, as on the CPU.
 EXACT = {"enable_fp_fusion": False}
-
 WIDEST_ROW = 1 << 16  # of kernels that keep a row in the registers of one program
 _ELEMENTS_A_WARP = 512
 _MOST_WARPS = 32
+_LINE = 2  # words: each array begins at a multiple of 16 bytes, so that Triton compiles for such addresses only
+_LIMIT = tl.constexpr(FP8_MAX)
+_SIZE_BITS = tl.constexpr(0x7FFFFFFF)
+_NORMAL_FROM = tl.constexpr(0x3C800000)  # 2**-6, the least normal float8
+_INFINITY = tl.constexpr(0x7F800000)
+_BIAS_STEP = tl.constexpr((127 - 7) << 3)  # between the exponents of float32 and float8, above 3 bits of mantissa
+_SUBNORMAL_UNIT = tl.constexpr(2.0**14)  # float32 numbers from here on are 2**-9 apart, as float8's subnormals
+_SUBNORMAL_BITS = tl.constexpr(0x46800000)  # the same number's bits
+_NOT_A_NUMBER = tl.constexpr(0x7F)
 
 
 def row_warps(width: int) -> int:
@@ -94,16 +96,6 @@ def gated(gate, up):
     return wide / (1.0 + tl.exp(-wide)) * up.to(tl.float32)
 
 
-_LIMIT = tl.constexpr(FP8_MAX)
-_SIZE_BITS = tl.constexpr(0x7FFFFFFF)
-_NORMAL_FROM = tl.constexpr(0x3C800000)  # 2**-6, the least normal float8
-_INFINITY = tl.constexpr(0x7F800000)
-_BIAS_STEP = tl.constexpr((127 - 7) << 3)  # between the exponents of float32 and float8, above 3 bits of mantissa
-_SUBNORMAL_UNIT = tl.constexpr(2.0**14)  # float32 numbers from here on are 2**-9 apart, as float8's subnormals
-_SUBNORMAL_BITS = tl.constexpr(0x46800000)  # the same number's bits
-_NOT_A_NUMBER = tl.constexpr(0x7F)
-
-
 @jit
 def code(value):
     """The bits of float8_e4m3fn nearest to float32 values of at most 448, ties to even, as int32.
@@ -125,9 +117,6 @@ def saturated_code(value):
     """As `code`, for any values: magnitudes above 448, infinities included, become 448; a NaN stays a NaN."""
     value = tl.where(value > _LIMIT, _LIMIT, value)
     return code(tl.where(value < -_LIMIT, -_LIMIT, value))
-
-
-_LINE = 2  # words: each array begins at a multiple of 16 bytes, so that Triton compiles for such addresses only
 
 
 def upload_words(accelerator: Accelerator, arrays: Sequence[NDArray[np.generic]]) -> list[Tensor]:

@@ -1,8 +1,9 @@
-"""A product of at most eight rows with a weight [N, K] in 16 bits, which reads the weight once and little else.
+"""Steps of at most eight rows: products that read the weight once and little else, and layers made of them.
 
-The weight is the left factor, so that its rows fill the tensor cores and the step's rows are the eight columns
-that these need at least. A program computes some outputs of all rows, over all of K: no sums of other programs,
-the same order for any number of rows. So a row has the same bits whatever other rows are in the step.
+The weight [N, K], in 16 bits, is the left factor, so that its rows fill the tensor cores and the step's rows are
+the eight columns that these need at least. A program computes some outputs of all rows, over all of K: no sums of
+other programs, the same order for any number of rows. So a row has the same bits whatever other rows are in the
+step.
 
     norm       the step's rows are normalised as they are loaded; the mean squares come from the product that wrote
                them, as one number a program and row
@@ -12,13 +13,13 @@ the same order for any number of rows. So a row has the same bits whatever other
 Numbers are rounded where the single operations round them. With dependent launches (PDL) a program loads its first
 piece of the weight before the launch before it is done, which is all that it may read by then. Launches of other
 libraries in between keep the order: cuBLAS's start when all before them is done, and FlashInfer's wait before they
-read queries (read in prefill.cuh, decode.cuh and cascade.cuh of 0.7.2.post1).
+read queries (read in prefill.cuh, decode.cuh and cascade.cuh of 0.7.2.post1). Unmeasured, and off unless asked
+for.
 
-The units of a layer for at most eight rows: four launches between the attentions of two layers.
+Between the attentions of two layers there are four launches; single operations take seven, and write and read the
+normalised rows and gate · up in between:
 
     output product, residual, squares | norm, gate · up, gate | down product, residual, squares | norm, qkv
-
-Single operations take seven, and write and read the normalised rows and gate · up in between.
 """
 
 from dataclasses import dataclass

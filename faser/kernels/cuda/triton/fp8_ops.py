@@ -1,18 +1,13 @@
-"""Quantises rows to 8-bit floats in one launch: each row's largest magnitude, scale and values.
+"""What stands around products of 8-bit floats, in one launch each; interface/fp8.py is the definition.
 
-Gives the bits of interface/fp8.quantise_rows, which is the definition.
+    quantise_rows   each row's largest magnitude, scale and values
+    scale_sums      scales the sums of a product, adds bias and residual
+    add_norm        hidden += product; the RMS norm of hidden, quantised        sums and bias are optional
+    gate            gate and up are the product; silu(gate) * up, quantised
 
-Finishes a product of quantised matrices in one launch: scales the sums, adds bias and residual.
-
-interface/fp8.py defines it. All arithmetic is in float32; the result is rounded once.
-
-Rows between two quantised products, in one launch: the end of the one product and what the next one multiplies.
-
-    add_norm   hidden += product; the RMS norm of hidden, quantised        sums and bias are optional
-    gate       gate and up are the product; silu(gate) * up, quantised
-
-The same numbers as scale.py, norm.py or gate.py, and quantise.py one after the other: rounded where these store
-them. On a GPU the squares of a row may be added up in another order. A row stays in the registers of one program.
+The last two stand between two products, and give the same numbers as the single operations one after the other:
+rounded where these store them. On a GPU the squares of a row may be added up in another order. A row stays in the
+registers of one program; all arithmetic is in float32.
 """
 
 import torch
@@ -32,6 +27,7 @@ from faser.kernels.cuda.triton.common import (
 )
 from faser.kernels.interface.fp8 import FP8, FP8_MAX, LEAST_LARGEST, UnscaledProduct
 
+_BLOCK = 1024
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LIMIT = tl.constexpr(FP8_MAX)
 _LEAST = tl.constexpr(LEAST_LARGEST)
@@ -74,9 +70,6 @@ def quantise_rows(x: Tensor, values: Tensor, scales: Tensor) -> None:
             x, x.stride(0), values.view(torch.uint8), scales, width, BLOCK=next_power_of_2(width),
             num_warps=warps, **EXACT,
         )  # fmt: skip
-
-
-_BLOCK = 1024
 
 
 @jit

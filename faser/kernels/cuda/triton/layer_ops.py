@@ -1,16 +1,10 @@
-"""Backend.rms_norm in one launch. The norms of single heads are part of rope_append.
+"""Backend.rms_norm, silu_mul and rope_append in one launch each. All arithmetic is in float32.
 
-A row stays in the registers of one program. As in the torch backend, the normalised number is rounded to the type
-of the rows before the weight multiplies it.
-
-Backend.silu_mul in one launch. All arithmetic is in float32; the result is rounded once.
-
-Backend.rope_append in one launch per layer: normalise, rotate, store keys and values in the paged cache.
-
-The cache layout is NHD: [blocks, block_size, Hkv, D] of keys and of values, so that the channels of a token's head
-are contiguous. A slot is block * block_size + offset. Grouped queries need no extra work: only Hkv heads are
-stored. interface/fp8_cache.stored defines the bits of a cache of 8-bit floats. Knows neither block tables nor
-attention.
+A norm's row stays in the registers of one program; as in the torch backend, the normalised number is rounded to
+the type of the rows before the weight multiplies it. rope_append normalises and rotates heads, and stores keys and
+values in the paged cache, whose layout is NHD: [blocks, block_size, Hkv, D] of keys and of values, so that the
+channels of a token's head are contiguous. A slot is block * block_size + offset. Only Hkv heads are stored.
+interface/kv_cache.stored defines the bits of a cache of 8-bit floats. Knows neither block tables nor attention.
 """
 
 import torch
@@ -33,6 +27,8 @@ from faser.kernels.cuda.triton.common import (
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.shapes import AttentionShape
 
+HEAD_DIMS = (64, 128)
+_BLOCK = 1024
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -68,9 +64,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
     return out
 
 
-_BLOCK = 1024
-
-
 @jit
 def _silu_mul(gate_up, stride, gated_rows, out_stride, width, BLOCK: tl.constexpr):
     """Some columns of one row."""
@@ -95,9 +88,6 @@ def silu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
             gate_up, gate_up.stride(0), out, out.stride(0), width, BLOCK=_BLOCK, **EXACT
         )
     return out
-
-
-HEAD_DIMS = (64, 128)
 
 
 @jit

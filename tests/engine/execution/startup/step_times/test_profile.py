@@ -18,7 +18,7 @@ from faser.engine.execution.startup.step_times.interference_cells import Interfe
 from faser.engine.execution.startup.step_times.profile import LANES_STAGE, cached_profile, fingerprint, profile
 from faser.engine.execution.startup.step_times.step_profiler import STAGE, ProfileProgress, StepProfiler
 from faser.engine.execution.startup.step_times.table_fit import ROW_COUNTS, DummyBatchLimits
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
 from faser.machine import BusyMeter, CoreUse, usable_cores
 from tests.disks import filling_up, read_only
