@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -33,6 +33,7 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, detect_isa, library_path
+from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import RowLayout
 
@@ -132,8 +133,8 @@ class _TimedBackend:
 
     def __init__(self, backend: NativeBackend) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.fused_blocks = None
-        self.fused_layers = None
+        self.blocks = SeparateBlocks(cast(Backend, self))
+        self.layers = SeparateLayers(cast(Backend, self), self.blocks)
         self._backend = backend
 
     def __getattr__(self, name: str) -> Any:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from faser.kernels.cpu.build import COMPILERS, find_compiler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.triton.device_kernels import DeviceKernels
+from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels
 
 COPY_CALL_S, EVENT_CALL_S, QUERY_CALL_S, REPLAY_CALL_S = 4e-6, 1.5e-6, 1e-6, 12e-6
 PYTHON_PLAN_S, PLANNER_S = 18e-6, 3e-6

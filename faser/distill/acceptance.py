@@ -118,18 +118,18 @@ def expected_speedup(costs: CostModel, accepted: Sequence[float], requests: int)
     plain_s = costs.step_s(requests, kv_tokens)
     best = Expected(requests=requests, draft_tokens=0, speedup=1.0)
     for length in range(1, len(accepted) + 1):
-        brought = sum(accepted[:length])
+        accepted_tokens = sum(accepted[:length])
         rows, draft_rows = requests * (1 + length), requests * length
-        read = np.array([round(brought * requests)] + [0] * (requests - 1))
+        read = np.array([round(accepted_tokens * requests)] + [0] * (requests - 1))
         seconds = costs.step_s(rows, kv_tokens, draft_rows * _CONTEXT)
         seconds += costs.draft_s(np.full(requests, length), read)
-        speedup = (1 + brought) * plain_s / seconds
+        speedup = (1 + accepted_tokens) * plain_s / seconds
         if speedup > best.speedup:
             best = Expected(requests=requests, draft_tokens=length, speedup=speedup)
     return best
 
 
-def verdict(found: Sequence[Expected]) -> str:
+def speedup_in_words(found: Sequence[Expected]) -> str:
     """One sentence: is the head worth using. found: of greedy answers, by load, ascending."""
     paying = [each for each in found if each.speedup >= _WORTH]
     if not paying:

@@ -79,8 +79,8 @@ def _on_cuda(name: str, device: str, cache_dir: Path, *, few_row_kernels: bool) 
     _make_current(opened)
     from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
     from faser.kernels.cuda.flashinfer.build import arch_of, modules_dir
+    from faser.kernels.cuda.flashinfer.device_kernels import DEPENDENT_LAUNCHES, triton_kernels
     from faser.kernels.cuda.flashinfer.library import load_flashinfer
-    from faser.kernels.cuda.triton.device_kernels import DEPENDENT_LAUNCHES, triton_kernels
     from faser.kernels.cuda.triton.launcher import add_to_cache
     from faser.kernels.cuda.triton.scaled_fp8 import scaled_fp8
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import Blocks, HeadDrafting, Layers
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.interface.graph_capture import GraphCapture
@@ -70,8 +71,8 @@ class TorchBackend:
         self.logits_processor_kernels = None
         self.mask_kernel = None
         self.rejection_kernels = None
-        self.fused_blocks: Blocks | None = None
-        self.fused_layers: Layers | None = None
+        self.blocks: Blocks = SeparateBlocks(self)
+        self.layers: Layers = SeparateLayers(self, self.blocks)
         self.head_drafting: HeadDrafting | None = None
         self.graph_capture: GraphCapture | None = None
         self.lane: DeviceLane | None = None

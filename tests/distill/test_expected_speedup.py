@@ -5,7 +5,7 @@ Planted bugs seen to be caught: the first token of a draft counted twice, passes
 
 import pytest
 
-from faser.distill.acceptance import Expected, expected_speedup, verdict
+from faser.distill.acceptance import Expected, expected_speedup, speedup_in_words
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 
@@ -35,15 +35,15 @@ def test_the_best_length_is_chosen_and_priced(requests: int, pass_s: float) -> N
 def test_drafts_that_cost_more_than_they_bring_are_not_made() -> None:
     found = expected_speedup(costs(2.0), ACCEPTED, 4)
     assert found == Expected(requests=4, draft_tokens=0, speedup=1.0)
-    assert verdict([found]).startswith("not worth using")
+    assert speedup_in_words([found]).startswith("not worth using")
 
 
-def test_the_verdict_names_the_largest_load_at_which_drafts_pay() -> None:
+def test_the_sentence_names_the_largest_load_at_which_drafts_pay() -> None:
     found = [
         Expected(requests=requests, draft_tokens=2, speedup=speedup)
         for requests, speedup in ((1, 1.5), (4, 1.1), (16, 1.01))
     ]
-    assert verdict(found) == (
+    assert speedup_in_words(found) == (
         "worth using at up to 4 requests at once: answers at temperature 0 are expected up to 1.50 times as fast"
     )
-    assert "at one request at a time" in verdict(found[:1])
+    assert "at one request at a time" in speedup_in_words(found[:1])

@@ -38,8 +38,8 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.warm_up import WarmUp
 from faser.kernels.cpu.build import find_compiler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
 from faser.kernels.cuda.triton import launcher
-from faser.kernels.cuda.triton.device_kernels import triton_kernels
 from faser.kernels.interface.kv_cache import KvShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer

@@ -99,34 +99,28 @@ class NativeBackend:
         self._library = native_library.load(library)
         self._full = full_pool(self._library, num_threads) if full is None else full
         self._pools = LanePools(self._library, self._full, frozenset(os.sched_getaffinity(0)))
-        self._pool = self._pools.use(None)  # address of the pool that calls run on
         self._slab = torch.empty(0, dtype=torch.uint8)  # the free rest of the newest slab of weights
         self._heads: dict[AttentionShape, native_library.HeadsStruct] = {}
-        self.sampling_kernels = CpuSamplingKernels(self._library, self._pools, self._pool)
+        self.sampling_kernels = CpuSamplingKernels(self._library, self._pools)
         self.logits_processor_kernels = None
-        self.mask_kernel = CpuMaskKernel(self._library, self._pools, self._pool)
+        self.mask_kernel = CpuMaskKernel(self._library, self._pools)
         self.rejection_kernels = None
         # A proxy: threads end with the backend, which a circle of references would keep alive.
         proxy = weakref.proxy(self)
         separate = SeparateBlocks(proxy)
-        self._blocks = NativeBlocks(self._library, self._pool, separate, SeparateLayers(proxy, separate))
-        self.fused_blocks: Blocks | None = self._blocks
-        self.fused_layers: Layers | None = self._blocks
-        self._head_drafting = NativeHeadDrafting(self._library, self._pool, self._blocks)
-        self.head_drafting: HeadDrafting | None = self._head_drafting
+        fused = NativeBlocks(self._library, self._pools, separate, SeparateLayers(proxy, separate))
+        self.blocks: Blocks = fused
+        self.layers: Layers = fused
+        self.head_drafting: HeadDrafting | None = NativeHeadDrafting(self._library, self._pools, fused)
         self.graph_capture: GraphCapture | None = None
         self.lane: DeviceLane | None = None
-        self._bind()
-
-    def _bind(self) -> None:
-        """Look up the functions of every step once."""
-        library = self._library
-        self._linear_call = library.faser_linear
-        self._low_bit_call = library.faser_low_bit_linear
-        self._rms_norm_call = library.faser_rms_norm
-        self._silu_mul_call = library.faser_silu_mul
-        self._rope_append_call = library.faser_rope_append
-        self._attend_call = library.faser_attend
+        kernels = self._library  # the functions of every step are looked up once
+        self._linear_call = kernels.faser_linear
+        self._low_bit_call = kernels.faser_low_bit_linear
+        self._rms_norm_call = kernels.faser_rms_norm
+        self._silu_mul_call = kernels.faser_silu_mul
+        self._rope_append_call = kernels.faser_rope_append
+        self._attend_call = kernels.faser_attend
 
     def use(self, processors: Processors | None) -> None:
         """See Backend. Does not change any bits. Takes microseconds for a set of cores used before."""
@@ -134,11 +128,7 @@ class NativeBackend:
             raise ConfigError(
                 f"the native backend computes on cpu; it cannot use the {processors.name} lane of a GPU"
             )
-        self._pool = self._pools.use(processors)
-        self.sampling_kernels.use(self._pool)
-        self.mask_kernel.use(self._pool)
-        self._blocks.use(self._pool)
-        self._head_drafting.use(self._pool)
+        self._pools.use(processors)
 
     def concurrent_instance(self) -> "NativeBackend":
         """See Backend. Without `use` both run on the same pool, so idle threads of one never disturb the other."""
@@ -160,7 +150,7 @@ class NativeBackend:
     ) -> _NativeLinear | LowBitLinear:
         """See Backend. Raises ConfigError for a dtype but bfloat16 and float32, and for odd K in bfloat16."""
         if isinstance(weight, LowBitRows):
-            return pack_low_bit(self._library, self._pool, weight, bias, self._take)
+            return pack_low_bit(self._library, self._pools.address, weight, bias, self._take)
         if isinstance(weight, Fp8Rows):
             raise ConfigError("the native backend has no fp8 products; the backends torch and flashinfer have")
         dtype = _checked_dtype("weight", weight.dtype)
@@ -176,7 +166,7 @@ class NativeBackend:
             wide[:columns] = bias
         linear = _NativeLinear(panels, wide, columns, depth, weight.dtype)
         source = weight.contiguous()
-        self._library.faser_pack(self._pool, linear.address, source.data_ptr())
+        self._library.faser_pack(self._pools.address, linear.address, source.data_ptr())
         return linear
 
     def linear(
@@ -194,7 +184,7 @@ class NativeBackend:
             address, residual_stride = residual.data_ptr(), residual.stride(0)
         if isinstance(packed, LowBitLinear):
             self._low_bit_call(
-                self._pool,
+                self._pools.address,
                 packed.address,
                 x.data_ptr(),
                 stride,
@@ -210,7 +200,7 @@ class NativeBackend:
             return out
         assert x.dtype is packed.dtype, (x.dtype, packed.dtype)
         self._linear_call(
-            self._pool,
+            self._pools.address,
             packed.address,
             x.data_ptr(),
             stride,
@@ -231,11 +221,11 @@ class NativeBackend:
         ids, count = token_ids.data_ptr(), len(token_ids)
         if isinstance(packed, LowBitLinear):
             outside = self._library.faser_low_bit_embed(
-                self._pool, packed.address, ids, count, out.data_ptr(), DTYPES[out.dtype]
+                self._pools.address, packed.address, ids, count, out.data_ptr(), DTYPES[out.dtype]
             )
         else:
             assert out.dtype is packed.dtype, (out.dtype, packed.dtype)
-            outside = self._library.faser_embed(self._pool, packed.address, ids, count, out.data_ptr())
+            outside = self._library.faser_embed(self._pools.address, packed.address, ids, count, out.data_ptr())
         if outside >= 0:
             raise IndexError(f"token id {int(token_ids[outside])}; the embedding has {packed.columns} rows")
         if isinstance(packed, LowBitLinear) and packed.order is not None:
@@ -249,7 +239,7 @@ class NativeBackend:
         out_rows, out_stride = _rows(out, width)
         assert rows == out_rows, (rows, out_rows)
         self._rms_norm_call(
-            self._pool,
+            self._pools.address,
             x.data_ptr(),
             stride,
             rows,
@@ -269,7 +259,14 @@ class NativeBackend:
         out_rows, out_stride = _rows(out, width)
         assert rows == out_rows, (rows, out_rows)
         self._silu_mul_call(
-            self._pool, gate_up.data_ptr(), stride, rows, width, out.data_ptr(), out_stride, DTYPES[out.dtype]
+            self._pools.address,
+            gate_up.data_ptr(),
+            stride,
+            rows,
+            width,
+            out.data_ptr(),
+            out_stride,
+            DTYPES[out.dtype],
         )
         return out
 
@@ -321,7 +318,7 @@ class NativeBackend:
         rows, stride = _rows(qkv, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
         assert rows == plan.num_rows, (rows, plan.num_rows)
         self._rope_append_call(
-            self._pool,
+            self._pools.address,
             cache.address,
             plan.address,
             layer,
@@ -346,7 +343,7 @@ class NativeBackend:
         assert q.dtype is out.dtype, (q.dtype, out.dtype)
         assert cache.shape.dtype in (q.dtype, torch.int8), (q.dtype, cache.shape.dtype)
         self._attend_call(
-            self._pool,
+            self._pools.address,
             cache.address,
             plan.address,
             self._heads_address(shape),

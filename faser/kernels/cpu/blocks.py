@@ -17,6 +17,7 @@ from faser.kernels.cpu.library import (
     BlockRowsStruct,
     FeedForwardStruct,
     HeadsStruct,
+    LanePools,
     LayerStruct,
     NormedLinearStruct,
 )
@@ -38,13 +39,13 @@ DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # of activations, a
 
 
 class NativeBlocks:
-    """See Blocks and Layers. pool: address of the pool to run on.
+    """See Blocks and Layers. pools: of the backend; the one in use computes.
 
     separate, separate_layers: for layers whose inputs have to be reordered.
     """
 
-    def __init__(self, library: ctypes.CDLL, pool: int, separate: Blocks, separate_layers: Layers) -> None:
-        self._pool = pool
+    def __init__(self, library: ctypes.CDLL, pools: LanePools, separate: Blocks, separate_layers: Layers) -> None:
+        self._pools = pools
         self._separate = separate
         self._separate_layers = separate_layers
         self._normed_linear_call = library.faser_normed_linear
@@ -54,16 +55,13 @@ class NativeBlocks:
         self._buffers: BlockBuffers | None = None  # those that _rows describes
         self._rows = BlockRowsStruct()
 
-    def use(self, pool: int) -> None:
-        self._pool = pool
-
     def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
         if reorders(product.linear):
             return self._separate.normed_linear(hidden, product, out, buffers)
         assert hidden.stride(1) == 1
         assert out.is_contiguous()
         self._normed_linear_call(
-            self._pool,
+            self._pools.address,
             self._normed(product),
             self._rows_of(hidden, buffers),
             hidden.data_ptr(),
@@ -90,7 +88,7 @@ class NativeBlocks:
         assert hidden.is_contiguous()
         assert out.is_contiguous()
         self._feed_forward_call(
-            self._pool,
+            self._pools.address,
             self._layer(block),
             None if following is None else self._normed(following),
             self._rows_of(hidden, buffers),
@@ -123,7 +121,7 @@ class NativeBlocks:
             assert each.dtype is hidden.dtype, (each.dtype, hidden.dtype)
         assert cache.shape.dtype in (hidden.dtype, torch.int8), (hidden.dtype, cache.shape.dtype)
         self._layers_call(
-            self._pool,
+            self._pools.address,
             address,
             first,
             last,

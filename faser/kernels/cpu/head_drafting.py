@@ -21,17 +21,14 @@ from faser.kernels.interface.shapes import KvCache
 
 
 class NativeHeadDrafting(HeadDrafting):
-    """See HeadDrafting. pool: address of the thread pool. blocks: of the same backend; describes the layers."""
+    """See HeadDrafting. pools, blocks: of the same backend; blocks describes the layers."""
 
-    def __init__(self, library: ctypes.CDLL, pool: int, blocks: NativeBlocks) -> None:
+    def __init__(self, library: ctypes.CDLL, pools: native_library.LanePools, blocks: NativeBlocks) -> None:
         self._call = library.faser_eagle3_draft
-        self._pool = pool
+        self._pools = pools
         self._blocks = blocks
         self._stacks: dict[int, native_library.Eagle3Struct] = {}  # by the id of the stack, while it lives
         self._rooms: dict[int, native_library.DraftRoomStruct] = {}  # by the id of the room, while it lives
-
-    def use(self, pool: int) -> None:
-        self._pool = pool
 
     def takes(self, stack: Eagle3Stack) -> bool:
         layers = stack.layers
@@ -56,7 +53,7 @@ class NativeHeadDrafting(HeadDrafting):
             passes=0,
         )
         passes = self._call(
-            self._pool,
+            self._pools.address,
             ctypes.addressof(self._stack(stack)),
             cache.address,
             ctypes.addressof(self._room(room)),

@@ -268,9 +268,9 @@ class NativePool:
 
 
 class LanePools:
-    """The pools of one backend, one of them in use. full: unpinned threads; other backends may share it.
+    """The pools of one backend, one of them in use. address: of that one.
 
-    usable: the cores of this process.
+    full: unpinned threads; other backends may share it. usable: the cores of this process.
     """
 
     def __init__(self, library: ctypes.CDLL, full: NativePool, usable: frozenset[int]) -> None:
@@ -278,10 +278,11 @@ class LanePools:
         self._full = full
         self._lanes: dict[tuple[int, ...], NativePool] = {}
         self._using = full
+        self.address = full.address
         self._usable = usable
 
-    def use(self, cores: tuple[int, ...] | None) -> int:
-        """Switch to the pool of these cores (None: the full pool) and return its address.
+    def use(self, cores: tuple[int, ...] | None) -> None:
+        """Switch to the pool of these cores; None: the full pool.
 
         The threads of the previous pool stop spinning at once. Raises ConfigError for cores that this process
         cannot use.
@@ -290,7 +291,7 @@ class LanePools:
         if pool is not self._using:
             self._library.faser_pool_rest(self._using.address)
             self._using = pool
-        return pool.address
+            self.address = pool.address
 
     def _new(self, cores: tuple[int, ...]) -> NativePool:
         if not cores or len(set(cores)) < len(cores) or not self._usable.issuperset(cores):

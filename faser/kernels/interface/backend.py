@@ -124,13 +124,13 @@ class Backend(Protocol):
         ...
 
     @property
-    def fused_blocks(self) -> Blocks | None:
-        """Units of layers in fewer launches than the operations below; None: nothing is better than these."""
+    def blocks(self) -> Blocks:
+        """Units of layers, in the fewest launches that this backend has for them."""
         ...
 
     @property
-    def fused_layers(self) -> Layers | None:
-        """Whole layers in fewer calls than their units and attention; None: nothing is better than these."""
+    def layers(self) -> Layers:
+        """Whole layers, in the fewest calls."""
         ...
 
     @property
@@ -221,7 +221,7 @@ class Backend(Protocol):
 
 
 class SeparateBlocks:
-    """See Blocks. The backend's operations, one after the other."""
+    """See Blocks. A backend's operations, one after the other."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -250,7 +250,7 @@ class SeparateBlocks:
 
 
 class SeparateLayers:
-    """See Layers. The backend's attention and units, one after the other."""
+    """See Layers. A backend's attention and units, one after the other."""
 
     def __init__(self, backend: Backend, blocks: Blocks) -> None:
         self._backend = backend

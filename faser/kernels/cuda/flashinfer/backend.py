@@ -17,6 +17,7 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import Accelerator, DeviceEvent
 from faser.kernels.cuda.flashinfer.build import HEAD_DIMS
+from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
 from faser.kernels.cuda.flashinfer.paged_attention import (
@@ -26,9 +27,8 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
     plan_attention,
 )
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
-from faser.kernels.cuda.triton.device_kernels import DeviceKernels
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
-from faser.kernels.interface.backend import SeparateBlocks
+from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import Blocks, HeadDrafting, Layers
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
@@ -153,8 +153,8 @@ class FlashInferBackend:
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
         self.prefers_low_bit = False
-        self.fused_blocks: Blocks | None = _blocks(SeparateBlocks(self), accelerator, kernels, fp8)
-        self.fused_layers: Layers | None = None
+        self.blocks: Blocks = _blocks(SeparateBlocks(self), accelerator, kernels, fp8)
+        self.layers: Layers = SeparateLayers(self, self.blocks)
         self.head_drafting: HeadDrafting | None = None
         self._accelerator = accelerator
         self._library = library

@@ -47,14 +47,14 @@ def test_a_layer_of_few_rows_is_as_near_as_that_of_single_operations(
 ) -> None:
     """Oracle: float64."""
     backend = backend_of(None, few_rows=True)
-    assert isinstance(backend.fused_blocks, FewRowBlocks)
+    assert isinstance(backend.blocks, FewRowBlocks)
     layer = Layer(backend, dtype, has_bias=has_bias)
     wanted = exact(layer, dtype, rows)
-    found, plain = layer.run(backend.fused_blocks, rows), layer.run(SeparateBlocks(backend), rows)
+    found, plain = layer.run(backend.blocks, rows), layer.run(SeparateBlocks(backend), rows)
     for ours, theirs, value in zip(found, plain, wanted, strict=True):
         bound = 1.5 * (theirs.double() - value).norm() + UNIT[dtype] * value.norm() / 4
         assert (ours.double() - value).norm() <= bound < 0.05 * value.norm()
-    ours, nothing = layer.run(backend.fused_blocks, rows, follows=False)
+    ours, nothing = layer.run(backend.blocks, rows, follows=False)
     assert torch.equal(ours, found[0])
     assert not nothing.any()
 
@@ -62,10 +62,8 @@ def test_a_layer_of_few_rows_is_as_near_as_that_of_single_operations(
 @pytest.mark.parametrize("rows, fp8", [(9, ""), (3, "out gate_up down qkv"), (3, "down"), (3, "qkv")])
 def test_more_rows_and_quantised_products_are_left_to_others(rows: int, fp8: str) -> None:
     fewer, others = (backend_of(ScaledFp8(torch.device(DEVICE)), few_rows=few_rows) for few_rows in (True, False))
-    assert fewer.fused_blocks is not None
-    assert others.fused_blocks is not None
     layer = Layer(fewer, torch.float16, fp8=fp8)
-    found, wanted = layer.run(fewer.fused_blocks, rows), layer.run(others.fused_blocks, rows)
+    found, wanted = layer.run(fewer.blocks, rows), layer.run(others.blocks, rows)
     if fp8 == "qkv":
         torch.testing.assert_close(found[0], wanted[0], rtol=2.0**-8, atol=2.0**-8)
         return
@@ -77,11 +75,10 @@ def test_more_rows_and_quantised_products_are_left_to_others(rows: int, fp8: str
 def test_the_product_before_the_first_attention_and_that_of_the_head(rows: int, out_dtype: torch.dtype) -> None:
     backend = backend_of(None, few_rows=True)
     layer = Layer(backend, torch.float16)
-    assert backend.fused_blocks is not None
-    found = layer.first(backend.fused_blocks, rows, out_dtype)
+    found = layer.first(backend.blocks, rows, out_dtype)
     wanted = layer.first(SeparateBlocks(backend), rows, torch.float16)
     torch.testing.assert_close(found.half(), wanted, rtol=2.0**-9, atol=2.0**-9)
 
 
 def test_they_are_off_unless_asked_for() -> None:
-    assert not isinstance(backend_of(None).fused_blocks, FewRowBlocks)
+    assert not isinstance(backend_of(None).blocks, FewRowBlocks)
