@@ -18,7 +18,7 @@ from faser.config.engine import EngineConfig
 from faser.config.speculation import POLICIES
 from faser.engine.build import build_engine
 from faser.engine.checkpoints.embedded import SMOLLM2
-from faser.engine.checkpoints.shipped import shipped_ngram_model
+from faser.engine.checkpoints.ngram_model import shipped_ngram_model
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine

@@ -1,8 +1,8 @@
 """Distillation: from conversations to a head. Records the target's states, trains, measures, writes.
 
 OUT/conversations/     what is learned from (dataset.py)
-OUT/states/            what the target computes for it (state_files.py); may be removed afterwards
-OUT/training.safetensors where training stands (checkpoint.py)
+OUT/states/            what the target computes for it (states.py); may be removed afterwards
+OUT/training.safetensors where training stands (trainer.py)
 OUT/config.json, model.safetensors, distillation.json      the head, and how it was made
 """
 

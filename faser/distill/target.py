@@ -15,6 +15,7 @@ from torch import Tensor
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.files import ModelConfig, read_model_config
+from faser.engine.checkpoints.gguf.checkpoint import gguf_config
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.startup.device import resolve_device
@@ -211,7 +212,5 @@ def load_target(config: EngineConfig, directory: Path, report: ProgressCallback)
 
 def _architectures(directory: Path) -> tuple[str, ...]:
     if directory.suffix == ".gguf":
-        from faser.engine.checkpoints.gguf.checkpoint import gguf_config  # not every machine has the library
-
         return tuple(gguf_config(directory).get("architectures") or ())
     return tuple(json.loads((directory / "config.json").read_text(encoding="utf-8")).get("architectures") or ())

@@ -1,4 +1,4 @@
-"""How far attention over keys and values in int8 may be off: the bounds in interface/int8_cache.py."""
+"""How far attention over keys and values in int8 may be off: the bounds in interface/kv_cache.py."""
 
 import math
 from collections.abc import Sequence

@@ -58,7 +58,7 @@ def whole(backend: Backend, shape: AttentionShape, qkv: Tensor, cuts: list[int] 
 
 
 def check_against_definition(native: Backend, shape: AttentionShape, qkv: Tensor, *, typical: float) -> None:
-    """Some rows within the bound of interface/int8_cache.py; and all within `typical` as a root mean square."""
+    """Some rows within the bound of interface/kv_cache.py; and all within `typical` as a root mean square."""
     off = (whole(native, shape, qkv) - whole(DEFINITION, shape, qkv)).abs().double()
     assert off.square().mean().sqrt() <= typical
     rows = [row for row in (0, 1, 15, 16, 40, 254, 255, 256, 257) if row < len(qkv)]

@@ -1,6 +1,7 @@
 """HeadPacker: packs a head's tensors, and takes those from the target that the checkpoint lacks or repeats."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
 from faser.engine.execution.heads import tensors
 from faser.engine.execution.heads.sources import LendingSource
 from faser.engine.execution.models.decoder import Decoder
-from faser.engine.execution.models.sources import Fp8Source, RoundedSource
+from faser.engine.execution.models.sources import Fp8Source, rounded_rows
 from faser.engine.execution.models.stored_codes import CodeSource
 from faser.engine.execution.models.tensors import Shape
 from faser.engine.execution.models.weights import (
@@ -76,7 +77,7 @@ class HeadPacker:
         shapes = {name: shape for name, shape in shapes.items() if name not in self._shared}
         check_names(source, shapes, lambda name: name in self._shared or tensors.ignorable(name))
         if quantization is not None:
-            blocks = RoundedSource(source, quantization).rows
+            blocks = partial(rounded_rows, source, quantization)
         self._packer = Packer(source, shapes, backend, target.dtype, progress, stored=fp8, blocks=blocks)
         self.layer_product = self._packer.layer_product
         self.layer = self._packer.layer

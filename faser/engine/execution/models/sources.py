@@ -7,22 +7,19 @@ neither configs nor backends.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from faser.engine.checkpoints.gguf.checkpoint import GgufSource
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ModelError
 from faser.kernels.interface.fp8 import FP8, Fp8Rows
 from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.rows import INT4, INT8, FloatRows, LowBitRows, Scheme, block_rows
-
-if TYPE_CHECKING:
-    from faser.engine.checkpoints.gguf.checkpoint import GgufSource
-
 
 QUANTIZATIONS = {"int8": INT8, "int4": INT4}
 _LENGTH_BYTES = 8  # the first bytes of a file: the length of its header
@@ -149,50 +146,41 @@ def _scale_name(name: str) -> str:
     return f"{name}_scale"
 
 
-class BlockSource:
-    """Low-bit weights of a GGUF file, under Hugging Face names."""
-
-    def __init__(self, source: "GgufSource") -> None:
-        self._source = source
-        self._formats: set[str] = set()
-
-    def rows(self, name: str) -> LowBitRows | None:
-        """A weight as it is stored; None: it is not stored in a format of low-bit products."""
-        if self._source.format(name) not in FORMATS:
-            return None
-        name_of_format, blocks = self._source.blocks(name)
-        self._formats.add(name_of_format)
-        return block_rows(name_of_format, blocks, self._source.shape(name)[-1])
-
-    def described(self) -> str:
-        """The formats of the weights given so far, each with its memory form."""
-        return ", ".join(f"{name} ({FORMATS[name].form.description})" for name in sorted(self._formats))
+def gguf_rows(source: GgufSource, name: str) -> LowBitRows | None:
+    """A weight of a GGUF file in its blocks; None: it is not stored in a format of low-bit products."""
+    if source.format(name) not in FORMATS:
+        return None
+    name_of_format, blocks = source.blocks(name)
+    return block_rows(name_of_format, blocks, source.shape(name)[-1])
 
 
-class RoundedSource:
-    """Gives the matrices of a checkpoint as rows that are quantised when they are packed.
+def block_formats(source: GgufSource) -> str:
+    """The formats in which a GGUF file stores weights of low-bit products, each with its memory form."""
+    found = sorted({source.format(name) for name in source.names()} & FORMATS.keys())
+    return ", ".join(f"{name} ({FORMATS[name].form.description})" for name in found)
 
-    quantization: int8; or int4, under which embedding, head and the weights of values have 8 bits: in SmolLM2-135M
-    the last are a hundredth of the bytes and cost half of the quality (docs/quantization.md).
+
+def rounded_rows(source: WeightSource, quantization: str, name: str) -> LowBitRows | None:
+    """A matrix of a checkpoint in 16 or 32 bits, as rows that are rounded when they are packed; None: no matrix.
+
+    Raises ModelError for weights that are no numbers, or too large for the scales.
     """
+    weight = source.get(name)
+    if weight.dim() != 2:
+        return None
+    low, high = (float(end) for end in torch.aminmax(weight))
+    if not (low > -_LARGEST and high < _LARGEST):
+        raise ModelError(
+            f"tensor {name} has values from {low:g} to {high:g}; --quantization {quantization} rounds those "
+            f"between -{_LARGEST:g} and {_LARGEST:g}"
+        )
+    return LowBitRows(parts=(FloatRows(weight=weight, scheme=rounding_scheme(quantization, name)),))
 
-    def __init__(self, source: WeightSource, quantization: str) -> None:
-        self._source = source
-        self._quantization = quantization
 
-    def rows(self, name: str) -> LowBitRows | None:
-        """None: not a matrix. Raises ModelError for weights that are no numbers, or too large for the scales."""
-        weight = self._source.get(name)
-        if weight.dim() != 2:
-            return None
-        low, high = (float(end) for end in torch.aminmax(weight))
-        if not (low > -_LARGEST and high < _LARGEST):
-            raise ModelError(
-                f"tensor {name} has values from {low:g} to {high:g}; --quantization {self._quantization} rounds "
-                f"those between -{_LARGEST:g} and {_LARGEST:g}"
-            )
-        return LowBitRows(parts=(FloatRows(weight=weight, scheme=self.scheme(name)),))
+def rounding_scheme(quantization: str, name: str) -> Scheme:
+    """quantization: int8; or int4, under which embedding, head and the weights of values have 8 bits.
 
-    def scheme(self, name: str) -> Scheme:
-        has_8_bits = name in (tensors.EMBEDDING, tensors.HEAD) or tensors.is_of_values(name)
-        return INT8 if has_8_bits else QUANTIZATIONS[self._quantization]
+    In SmolLM2-135M the last are a hundredth of the bytes and cost half of the quality (docs/quantization.md).
+    """
+    has_8_bits = name in (tensors.EMBEDDING, tensors.HEAD) or tensors.is_of_values(name)
+    return INT8 if has_8_bits else QUANTIZATIONS[quantization]

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from faser.config.speculation import NONE, SpeculationConfig
-from faser.engine.checkpoints.ngram_model import NgramModel, load
-from faser.engine.checkpoints.shipped import shipped_ngram_model
+from faser.engine.checkpoints.ngram_model import NgramModel, load, shipped_ngram_model
 from faser.errors import ConfigError
 
 

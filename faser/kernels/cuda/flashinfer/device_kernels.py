@@ -17,16 +17,16 @@ from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
 from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape
 
-# (qkv, angles, positions, slots, keys, values, shape, q_norm, k_norm, eps) -> queries; see triton/rope_append.py.
+# (qkv, angles, positions, slots, keys, values, shape, q_norm, k_norm, eps) -> queries; see triton/layer_ops.py.
 RopeAppend = Callable[
     [Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, AttentionShape, Tensor | None, Tensor | None, float],
     Tensor,
 ]
 DEPENDENT_LAUNCHES = (9, 0)  # the compute capability from which on they exist
-# (processors, blocks for more rows) -> blocks; see triton/few_rows/blocks.py.
+# (processors, blocks for more rows) -> blocks; see triton/few_rows.py.
 FewRowBlocksMaker = Callable[[int, Blocks], Blocks]
-RmsNorm = Callable[[Tensor, Tensor, float, Tensor], Tensor]  # (x, weight, eps, out) -> out; see triton/norm.py
-SiluMul = Callable[[Tensor, Tensor], Tensor]  # (gate_up, out) -> out; see triton/gate.py
+RmsNorm = Callable[[Tensor, Tensor, float, Tensor], Tensor]  # (x, weight, eps, out) -> out
+SiluMul = Callable[[Tensor, Tensor], Tensor]  # (gate_up, out) -> out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class DeviceKernels:
 def triton_kernels(
     device: torch.device, *, few_rows: bool = False, dependent_launches: bool = False
 ) -> DeviceKernels:
-    """The kernels of this package, for one device. few_rows: those of few_rows/ too.
+    """The kernels of triton/, for one device. few_rows: those of few_rows.py too.
 
     dependent_launches: launch these, and rope_append, before the launch before them is done; from compute
     capability 9.0 on. Raises ImportError without Triton.

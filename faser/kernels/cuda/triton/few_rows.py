@@ -287,7 +287,7 @@ class FewRowBlocks:
 
 
 class RmsNormLaunch(Protocol):
-    """See triton/norm.py."""
+    """See layer_ops.rms_norm."""
 
     def __call__(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, /) -> Tensor: ...
 

@@ -57,8 +57,7 @@ def quantise_rows(x: Tensor, values: Tensor, scales: Tensor) -> None:
     """Write values [R, K] float8_e4m3fn and scales [R] float32, as interface/fp8.Fp8Rows has them.
 
     x: [R, K] float32, bfloat16 or float16, each row contiguous. A row with an infinity or a NaN gets a NaN value.
-    Raises EngineError that names the tensor that does not fit, and for rows wider than
-    tensors.WIDEST_ROW.
+    Raises EngineError that names the tensor that does not fit, and for rows wider than common.WIDEST_ROW.
     """
     rows, width = x.shape
     warps = row_warps(width)

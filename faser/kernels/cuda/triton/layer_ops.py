@@ -49,7 +49,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
     """out[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight. Returns out.
 
     x, out: [R, D] float32, bfloat16 or float16, one type, each row contiguous; out may be x. weight: [D].
-    Raises EngineError that names the tensor that does not fit, and for rows wider than tensors.WIDEST_ROW.
+    Raises EngineError that names the tensor that does not fit, and for rows wider than common.WIDEST_ROW.
     """
     rows, width = x.shape
     expect_lines("x", x, (rows, width), *_TYPES, like=x)
@@ -158,9 +158,9 @@ def rope_append(
 
     qkv: [R, (Hq + 2 Hkv) * D] float32, bfloat16 or float16, each row contiguous; its queries are overwritten.
     angles: [P, D] float32, as in Backend.rope_append; None rotates nothing. positions: [R] int64, below P. slots:
-    [R] int64, distinct; NO_SLOT (interface/paged_layout.py) stores nothing. keys, values: [blocks, block_size,
+    [R] int64, distinct; NO_SLOT (flashinfer/paged_layout.py) stores nothing. keys, values: [blocks, block_size,
     Hkv, D] of one layer, contiguous, of the dtype of qkv or float8_e4m3fn. q_norm, k_norm: [D], the dtype of qkv;
-    both or neither. dependent: launch it as soon as the launch before it lets it (few_rows/product.py).
+    both or neither. dependent: launch it as soon as the launch before it lets it (few_rows.py).
 
     Raises EngineError that names the tensor that does not fit, or a head_dim outside HEAD_DIMS.
     """
