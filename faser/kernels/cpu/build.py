@@ -181,11 +181,6 @@ def runnable_isas(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> tuple
     return tuple(isa for isa in isas_of(machine or platform.machine()) if flags.issuperset(_CPU_FEATURES[isa]))
 
 
-def detect_isa(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> Isa:
-    """The best instruction set of this CPU; generic if it cannot be determined."""
-    return runnable_isas(cpuinfo, machine)[0]
-
-
 def isas_of(machine: str) -> tuple[Isa, ...]:
     """The instruction sets of an architecture, by the name that platform.machine() gives it."""
     return _ISAS.get(machine, (Isa.GENERIC,))

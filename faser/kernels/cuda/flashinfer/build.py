@@ -21,7 +21,7 @@ from typing import Any
 from faser.errors import ConfigError
 from faser.kernels.cpu.build import find_compiler
 
-VERSION = "0.7.2.post1"  # modules of one version do not load into another
+VERSION = "0.7.2.post1"  # modules of one version do not load into another, and its plans are read by their places
 ARCH = "9.0a"
 HEAD_DIMS = (64, 128)
 # Attention is compiled for each head size. Models with sliding windows need modules of their own.

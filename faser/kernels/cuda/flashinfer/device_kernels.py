@@ -64,7 +64,7 @@ def triton_kernels(
         from faser.kernels.cuda.triton.few_rows import FewRowBlocks, FewRowsProduct
 
         product = FewRowsProduct(num_processors, dependent=dependent_launches)
-        return FewRowBlocks(product, otherwise, rms_norm)
+        return FewRowBlocks(product, otherwise)
 
     return DeviceKernels(
         rms_norm=rms_norm,

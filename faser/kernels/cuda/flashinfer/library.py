@@ -27,8 +27,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from faser.errors import ConfigError
+from faser.kernels.cuda.flashinfer.build import VERSION
 
-PLANS_OF_VERSION = "0.7.2.post1"  # where the place of the argument was read
 BLOCKS_PER_PROCESSOR = 2  # of the prefill kernel, as its planner counts
 _NUM_ARGUMENTS = 20
 _DISABLES_SPLIT, _COLOCATED = 17, 18  # positions of two arguments: a bool, then the number of blocks to leave out
@@ -140,10 +140,10 @@ def load_flashinfer(modules: Path | None, import_package: Callable[[], Any] = _i
             f"the flashinfer backend cannot be loaded, {error.name or error} is missing; install FASER with its "
             "extra cuda, as in pip install 'faser[cuda]'"
         ) from error
-    if package.__version__ != PLANS_OF_VERSION:
+    if package.__version__ != VERSION:
         raise ConfigError(
-            f"FlashInfer {package.__version__} is installed, and FASER plans attention as {PLANS_OF_VERSION} "
-            f"does; install that one: pip install flashinfer-python=={PLANS_OF_VERSION}"
+            f"FlashInfer {package.__version__} is installed, and FASER plans attention as {VERSION} "
+            f"does; install that one: pip install flashinfer-python=={VERSION}"
         )
     if modules is not None:
         package.jit.env.FLASHINFER_AOT_DIR = modules

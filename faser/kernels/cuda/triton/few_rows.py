@@ -23,7 +23,6 @@ normalised rows and gate · up in between:
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import triton.language as tl
@@ -41,6 +40,7 @@ from faser.kernels.cuda.triton.common import (
     next_power_of_2,
     normalised,
 )
+from faser.kernels.cuda.triton.layer_ops import rms_norm
 from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
 from faser.kernels.interface.shapes import PackedLinear
 
@@ -227,29 +227,18 @@ class FewRowsProduct:
         return block
 
 
-class WeightAndBias(Protocol):
-    """A packed product in 16 bits. weight: [N, K]; bias: [N]."""
-
-    @property
-    def weight(self) -> Tensor: ...
-
-    @property
-    def bias(self) -> Tensor | None: ...
-
-
 class FewRowBlocks:
     """See Blocks. otherwise: for more rows, and for products that are not in 16 bits."""
 
-    def __init__(self, product: FewRowsProduct, otherwise: Blocks, rms_norm: "RmsNormLaunch") -> None:
+    def __init__(self, product: FewRowsProduct, otherwise: Blocks) -> None:
         self._product = product
         self._otherwise = otherwise
-        self._rms_norm = rms_norm
 
     def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
         """See Blocks. The norm is a launch of its own: the mean squares of these rows are not known yet."""
         if len(hidden) > MOST_ROWS or not _fits(product.linear):
             return self._otherwise.normed_linear(hidden, product, out, buffers)
-        normed = self._rms_norm(hidden, product.norm, product.eps, buffers.normed)
+        normed = rms_norm(hidden, product.norm, product.eps, buffers.normed)
         self._product(normed, product.linear.weight, product.linear.bias, out)
         return out
 
@@ -276,7 +265,7 @@ class FewRowBlocks:
         else:
             self._otherwise.normed_linear(hidden, following, out, buffers)
 
-    def _add(self, x: Tensor, linear: WeightAndBias, hidden: Tensor) -> Squares:
+    def _add(self, x: Tensor, linear: PackedLinear, hidden: Tensor) -> Squares:
         squares = self._product(x, linear.weight, linear.bias, hidden, residual=hidden, squares=True)
         assert squares is not None
         return squares
@@ -284,12 +273,6 @@ class FewRowBlocks:
     def _normed(self, hidden: Tensor, product: NormedLinear, squares: Squares, out: Tensor, *, gate: bool) -> None:
         norm = RowNorm(weight=product.norm, eps=product.eps, squares=squares)
         self._product(hidden, product.linear.weight, product.linear.bias, out, norm=norm, gate=gate)
-
-
-class RmsNormLaunch(Protocol):
-    """See layer_ops.rms_norm."""
-
-    def __call__(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, /) -> Tensor: ...
 
 
 def _fits(linear: PackedLinear) -> bool:
