@@ -47,6 +47,11 @@ class _Sums:
         self.accepted = np.zeros(steps)
         self.rows = 0
 
+    def add(self, accepted: Tensor, rows: Tensor) -> None:
+        """accepted: [S, N], of each position alone."""
+        self.accepted += accepted[:, rows].cumprod(0).sum(1).cpu().numpy()
+        self.rows += int(rows.sum())
+
     def shares(self) -> tuple[float, ...]:
         return tuple((self.accepted / self.rows).tolist()) if self.rows else ()
 
@@ -74,8 +79,8 @@ def measure_acceptance(
             hits.append(draft_ids[logits.argmax(-1)] == batch.said[step])
             overlaps.append(_overlap(logits, batch, step, temperature))
         whole = batch.valid.all(0)  # a draft that reaches beyond the answer says nothing of its last positions
-        _add(greedy, torch.stack(hits).double(), whole & batch.greedy)
-        _add(sampled, torch.stack(overlaps).double(), whole & ~batch.greedy)
+        greedy.add(torch.stack(hits).double(), whole & batch.greedy)
+        sampled.add(torch.stack(overlaps).double(), whole & ~batch.greedy)
         on_batch()
     return Acceptance(
         greedy=greedy.shares(), sampled=sampled.shares(), greedy_rows=greedy.rows, sampled_rows=sampled.rows
@@ -88,12 +93,6 @@ def _overlap(logits: Tensor, batch: Batch, step: int, temperature: float) -> Ten
     wanted /= wanted.sum(-1, keepdim=True).clamp_min(1e-9)
     said = (logits / temperature).softmax(-1).gather(-1, batch.wanted_ids[step])
     return torch.minimum(wanted, said).sum(-1)
-
-
-def _add(sums: _Sums, accepted: Tensor, rows: Tensor) -> None:
-    """accepted: [S, N], of each position alone."""
-    sums.accepted += accepted[:, rows].cumprod(0).sum(1).cpu().numpy()
-    sums.rows += int(rows.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

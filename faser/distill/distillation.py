@@ -20,7 +20,7 @@ from faser.distill.acceptance import Acceptance, measure_acceptance
 from faser.distill.batch import SampleStore, batches_of_epoch
 from faser.distill.dataset import Dataset, held_out
 from faser.distill.head import TrainableHead, frequent_tokens, initial_weights
-from faser.distill.states import Report, StateFolder, record
+from faser.distill.states import StateFolder, record
 from faser.distill.target import FrozenTarget
 from faser.distill.trainer import Trainer, TrainingProgress, TrainingSettings, TrainingState
 from faser.engine.checkpoints.families.architecture import DecoderSpec
@@ -28,6 +28,7 @@ from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, Head
 from faser.engine.execution.heads.speculators_writer import write_speculators
 from faser.errors import ConfigError
 from faser.files import write_atomically
+from faser.types import ProgressCallback
 
 _MEASURED_TOKENS = 5  # of a draft, at least
 _TOP = 64  # tokens of a distribution that are kept
@@ -92,7 +93,7 @@ class Distillation:
     def _measured_steps(self) -> int:
         return max(self._settings.steps, _MEASURED_TOKENS)
 
-    def record(self, dataset: Dataset, report: Report) -> None:
+    def record(self, dataset: Dataset, report: ProgressCallback) -> None:
         """Compute and keep the states that are missing."""
         missing = self._states.num_shards < len(dataset.records)
         if missing:

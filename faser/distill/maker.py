@@ -11,11 +11,9 @@ from itertools import islice
 
 from faser.distill.dataset import Conversation, Dataset, Shard
 from faser.distill.questions import AnswerSource, ChatTurns, QuestionBatch, Questions, derived_seed
-from faser.types import SamplingParams
+from faser.types import ProgressCallback, SamplingParams
 
 _TRAFFIC_PER_SHARD = 1024  # conversations
-
-Report = Callable[[str, int, int], None]  # (what is being made, tokens of finished answers, tokens wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,7 @@ class ConversationMaker:
         turns: ChatTurns,
         settings: AnswerSettings,
         *,
-        report: Report,
+        report: ProgressCallback,
         say: Callable[[str], None],
     ) -> None:
         self._dataset = dataset

@@ -10,7 +10,7 @@ A shard counts from the moment states.json lists it.
 import json
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from faser.distill.dataset import Conversation, Dataset, unwritable
 from faser.distill.target import Passage, PassageStates, TargetStates, batches
 from faser.errors import ConfigError
 from faser.files import replacing, write_atomically
+from faser.types import ProgressCallback
 
 _INDEX = "states.json"
 _KEPT_FREE = 256 << 20  # bytes of the disk that are left to others
-Report = Callable[[str, int, int], None]  # (stage, tokens done, tokens in all)
 
 
 class ShardStates:
@@ -128,7 +128,7 @@ class StateFolder:
         return self.folder / f"{index:05d}.states", self.folder / f"{index:05d}.npz"
 
 
-def record(dataset: Dataset, target: TargetStates, folder: StateFolder, report: Report) -> None:
+def record(dataset: Dataset, target: TargetStates, folder: StateFolder, report: ProgressCallback) -> None:
     """Add the shards that the folder lacks. Raises ConfigError where the disk has no room for them."""
     missing = dataset.records[folder.num_shards :]
     total = sum(each.prompt_tokens + each.answer_tokens for each in missing)

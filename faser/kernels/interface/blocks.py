@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from faser.kernels.interface.sampling.sampling_kernels import Ints
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 
@@ -126,9 +127,6 @@ class Layers(Protocol):
         captures: those layers that have room for states copy their inputs there first.
         """
         ...
-
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
