@@ -1,4 +1,7 @@
-"""Recorded traffic: texts are rendered as a server renders them, tokens are taken as they are."""
+"""Files of questions, in each of their forms, and with mistakes.
+
+Recorded traffic: texts are rendered as a server renders them, tokens are taken as they are.
+"""
 
 import json
 import math
@@ -8,11 +11,55 @@ from typing import Any
 import pytest
 
 from faser.distill.dataset import Conversation
-from faser.distill.operator_files import TrafficFile
+from faser.distill.operator_files import TrafficFile, read_conversations
 from faser.distill.questions import ChatTurns
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError
 from tests.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
+
+
+def test_each_form_gives_a_conversation(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"prompt": "one"}\n\n{"turns": ["two", "later"]}\n'
+        '{"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "three"}]}\n'
+    )
+    assert [[(each["role"], each["content"]) for each in found] for found in read_conversations(path)] == [
+        [("user", "one")],
+        [("user", "two")],
+        [("system", "be brief"), ("user", "three")],
+    ]
+    path = tmp_path / "a.txt"
+    path.write_text("one\n \n{two}\n")
+    assert [found[0]["content"] for found in read_conversations(path)] == ["one", "{two}"]
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.txt", b" \n", "holds no question"),
+        ("a.txt", b"\xff\xfe", "must be text in UTF-8"),
+        ("a.jsonl", b'{"prompt": "one"}\nnot JSON\n', "its line 2 must be JSON such as"),
+        ("a.jsonl", b'{"prompt": 1}', "its line 1 must be JSON such as"),
+        ("a.jsonl", b'{"messages": []}', "its line 1 must be JSON such as"),
+        ("a.jsonl", b'{"messages": [{"content": "a"}]}', "its line 1 must be JSON such as"),
+        (
+            "a.jsonl",
+            b'{"messages": [{"role": "assistant", "content": "a"}]}',
+            "its line 1 ends with a message of the assistant; it must end with the user's",
+        ),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_conversations(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="it cannot be read: No such file or directory"):
+        read_conversations(tmp_path / "none")
 
 
 def read(path: Path, directory: Path, *records: Any) -> list[Conversation]:
@@ -78,7 +125,7 @@ def test_an_answer_that_a_stop_string_ended_gets_no_end_token(tiny_checkpoint: P
         ({"prompt": "a", "answer": ""}, "has 17 tokens of prompt and 0 of answer; each needs one"),
     ],
 )
-def test_a_mistake_is_named_with_its_line(
+def test_a_mistake_in_traffic_is_named_with_its_line(
     tiny_checkpoint: Path, tmp_path: Path, record: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
