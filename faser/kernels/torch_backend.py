@@ -11,9 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
-from faser.kernels.interface.blocks import Blocks, HeadDrafting, Layers
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
-from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import SCALE_DTYPE, KvShape, as_bytes, dequantised, quantise_heads, stored
 from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bit
 from faser.kernels.interface.low_bit.rows import LowBitRows
@@ -71,10 +69,10 @@ class TorchBackend:
         self.logits_processor_kernels = None
         self.mask_kernel = None
         self.rejection_kernels = None
-        self.blocks: Blocks = SeparateBlocks(self)
-        self.layers: Layers = SeparateLayers(self, self.blocks)
-        self.head_drafting: HeadDrafting | None = None
-        self.graph_capture: GraphCapture | None = None
+        self.blocks = SeparateBlocks(self)
+        self.layers = SeparateLayers(self, self.blocks)
+        self.head_drafting = None
+        self.graph_capture = None
         self.lane: DeviceLane | None = None
         self.has_fp8 = True
         self.has_low_bit = True

@@ -22,9 +22,7 @@ from faser.kernels.cpu.library import LanePools, NativePool, full_pool
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
 from faser.kernels.cpu.sampling import CpuMaskKernel, CpuSamplingKernels
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
-from faser.kernels.interface.blocks import Blocks, HeadDrafting, Layers
 from faser.kernels.interface.fp8 import Fp8Rows
-from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
@@ -108,12 +106,11 @@ class NativeBackend:
         # A proxy: threads end with the backend, which a circle of references would keep alive.
         proxy = weakref.proxy(self)
         separate = SeparateBlocks(proxy)
-        fused = NativeBlocks(self._library, self._pools, separate, SeparateLayers(proxy, separate))
-        self.blocks: Blocks = fused
-        self.layers: Layers = fused
-        self.head_drafting: HeadDrafting | None = NativeHeadDrafting(self._library, self._pools, fused)
-        self.graph_capture: GraphCapture | None = None
-        self.lane: DeviceLane | None = None
+        self.blocks = NativeBlocks(self._library, self._pools, separate, SeparateLayers(proxy, separate))
+        self.layers = self.blocks
+        self.head_drafting = NativeHeadDrafting(self._library, self._pools, self.blocks)
+        self.graph_capture = None
+        self.lane = None
         kernels = self._library  # the functions of every step are looked up once
         self._linear_call = kernels.faser_linear
         self._low_bit_call = kernels.faser_low_bit_linear

@@ -21,6 +21,7 @@ from faser.engine.execution.models.weights import (
     StoredRows,
     WeightSource,
     check_names,
+    no_rows,
 )
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
@@ -51,14 +52,14 @@ class HeadPacker:
     ) -> None:
         self._spec, self._target, self._backend = spec, target, backend
         stored = spec.quantization
-        blocks: StoredBlocks | None = None
-        fp8: StoredRows | None = None
+        blocks: StoredBlocks = no_rows
+        fp8: StoredRows = no_rows
         if isinstance(stored, StoredLowBit):
             source = codes = CodeSource(source, stored, shapes)
-            blocks = codes.rows if backend.has_low_bit else None
+            blocks = codes.rows if backend.has_low_bit else no_rows
         elif isinstance(stored, StoredFp8):
             source = floats = Fp8Source(source)
-            fp8 = floats.fp8 if backend.has_fp8 else None
+            fp8 = floats.fp8 if backend.has_fp8 else no_rows
         own = set(source.names())
         handles = {tensors.EMBEDDING: target.ends.embedding}
         if draft_ids is None:

@@ -32,6 +32,7 @@ from faser.engine.execution.models.weights import (
     StoredBlocks,
     StoredRows,
     WeightSource,
+    no_rows,
     pack_weights,
 )
 from faser.errors import ConfigError
@@ -117,9 +118,9 @@ class _Form:
     """How weights are packed: the arguments of pack_weights."""
 
     source: WeightSource
-    stored: StoredRows | None = None
+    stored: StoredRows = no_rows
     quantise: Quantise | None = None
-    blocks: StoredBlocks | None = None
+    blocks: StoredBlocks = no_rows
 
 
 def _form(

@@ -29,13 +29,11 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
-from faser.kernels.interface.blocks import Blocks, HeadDrafting, Layers
+from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels
-from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
-from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
+from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -144,18 +142,16 @@ class FlashInferBackend:
     ) -> None:
         self.device = accelerator.device
         self.name = "flashinfer"
-        self.sampling_kernels: SamplingKernels | None = kernels.sampling_kernels(accelerator)
-        self.logits_processor_kernels: LogitsProcessorKernels | None = kernels.logits_processor_kernels(
-            accelerator
-        )
+        self.sampling_kernels = kernels.sampling_kernels(accelerator)
+        self.logits_processor_kernels = kernels.logits_processor_kernels(accelerator)
         self.mask_kernel = None
-        self.rejection_kernels: RejectionKernels | None = kernels.rejection_kernels(accelerator)
+        self.rejection_kernels = kernels.rejection_kernels(accelerator)
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
         self.prefers_low_bit = False
-        self.blocks: Blocks = _blocks(SeparateBlocks(self), accelerator, kernels, fp8)
-        self.layers: Layers = SeparateLayers(self, self.blocks)
-        self.head_drafting: HeadDrafting | None = None
+        self.blocks = _blocks(SeparateBlocks(self), accelerator, kernels, fp8)
+        self.layers = SeparateLayers(self, self.blocks)
+        self.head_drafting = None
         self._accelerator = accelerator
         self._library = library
         self._kernels = kernels
