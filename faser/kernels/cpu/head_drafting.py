@@ -1,7 +1,7 @@
 """Drafts of EAGLE-3 heads by the native kernels: tensors become addresses. native/drafting.cpp has the loop."""
 
 import ctypes
-import weakref
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ class NativeHeadDrafting(HeadDrafting):
         self._call = library.faser_eagle3_draft
         self._pools = pools
         self._blocks = blocks
-        self._stacks: dict[int, native_library.Eagle3Struct] = {}  # by the id of the stack, while it lives
-        self._rooms: dict[int, native_library.DraftRoomStruct] = {}  # by the id of the room, while it lives
+        self._stacks: WeakKeyDictionary[Eagle3Stack, native_library.Eagle3Struct] = WeakKeyDictionary()
+        self._rooms: WeakKeyDictionary[DraftRoom, native_library.DraftRoomStruct] = WeakKeyDictionary()
 
     def takes(self, stack: Eagle3Stack) -> bool:
         layers = stack.layers
@@ -75,7 +75,7 @@ class NativeHeadDrafting(HeadDrafting):
         )
 
     def _stack(self, stack: Eagle3Stack) -> native_library.Eagle3Struct:
-        struct = self._stacks.get(id(stack))
+        struct = self._stacks.get(stack)
         if struct is None:
             logits = stack.layers.head
             assert logits is not None, "see takes"
@@ -98,15 +98,13 @@ class NativeHeadDrafting(HeadDrafting):
                 None if ids is None else ids.ctypes.data,
             )
             struct.norms = norms  # what it points to
-            self._stacks[id(stack)] = struct
-            weakref.finalize(stack, self._stacks.pop, id(stack))
+            self._stacks[stack] = struct
         return struct
 
     def _room(self, room: DraftRoom) -> native_library.DraftRoomStruct:
-        struct = self._rooms.get(id(room))
+        struct = self._rooms.get(room)
         if struct is None:
-            struct = self._rooms[id(room)] = _room(room)
-            weakref.finalize(room, self._rooms.pop, id(room))
+            struct = self._rooms[room] = _room(room)
         return struct
 
 
