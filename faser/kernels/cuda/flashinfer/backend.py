@@ -29,7 +29,6 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
-from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
@@ -121,15 +120,6 @@ class _LaneState:
         return planned.wrapper
 
 
-def _blocks(blocks: Blocks, accelerator: Accelerator, kernels: DeviceKernels, fp8: Fp8Products | None) -> Blocks:
-    """The best units of a layer that there are. blocks: of single operations."""
-    if fp8 is not None:
-        blocks = fp8.blocks(blocks)
-    if kernels.few_row_blocks is not None:
-        blocks = kernels.few_row_blocks(accelerator.num_processors, blocks)
-    return blocks
-
-
 class FlashInferBackend:
     """See Backend. Allocates device memory when it first needs it. fp8: None: the device has no fp8 products."""
 
@@ -149,7 +139,10 @@ class FlashInferBackend:
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
         self.prefers_low_bit = False
-        self.blocks = _blocks(SeparateBlocks(self), accelerator, kernels, fp8)
+        separate = SeparateBlocks(self)
+        self.blocks = kernels.few_row_blocks(
+            accelerator.num_processors, separate if fp8 is None else fp8.blocks(separate)
+        )
         self.layers = SeparateLayers(self, self.blocks)
         self.head_drafting = None
         self._accelerator = accelerator

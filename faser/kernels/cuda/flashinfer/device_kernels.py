@@ -29,12 +29,14 @@ RmsNorm = Callable[[Tensor, Tensor, float, Tensor], Tensor]  # (x, weight, eps, 
 SiluMul = Callable[[Tensor, Tensor], Tensor]  # (gate_up, out) -> out
 
 
+def as_other_rows(_num_processors: int, otherwise: Blocks) -> Blocks:
+    """Steps of few rows run as others do."""
+    return otherwise
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKernels:
-    """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane.
-
-    few_row_blocks: None: steps of few rows run as others do.
-    """
+    """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane."""
 
     rms_norm: RmsNorm
     silu_mul: SiluMul
@@ -43,7 +45,7 @@ class DeviceKernels:
     device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
     logits_processor_kernels: Callable[[Accelerator], LogitsProcessorKernels]
     rejection_kernels: Callable[[Accelerator], RejectionKernels]
-    few_row_blocks: FewRowBlocksMaker | None = None
+    few_row_blocks: FewRowBlocksMaker = as_other_rows
 
 
 def triton_kernels(
@@ -74,5 +76,5 @@ def triton_kernels(
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),
         logits_processor_kernels=TritonLogitsProcessorKernels,
         rejection_kernels=TritonRejectionKernels,
-        few_row_blocks=few_row_blocks if few_rows else None,
+        few_row_blocks=few_row_blocks if few_rows else as_other_rows,
     )
