@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import detect_isa, library_path
+from faser.kernels.cpu.build import chosen_isa, library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionShape, RowLayout
@@ -258,7 +258,7 @@ def _bandwidth() -> float:
 
 
 def _machine(threads: int) -> Record:
-    return {"isa": detect_isa(), "machine": platform.machine(), "threads": threads, "torch": torch.__version__}
+    return {"isa": chosen_isa(), "machine": platform.machine(), "threads": threads, "torch": torch.__version__}
 
 
 def _random(*size: int) -> Tensor:

@@ -30,7 +30,7 @@ from faser.engine.execution.overlap.cores import Cores, core_numbers
 from faser.engine.execution.overlap.partition import EVERYTHING, Lane, Serial, synchronous
 from faser.engine.execution.startup.step_times.interference_profile import InterferenceCell, measure_interference
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import detect_isa, library_path
+from faser.kernels.cpu.build import chosen_isa, library_path
 
 DTYPE = torch.bfloat16
 
@@ -96,7 +96,7 @@ def main() -> None:
 def _measure(backend: NativeBackend, lanes: Cores, seconds: float) -> Record:
     record: Record = {
         "cores": core_numbers(),
-        "isa": detect_isa(),
+        "isa": chosen_isa(),
         "load_average": os.getloadavg()[0],
         "handover_us": _handover_us(lanes),
         "use_us": _use_us(backend),

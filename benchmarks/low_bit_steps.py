@@ -32,7 +32,7 @@ from faser.config.environment import cache_dir
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, detect_isa, library_path
+from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, chosen_isa, library_path
 from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import RowLayout
@@ -67,7 +67,7 @@ def main() -> None:
         found: Record = {
             "model": args.model.name,
             "weight_mb": {name: round(arm.weight_bytes / 1e6, 1) for name, arm in arms.items()},
-            "instructions": LOW_BIT_INSTRUCTIONS[detect_isa()],
+            "instructions": LOW_BIT_INSTRUCTIONS[chosen_isa()],
             "threads": args.threads,
             "load_average": [round(each, 1) for each in os.getloadavg()],
             "read_gb_s": round(read_bandwidth(args.threads, READ_BYTES), 1),
