@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from faser.engine.checkpoints.embedded import write_settings
+from faser.engine.checkpoints.gguf.checkpoint import GgufSource
 from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
-from faser.engine.checkpoints.gguf.weights import GgufSource
 
 _BFLOAT16_BYTES = 2
 _ALIGNMENT = 8

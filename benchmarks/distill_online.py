@@ -36,9 +36,9 @@ from benchmarks.peers.servers import Recipe, Server, free_port
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.distill.distillation import head_spec, state_layers
-from faser.distill.online.trained_head import TrainedHead, write_trained_head
+from faser.distill.head import initial_weights
+from faser.distill.online_learner import TrainedHead, write_trained_head
 from faser.distill.target import load_target
-from faser.distill.training.initial_weights import initial_weights
 from faser.engine.checkpoints.source import resolve
 
 _START_TIMEOUT_S = 600.0

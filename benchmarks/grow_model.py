@@ -30,8 +30,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from faser.config.environment import cache_dir
-from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.loader import open_source

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import detect_isa
+from faser.kernels.cpu.build import chosen_isa, library_path
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import AttentionShape, RowLayout
+from faser.kernels.torch_backend import TorchBackend
 
 HIDDEN, INNER, LAYERS, VOCAB = 576, 1536, 30, 49152
 SHAPE = AttentionShape(num_heads=9, num_kv_heads=3, head_dim=64, scale=64**-0.5)
@@ -258,7 +258,7 @@ def _bandwidth() -> float:
 
 
 def _machine(threads: int) -> Record:
-    return {"isa": detect_isa(), "machine": platform.machine(), "threads": threads, "torch": torch.__version__}
+    return {"isa": chosen_isa(), "machine": platform.machine(), "threads": threads, "torch": torch.__version__}
 
 
 def _random(*size: int) -> Tensor:

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import detect_isa
-from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
+from faser.kernels.cpu.build import chosen_isa, library_path
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import AttentionShape, RowLayout
 
 CONTEXTS = (1024, 2048, 4096, 8192)
 STEPS = ((1, 1), (8, 1), (1, 256))  # sequences, rows of each
@@ -54,7 +54,7 @@ def main() -> None:
                     record |= _measure(native, shape, sequences, rows, context, args.rounds)
                     print(" ".join(f"{key}={value}" for key, value in record.items()), flush=True)
                     found.append(record)
-    report = {"isa": detect_isa(), "threads": args.threads, "rounds": args.rounds, "times_us_a_layer": found}
+    report = {"isa": chosen_isa(), "threads": args.threads, "rounds": args.rounds, "times_us_a_layer": found}
     args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 

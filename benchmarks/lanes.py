@@ -29,8 +29,7 @@ from faser.engine.contract.step_times import FACTORS, InterferenceTable
 from faser.engine.execution.overlap.partition import EVERYTHING, Cores, Lane, Serial, core_numbers, synchronous
 from faser.engine.execution.startup.interference import InterferenceCell, measure_interference
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import detect_isa
+from faser.kernels.cpu.build import chosen_isa, library_path
 
 DTYPE = torch.bfloat16
 
@@ -96,7 +95,7 @@ def main() -> None:
 def _measure(backend: NativeBackend, lanes: Cores, seconds: float) -> Record:
     record: Record = {
         "cores": core_numbers(),
-        "isa": detect_isa(),
+        "isa": chosen_isa(),
         "load_average": os.getloadavg()[0],
         "handover_us": _handover_us(lanes),
         "use_us": _use_us(backend),

@@ -25,8 +25,7 @@ import numpy as np
 import torch
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import LOW_BIT_INSTRUCTIONS, detect_isa
+from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, chosen_isa, library_path
 from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows
 
@@ -53,7 +52,7 @@ def main() -> None:
         arms |= {name: _Native(native, _random_blocks(name, columns, depth)) for name in FORMATS_TIMED}
         arms |= {"torch int4": _TorchInt4(columns, depth), "torch int8": _TorchInt8(columns, depth)}
         found: dict[str, Any] = {
-            "instructions": LOW_BIT_INSTRUCTIONS[detect_isa()],
+            "instructions": LOW_BIT_INSTRUCTIONS[chosen_isa()],
             "threads": args.threads,
             "size": args.size,
             "load_average": [round(each, 1) for each in os.getloadavg()],

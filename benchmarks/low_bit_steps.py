@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -32,9 +32,10 @@ from faser.config.environment import cache_dir
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import LOW_BIT_INSTRUCTIONS, detect_isa
-from faser.kernels.interface.shapes import KvShape, RowLayout
+from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, chosen_isa, library_path
+from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import RowLayout
 
 CONTEXT = 128  # tokens before a decoded row
 BLOCK_SIZE = 32
@@ -66,7 +67,7 @@ def main() -> None:
         found: Record = {
             "model": args.model.name,
             "weight_mb": {name: round(arm.weight_bytes / 1e6, 1) for name, arm in arms.items()},
-            "instructions": LOW_BIT_INSTRUCTIONS[detect_isa()],
+            "instructions": LOW_BIT_INSTRUCTIONS[chosen_isa()],
             "threads": args.threads,
             "load_average": [round(each, 1) for each in os.getloadavg()],
             "read_gb_s": round(read_bandwidth(args.threads, READ_BYTES), 1),
@@ -132,8 +133,8 @@ class _TimedBackend:
 
     def __init__(self, backend: NativeBackend) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.fused_blocks = None
-        self.fused_layers = None
+        self.blocks = SeparateBlocks(cast(Backend, self))
+        self.layers = SeparateLayers(cast(Backend, self), self.blocks)
         self._backend = backend
 
     def __getattr__(self, name: str) -> Any:

@@ -34,7 +34,7 @@ from faser.engine.execution.startup.step_profiler import DummyBatchLimits, StepP
 from faser.engine.execution.verification_forward import PlainForward
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.kv_cache import KvShape
 from faser.machine import BusyMeter
 from faser.types import Request, SamplingParams
 

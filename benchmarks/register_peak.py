@@ -10,8 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from faser.kernels.cpu.build import find_compiler
-from faser.kernels.cpu.isa import Isa, runnable_isas
+from faser.kernels.cpu.build import Isa, find_compiler, runnable_isas
 
 _CHAINS = 16  # independent sums: more than latency times instructions a cycle
 _SOURCE = """

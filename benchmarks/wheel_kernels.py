@@ -19,8 +19,7 @@ import torch
 
 from faser.config.environment import cache_dir
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path, prebuilt_name
-from faser.kernels.cpu.isa import Isa, runnable_isas
+from faser.kernels.cpu.build import Isa, library_path, prebuilt_name, runnable_isas
 
 SIZES = ((3072, 576), (576, 1536))
 ROWS = (1, 6, 64, 256)

@@ -20,7 +20,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from faser.kernels.cpu.isa import runnable_isas
+from faser.kernels.cpu.build import runnable_isas
 
 ROOT = Path(__file__).parents[1]
 QUESTION = {

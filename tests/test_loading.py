@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.engine.execution.models.sources import SafetensorsSource
 from faser.errors import ModelError
 
 PACKAGE = Path(__file__).parent.parent / "faser"

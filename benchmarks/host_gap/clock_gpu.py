@@ -17,9 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,8 @@ from torch import Tensor
 
 from faser.kernels.cpu.build import COMPILERS, find_compiler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.triton.device_kernels import DeviceKernels
+from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels
+from faser.kernels.cuda.flashinfer.library import planning_wrapper
 
 COPY_CALL_S, EVENT_CALL_S, QUERY_CALL_S, REPLAY_CALL_S = 4e-6, 1.5e-6, 1e-6, 12e-6
 PYTHON_PLAN_S, PLANNER_S = 18e-6, 3e-6
@@ -276,12 +274,8 @@ class _Library:
 
 
 def _made(owner: ClockGpu, num_copies: int) -> _Attention:
-    """A wrapper whose planner FASER can call; versions before these called `plan` for every layout."""
-    if find_spec("faser.kernels.cuda.flashinfer.planners") is None:
-        return _Attention(owner, num_copies)
-    make = import_module("faser.kernels.cuda.flashinfer.planners").planning_wrapper
-    idle_processors = [0] * (len(signature(make).parameters) - 1)  # versions before took their number here
-    found: _Attention = make(_Attention, *idle_processors)(owner, num_copies)
+    """A wrapper whose planner FASER can call."""
+    found: _Attention = planning_wrapper(_Attention)(owner, num_copies)
     return found
 
 

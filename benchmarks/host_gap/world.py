@@ -37,7 +37,8 @@ from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graphs import DraftGraphs, GraphSizes
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.interface.shapes import DeviceLane, KvShape
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import DeviceLane
 from faser.types import Request, SamplingParams
 
 PLAIN, SERIAL, BESIDE, SHORT = "plain", "serial", "beside", "short"

@@ -17,7 +17,7 @@ from benchmarks.image.containers import (
     layers,
     started,
 )
-from faser.kernels.cpu.isa import Isa
+from faser.kernels.cpu.build import Isa
 
 Found = dict[str, Any]
 _COMPILERS = ("cc", "gcc", "g++", "clang", "c++", "ld", "nvcc")

@@ -18,7 +18,7 @@ from faser.config.engine import EngineConfig
 from faser.config.speculation import POLICIES
 from faser.engine.build import build_engine
 from faser.engine.checkpoints.embedded import SMOLLM2
-from faser.engine.checkpoints.shipped import shipped_ngram_model
+from faser.engine.checkpoints.ngram_model import shipped_ngram_model
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.models.loader import open_source
@@ -141,7 +141,7 @@ class Setup:
 
 def block_bytes(directory: Path) -> int:
     """Bytes of one KV block of 16 tokens in float32."""
-    from faser.engine.checkpoints.config_json import read_model_config
+    from faser.engine.checkpoints.files import read_model_config
 
     spec = read_model_config(directory).spec
     return 16 * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4

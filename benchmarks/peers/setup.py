@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.bfloat16_checkpoint import convert
 from benchmarks.peers import llamacpp
-from faser.engine.checkpoints.weight_files import gguf_file
+from faser.engine.checkpoints.files import gguf_file
 
 # Not under build/, which is thrown away more often than gigabytes are fetched.
 DEFAULT_DIRECTORY = Path("benchmarks/peers/.venv")

@@ -21,8 +21,7 @@ from deploy.wheel.libraries import compile_library, compiler_version
 from deploy.wheel.pack import PLATFORM, pack, requirements
 from faser import __version__
 from faser.errors import ConfigError
-from faser.kernels.cpu.build import prebuild
-from faser.kernels.cpu.isa import isas_of
+from faser.kernels.cpu.build import isas_of, prebuild
 
 ROOT = Path(__file__).parents[2]
 _METADATA = ("pyproject.toml", "README.md", "LICENSE")

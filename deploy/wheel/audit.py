@@ -22,8 +22,7 @@ from elftools.elf.sections import SymbolTableSection
 from deploy.wheel.libraries import GLIBC
 from deploy.wheel.pack import PLATFORM, PREBUILT
 from faser.errors import ConfigError
-from faser.kernels.cpu.build import prebuilt_name
-from faser.kernels.cpu.isa import isas_of, runnable_isas
+from faser.kernels.cpu.build import isas_of, prebuilt_name, runnable_isas
 from faser.kernels.cpu.library import load
 
 MAX_BYTES = 100 << 20  # what PyPI takes of a project that has not asked for more

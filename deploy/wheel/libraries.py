@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from faser.errors import ConfigError
-from faser.kernels.cpu.isa import Isa
+from faser.kernels.cpu.build import Isa
 
 GLIBC = (2, 28)
 _COMPILER = (sys.executable, "-m", "ziglang", "c++", "-target", f"x86_64-linux-gnu.{GLIBC[0]}.{GLIBC[1]}")

@@ -1,8 +1,8 @@
 """Distillation: from conversations to a head. Records the target's states, trains, measures, writes.
 
 OUT/conversations/     what is learned from (dataset.py)
-OUT/states/            what the target computes for it (state_files.py); may be removed afterwards
-OUT/training.safetensors where training stands (checkpoint.py)
+OUT/states/            what the target computes for it (states.py); may be removed afterwards
+OUT/training.safetensors where training stands (trainer.py)
 OUT/config.json, model.safetensors, distillation.json      the head, and how it was made
 """
 
@@ -16,22 +16,19 @@ from typing import Any
 import torch
 
 from faser.config.engine import EngineConfig
-from faser.distill.conversations.dataset import Dataset, held_out
-from faser.distill.states.recorder import Report, record
-from faser.distill.states.state_files import StateFolder
+from faser.distill.acceptance import Acceptance, measure_acceptance
+from faser.distill.batch import SampleStore, batches_of_epoch
+from faser.distill.dataset import Dataset, held_out
+from faser.distill.head import TrainableHead, frequent_tokens, initial_weights
+from faser.distill.states import StateFolder, record
 from faser.distill.target import FrozenTarget
-from faser.distill.training.acceptance import Acceptance, measure_acceptance
-from faser.distill.training.checkpoint import TrainingState
-from faser.distill.training.initial_weights import initial_weights
-from faser.distill.training.sample_store import SampleStore, batches_of_epoch
-from faser.distill.training.trainable_head import TrainableHead
-from faser.distill.training.trainer import Trainer, TrainingProgress, TrainingSettings
-from faser.distill.training.vocabulary import frequent_tokens
+from faser.distill.trainer import Trainer, TrainingProgress, TrainingSettings, TrainingState
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
 from faser.engine.execution.heads.speculators_writer import write_speculators
 from faser.errors import ConfigError
 from faser.files import write_atomically
+from faser.types import ProgressCallback
 
 _MEASURED_TOKENS = 5  # of a draft, at least
 _TOP = 64  # tokens of a distribution that are kept
@@ -96,7 +93,7 @@ class Distillation:
     def _measured_steps(self) -> int:
         return max(self._settings.steps, _MEASURED_TOKENS)
 
-    def record(self, dataset: Dataset, report: Report) -> None:
+    def record(self, dataset: Dataset, report: ProgressCallback) -> None:
         """Compute and keep the states that are missing."""
         missing = self._states.num_shards < len(dataset.records)
         if missing:

@@ -1,9 +1,11 @@
 """FrozenTarget: the model that a head is made for, loaded to be run over whole conversations.
 
-Loads it as a server does, with the same backend and the same products.
+Loads it as a server does, with the same backend and the same products, low-bit ones included: so a head learns
+from the numbers that a server gives it. TargetStates runs it: hidden states, and probabilities of the next tokens.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,18 +14,144 @@ from torch import Tensor
 
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
-from faser.distill.states.target_states import TargetStates
-from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
+from faser.engine.checkpoints.files import ModelConfig, read_model_config
+from faser.engine.checkpoints.gguf.checkpoint import gguf_config
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.memory import compute_dtype, context_len
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import KvCache, RowLayout
 from faser.types import ProgressCallback
 
 _MOST_ROWS = 2048  # tokens of the longest conversation that is learned from
-_LOGIT_ROWS = 256
+_BLOCK_SIZE = 16
+_LOGIT_ROWS = 256  # of one call: logits take far more memory than states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """Tokens to run, [N] int64. The distributions after rows first_row … N - 2 are wanted."""
+
+    token_ids: Tensor
+    first_row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassageStates:
+    """What the target computes for a passage of N tokens. M = N - 1 - first_row, at least 0.
+
+    states: [N, K * H] bfloat16, the inputs of K layers side by side. top_ids: [M, k] int32, the likeliest next
+    tokens, in order. top_probs: [M, k] float16, their probabilities at temperature 1 among all tokens.
+    """
+
+    states: Tensor
+    top_ids: Tensor
+    top_probs: Tensor
+
+
+class TargetStates:
+    """One target. max_rows: of the decoder's buffers; most tokens of a passage, and of the passages of one call.
+
+    state_layers: ascending; i is the input of layer i, the number of layers is what the last one returns.
+    """
+
+    def __init__(
+        self, decoder: Decoder, backend: Backend, state_layers: Sequence[int], *, max_rows: int, top: int
+    ) -> None:
+        self.state_layers = tuple(state_layers)
+        self.max_rows = max_rows
+        self._top = min(top, decoder.spec.vocab_size)
+        self._decoder = decoder
+        self._backend = backend
+        spec = decoder.spec
+        self._cache: KvCache = backend.allocate_kv(
+            KvShape(
+                num_layers=spec.num_layers,
+                num_blocks=-(-max_rows // _BLOCK_SIZE),
+                block_size=_BLOCK_SIZE,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                dtype=decoder.dtype,
+            )
+        )
+
+    @torch.inference_mode()
+    def compute(self, passages: Sequence[Passage]) -> list[PassageStates]:
+        """Run passages that fit together; see batches."""
+        lengths = [len(each.token_ids) for each in passages]
+        assert sum(lengths) <= self.max_rows, f"{sum(lengths)} rows; at most {self.max_rows} fit"
+        backend, decoder = self._backend, self._decoder
+        plan = backend.plan(_layout(lengths), _BLOCK_SIZE)
+        token_ids = torch.cat([each.token_ids for each in passages]).to(backend.device)
+        hidden, layer = decoder.embed(token_ids), 0
+        found = []
+        for wanted in self.state_layers:
+            hidden = decoder.run_layers(hidden, layer, wanted, self._cache, plan)
+            layer = wanted
+            found.append(hidden.to(device="cpu", dtype=torch.bfloat16, copy=True))
+        hidden = decoder.run_layers(hidden, layer, decoder.spec.num_layers, self._cache, plan)
+        states = torch.split(torch.cat(found, dim=1), lengths)
+        starts = [sum(lengths[:at]) for at in range(len(lengths))]
+        counts = [max(0, length - 1 - each.first_row) for length, each in zip(lengths, passages, strict=True)]
+        rows = [
+            torch.arange(start + each.first_row, start + each.first_row + count)
+            for start, each, count in zip(starts, passages, counts, strict=True)
+        ]
+        ids, probs = self._likeliest(hidden, torch.cat(rows).to(backend.device))
+        return [
+            PassageStates(states=each, top_ids=its_ids, top_probs=its_probs)
+            for each, its_ids, its_probs in zip(
+                states, torch.split(ids, counts), torch.split(probs, counts), strict=True
+            )
+        ]
+
+    def _likeliest(self, hidden: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(ids, probabilities) of the likeliest tokens after some rows of hidden: see PassageStates."""
+        ids, probs = [], []
+        for part in torch.split(rows, min(_LOGIT_ROWS, len(self._decoder.logit_rows))):
+            logits = self._decoder.logits(hidden.index_select(0, part))
+            top = logits.topk(self._top, dim=-1)
+            ids.append(top.indices.to("cpu", torch.int32))
+            normaliser = logits.logsumexp(dim=-1, keepdim=True)
+            probs.append((top.values - normaliser).exp().to("cpu", torch.float16))
+        if not ids:
+            return torch.empty((0, self._top), dtype=torch.int32), torch.empty((0, self._top), dtype=torch.float16)
+        return torch.cat(ids), torch.cat(probs)
+
+
+def batches(lengths: Sequence[int], max_rows: int) -> list[range]:
+    """Ranges of neighbouring passages that fit into max_rows rows together, in blocks of their own.
+
+    Each length is at most max_rows.
+    """
+    found, first, used = [], 0, 0
+    for at, length in enumerate(lengths):
+        blocks = -(-length // _BLOCK_SIZE)
+        if used + blocks > -(-max_rows // _BLOCK_SIZE) and used:
+            found.append(range(first, at))
+            first, used = at, 0
+        used += blocks
+    return [*found, range(first, len(lengths))] if lengths else []
+
+
+def _layout(lengths: Sequence[int]) -> RowLayout:
+    """Every passage from its first position on, in blocks of its own."""
+    blocks = [-(-length // _BLOCK_SIZE) for length in lengths]
+    table = torch.zeros((len(lengths), max(blocks)), dtype=torch.int32)
+    first = 0
+    for at, count in enumerate(blocks):
+        table[at, :count] = torch.arange(first, first + count, dtype=torch.int32)
+        first += count
+    ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
+    return RowLayout(
+        query_start=ends.to(torch.int32),
+        seq_len=torch.tensor(lengths, dtype=torch.int32),
+        positions=torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths]),
+        block_table=table,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +212,5 @@ def load_target(config: EngineConfig, directory: Path, report: ProgressCallback)
 
 def _architectures(directory: Path) -> tuple[str, ...]:
     if directory.suffix == ".gguf":
-        from faser.engine.checkpoints.gguf.config import gguf_config  # not every machine has the library
-
         return tuple(gguf_config(directory).get("architectures") or ())
     return tuple(json.loads((directory / "config.json").read_text(encoding="utf-8")).get("architectures") or ())

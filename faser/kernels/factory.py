@@ -2,14 +2,10 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
 from faser.types import ProgressCallback
-
-if TYPE_CHECKING:
-    import torch
 
 _log = logging.getLogger("faser")
 # The kind of device that each backend needs; None: any.
@@ -64,23 +60,25 @@ def _native_works() -> bool:
 
 
 def _torch(device: str) -> Backend:
-    from faser.kernels.torch.backend import TorchBackend
+    from faser.kernels.torch_backend import TorchBackend
 
     return TorchBackend(device)
 
 
 def _on_cuda(name: str, device: str, cache_dir: Path, *, few_row_kernels: bool) -> Backend:
+    import torch
+
     from faser.kernels.cuda.device import CudaDevice, cuda_facts, open_cuda
 
     facts = cuda_facts()
     opened = open_cuda(device, facts)
     if name == "torch":
         return _torch(str(opened))
-    _make_current(opened)
+    torch.cuda.set_device(opened)  # Triton launches on the calling thread's current device, not on the tensors'
     from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
     from faser.kernels.cuda.flashinfer.build import arch_of, modules_dir
+    from faser.kernels.cuda.flashinfer.device_kernels import DEPENDENT_LAUNCHES, triton_kernels
     from faser.kernels.cuda.flashinfer.library import load_flashinfer
-    from faser.kernels.cuda.triton.device_kernels import DEPENDENT_LAUNCHES, triton_kernels
     from faser.kernels.cuda.triton.launcher import add_to_cache
     from faser.kernels.cuda.triton.scaled_fp8 import scaled_fp8
 
@@ -94,13 +92,6 @@ def _on_cuda(name: str, device: str, cache_dir: Path, *, few_row_kernels: bool) 
         opened, few_rows=few_row_kernels, dependent_launches=few_row_kernels and capability >= DEPENDENT_LAUNCHES
     )
     return FlashInferBackend(CudaDevice(opened), library, kernels, fp8)
-
-
-def _make_current(device: "torch.device") -> None:
-    """Triton launches on the calling thread's current device, not on that of the tensors."""
-    import torch
-
-    torch.cuda.set_device(device)
 
 
 def _native(num_threads: int, cache_dir: Path, progress: ProgressCallback | None) -> Backend:

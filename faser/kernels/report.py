@@ -13,8 +13,7 @@ import torch
 
 from faser.config.declaration import show_bytes
 from faser.kernels.cuda.device import CudaFacts
-from faser.kernels.cuda.flashinfer.build import arch_of
-from faser.kernels.cuda.flashinfer.modules import folder_of_compiled, known_modules, precompiled_folders
+from faser.kernels.cuda.flashinfer.build import arch_of, folder_of_compiled, known_modules, precompiled_folders
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -42,7 +41,7 @@ def cuda_report(
     ask: Callable[[int], Gpu] = ask_gpu,
     driver: Path = _DRIVER,
 ) -> dict[str, str]:
-    """Name and value of every line. kernels, workspace: see faser.kernels.cuda.flashinfer.modules."""
+    """Name and value of every line. kernels, workspace: see faser.kernels.cuda.flashinfer.build."""
     build = "none: torch is built without CUDA" if facts.build is None else f"{facts.build}, of torch"
     return {
         "cuda": build,

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.grow_model import Growth, NoisySource, Units, copy_model, grow_model, grown_spec
-from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models import tensors
-from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.engine.execution.models.sources import SafetensorsSource
 from tests.checkpoints import VOCAB_SIZE
 
 HIDDEN = 160  # two and a half times the tiny model's: five groups of heads, so that a single one remains

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.distill.target import FrozenTarget, load_target
-from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models.tensors import tensor_shapes
 from tests.checkpoints import random_weights, tiny_llama_config, write_checkpoint, write_json, write_tokenizer
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from faser.config.engine import EngineConfig
-from faser.distill.conversations.dataset import Dataset, held_out
-from faser.distill.conversations.shard import Conversation, Shard
+from faser.distill.acceptance import Acceptance
+from faser.distill.batch import make_batch
+from faser.distill.dataset import Conversation, Dataset, Shard, held_out
 from faser.distill.distillation import Distillation, HeadSettings, faster_dtype, state_layers
 from faser.distill.target import FrozenTarget
-from faser.distill.training.acceptance import Acceptance
-from faser.distill.training.batch import make_batch
-from faser.distill.training.trainer import TrainingProgress, TrainingSettings
+from faser.distill.trainer import TrainingProgress, TrainingSettings
 from faser.engine.execution.heads.loader import load_head
 from faser.errors import ConfigError
 from tests.distill.small_target import load_small_target
@@ -54,7 +53,7 @@ def answers(folder: Path, target: FrozenTarget) -> Dataset:
 
 
 def _passage(token_ids: torch.Tensor, first_row: int) -> Any:
-    from faser.distill.states.target_states import Passage
+    from faser.distill.target import Passage
 
     return Passage(token_ids=token_ids, first_row=first_row)
 

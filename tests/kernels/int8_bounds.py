@@ -1,4 +1,4 @@
-"""How far attention over keys and values in int8 may be off: the bounds in interface/int8_cache.py."""
+"""How far attention over keys and values in int8 may be off: the bounds in interface/kv_cache.py."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from faser.kernels.interface.int8_cache import dequantised, quantise_heads
+from faser.kernels.interface.kv_cache import dequantised, quantise_heads
 from faser.kernels.interface.shapes import AttentionShape
 
 _MOST_QUERY = 16256  # integers of a query, where a backend rounds it

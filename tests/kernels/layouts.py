@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import AttentionShape, KvCache, KvShape, RowLayout
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import AttentionShape, KvCache, RowLayout
 
 BLOCK_SIZE = 16
 MAX_POSITIONS = 2048

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from faser.kernels.cuda.device import CudaFacts
-from faser.kernels.cuda.flashinfer.build import modules_dir
-from faser.kernels.cuda.flashinfer.modules import Module
+from faser.kernels.cuda.flashinfer.build import Module, modules_dir
 from faser.kernels.report import Gpu, cuda_report, driver_version
 
 NOTHING = CudaFacts(build=None, capabilities=())

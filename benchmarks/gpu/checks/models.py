@@ -18,8 +18,8 @@ from benchmarks.gpu.common.shapes import write_shape
 from benchmarks.gpu.common.weights import MadeUp
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
-from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.rope import rotary_angles
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
@@ -27,8 +27,9 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.device import resolve_device
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import AttentionShape, KvShape
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import AttentionShape
+from faser.kernels.torch_backend import TorchBackend
 
 _SEQUENCES, _BLOCKS_EACH = 6, 24
 _MOST_ERROR = 1.25  # times what the reference backend loses by computing in bfloat16

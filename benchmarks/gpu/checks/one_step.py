@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.gpu.checks.models import STEPS, backend_of, step_logits
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.shapes import write_shape
-from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.files import read_model_config
 
 
 def main(out: Path, dry_run: bool) -> None:

@@ -17,8 +17,8 @@ from benchmarks.gpu.common.shapes import write_shape
 from benchmarks.gpu.common.weights import MadeUp
 from faser.config.engine import EngineConfig
 from faser.engine.build import build
-from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine

@@ -18,9 +18,8 @@ from faser.config.environment import cache_dir, cuda_environment
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.execution.startup.device import modules_of
 from faser.engine.execution.startup.memory import CachedModel
-from faser.kernels.cuda.flashinfer.build import ARCH, modules_dir, spec_of
+from faser.kernels.cuda.flashinfer.build import ARCH, Module, modules_dir, spec_of
 from faser.kernels.cuda.flashinfer.library import load_flashinfer
-from faser.kernels.cuda.flashinfer.modules import Module
 
 
 def needed_modules(sizes: Sizes) -> tuple[Module, ...]:

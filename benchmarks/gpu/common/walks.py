@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.gpu.common.weights import MadeUp
-from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.weights import WeightSource
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models import tensors
 
 LOGIT_STD = 4.0

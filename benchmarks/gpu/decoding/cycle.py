@@ -26,7 +26,7 @@ from benchmarks.gpu.common.shapes import floor_s
 from benchmarks.gpu.common.timing import clock_of, spread_ms
 from benchmarks.gpu.decoding import environment
 from benchmarks.gpu.decoding.policies import synthetic
-from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 

@@ -20,7 +20,7 @@ from benchmarks.gpu.common.record import Desk
 from benchmarks.gpu.common.shapes import floor_s, step_bytes
 from benchmarks.gpu.common.timing import clock_of, spread_ms
 from benchmarks.gpu.decoding import environment
-from faser.kernels.cuda.triton.few_rows.product import MOST_ROWS as MOST_FEW_ROWS
+from faser.kernels.cuda.triton.few_rows import MOST_ROWS as MOST_FEW_ROWS
 
 _SAMPLINGS = {"greedy": greedy, "T 0.8, top_p 0.95": sampled}
 _LOADING_S = 15.0

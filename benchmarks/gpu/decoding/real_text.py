@@ -21,11 +21,11 @@ from benchmarks.gpu.common.record import Desk
 from benchmarks.gpu.decoding.policies import Turns, arms_of, contest, rows_of
 from benchmarks.grow_model import Growth, NoisySource, grown_spec
 from faser.bench.prompts import read_prompts
-from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.execution.models import tensors
-from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.engine.execution.models.sources import SafetensorsSource
 from faser.engine.execution.models.weights import WeightSource
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.types import SamplingParams

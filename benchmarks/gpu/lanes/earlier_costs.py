@@ -13,7 +13,7 @@ from benchmarks.gpu.common.engines import draft_of, target_of
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Folder, Json
 from benchmarks.gpu.decoding import environment
-from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.contract.step_times import CostTable, InterferenceTable, Role, StepTimes
 from faser.engine.execution.overlap.partition import Partition
 

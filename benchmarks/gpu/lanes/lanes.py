@@ -28,8 +28,7 @@ from benchmarks.gpu.lanes.processor_probe import MOST_PROCESSORS, count_blocks, 
 from benchmarks.gpu.lanes.timed_partition import divide
 from faser.engine.execution.overlap.partition import Partition, core_numbers, synchronous
 from faser.errors import ConfigError
-from faser.kernels.cuda.green_contexts import GreenContextError, open_green_driver
-from faser.kernels.cuda.streams import CudaLaneDevice
+from faser.kernels.cuda.lanes import CudaLaneDevice, GreenContextError, open_green_driver
 
 # Makes a recording of work on the current stream, and returns what replays it.
 Record = Callable[[Callable[[], object]], Callable[[], None]]

@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.timing import DeviceClock
-from faser.kernels.cuda.triton.norm import rms_norm
-from faser.kernels.cuda.triton.quantise import quantise_rows
+from faser.kernels.cuda.triton.fp8_ops import quantise_rows
+from faser.kernels.cuda.triton.layer_ops import rms_norm
 
 _REPEATS = 7
 _ROW = 4096

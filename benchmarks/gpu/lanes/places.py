@@ -9,8 +9,7 @@ from typing import Protocol
 
 import torch
 
-from faser.kernels.cuda.green_contexts import GROUP_UNIT, GreenDriver
-from faser.kernels.cuda.streams import LaneDevice
+from faser.kernels.cuda.lanes import GROUP_UNIT, GreenDriver, LaneDevice
 
 
 class Places(Protocol):

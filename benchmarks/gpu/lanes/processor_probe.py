@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.common.tensors import EXACT, expect, jit
+from faser.kernels.cuda.triton.common import EXACT, expect, jit
 
 MOST_PROCESSORS = 1024  # all numbers are below; no GPU has a quarter of that many
 _BLOCKS_EACH = 16  # as many blocks of four warps as a processor holds at once, so that every processor gets some

@@ -36,8 +36,7 @@ from benchmarks.gpu.travel.checkout import size_of, travelling
 from benchmarks.gpu.travel.kept import Say, digest_of, kept
 from faser.config.environment import cache_dir
 from faser.files import replacing, write_atomically
-from faser.kernels.cuda.flashinfer.build import ARCH, build_modules, modules_dir
-from faser.kernels.cuda.flashinfer.modules import Module
+from faser.kernels.cuda.flashinfer.build import ARCH, Module, build_modules, modules_dir
 
 MANIFEST = "manifest.json"
 _MIB = 1 << 20

@@ -32,15 +32,15 @@ from benchmarks.gpu.common.room import BLOCK_SIZE
 from benchmarks.gpu.common.shapes import Config, write_shape
 from benchmarks.gpu.common.weights import MadeUp
 from faser.config.speculation import SpeculationConfig
-from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.warm_up import WarmUp
 from faser.kernels.cpu.build import find_compiler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
 from faser.kernels.cuda.triton import launcher
-from faser.kernels.cuda.triton.device_kernels import triton_kernels
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.kv_cache import KvShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 

@@ -28,7 +28,7 @@ from triton.compiler import ASTSource
 import faser.kernels.cuda.triton as package
 from benchmarks.simulator.report import markdown
 from faser.files import write_atomically
-from faser.kernels.cuda.triton.common.tensors import EXACT
+from faser.kernels.cuda.triton.common import EXACT
 
 TYPES = {
     "*fp32": (

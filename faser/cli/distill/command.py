@@ -15,13 +15,11 @@ from faser.cli.distill.engine_source import EngineSource
 from faser.cli.distill.training import train_head
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
-from faser.distill.conversations.chat_turns import ChatTurns
-from faser.distill.conversations.dataset import Dataset
-from faser.distill.conversations.maker import AnswerSettings, ConversationMaker, fill_from_traffic
-from faser.distill.conversations.question_file import FileQuestions, read_conversations
-from faser.distill.conversations.self_asked import AskingSettings, SelfAskedQuestions
-from faser.distill.conversations.traffic import TrafficFile
-from faser.engine.checkpoints.config_json import read_model_config
+from faser.distill.dataset import Dataset
+from faser.distill.maker import AnswerSettings, ConversationMaker, fill_from_traffic
+from faser.distill.operator_files import FileQuestions, TrafficFile, read_conversations
+from faser.distill.questions import AskingSettings, ChatTurns, SelfAskedQuestions
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.source import resolve
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError

@@ -19,8 +19,8 @@ from rich.progress import (
 from faser.cli.distill.arguments import PROG
 
 if TYPE_CHECKING:
-    from faser.distill.expected_speedup import Expected
-    from faser.distill.training.trainer import TrainingProgress
+    from faser.distill.acceptance import Expected
+    from faser.distill.trainer import TrainingProgress
 
 _LINE_EVERY_S = 60.0
 _SHARES = 1000  # of a bar

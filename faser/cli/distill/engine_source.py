@@ -10,7 +10,7 @@ from typing import Self
 
 from faser.cli.console.progress import ProgressReporter
 from faser.config.engine import EngineConfig
-from faser.distill.conversations.answer_source import Answer, OnAnswer
+from faser.distill.questions import Answer, OnAnswer
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.text.tokenizer import Tokenizer
 from faser.types import FinishReason, Request, SamplingParams

@@ -11,8 +11,7 @@ from faser.cli.console.progress import ProgressReporter
 from faser.cli.distill.arguments import DistillArguments
 from faser.cli.distill.display import TokenBar, TrainingBar, acceptance_table, speedup_table
 from faser.config.engine import EngineConfig
-from faser.distill.conversations.dataset import Dataset
-from faser.distill.expected_speedup import LOADS, expected_speedup, verdict
+from faser.distill.dataset import Dataset
 from faser.engine.control.step_cost import CostModel
 
 _TERMINATED = 143  # 128 + SIGTERM, as shells say it
@@ -22,9 +21,10 @@ def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dat
     """Returns the exit status: 0 when the head is written, 143 when SIGTERM stopped the training."""
     import torch
 
+    from faser.distill.acceptance import LOADS, expected_speedup, speedup_in_words
     from faser.distill.distillation import Distillation, HeadSettings
     from faser.distill.target import load_target
-    from faser.distill.training.trainer import TrainingSettings
+    from faser.distill.trainer import TrainingSettings
 
     settings = TrainingSettings(seed=own.seed, epochs=own.epochs, hours=own.hours, steps=own.steps, rows=own.rows)
     head = HeadSettings(draft_vocab_size=own.draft_vocab_size, int8=own.int8)
@@ -53,7 +53,7 @@ def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dat
     greedy = [expected_speedup(costs, found.greedy, load) for load in loads if found.greedy]
     sampled = [expected_speedup(costs, found.sampled, load) for load in loads if found.sampled]
     print(speedup_table(greedy, sampled, own.measured_temperature), end="\n\n")
-    print(f"The head is {verdict(greedy or sampled)}.")
+    print(f"The head is {speedup_in_words(greedy or sampled)}.")
     print(f'head: {own.output}\nserve it: faser serve MODEL --speculative-config \'{{"model": "{own.output}"}}\'')
     return 0
 

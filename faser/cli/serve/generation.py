@@ -6,7 +6,7 @@ from pathlib import Path
 
 from faser.config.checks import GENERATION_KEYS, sampling_problems
 from faser.config.server import ServerConfig
-from faser.engine.checkpoints.card_advice import CARD_ADVICE
+from faser.engine.checkpoints.files import CARD_ADVICE
 from faser.errors import ModelError
 
 

@@ -18,8 +18,7 @@ from faser.cli.flags.sources import UsageError
 from faser.config.declaration import show_bytes
 from faser.config.environment import cache_dir, child_environment, flashinfer_workspace
 from faser.errors import ConfigError
-from faser.kernels.cpu.build import NativeLibrary, find_library
-from faser.kernels.cpu.isa import LOW_BIT_INSTRUCTIONS, chosen_isa
+from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, NativeLibrary, chosen_isa, find_library
 from faser.kernels.cuda.flashinfer.build import (
     ARCH,
     FP8_MODULES,

@@ -1,4 +1,4 @@
 """Checkpoints: where a model comes from and what its files describe. Loads no torch.
 
-Imports gguf/, families/ and text/. Start with source.py (from a name to a path) and config_json.py.
+Imports gguf/, families/ and text/. Start with source.py (from a name to a path) and files.py (what they say).
 """

@@ -25,6 +25,7 @@ _DOUBT = 2.0  # tokens of context that make one occurrence an even bet are 2
 _FORMAT = 1
 _ARRAYS = ("contexts", "following", "shares")
 _SHARES = 255  # chances are stored in steps of 1 / 255
+_SHIPPED = Path(__file__).parent / "ngrams"  # MODEL-VOCABULARY.npz, counted in the model's own answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,12 @@ def count(
         chances=_chances(shares),
         about=dict(about or {}),
     )
+
+
+def shipped_ngram_model(model_name: str, vocab_size: int) -> Path | None:
+    """The file that comes with this package for a model of this name and vocabulary; None: there is none."""
+    path = _SHIPPED / f"{model_name.lower()}-{vocab_size}.npz"
+    return path if path.exists() else None
 
 
 def save(model: NgramModel, path: Path) -> None:

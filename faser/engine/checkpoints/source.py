@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from faser.engine.checkpoints.downloads import Downloads, PublicDownloads
-from faser.engine.checkpoints.weight_files import GGUF_WEIGHTS, TORCH_WEIGHTS, gguf_file
+from faser.engine.checkpoints.files import GGUF_WEIGHTS, TORCH_WEIGHTS, gguf_file
 from faser.errors import ModelError
 from faser.types import ProgressCallback
 

@@ -18,19 +18,14 @@ from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, heads_struct
 from faser.kernels.cpu.head_drafting import NativeHeadDrafting
+from faser.kernels.cpu.library import LanePools, NativePool, full_pool
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
-from faser.kernels.cpu.masks import CpuMaskKernel
-from faser.kernels.cpu.sampling import CpuSamplingKernels
-from faser.kernels.cpu.thread_pools import LanePools, NativePool, full_pool
-from faser.kernels.interface.blocks import Blocks, Layers
+from faser.kernels.cpu.sampling import CpuMaskKernel, CpuSamplingKernels
+from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.fp8 import Fp8Rows
-from faser.kernels.interface.fp8_cache import check_cache_dtype
-from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.head_drafting import HeadDrafting
+from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.processors import DeviceLane, Processors
-from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
-from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
+from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
 
 _KV_DTYPES = {**DTYPES, torch.int8: native_library.INT8}
 _MOST_HEAD_DIM = 1024  # of a cache in int8: sums of products fit into 32 bits
@@ -102,34 +97,27 @@ class NativeBackend:
         self._library = native_library.load(library)
         self._full = full_pool(self._library, num_threads) if full is None else full
         self._pools = LanePools(self._library, self._full, frozenset(os.sched_getaffinity(0)))
-        self._pool = self._pools.use(None)  # address of the pool that calls run on
         self._slab = torch.empty(0, dtype=torch.uint8)  # the free rest of the newest slab of weights
         self._heads: dict[AttentionShape, native_library.HeadsStruct] = {}
-        self.sampling_kernels = CpuSamplingKernels(self._library, self._pools, self._pool)
+        self.sampling_kernels = CpuSamplingKernels(self._library, self._pools)
         self.logits_processor_kernels = None
-        self.mask_kernel = CpuMaskKernel(self._library, self._pools, self._pool)
+        self.mask_kernel = CpuMaskKernel(self._library, self._pools)
         self.rejection_kernels = None
         # A proxy: threads end with the backend, which a circle of references would keep alive.
         proxy = weakref.proxy(self)
         separate = SeparateBlocks(proxy)
-        self._blocks = NativeBlocks(self._library, self._pool, separate, SeparateLayers(proxy, separate))
-        self.fused_blocks: Blocks | None = self._blocks
-        self.fused_layers: Layers | None = self._blocks
-        self._head_drafting = NativeHeadDrafting(self._library, self._pool, self._blocks)
-        self.head_drafting: HeadDrafting | None = self._head_drafting
-        self.graph_capture: GraphCapture | None = None
-        self.lane: DeviceLane | None = None
-        self._bind()
-
-    def _bind(self) -> None:
-        """Look up the functions of every step once."""
-        library = self._library
-        self._linear_call = library.faser_linear
-        self._low_bit_call = library.faser_low_bit_linear
-        self._rms_norm_call = library.faser_rms_norm
-        self._silu_mul_call = library.faser_silu_mul
-        self._rope_append_call = library.faser_rope_append
-        self._attend_call = library.faser_attend
+        self.blocks = NativeBlocks(self._library, self._pools, separate, SeparateLayers(proxy, separate))
+        self.layers = self.blocks
+        self.head_drafting = NativeHeadDrafting(self._library, self._pools, self.blocks)
+        self.graph_capture = None
+        self.lane = None
+        kernels = self._library  # the functions of every step are looked up once
+        self._linear_call = kernels.faser_linear
+        self._low_bit_call = kernels.faser_low_bit_linear
+        self._rms_norm_call = kernels.faser_rms_norm
+        self._silu_mul_call = kernels.faser_silu_mul
+        self._rope_append_call = kernels.faser_rope_append
+        self._attend_call = kernels.faser_attend
 
     def use(self, processors: Processors | None) -> None:
         """See Backend. Does not change any bits. Takes microseconds for a set of cores used before."""
@@ -137,11 +125,7 @@ class NativeBackend:
             raise ConfigError(
                 f"the native backend computes on cpu; it cannot use the {processors.name} lane of a GPU"
             )
-        self._pool = self._pools.use(processors)
-        self.sampling_kernels.use(self._pool)
-        self.mask_kernel.use(self._pool)
-        self._blocks.use(self._pool)
-        self._head_drafting.use(self._pool)
+        self._pools.use(processors)
 
     def concurrent_instance(self) -> "NativeBackend":
         """See Backend. Without `use` both run on the same pool, so idle threads of one never disturb the other."""
@@ -163,7 +147,7 @@ class NativeBackend:
     ) -> _NativeLinear | LowBitLinear:
         """See Backend. Raises ConfigError for a dtype but bfloat16 and float32, and for odd K in bfloat16."""
         if isinstance(weight, LowBitRows):
-            return pack_low_bit(self._library, self._pool, weight, bias, self._take)
+            return pack_low_bit(self._library, self._pools.address, weight, bias, self._take)
         if isinstance(weight, Fp8Rows):
             raise ConfigError("the native backend has no fp8 products; the backends torch and flashinfer have")
         dtype = _checked_dtype("weight", weight.dtype)
@@ -179,7 +163,7 @@ class NativeBackend:
             wide[:columns] = bias
         linear = _NativeLinear(panels, wide, columns, depth, weight.dtype)
         source = weight.contiguous()
-        self._library.faser_pack(self._pool, linear.address, source.data_ptr())
+        self._library.faser_pack(self._pools.address, linear.address, source.data_ptr())
         return linear
 
     def linear(
@@ -197,7 +181,7 @@ class NativeBackend:
             address, residual_stride = residual.data_ptr(), residual.stride(0)
         if isinstance(packed, LowBitLinear):
             self._low_bit_call(
-                self._pool,
+                self._pools.address,
                 packed.address,
                 x.data_ptr(),
                 stride,
@@ -213,7 +197,7 @@ class NativeBackend:
             return out
         assert x.dtype is packed.dtype, (x.dtype, packed.dtype)
         self._linear_call(
-            self._pool,
+            self._pools.address,
             packed.address,
             x.data_ptr(),
             stride,
@@ -234,11 +218,11 @@ class NativeBackend:
         ids, count = token_ids.data_ptr(), len(token_ids)
         if isinstance(packed, LowBitLinear):
             outside = self._library.faser_low_bit_embed(
-                self._pool, packed.address, ids, count, out.data_ptr(), DTYPES[out.dtype]
+                self._pools.address, packed.address, ids, count, out.data_ptr(), DTYPES[out.dtype]
             )
         else:
             assert out.dtype is packed.dtype, (out.dtype, packed.dtype)
-            outside = self._library.faser_embed(self._pool, packed.address, ids, count, out.data_ptr())
+            outside = self._library.faser_embed(self._pools.address, packed.address, ids, count, out.data_ptr())
         if outside >= 0:
             raise IndexError(f"token id {int(token_ids[outside])}; the embedding has {packed.columns} rows")
         if isinstance(packed, LowBitLinear) and packed.order is not None:
@@ -252,7 +236,7 @@ class NativeBackend:
         out_rows, out_stride = _rows(out, width)
         assert rows == out_rows, (rows, out_rows)
         self._rms_norm_call(
-            self._pool,
+            self._pools.address,
             x.data_ptr(),
             stride,
             rows,
@@ -272,7 +256,14 @@ class NativeBackend:
         out_rows, out_stride = _rows(out, width)
         assert rows == out_rows, (rows, out_rows)
         self._silu_mul_call(
-            self._pool, gate_up.data_ptr(), stride, rows, width, out.data_ptr(), out_stride, DTYPES[out.dtype]
+            self._pools.address,
+            gate_up.data_ptr(),
+            stride,
+            rows,
+            width,
+            out.data_ptr(),
+            out_stride,
+            DTYPES[out.dtype],
         )
         return out
 
@@ -324,7 +315,7 @@ class NativeBackend:
         rows, stride = _rows(qkv, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
         assert rows == plan.num_rows, (rows, plan.num_rows)
         self._rope_append_call(
-            self._pool,
+            self._pools.address,
             cache.address,
             plan.address,
             layer,
@@ -349,7 +340,7 @@ class NativeBackend:
         assert q.dtype is out.dtype, (q.dtype, out.dtype)
         assert cache.shape.dtype in (q.dtype, torch.int8), (q.dtype, cache.shape.dtype)
         self._attend_call(
-            self._pool,
+            self._pools.address,
             cache.address,
             plan.address,
             self._heads_address(shape),

@@ -4,8 +4,8 @@ The same kernels as the backend's single operations, hence the same bits; native
 """
 
 import ctypes
-import weakref
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from faser.kernels.cpu.library import (
     BlockRowsStruct,
     FeedForwardStruct,
     HeadsStruct,
+    LanePools,
     LayerStruct,
     NormedLinearStruct,
 )
@@ -38,24 +39,21 @@ DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # of activations, a
 
 
 class NativeBlocks:
-    """See Blocks and Layers. pool: address of the pool to run on.
+    """See Blocks and Layers. pools: of the backend; the one in use computes.
 
     separate, separate_layers: for layers whose inputs have to be reordered.
     """
 
-    def __init__(self, library: ctypes.CDLL, pool: int, separate: Blocks, separate_layers: Layers) -> None:
-        self._pool = pool
+    def __init__(self, library: ctypes.CDLL, pools: LanePools, separate: Blocks, separate_layers: Layers) -> None:
+        self._pools = pools
         self._separate = separate
         self._separate_layers = separate_layers
         self._normed_linear_call = library.faser_normed_linear
         self._feed_forward_call = library.faser_feed_forward
         self._layers_call = library.faser_layers
-        self._structs: dict[int, _Structs] = {}  # by the id of what they describe, while it lives
+        self._structs: WeakKeyDictionary[object, _Structs] = WeakKeyDictionary()  # by what they describe
         self._buffers: BlockBuffers | None = None  # those that _rows describes
         self._rows = BlockRowsStruct()
-
-    def use(self, pool: int) -> None:
-        self._pool = pool
 
     def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
         if reorders(product.linear):
@@ -63,7 +61,7 @@ class NativeBlocks:
         assert hidden.stride(1) == 1
         assert out.is_contiguous()
         self._normed_linear_call(
-            self._pool,
+            self._pools.address,
             self._normed(product),
             self._rows_of(hidden, buffers),
             hidden.data_ptr(),
@@ -90,7 +88,7 @@ class NativeBlocks:
         assert hidden.is_contiguous()
         assert out.is_contiguous()
         self._feed_forward_call(
-            self._pool,
+            self._pools.address,
             self._layer(block),
             None if following is None else self._normed(following),
             self._rows_of(hidden, buffers),
@@ -123,7 +121,7 @@ class NativeBlocks:
             assert each.dtype is hidden.dtype, (each.dtype, hidden.dtype)
         assert cache.shape.dtype in (hidden.dtype, torch.int8), (hidden.dtype, cache.shape.dtype)
         self._layers_call(
-            self._pool,
+            self._pools.address,
             address,
             first,
             last,
@@ -156,30 +154,25 @@ class NativeBlocks:
 
     def _normed(self, product: NormedLinear) -> int:
         """Address of the FaserNormedLinear."""
-        struct = self._structs.get(id(product))
+        struct = self._structs.get(product)
         if struct is None:
-            struct = self._keep(product, normed_linear(product))
+            struct = self._structs[product] = normed_linear(product)
         return ctypes.addressof(struct)
 
     def _layer(self, block: FeedForward) -> int:
         """Address of the FaserFeedForward."""
-        struct = self._structs.get(id(block))
+        struct = self._structs.get(block)
         if struct is None:
-            struct = self._keep(block, _feed_forward(block))
+            struct = self._structs[block] = _feed_forward(block)
         return ctypes.addressof(struct)
 
     def stack_address(self, stack: DecoderStack) -> int | None:
         """Address of the FaserLayers; None where inputs have to be reordered."""
-        structs = self._structs.get(id(stack))
+        structs = self._structs.get(stack)
         if structs is None:
             layers = () if any(map(reorders, _products(stack))) else stack.layers
-            structs = self._keep(stack, (LayerStruct * len(layers))(*map(_decoder_layer, layers)))
+            structs = self._structs[stack] = (LayerStruct * len(layers))(*map(_decoder_layer, layers))
         return ctypes.addressof(structs) if ctypes.sizeof(structs) > 0 else None
-
-    def _keep(self, owner: NormedLinear | FeedForward | DecoderStack, struct: _Structs) -> _Structs:
-        self._structs[id(owner)] = struct
-        weakref.finalize(owner, self._structs.pop, id(owner))
-        return struct
 
 
 def heads_struct(shape: AttentionShape) -> HeadsStruct:

@@ -1,7 +1,8 @@
-"""Compiles the C++ kernels and finds the compiled library. Owns compiler flags, file names and the cache.
+"""Compiles the C++ kernels for an instruction set, and finds the compiled library.
 
-Knows nothing of torch or of what the kernels compute. `python -m faser.kernels.cpu.build --prebuild` puts the
-libraries into the package, so that a container image needs no compiler; deploy/wheel does so for a wheel.
+Owns instruction sets, compiler flags, file names and the cache. Knows nothing of torch or of what the kernels
+compute. `python -m faser.kernels.cpu.build --prebuild` puts the libraries into the package, so that a container
+image needs no compiler; deploy/wheel does so for a wheel.
 """
 
 import argparse
@@ -21,11 +22,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
+from faser.config.environment import cpu_isa
 from faser.errors import ConfigError
 from faser.files import remove_stale, replacing
-from faser.kernels.cpu.isa import Isa, chosen_isa, compiler_flags, isas_of
 from faser.machine import usable_cores
 from faser.processes import run_all_watched
 from faser.types import ProgressCallback
@@ -42,8 +44,46 @@ _POLL_S = 0.1
 # No contraction: a multiply-add is fused only where the source says so, hence alike in every kernel that inlines
 # it.
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall")
+_CPUINFO = Path("/proc/cpuinfo")
 
 
+class Isa(StrEnum):
+    """Instruction sets the kernels are compiled for, best first."""
+
+    AVX512_BF16 = "avx512bf16"
+    AVX512_VNNI = "avx512vnni"
+    AVX512 = "avx512"
+    AVX2_VNNI = "avx2vnni"
+    AVX2 = "avx2"
+    DOTPROD = "dotprod"
+    GENERIC = "generic"
+
+
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
+_AVX2 = ("avx2", "fma", "f16c")
+# As /proc/cpuinfo spells them; on x86 the compiler's flags are the same words without underscores.
+_CPU_FEATURES = {
+    Isa.AVX512_BF16: (*_AVX512, "avx512_vnni", "avx512_bf16"),
+    Isa.AVX512_VNNI: (*_AVX512, "avx512_vnni"),
+    Isa.AVX512: _AVX512,
+    Isa.AVX2_VNNI: (*_AVX2, "avx_vnni"),
+    Isa.AVX2: _AVX2,
+    Isa.DOTPROD: ("asimddp",),
+    Isa.GENERIC: (),
+}
+_ISAS = {
+    **dict.fromkeys(("x86_64", "AMD64"), tuple(each for each in Isa if each is not Isa.DOTPROD)),
+    **dict.fromkeys(("aarch64", "arm64"), (Isa.DOTPROD, Isa.GENERIC)),
+}
+LOW_BIT_INSTRUCTIONS = {
+    Isa.AVX512_BF16: "vpdpbusd, 512 bits",
+    Isa.AVX512_VNNI: "vpdpbusd, 512 bits",
+    Isa.AVX512: "vpmaddubsw, 512 bits",
+    Isa.AVX2_VNNI: "vpdpbusd, 256 bits",
+    Isa.AVX2: "vpmaddubsw, 256 bits",
+    Isa.DOTPROD: "sdot, 128 bits",
+    Isa.GENERIC: "no instruction for them",
+}
 # (instruction set, flags, sources, the library to write): compiles, or raises ConfigError.
 Compile = Callable[[Isa, Sequence[str], Sequence[Path], Path], None]
 
@@ -112,6 +152,45 @@ def find_library(
 def can_build(*, compilers: Sequence[str] = COMPILERS, prebuilt_dir: Path = PREBUILT_DIR) -> bool:
     """Whether library_path finds a prebuilt library or a compiler."""
     return _prebuilt(chosen_isa(), prebuilt_dir) is not None or find_compiler(compilers) is not None
+
+
+def chosen_isa() -> Isa:
+    """The instruction set that the variable FASER_CPU_ISA names, else the best of this CPU.
+
+    Raises ConfigError for one that there is not or that the CPU lacks.
+    """
+    asked, runnable = cpu_isa(), runnable_isas()
+    if asked is None:
+        return runnable[0]
+    if asked not in tuple(Isa):
+        raise ConfigError(f"the variable FASER_CPU_ISA is {asked}; it must be one of {', '.join(Isa)}")
+    if asked not in runnable:
+        raise ConfigError(f"the variable FASER_CPU_ISA is {asked}; this CPU has {', '.join(runnable)}")
+    return Isa(asked)
+
+
+def runnable_isas(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> tuple[Isa, ...]:
+    """The instruction sets that this CPU has, best first; generic always."""
+    if not cpuinfo.exists():
+        return (Isa.GENERIC,)
+    flags: set[str] = set()
+    for line in cpuinfo.read_text().splitlines():
+        if line.startswith(("flags", "Features")):  # the words of x86 and of aarch64
+            flags.update(line.partition(":")[2].split())
+            break
+    return tuple(isa for isa in isas_of(machine or platform.machine()) if flags.issuperset(_CPU_FEATURES[isa]))
+
+
+def isas_of(machine: str) -> tuple[Isa, ...]:
+    """The instruction sets of an architecture, by the name that platform.machine() gives it."""
+    return _ISAS.get(machine, (Isa.GENERIC,))
+
+
+def compiler_flags(isa: Isa) -> tuple[str, ...]:
+    """What makes g++ and clang++ compile for an instruction set."""
+    if isa is Isa.DOTPROD:
+        return ("-mcpu=generic+dotprod",)
+    return tuple(f"-m{feature.replace('_', '')}" for feature in _CPU_FEATURES[isa])
 
 
 def _prebuilt(isa: Isa, directory: Path) -> Path | None:

@@ -1,7 +1,7 @@
 """Drafts of EAGLE-3 heads by the native kernels: tensors become addresses. native/drafting.cpp has the loop."""
 
 import ctypes
-import weakref
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, any_linear, normed_linear, reorders
-from faser.kernels.interface.head_drafting import (
+from faser.kernels.interface.blocks import (
     DraftedTokens,
     DraftRoom,
     DraftRules,
@@ -21,17 +21,14 @@ from faser.kernels.interface.shapes import KvCache
 
 
 class NativeHeadDrafting(HeadDrafting):
-    """See HeadDrafting. pool: address of the thread pool. blocks: of the same backend; describes the layers."""
+    """See HeadDrafting. pools, blocks: of the same backend; blocks describes the layers."""
 
-    def __init__(self, library: ctypes.CDLL, pool: int, blocks: NativeBlocks) -> None:
+    def __init__(self, library: ctypes.CDLL, pools: native_library.LanePools, blocks: NativeBlocks) -> None:
         self._call = library.faser_eagle3_draft
-        self._pool = pool
+        self._pools = pools
         self._blocks = blocks
-        self._stacks: dict[int, native_library.Eagle3Struct] = {}  # by the id of the stack, while it lives
-        self._rooms: dict[int, native_library.DraftRoomStruct] = {}  # by the id of the room, while it lives
-
-    def use(self, pool: int) -> None:
-        self._pool = pool
+        self._stacks: WeakKeyDictionary[Eagle3Stack, native_library.Eagle3Struct] = WeakKeyDictionary()
+        self._rooms: WeakKeyDictionary[DraftRoom, native_library.DraftRoomStruct] = WeakKeyDictionary()
 
     def takes(self, stack: Eagle3Stack) -> bool:
         layers = stack.layers
@@ -56,7 +53,7 @@ class NativeHeadDrafting(HeadDrafting):
             passes=0,
         )
         passes = self._call(
-            self._pool,
+            self._pools.address,
             ctypes.addressof(self._stack(stack)),
             cache.address,
             ctypes.addressof(self._room(room)),
@@ -78,7 +75,7 @@ class NativeHeadDrafting(HeadDrafting):
         )
 
     def _stack(self, stack: Eagle3Stack) -> native_library.Eagle3Struct:
-        struct = self._stacks.get(id(stack))
+        struct = self._stacks.get(stack)
         if struct is None:
             logits = stack.layers.head
             assert logits is not None, "see takes"
@@ -101,15 +98,13 @@ class NativeHeadDrafting(HeadDrafting):
                 None if ids is None else ids.ctypes.data,
             )
             struct.norms = norms  # what it points to
-            self._stacks[id(stack)] = struct
-            weakref.finalize(stack, self._stacks.pop, id(stack))
+            self._stacks[stack] = struct
         return struct
 
     def _room(self, room: DraftRoom) -> native_library.DraftRoomStruct:
-        struct = self._rooms.get(id(room))
+        struct = self._rooms.get(room)
         if struct is None:
-            struct = self._rooms[id(room)] = _room(room)
-            weakref.finalize(room, self._rooms.pop, id(room))
+            struct = self._rooms[room] = _room(room)
         return struct
 
 

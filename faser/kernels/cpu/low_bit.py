@@ -14,9 +14,7 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels.cpu.library import BFLOAT16, FLOAT32, LowBitPartStruct, LowBitStruct
 from faser.kernels.interface.low_bit.formats import MemoryForm
-from faser.kernels.interface.low_bit.group_rows import GroupRows
-from faser.kernels.interface.low_bit.quantise import FloatRows
-from faser.kernels.interface.low_bit.rows import BlockRows, LowBitPart, LowBitRows
+from faser.kernels.interface.low_bit.rows import BlockRows, FloatRows, GroupRows, LowBitPart, LowBitRows
 
 _COLUMNS = 16  # of a panel; vectors read a bias in whole panels
 _SMALLEST_DEPTH = 32

@@ -1,4 +1,4 @@
-"""Sampling by the native kernels: turns arrays into addresses. The arithmetic is in native/sampling.cpp."""
+"""Sampling and masks by the native kernels: turns arrays into addresses. See native/sampling.cpp and masks.cpp."""
 
 import ctypes
 
@@ -7,26 +7,45 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cpu import library as native_library
-from faser.kernels.cpu.thread_pools import LanePools
+from faser.kernels.cpu.library import LanePools
+from faser.kernels.interface.sampling.logits_processor_kernels import MaskEdit
 from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals, Words, best_then_drawn
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 
 
-class CpuSamplingKernels:
-    """See SamplingKernels. pools: of the backend, kept alive here too. pool: address of the thread pool in use."""
+class CpuMaskKernel:
+    """See MaskKernel. pools: of the backend; the one in use computes."""
 
-    def __init__(self, library: ctypes.CDLL, pools: LanePools, pool: int) -> None:
+    def __init__(self, library: ctypes.CDLL, pools: LanePools) -> None:
         self._pools = pools
-        self._pool = pool
+        self._call = library.faser_mask
+
+    def __call__(self, logits: Tensor, edit: MaskEdit) -> None:
+        rows, words = edit.rows, edit.words
+        assert logits.stride(1) == 1, "the logits of a row are not contiguous"
+        assert words.shape[1] * 64 >= logits.shape[1], "the mask is shorter than a row"
+        self._call(
+            self._pools.address,
+            logits.data_ptr(),
+            logits.stride(0),
+            logits.shape[1],
+            rows.ctypes.data,
+            len(rows),
+            words.ctypes.data,
+            words.strides[0] // words.itemsize,
+        )
+
+
+class CpuSamplingKernels:
+    """See SamplingKernels. pools: of the backend; the one in use computes."""
+
+    def __init__(self, library: ctypes.CDLL, pools: LanePools) -> None:
+        self._pools = pools
         self._best_call = library.faser_best
         self._draw_call = library.faser_draw
         self._nearest_call = library.faser_nearest
         self._fixed_point_probs_call = library.faser_fixed_point_probs
         self._philox_call = library.faser_philox
-
-    def use(self, pool: int) -> None:
-        """Run on these threads from the next call on."""
-        self._pool = pool
 
     def best(self, logits: Tensor) -> Ints:
         return self.best_and_margin(logits)[0]
@@ -35,7 +54,7 @@ class CpuSamplingKernels:
         num_rows, width = logits.shape
         found, margins = np.empty(num_rows, dtype=np.int64), np.empty(num_rows)
         self._best_call(
-            self._pool,
+            self._pools.address,
             logits.data_ptr(),
             _stride(logits),
             num_rows,
@@ -52,7 +71,7 @@ class CpuSamplingKernels:
         found = np.empty(len(rows), dtype=np.int64)
         asked = _Rows(rows, best, metadata)
         self._draw_call(
-            self._pool,
+            self._pools.address,
             logits.data_ptr(),
             _stride(logits),
             logits.shape[1],
@@ -69,7 +88,7 @@ class CpuSamplingKernels:
         found, margins = np.empty(len(rows), dtype=np.int64), np.empty(len(rows))
         asked = _Rows(rows, best, metadata)
         self._nearest_call(
-            self._pool,
+            self._pools.address,
             logits.data_ptr(),
             _stride(logits),
             logits.shape[1],
@@ -85,7 +104,7 @@ class CpuSamplingKernels:
     def fixed_point_probs(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata) -> None:
         asked = _Rows(rows, best, metadata)
         self._fixed_point_probs_call(
-            self._pool, logits.data_ptr(), _stride(logits), logits.shape[1], asked.address, len(rows)
+            self._pools.address, logits.data_ptr(), _stride(logits), logits.shape[1], asked.address, len(rows)
         )
 
     def philox(self, counters: Words, keys: Words) -> Words:

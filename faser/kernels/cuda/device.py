@@ -1,8 +1,9 @@
-"""One CUDA device: whether it can be used, pinned memory, transfers, events and graph capture.
+"""One CUDA device: whether it can be used, its memory, transfers, events and graph capture.
 
 Knows nothing of attention or of the library whose kernels run there. Importing it initialises no device.
 """
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +13,63 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.cuda.events import CudaEvent, DeviceEvent
 from faser.kernels.interface.graph_capture import CapturedGraph
-from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import DeviceLane
 
 LOWEST_CAPABILITY = (8, 0)  # bfloat16 products and the attention kernels begin with Ampere
 WARM_UPS = 2  # the first run before a capture loads kernels, the second reuses the memory that the first allocated
+
+
+class DeviceEvent(Protocol):
+    """A point in a stream's work. The current stream is the calling thread's. May be recorded again and again."""
+
+    def record(self) -> None:
+        """Set it after everything enqueued on the current stream. Does not wait."""
+        ...
+
+    def hold_stream(self) -> None:
+        """Later work of the current stream begins once the device has passed the event. The host does not wait.
+
+        Holds nothing where the event was never recorded.
+        """
+        ...
+
+    def query(self) -> bool:
+        """Whether the device has passed it. Does not wait."""
+        ...
+
+    def synchronize(self) -> None:
+        """Return once the device has passed it; at once where it was never recorded."""
+        ...
+
+
+class CudaEvent:
+    """See DeviceEvent. times: the device notes when it passes the event; recording one without is cheaper.
+
+    `synchronize` spins within the driver, without the interpreter's lock, and ends within microseconds of the
+    event. Polling from Python would hold the lock, and a blocking event wakes the thread tens of microseconds
+    late.
+    """
+
+    def __init__(self, device: torch.device, *, times: bool = False) -> None:
+        self._device = device
+        self._event = torch.cuda.Event(enable_timing=times)  # type: ignore[no-untyped-call]
+
+    def record(self) -> None:
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def hold_stream(self) -> None:
+        self._event.wait(torch.cuda.current_stream(self._device))
+
+    def query(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
+
+    def elapsed_s(self, later: "CudaEvent") -> float:
+        """Seconds of the device's clock from this event to a later one; both note times and are passed."""
+        return float(self._event.elapsed_time(later._event)) / 1000
 
 
 class GraphRecorder(Protocol):
@@ -215,3 +267,63 @@ def open_cuda(device: str, facts: CudaFacts, asked: str | None = None) -> torch.
         have, need = (f"{major}.{minor}" for major, minor in (facts.capabilities[index], LOWEST_CAPABILITY))
         raise ConfigError(f"{asked}, of compute capability {have}; at least {need} is needed")
     return torch.device("cuda", index)
+
+
+class DeviceMemory(Protocol):
+    """Memory of one device, in bytes."""
+
+    @property
+    def name(self) -> str:
+        """The device, as messages call it."""
+        ...
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    def free_bytes(self) -> int:
+        """Free according to the driver: neither another process nor torch's allocator holds it."""
+        ...
+
+    def held_bytes(self) -> int:
+        """Reserved by torch's allocator, its cache included."""
+        ...
+
+    def peak_bytes(self) -> int:
+        """The largest held_bytes since reset_peak."""
+        ...
+
+    def reset_peak(self) -> None: ...
+
+    def release(self) -> None:
+        """Wait for the device, and empty the allocator's cache."""
+        ...
+
+
+class CudaMemory:
+    """See DeviceMemory. The first call initialises CUDA on the device, which takes some hundred MiB."""
+
+    def __init__(self, device: torch.device) -> None:
+        assert device.type == "cuda", device
+        self.name = str(device)
+        self._device = device
+
+    @property
+    def total_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    def free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[0]
+
+    def held_bytes(self) -> int:
+        return torch.cuda.memory_reserved(self._device)
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def release(self) -> None:
+        gc.collect()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()

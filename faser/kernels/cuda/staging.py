@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.cuda.device import Accelerator
-from faser.kernels.cuda.events import DeviceEvent
+from faser.kernels.cuda.device import Accelerator, DeviceEvent
 
 _LEAST_BYTES = 256  # of a readback's buffer; sizes are powers of 2
 _ALIGNMENT = 16  # bytes; each value of a readback begins at a multiple

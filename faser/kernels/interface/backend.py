@@ -11,16 +11,32 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from faser.kernels.interface.blocks import Blocks, Layers
+from faser.kernels.interface.blocks import (
+    BlockBuffers,
+    Blocks,
+    DecoderStack,
+    FeedForward,
+    HeadDrafting,
+    LayerBuffers,
+    Layers,
+    NormedLinear,
+)
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.head_drafting import HeadDrafting
+from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels, MaskKernel
 from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
 from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
-from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, KvShape, PackedLinear, RowLayout
+from faser.kernels.interface.shapes import (
+    AttentionPlan,
+    AttentionShape,
+    DeviceLane,
+    KvCache,
+    PackedLinear,
+    Processors,
+    RowLayout,
+)
 
 
 class Backend(Protocol):
@@ -108,13 +124,13 @@ class Backend(Protocol):
         ...
 
     @property
-    def fused_blocks(self) -> Blocks | None:
-        """Units of layers in fewer launches than the operations below; None: nothing is better than these."""
+    def blocks(self) -> Blocks:
+        """Units of layers, in the fewest launches that this backend has for them."""
         ...
 
     @property
-    def fused_layers(self) -> Layers | None:
-        """Whole layers in fewer calls than their units and attention; None: nothing is better than these."""
+    def layers(self) -> Layers:
+        """Whole layers, in the fewest calls."""
         ...
 
     @property
@@ -202,3 +218,75 @@ class Backend(Protocol):
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
         """out = silu(gate) * up, with gate_up [R, 2 F] = gate then up; out: [R, F]."""
         ...
+
+
+class SeparateBlocks:
+    """See Blocks. A backend's operations, one after the other."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
+        normed = self._backend.rms_norm(hidden, product.norm, product.eps, buffers.normed)
+        found: Tensor = self._backend.linear(normed, product.linear, out)
+        return found
+
+    def feed_forward(
+        self,
+        mixed: Tensor,
+        hidden: Tensor,
+        block: FeedForward,
+        following: NormedLinear | None,
+        out: Tensor,
+        buffers: BlockBuffers,
+    ) -> None:
+        backend = self._backend
+        backend.linear(mixed, block.attention_out, hidden, residual=hidden)
+        self.normed_linear(hidden, block.gate_up, buffers.gate_up, buffers)
+        backend.silu_mul(buffers.gate_up, buffers.inner)
+        backend.linear(buffers.inner, block.down, hidden, residual=hidden)
+        if following is not None:
+            self.normed_linear(hidden, following, out, buffers)
+
+
+class SeparateLayers:
+    """See Layers. A backend's attention and units, one after the other."""
+
+    def __init__(self, backend: Backend, blocks: Blocks) -> None:
+        self._backend = backend
+        self._blocks = blocks
+
+    def run(
+        self,
+        stack: DecoderStack,
+        first: int,
+        last: int,
+        hidden: Tensor,
+        cache: KvCache,
+        plan: AttentionPlan,
+        buffers: LayerBuffers,
+        *,
+        captures: bool = False,
+    ) -> None:
+        backend, blocks, layers = self._backend, self._blocks, stack.layers
+        qkv, mixed, scratch = buffers.qkv, buffers.mixed, buffers.block
+        if first < last and (product := layers[first].qkv) is not None:
+            blocks.normed_linear(hidden, product, qkv, scratch)
+        for number in range(first, last):
+            layer = layers[number]
+            if captures and layer.states is not None:
+                layer.states[: len(hidden)].copy_(hidden)
+            queries = backend.rope_append(
+                qkv,
+                layer.angles,
+                cache,
+                number,
+                layer.shape,
+                plan,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+                eps=layer.eps,
+            )
+            backend.attend(queries, cache, number, layer.shape, plan, mixed)
+            following = layers[number + 1].qkv if number + 1 < last else None
+            blocks.feed_forward(mixed, hidden, layer.feed_forward, following, qkv, scratch)

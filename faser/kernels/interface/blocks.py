@@ -1,18 +1,22 @@
-"""Decoder layers, and their parts around the attention, as units that a backend may compute in few launches.
+"""Decoder layers and their parts, as units that a backend may compute in few launches or calls.
 
     layer i        feed_forward(i, following: i + 1)                                  layer i + 1
     attention  ->  output product, norm, gate · up, gate, down product, norm, qkv  ->  rotation, attention
 
 A unit ends with the product before the next attention, so that the end of one product and the norm before the next
-one can be a single launch, across layers too.
+one can be a single launch, across layers too. HeadDrafting makes all drafts of an EAGLE-3 head in one call.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
+from faser.kernels.interface.sampling.sampling_kernels import Ints
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 
 
 # Weights are equal where they are the same: backends keep what they derive from them as long as these live.
@@ -78,6 +82,30 @@ class LayerBuffers:
     block: BlockBuffers
 
 
+class Blocks(Protocol):
+    """Units of a layer. Their results are those of the backend's single operations, but for roundings between."""
+
+    def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
+        """out = linear(rms_norm(hidden)). hidden: [R, K], unchanged. out: as in Backend.linear."""
+        ...
+
+    def feed_forward(
+        self,
+        mixed: Tensor,
+        hidden: Tensor,
+        block: FeedForward,
+        following: NormedLinear | None,
+        out: Tensor,
+        buffers: BlockBuffers,
+    ) -> None:
+        """hidden += attention_out(mixed); hidden += down(silu_mul(gate_up(hidden))); out = following(hidden).
+
+        mixed: [R, Hq * D]. hidden: [R, H], the residual stream, in place. following: the product of the next
+        layer; None: out is not written.
+        """
+        ...
+
+
 class Layers(Protocol):
     """Whole layers. Their results are those of Blocks and of the backend's attention."""
 
@@ -101,25 +129,103 @@ class Layers(Protocol):
         ...
 
 
-class Blocks(Protocol):
-    """Units of a layer. Their results are those of the backend's single operations, but for roundings between."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class Eagle3Stack:
+    """A head's weights. state_norms: of equal parts of the states, side by side; none: they stay as they are.
 
-    def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
-        """out = linear(rms_norm(hidden)). hidden: [R, K], unchanged. out: as in Backend.linear."""
+    fc: from states to features. embedding_norm, feature_norm: [H]. qkv: of an embedding and features side by side.
+    residual_is_normed: the residual stream begins with the normalised features. layers: the first one's qkv is
+    None; its head, the product of the logits, is there. draft_ids: [Vd] int64, the target's token of each row of
+    the logits; None: the same.
+    """
+
+    embedding: PackedLinear
+    embedding_norm: Tensor
+    state_norms: tuple[Tensor, ...]
+    fc: PackedLinear
+    feature_norm: Tensor
+    eps: float
+    residual_is_normed: bool
+    qkv: PackedLinear
+    layers: DecoderStack
+    draft_ids: Ints | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class DraftRoom:
+    """Room for the R rows of the first pass. states: [R, K * H]. features, embedded, hidden: [R, H].
+
+    joined: [R, 2 H]. logits: [N, Vd]: at most N sequences draft at once.
+    """
+
+    states: Tensor
+    features: Tensor
+    embedded: Tensor
+    joined: Tensor
+    hidden: Tensor
+    layers: LayerBuffers
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopNumbers:
+    """See StopRule of engine/contract/plan.py."""
+
+    row_price: float
+    pass_prices: tuple[float, ...]
+    intercept: float
+    slope: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRules:
+    """max_tokens: [S] int64, at least 1. stop: None: drafts have max_tokens.
+
+    metadata, uniforms: how tokens are predicted (see SamplingKernels.nearest), and [S, width] float64 by what
+    numbers, with width the most max_tokens; None: every token is the most likely one.
+    """
+
+    max_tokens: Ints
+    window: float
+    stop: StopNumbers | None = None
+    metadata: SamplingMetadata | None = None
+    uniforms: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadRows:
+    """Committed tokens that the head has not read, of S sequences. token_ids: [R] int64.
+
+    states: [R, K * H], the target's, of the positions before the tokens. layout: their positions are places in the
+    head's cache; its blocks have room for the drafts, which follow.
+    """
+
+    token_ids: Tensor
+    states: Tensor
+    layout: RowLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftedTokens:
+    """token_ids: [S, width] int64, and margins, float64, in nats, -100 to 100; of row s the first counts[s] count.
+
+    num_fed: [S] how many leading tokens of each draft are in the head's cache. passes: with that over the rows.
+    """
+
+    token_ids: Ints
+    margins: NDArray[np.float64]
+    counts: Ints
+    num_fed: Ints
+    passes: int
+
+
+class HeadDrafting(Protocol):
+    """Drafts as HeadPassLoop does pass by pass, which is the oracle."""
+
+    def takes(self, stack: Eagle3Stack) -> bool:
+        """Whether it can draft with this head."""
         ...
 
-    def feed_forward(
-        self,
-        mixed: Tensor,
-        hidden: Tensor,
-        block: FeedForward,
-        following: NormedLinear | None,
-        out: Tensor,
-        buffers: BlockBuffers,
-    ) -> None:
-        """hidden += attention_out(mixed); hidden += down(silu_mul(gate_up(hidden))); out = following(hidden).
-
-        mixed: [R, Hq * D]. hidden: [R, H], the residual stream, in place. following: the product of the next
-        layer; None: out is not written.
-        """
-        ...
+    def draft(
+        self, stack: Eagle3Stack, cache: KvCache, rows: HeadRows, rules: DraftRules, room: DraftRoom
+    ) -> DraftedTokens: ...

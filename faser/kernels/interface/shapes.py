@@ -1,17 +1,19 @@
-"""Plain values between a model and a backend: the rows of a step, the size of a KV cache, the heads of a layer."""
+"""Plain values between a model and a backend: the rows of a step, the heads of a layer, the processors in use."""
 
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from faser.kernels.interface.int8_cache import SCALE_DTYPE
+from faser.errors import ConfigError
 
 # Opaque handles: each backend returns objects of its own classes under these names; callers only pass them back.
 PackedLinear = Any
 KvCache = Any
 AttentionPlan = Any
+# About what a lane of a GPU takes besides its CUDA graphs: cuBLAS's workspace (32 MiB), and attention plans for
+# decoding and for other steps that run kernel by kernel (8 MiB each). All lanes share attention's workspace.
+LANE_BYTES = 48 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,32 +38,6 @@ class RowLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvShape:
-    """Size of a paged KV cache. Bytes count the keys and values of all layers, and their scales.
-
-    dtype: of the stored numbers: the type of the activations, float8_e4m3fn (interface/fp8_cache.py), or int8 with
-    a scale for each head and token (interface/int8_cache.py).
-    """
-
-    num_layers: int
-    num_blocks: int
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-
-    @property
-    def block_bytes(self) -> int:
-        scale_bytes = SCALE_DTYPE.itemsize if self.dtype is torch.int8 else 0
-        head_bytes = self.head_dim * self.dtype.itemsize + scale_bytes
-        return 2 * self.num_layers * self.block_size * self.num_kv_heads * head_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        return self.num_blocks * self.block_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
     """Heads of one attention layer. Query head h reads KV head h // (num_heads // num_kv_heads).
 
@@ -73,3 +49,28 @@ class AttentionShape:
     head_dim: int
     scale: float
     window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLane:
+    """A lane's part of a GPU: work enqueued on its stream runs on its processors.
+
+    A CUDA graph captured on the stream stays on these processors, whichever stream replays it. There is one object
+    for each name and share until the partition is closed.
+
+    name: "draft" or "verify". share: of the GPU's processors, 0 to 1. num_processors: how many it has; with plain
+    streams all, for which both lanes compete. stream: a torch.cuda.Stream, opaque here.
+    """
+
+    name: str
+    share: float
+    num_processors: int
+    stream: object
+
+
+# CPU cores by number, or a part of a GPU.
+Processors = tuple[int, ...] | DeviceLane
+
+
+class LaneError(ConfigError):
+    """A lane whose processors cannot run a model's kernels: names the lane, and the reason that was given."""

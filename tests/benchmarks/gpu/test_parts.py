@@ -29,11 +29,11 @@ from benchmarks.gpu.decoding.policies import arms_of, rows_of, synthetic
 from benchmarks.gpu.decoding.real_text import Grown, wide_spec
 from benchmarks.gpu.decoding.vllm_arm import asked
 from benchmarks.grow_model import Growth
-from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.execution.models import tensors
-from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.engine.execution.models.sources import SafetensorsSource
 from faser.errors import EngineError
 from faser.types import FinishReason, Request
 

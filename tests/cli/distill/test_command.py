@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from faser.cli.main import main
-from faser.distill.conversations.dataset import Dataset
+from faser.distill.dataset import Dataset
 
 FLAGS = ("--backend", "torch", "--num-threads", "1", "--max-num-seqs", "32", "--max-model-len", "64")
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from faser.cli.distill.display import TokenBar, TrainingBar, acceptance_table
-from faser.distill.training.trainer import TrainingProgress
+from faser.distill.trainer import TrainingProgress
 
 
 def progress(share: float) -> TrainingProgress:

@@ -8,8 +8,8 @@ import pytest
 from faser.cli.serve.generation import sampling_defaults
 from faser.config.checks import sampling_problems
 from faser.config.server import ServerConfig
-from faser.engine.checkpoints.card_advice import CARD_ADVICE
 from faser.engine.checkpoints.embedded import SMOLLM2
+from faser.engine.checkpoints.files import CARD_ADVICE
 from faser.errors import ModelError
 
 

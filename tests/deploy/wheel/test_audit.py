@@ -12,8 +12,7 @@ pytest.importorskip("elftools", reason="make deploy-tools installs it")
 
 from deploy.wheel.audit import faults, library_faults
 from deploy.wheel.pack import pack
-from faser.kernels.cpu.build import prebuilt_name
-from faser.kernels.cpu.isa import isas_of
+from faser.kernels.cpu.build import isas_of, prebuilt_name
 
 INFO = "faser-0.1.dist-info"
 needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from faser.kernels.cpu.isa import Isa, runnable_isas
+from faser.kernels.cpu.build import Isa, runnable_isas
 from tests.deploy.exported import DEPLOY
 
 pytestmark = pytest.mark.wheel

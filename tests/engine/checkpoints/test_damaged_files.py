@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from faser.api.templates.chat_renderer import ChatRenderer
-from faser.engine.checkpoints.config_json import read_model_config
-from faser.engine.checkpoints.gguf.header import TENSOR_TYPES, Header
+from faser.engine.checkpoints.files import read_model_config
+from faser.engine.checkpoints.gguf.file import TENSOR_TYPES, Header
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ModelError
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import write_tiny_checkpoint, write_tokenizer
 from tests.engine.checkpoints.gguf.gguf_files import SIZES, write_gguf
 from tests.engine.checkpoints.low_bit_checkpoints import KINDS, write_pair

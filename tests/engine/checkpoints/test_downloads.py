@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from faser.engine.checkpoints.downloads import PublicDownloads, pip_reason
+from faser.engine.checkpoints.downloads import PublicDownloads, _byte_counter, pip_reason
 from faser.engine.checkpoints.embedded import SMOLLM2, install
-from faser.engine.checkpoints.hub_download import _byte_counter
 from faser.errors import ModelError
 from tests.disks import filling_up, read_only
 from tests.engine.checkpoints.slow_index import slow_index

@@ -13,7 +13,7 @@ import pytest
 from faser.config.declaration import show_bytes
 from faser.engine.checkpoints.downloads import ByteProgress
 from faser.engine.checkpoints.embedded import SMOLLM2, install, shipped
-from faser.engine.checkpoints.weight_files import gguf_file
+from faser.engine.checkpoints.files import gguf_file
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ModelError
 from tests.engine.checkpoints.tiny_wheel import fetcher, make_wheel, model_of, never, quiet

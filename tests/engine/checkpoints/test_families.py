@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.checkpoints.files import read_model_config
 from tests.checkpoints import tiny_llama_config, write_json
 from tests.engine.execution.models.paged import MAX_POSITIONS, load, prompt
 

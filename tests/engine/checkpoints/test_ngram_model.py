@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from faser.engine.checkpoints.embedded import SMOLLM2
-from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel, count, load, save
-from faser.engine.checkpoints.shipped import shipped_ngram_model
+from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel, count, load, save, shipped_ngram_model
 from faser.errors import ConfigError
 
 TEXTS = ((1, 2, 3, 1, 2, 3, 1, 2, 4), (3, 1, 2, 3), (7,), ())

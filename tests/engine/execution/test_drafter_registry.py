@@ -36,7 +36,7 @@ from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from faser.types import SamplingParams
 from tests.engine.execution.drafters.drafting import (
     BLOCK_SIZE,

@@ -26,7 +26,7 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verification_forward import PlainForward, VerificationForward
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 from faser.engine.execution.verifiers.verifier import AcceptanceResult
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from faser.types import PruneStats, SamplingParams
 from tests.engine.execution.greedy_sampler import GreedySampler
 from tests.engine.execution.pruning.pruning_world import NUM_SLOTS, make_runner, write_pair

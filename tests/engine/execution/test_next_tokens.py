@@ -9,7 +9,7 @@ from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from faser.types import SamplingParams
 from tests.engine.execution.greedy_sampler import GreedySampler
 from tests.engine.execution.pruning.pruning_world import NUM_SLOTS, make_runner, write_pair

@@ -23,7 +23,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import AttentionShape, KvCache
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.interface.low_bit.blocks import random_blocks
 from tests.kernels.layouts import (
     BLOCK_SIZE,

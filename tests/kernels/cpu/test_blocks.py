@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
@@ -24,8 +25,8 @@ from faser.kernels.interface.blocks import (
     Layers,
     NormedLinear,
 )
-from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
-from faser.kernels.interface.shapes import AttentionShape, KvShape, PackedLinear, RowLayout
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import AttentionShape, PackedLinear, RowLayout
 from tests.kernels.interface.low_bit.blocks import random_blocks
 
 HIDDEN, HEADS, INNER, QKV = 64, 96, 160, 128
@@ -144,10 +145,9 @@ def run(
 def test_a_layer_in_one_call_has_the_bits_of_single_operations(
     native: NativeBackend, dtype: torch.dtype, low_bit: str, rows: int
 ) -> None:
-    assert native.fused_blocks is not None
     block, following = layer(native, dtype, low_bit)
     for next_product in (following, None):
-        found = run(native.fused_blocks, block, next_product, rows, dtype)
+        found = run(native.blocks, block, next_product, rows, dtype)
         wanted = run(SeparateBlocks(native), block, next_product, rows, dtype)
         for ours, theirs in zip(found, wanted, strict=True):
             assert torch.equal(ours, theirs)
@@ -158,7 +158,6 @@ def test_a_layer_in_one_call_has_the_bits_of_single_operations(
 def test_products_whose_inputs_have_another_order_are_right_too(
     native_alone: NativeBackend, reordered: str
 ) -> None:
-    assert native_alone.fused_blocks is not None
     block, following = layer(native_alone, torch.bfloat16, "")
     depth = {"attention_out": HEADS, "down": INNER}[reordered]
     order = np.random.default_rng(0).permutation(depth).astype(np.int32)
@@ -168,14 +167,13 @@ def test_products_whose_inputs_have_another_order_are_right_too(
         gate_up=block.gate_up,
         down=packed if reordered == "down" else block.down,
     )
-    found = run(native_alone.fused_blocks, block, following, 3, torch.bfloat16)
+    found = run(native_alone.blocks, block, following, 3, torch.bfloat16)
     wanted = run(SeparateBlocks(native_alone), block, following, 3, torch.bfloat16)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
 
 
 def test_a_layer_that_is_gone_leaves_nothing_to_one_in_its_place(native_alone: NativeBackend) -> None:
-    blocks, dtype = native_alone.fused_blocks, torch.float32
-    assert blocks is not None
+    blocks, dtype = native_alone.blocks, torch.float32
     for seed in range(6):
         block, following = layer(native_alone, dtype, "", seed=seed)
         found = run(blocks, block, following, 2, dtype)
@@ -191,10 +189,9 @@ def test_a_layer_that_is_gone_leaves_nothing_to_one_in_its_place(native_alone: N
 def test_all_layers_in_one_call_have_the_bits_of_single_operations(
     native: NativeBackend, dtype: torch.dtype, low_bit: str, lengths: tuple[int, ...]
 ) -> None:
-    assert native.fused_layers is not None
     stack = layer_stack(native, dtype, low_bit, 3)
     separate = SeparateLayers(native, SeparateBlocks(native))
-    found = run_layers(native, native.fused_layers, stack, lengths, dtype)
+    found = run_layers(native, native.layers, stack, lengths, dtype)
     assert torch.equal(found, run_layers(native, separate, stack, lengths, dtype))
 
 
@@ -203,13 +200,12 @@ def test_layers_with_room_for_states_keep_their_inputs_where_a_step_captures(
     native: NativeBackend, dtype: torch.dtype
 ) -> None:
     """Oracle: the stream after a stack of the layers before. The states of two layers lie side by side."""
-    assert native.fused_layers is not None
     room = torch.zeros(9, 2 * HIDDEN, dtype=dtype)
     stack = layer_stack(native, dtype, "", 3)
     first, second, third = stack.layers
     second, third = replace(second, states=room[:, :HIDDEN]), replace(third, states=room[:, HIDDEN:])
     stack = replace(stack, layers=(first, second, third))
-    for layers in (native.fused_layers, SeparateLayers(native, SeparateBlocks(native))):
+    for layers in (native.layers, SeparateLayers(native, SeparateBlocks(native))):
         run_layers(native, layers, stack, (3, 4), dtype)
         assert not room.any(), "this step does not capture"
         run_layers(native, layers, stack, (3, 4), dtype, captures=True)
@@ -222,7 +218,6 @@ def test_layers_with_room_for_states_keep_their_inputs_where_a_step_captures(
 
 def test_a_first_layer_without_a_product_takes_the_one_that_is_given(native: NativeBackend) -> None:
     """Oracle: single operations, and the layers themselves where what is given is their own product."""
-    assert native.fused_layers is not None
     stack = layer_stack(native, torch.bfloat16, "down qkv", 2)
     product = stack.layers[0].qkv
     assert product is not None
@@ -232,18 +227,17 @@ def test_a_first_layer_without_a_product_takes_the_one_that_is_given(native: Nat
     )
     bare = replace(stack, layers=(replace(stack.layers[0], qkv=None), stack.layers[1]))
     separate = SeparateLayers(native, SeparateBlocks(native))
-    wanted = run_layers(native, native.fused_layers, stack, (3, 4), torch.bfloat16)
-    for layers in (native.fused_layers, separate):
+    wanted = run_layers(native, native.layers, stack, (3, 4), torch.bfloat16)
+    for layers in (native.layers, separate):
         assert torch.equal(run_layers(native, layers, bare, (3, 4), torch.bfloat16, qkv=given), wanted)
 
 
 def test_layers_of_which_one_reorders_its_inputs_are_right_too(native_alone: NativeBackend) -> None:
-    assert native_alone.fused_layers is not None
     stack = layer_stack(native_alone, torch.bfloat16, "", 2)
     order = np.random.default_rng(0).permutation(INNER).astype(np.int32)
     down = native_alone.pack(replace(random_blocks("Q8_0", HIDDEN, INNER), order=order))
     reordered = replace(stack.layers[1], feed_forward=replace(stack.layers[1].feed_forward, down=down))
     stack = replace(stack, layers=(stack.layers[0], reordered))
     separate = SeparateLayers(native_alone, SeparateBlocks(native_alone))
-    found = run_layers(native_alone, native_alone.fused_layers, stack, (2, 3), torch.bfloat16)
+    found = run_layers(native_alone, native_alone.layers, stack, (2, 3), torch.bfloat16)
     assert torch.equal(found, run_layers(native_alone, separate, stack, (2, 3), torch.bfloat16))

@@ -18,11 +18,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from faser.kernels.cpu.build import SOURCE_DIR
-from faser.kernels.cpu.isa import Isa, compiler_flags
+from faser.kernels.cpu.build import SOURCE_DIR, Isa, compiler_flags
 from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.rows import BlockRows, LowBitRows
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.interface.low_bit.blocks import random_blocks
 
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")

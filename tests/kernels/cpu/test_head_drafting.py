@@ -27,7 +27,7 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.state import SamplingState
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.kv_cache import KvShape
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.heads.seeded import head_spec, write_seeded

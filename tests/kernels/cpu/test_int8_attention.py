@@ -13,12 +13,11 @@ from torch.testing import assert_close
 
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import Isa
+from faser.kernels.cpu.build import Isa, library_path
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.int8_cache import dequantised, quantise_heads
+from faser.kernels.interface.kv_cache import dequantised, quantise_heads
 from faser.kernels.interface.shapes import AttentionShape, KvCache
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.conftest import other_isas
 from tests.kernels.int8_bounds import most_off
 from tests.kernels.layouts import (
@@ -59,7 +58,7 @@ def whole(backend: Backend, shape: AttentionShape, qkv: Tensor, cuts: list[int] 
 
 
 def check_against_definition(native: Backend, shape: AttentionShape, qkv: Tensor, *, typical: float) -> None:
-    """Some rows within the bound of interface/int8_cache.py; and all within `typical` as a root mean square."""
+    """Some rows within the bound of interface/kv_cache.py; and all within `typical` as a root mean square."""
     off = (whole(native, shape, qkv) - whole(DEFINITION, shape, qkv)).abs().double()
     assert off.square().mean().sqrt() <= typical
     rows = [row for row in (0, 1, 15, 16, 40, 254, 255, 256, 257) if row < len(qkv)]

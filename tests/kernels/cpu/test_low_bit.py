@@ -15,13 +15,19 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
-from faser.kernels.cpu.isa import Isa
+from faser.kernels.cpu.build import Isa, library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.low_bit.formats import FORMATS
-from faser.kernels.interface.low_bit.quantise import INT4, INT8, FloatRows, Scheme
-from faser.kernels.interface.low_bit.rows import BlockRows, LowBitRows, stack_low_bit
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.low_bit.rows import (
+    INT4,
+    INT8,
+    BlockRows,
+    FloatRows,
+    LowBitRows,
+    Scheme,
+    stack_low_bit,
+)
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.conftest import other_isas
 from tests.kernels.interface.low_bit.blocks import random_blocks
 from tests.kernels.interface.low_bit.group_weights import random_groups

@@ -28,9 +28,9 @@ from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.verifiers.rejection import accept_probs, recovered_probs
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.triton.device_kernels import DeviceKernels
+from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels
 from faser.kernels.interface.fp8 import FP8
-from faser.kernels.interface.fp8_cache import as_bytes, stored
+from faser.kernels.interface.kv_cache import as_bytes, stored
 from faser.kernels.interface.sampling.logits_processor_kernels import LogitsEdit
 from faser.kernels.interface.sampling.rejection_kernels import RejectionInputs
 from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints

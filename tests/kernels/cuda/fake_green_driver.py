@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from faser.kernels.cuda.green_contexts import GreenContextError, Group
+from faser.kernels.cuda.lanes import GreenContextError, Group
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from faser.kernels.cuda.events import DeviceEvent
+from faser.kernels.cuda.device import DeviceEvent
 
 
 @dataclass(eq=False)

@@ -33,7 +33,7 @@ from faser.kernels.interface.fp8 import (
     quantise_rows,
     quantise_weight,
 )
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, prompt
 from tests.kernels.cuda.fake_device import FakeAccelerator

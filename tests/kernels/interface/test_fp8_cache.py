@@ -17,9 +17,9 @@ from torch.testing import assert_close
 
 from faser.errors import ConfigError
 from faser.kernels.interface.fp8 import FP8
-from faser.kernels.interface.fp8_cache import as_bytes, check_cache_dtype, stored
+from faser.kernels.interface.kv_cache import as_bytes, check_cache_dtype, stored
 from faser.kernels.interface.shapes import AttentionShape
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.histories import Steps, histories, shapes
 from tests.kernels.layouts import (
     BLOCK_SIZE,

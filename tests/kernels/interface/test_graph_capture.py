@@ -27,9 +27,8 @@ from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture
-from faser.kernels.interface.processors import DeviceLane
-from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, RowLayout
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, DeviceLane, KvCache, RowLayout
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
 from tests.kernels.cuda.fake_graph import fake_backend, fake_kernels
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer, FakePrefill

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from faser.kernels.interface.int8_cache import dequantised, quantise_heads
+from faser.kernels.interface.kv_cache import dequantised, quantise_heads
 from faser.kernels.interface.shapes import AttentionShape
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.histories import Steps, histories, shapes
 from tests.kernels.int8_bounds import most_off, scale_bound, stored_heads
 from tests.kernels.layouts import (

@@ -5,18 +5,21 @@ write its module and add a line here. Imports only faser.errors; start with arch
 """
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
+from faser.engine.checkpoints.families import llama, mistral, qwen2, qwen3, smollm3
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.errors import ModelError
 
-_MODULE_OF = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "SmolLM3ForCausalLM": "smollm3",
+ToSpec = Callable[[Mapping[str, Any]], DecoderSpec]
+
+# By model_type and by class.
+_FAMILIES: dict[tuple[str, str], ToSpec] = {
+    ("llama", "LlamaForCausalLM"): llama.spec,
+    ("mistral", "MistralForCausalLM"): mistral.spec,
+    ("qwen2", "Qwen2ForCausalLM"): qwen2.spec,
+    ("qwen3", "Qwen3ForCausalLM"): qwen3.spec,
+    ("smollm3", "SmolLM3ForCausalLM"): smollm3.spec,
 }
 
 
@@ -25,19 +28,16 @@ def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
 
     Raises ModelError that names the unknown architecture or the unsupported field.
     """
-    module = import_module(f"{__name__}.{_module_name(config)}")
-    to_spec: Callable[[Mapping[str, Any]], DecoderSpec] = module.spec
-    return to_spec(config)
-
-
-def _module_name(config: Mapping[str, Any]) -> str:
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(each, str) for each in architectures):
         raise ModelError(f"config.json: architectures is {architectures!r}; it must be a list of names")
-    if not architectures and config.get("model_type") in _MODULE_OF.values():
-        return str(config["model_type"])
-    for architecture in architectures:
-        if architecture in _MODULE_OF:
-            return _MODULE_OF[architecture]
-    unknown = ", ".join(map(str, architectures)) or f"model_type {config.get('model_type')}"
-    raise ModelError(f"architecture {unknown} is not supported; supported are {', '.join(_MODULE_OF)}")
+    by_class = {name: to_spec for (_, name), to_spec in _FAMILIES.items()}
+    by_type = {name: to_spec for (name, _), to_spec in _FAMILIES.items()}
+    model_type = config.get("model_type")
+    known = [by_class[each] for each in architectures if each in by_class]
+    if not architectures and isinstance(model_type, str) and model_type in by_type:
+        known = [by_type[model_type]]
+    if not known:
+        unknown = ", ".join(architectures) or f"model_type {model_type}"
+        raise ModelError(f"architecture {unknown} is not supported; supported are {', '.join(by_class)}")
+    return known[0](config)

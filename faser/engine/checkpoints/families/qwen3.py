@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.families.fields import Fields
+from faser.engine.checkpoints.families.fields import Fields, rope_spec
 from faser.engine.checkpoints.families.qwen2 import late_windows
-from faser.engine.checkpoints.families.rope_fields import rope_spec
 
 _DEFAULT_HEAD_DIM = 128
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.families.fields import Fields
-from faser.engine.checkpoints.families.rope_fields import rope_spec
+from faser.engine.checkpoints.families.fields import Fields, rope_spec
 
 _DEFAULT_THETA = 2_000_000.0
 _DEFAULT_INTERVAL = 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.quantization.stored import StoredFp8, StoredLowBit
+from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
 from faser.errors import ModelError
 
 

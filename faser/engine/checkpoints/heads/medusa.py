@@ -14,7 +14,7 @@ from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.families.fields import Fields
 from faser.engine.checkpoints.heads import layers
 from faser.engine.checkpoints.heads.head_spec import HeadKind, HeadSpec
-from faser.engine.checkpoints.quantization.detection import stored_quantization
+from faser.engine.checkpoints.quantized import stored_quantization
 from faser.errors import ModelError
 
 _OF_AUTHORS = "medusa_num_heads"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.files import tensor_names
 from faser.engine.checkpoints.heads import flat, medusa, speculators
 from faser.engine.checkpoints.heads.head_spec import HeadKind, HeadSpec
-from faser.engine.checkpoints.safetensors_names import tensor_names
 from faser.errors import ModelError
 
 

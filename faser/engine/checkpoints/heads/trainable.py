@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from faser.engine.checkpoints.files import tensor_names
 from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
-from faser.engine.checkpoints.quantization.stored import StoredFp8
-from faser.engine.checkpoints.safetensors_names import tensor_names
+from faser.engine.checkpoints.quantized import StoredFp8
 
 
 def untrainable(spec: HeadSpec, directory: Path) -> str | None:

@@ -45,7 +45,7 @@ StartLearner = Callable[[Callable[[FromLearner], None], Callable[[str], None]], 
 
 
 class LearnerProcess:
-    """A Learner in a process of its own, faser.distill.online.worker. Raises OSError if it cannot start.
+    """A Learner in a process of its own, faser.distill.online_worker. Raises OSError if it cannot start.
 
     configure: as for the engine. Use it from one event loop, and from its thread: the child ends with that thread.
     """
@@ -125,7 +125,7 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
     level = logging.getLevelName(logging.getLogger("faser").getEffectiveLevel())
     number = connection.fileno()
     return subprocess.Popen(
-        [sys.executable, "-m", "faser.distill.online.worker", str(number), str(os.getpid()), level, log_format()],
+        [sys.executable, "-m", "faser.distill.online_worker", str(number), str(os.getpid()), level, log_format()],
         pass_fds=[number],
         env=child_environment(),
         start_new_session=True,  # Ctrl-C reaches only the front-end

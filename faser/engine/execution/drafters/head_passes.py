@@ -23,7 +23,7 @@ from faser.engine.execution.drafters.head_runner import HeadRunner
 from faser.engine.execution.drafters.passes import DraftBatch, DraftInput, DraftProgress, chunks, cut, rows_of
 from faser.engine.execution.drafters.states import HiddenStates, StatePiece
 from faser.engine.execution.runner.batch import BlockTable
-from faser.kernels.interface.head_drafting import DraftRules, StopNumbers
+from faser.kernels.interface.blocks import DraftRules, StopNumbers
 from faser.kernels.interface.shapes import RowLayout
 
 

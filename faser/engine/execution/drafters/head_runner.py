@@ -14,9 +14,10 @@ from torch import Tensor
 from faser.engine.execution.heads.head import Head
 from faser.engine.execution.runner.batch import RowBatch
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.head_drafting import DraftedTokens, DraftRules, HeadRows
+from faser.kernels.interface.blocks import DraftedTokens, DraftRules, HeadRows
+from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
-from faser.kernels.interface.shapes import KvCache, KvShape, RowLayout
+from faser.kernels.interface.shapes import KvCache, RowLayout
 
 
 class HeadRunner:

@@ -16,7 +16,7 @@ from faser.engine.checkpoints.heads.head_spec import HeadSpec
 from faser.engine.execution.heads.layer_stack import HeadBuffers, LayerStack
 from faser.engine.execution.models.weights import LayerWeights
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.head_drafting import DraftRoom
+from faser.kernels.interface.blocks import DraftRoom
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
 
 

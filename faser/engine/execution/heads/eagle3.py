@@ -17,8 +17,7 @@ from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadSpec
 from faser.engine.execution.heads.layer_stack import HeadBuffers, LayerStack
 from faser.engine.execution.models.weights import LayerWeights
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.blocks import NormedLinear
-from faser.kernels.interface.head_drafting import DraftRoom, Eagle3Stack
+from faser.kernels.interface.blocks import DraftRoom, Eagle3Stack, NormedLinear
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
 
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from torch import Tensor
 
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
-from faser.kernels.interface.head_drafting import DraftRoom, Eagle3Stack
+from faser.kernels.interface.blocks import DraftRoom, Eagle3Stack
 from faser.kernels.interface.shapes import AttentionPlan, KvCache
 
 

@@ -10,13 +10,10 @@ from faser.engine.execution.models.decoder import Buffers, decoder_layer
 from faser.engine.execution.models.weights import LayerWeights
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
-    Blocks,
     DecoderStack,
     LayerBuffers,
-    Layers,
     NormedLinear,
 )
-from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.shapes import AttentionPlan, KvCache
 
 
@@ -69,8 +66,8 @@ class LayerStack:
         self._spec = spec.decoder
         self._buffers = buffers
         self._rooms: dict[int, LayerBuffers] = {}  # by the number of rows
-        self._blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
-        self._layers: Layers = backend.fused_layers or SeparateLayers(backend, self._blocks)
+        self._blocks = backend.blocks
+        self._layers = backend.layers
         self._logits = logits
         layers = zip(weights, self._spec.windows, self._spec.rotary, strict=True)
         self.stack = DecoderStack(

@@ -15,7 +15,7 @@ from faser.engine.execution.heads.sources import open_head
 from faser.engine.execution.heads.vocabulary import draft_token_ids
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.rope import rotary_angles
-from faser.engine.execution.models.rounded_source import QUANTIZATIONS
+from faser.engine.execution.models.sources import QUANTIZATIONS
 from faser.engine.execution.models.tensors import Shape
 from faser.engine.execution.models.weights import ByteProgress, LayerWeights, WeightSource
 from faser.errors import ConfigError

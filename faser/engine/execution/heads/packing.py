@@ -1,18 +1,18 @@
 """HeadPacker: packs a head's tensors, and takes those from the target that the checkpoint lacks or repeats."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
-from faser.engine.checkpoints.quantization.stored import StoredFp8, StoredLowBit
+from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
 from faser.engine.execution.heads import tensors
 from faser.engine.execution.heads.sources import LendingSource
 from faser.engine.execution.models.decoder import Decoder
-from faser.engine.execution.models.rounded_source import RoundedSource
+from faser.engine.execution.models.sources import Fp8Source, rounded_rows
 from faser.engine.execution.models.stored_codes import CodeSource
-from faser.engine.execution.models.stored_fp8 import Fp8Source
 from faser.engine.execution.models.tensors import Shape
 from faser.engine.execution.models.weights import (
     ByteProgress,
@@ -21,6 +21,7 @@ from faser.engine.execution.models.weights import (
     StoredRows,
     WeightSource,
     check_names,
+    no_rows,
 )
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
@@ -51,14 +52,14 @@ class HeadPacker:
     ) -> None:
         self._spec, self._target, self._backend = spec, target, backend
         stored = spec.quantization
-        blocks: StoredBlocks | None = None
-        fp8: StoredRows | None = None
+        blocks: StoredBlocks = no_rows
+        fp8: StoredRows = no_rows
         if isinstance(stored, StoredLowBit):
             source = codes = CodeSource(source, stored, shapes)
-            blocks = codes.rows if backend.has_low_bit else None
+            blocks = codes.rows if backend.has_low_bit else no_rows
         elif isinstance(stored, StoredFp8):
             source = floats = Fp8Source(source)
-            fp8 = floats.fp8 if backend.has_fp8 else None
+            fp8 = floats.fp8 if backend.has_fp8 else no_rows
         own = set(source.names())
         handles = {tensors.EMBEDDING: target.ends.embedding}
         if draft_ids is None:
@@ -77,7 +78,7 @@ class HeadPacker:
         shapes = {name: shape for name, shape in shapes.items() if name not in self._shared}
         check_names(source, shapes, lambda name: name in self._shared or tensors.ignorable(name))
         if quantization is not None:
-            blocks = RoundedSource(source, quantization).rows
+            blocks = partial(rounded_rows, source, quantization)
         self._packer = Packer(source, shapes, backend, target.dtype, progress, stored=fp8, blocks=blocks)
         self.layer_product = self._packer.layer_product
         self.layer = self._packer.layer

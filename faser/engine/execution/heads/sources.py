@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from faser.engine.checkpoints.weight_files import TORCH_WEIGHTS
+from faser.engine.checkpoints.files import TORCH_WEIGHTS
 from faser.engine.execution.heads.torch_file_source import TorchFileSource
-from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.engine.execution.models.sources import SafetensorsSource
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ModelError
 

@@ -23,7 +23,7 @@ from faser.engine.checkpoints.families.architecture import (
 from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
 from faser.engine.execution.heads import tensors
 from faser.files import replacing, write_atomically
-from faser.kernels.interface.low_bit.quantise import INT8, quantise
+from faser.kernels.interface.low_bit.rows import INT8, quantise
 
 _DEFAULT_DRAFT_TOKENS = 5  # that of the library
 _WRITTEN_AS = "0.5.0"  # the version of the library whose fields these are

@@ -15,15 +15,12 @@ from faser.engine.execution.models.weights import DecoderWeights, LayerWeights
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
     BlockBuffers,
-    Blocks,
     DecoderLayer,
     DecoderStack,
     FeedForward,
     LayerBuffers,
-    Layers,
     NormedLinear,
 )
-from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 
 
@@ -105,8 +102,8 @@ class Decoder:
             layer: buffers.states[:, i * width : (i + 1) * width] for i, layer in enumerate(buffers.state_layers)
         }
         self._last_states = captured.get(spec.num_layers)
-        self._blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
-        self._layers: Layers = backend.fused_layers or SeparateLayers(backend, self._blocks)
+        self._blocks = backend.blocks
+        self._layers = backend.layers
         self._head = NormedLinear(norm=weights.final_norm, eps=spec.rms_norm_eps, linear=weights.head)
         self._stack = DecoderStack(
             layers=tuple(

@@ -5,28 +5,39 @@ is faster, all products of the layers if fp8 is requested, all matrices if int8 
 """
 
 import logging
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
-from faser.engine.checkpoints.quantization.stored import StoredFp8, StoredLowBit
-from faser.engine.checkpoints.weight_files import gguf_file
+from faser.engine.checkpoints.files import ModelConfig, gguf_file, read_model_config
+from faser.engine.checkpoints.gguf.checkpoint import GgufSource, open_gguf
+from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import rotary_angles
-from faser.engine.execution.models.rounded_source import QUANTIZATIONS, RoundedSource
-from faser.engine.execution.models.stored_blocks import BlockSource
+from faser.engine.execution.models.sources import (
+    QUANTIZATIONS,
+    Fp8Source,
+    SafetensorsSource,
+    block_formats,
+    gguf_rows,
+    rounded_rows,
+)
 from faser.engine.execution.models.stored_codes import CodeSource
-from faser.engine.execution.models.stored_fp8 import Fp8Source
-from faser.engine.execution.models.weights import ByteProgress, DecoderWeights, WeightSource, pack_weights
+from faser.engine.execution.models.weights import (
+    ByteProgress,
+    Quantise,
+    StoredBlocks,
+    StoredRows,
+    WeightSource,
+    no_rows,
+    pack_weights,
+)
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import quantise_weight
-
-if TYPE_CHECKING:
-    from faser.engine.checkpoints.gguf.weights import GgufSource
 
 _log = logging.getLogger("faser")
 _LOW_BIT = ("gguf", *QUANTIZATIONS)
@@ -63,8 +74,17 @@ def load_decoder(
         quantization = "gguf"
     config = read_model_config(directory)
     spec = config.spec
-    source = source or open_source(directory)
-    weights = _pack(directory, source, config, backend, dtype, quantization, progress)
+    form = _form(directory, source or open_source(directory), config, backend, dtype, quantization)
+    weights = pack_weights(
+        form.source,
+        spec,
+        backend,
+        dtype,
+        progress,
+        stored=form.stored,
+        quantise=form.quantise,
+        blocks=form.blocks,
+    )
     angles = rotary_angles(spec.rope, head_dim=spec.head_dim, num_positions=max_model_len)
     buffers = Buffers.allocate(
         spec,
@@ -93,87 +113,75 @@ def _check_quantization(quantization: str | None, backend: Backend, path: Path) 
         )
 
 
-def _pack(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """How weights are packed: the arguments of pack_weights."""
+
+    source: WeightSource
+    stored: StoredRows = no_rows
+    quantise: Quantise | None = None
+    blocks: StoredBlocks = no_rows
+
+
+def _form(
     directory: Path,
     source: WeightSource,
     config: ModelConfig,
     backend: Backend,
     dtype: torch.dtype,
     quantization: str | None,
-    progress: ByteProgress,
-) -> DecoderWeights:
-    """Pack the weights. A quantised checkpoint stays quantised if the backend has products for it."""
-    if quantization == "gguf":
-        from faser.engine.checkpoints.gguf.weights import GgufSource  # not every machine has the library
-
-        if not isinstance(source, GgufSource):
-            raise ConfigError(
-                f"--quantization is gguf; the weights come from {type(source).__name__}, not from a file"
-            )
-        return _pack_blocks(directory, source, config, backend, dtype, progress)
+) -> _Form:
+    """A quantised checkpoint stays quantised if the backend has products for it."""
     stored = config.quantization
-    fits = quantization in (None, "none") or (quantization == "fp8" and isinstance(stored, StoredFp8))
-    if stored is not None and not fits:
-        raise ConfigError(f"--quantization is {quantization}; {directory} is quantised already ({stored.method})")
-    if quantization == "none" and isinstance(stored, StoredLowBit):
-        source = CodeSource(source, stored, tensors.tensor_shapes(config.spec))
-    elif quantization == "none" and stored is not None:
-        source = Fp8Source(source)
-    if quantization == "none":
-        return pack_weights(source, config.spec, backend, dtype, progress)
-    if isinstance(stored, StoredLowBit):
-        return _pack_codes(directory, source, stored, config, backend, dtype, progress)
-    if quantization in QUANTIZATIONS:
-        rounded = RoundedSource(source, quantization)
-        return pack_weights(source, config.spec, backend, dtype, progress, blocks=rounded.rows)
+    if quantization == "gguf":
+        return _gguf_form(directory, source)
     if stored is None:
-        quantise = None if quantization is None else quantise_weight
-        return pack_weights(source, config.spec, backend, dtype, progress, quantise=quantise)
-    return _pack_fp8(directory, source, stored, config, backend, dtype, progress)
-
-
-def _pack_fp8(
-    directory: Path,
-    source: WeightSource,
-    stored: StoredFp8,
-    config: ModelConfig,
-    backend: Backend,
-    dtype: torch.dtype,
-    progress: ByteProgress,
-) -> DecoderWeights:
-    quantised = Fp8Source(source)
-    if quantised.has_cache_scales:
+        if quantization in QUANTIZATIONS:
+            return _Form(source=source, blocks=partial(rounded_rows, source, quantization))
+        return _Form(source=source, quantise=quantise_weight if quantization == "fp8" else None)
+    if quantization not in (None, "none") and not (quantization == "fp8" and isinstance(stored, StoredFp8)):
+        raise ConfigError(f"--quantization is {quantization}; {directory} is quantised already ({stored.method})")
+    if isinstance(stored, StoredLowBit):
+        codes = CodeSource(source, stored, tensors.tensor_shapes(config.spec))
+        if quantization == "none":
+            return _Form(source=codes)
+        if not backend.has_low_bit:
+            _warn_of_dequantising(directory, stored.method, "low-bit", backend, dtype)
+            return _Form(source=codes)
+        _log.info(
+            "%s: weights (%s, %s bits) are multiplied as they are stored, by activations in 8 bits",
+            directory,
+            stored.method,
+            " and ".join(map(str, stored.bits)),
+        )
+        return _Form(source=codes, blocks=codes.rows)
+    floats = Fp8Source(source)
+    if quantization == "none":
+        return _Form(source=floats)
+    if floats.has_cache_scales:
         _log.info(
             "%s has scales of keys and values; they are not used, --kv-cache-dtype fp8 stores with one", directory
         )
     if not backend.has_fp8:
         _warn_of_dequantising(directory, stored.method, "fp8", backend, dtype)
-        return pack_weights(quantised, config.spec, backend, dtype, progress)
+        return _Form(source=floats)
     if stored.static_inputs:
         _log.info("%s fixes the scales of inputs; they are not used, each row gets its own", directory)
-    return pack_weights(quantised, config.spec, backend, dtype, progress, stored=quantised.fp8)
+    return _Form(source=floats, stored=floats.fp8)
 
 
-def _pack_codes(
-    directory: Path,
-    source: WeightSource,
-    stored: StoredLowBit,
-    config: ModelConfig,
-    backend: Backend,
-    dtype: torch.dtype,
-    progress: ByteProgress,
-) -> DecoderWeights:
-    codes = CodeSource(source, stored, tensors.tensor_shapes(config.spec))
-    if not backend.has_low_bit:
-        _warn_of_dequantising(directory, stored.method, "low-bit", backend, dtype)
-        return pack_weights(codes, config.spec, backend, dtype, progress)
+def _gguf_form(path: Path, source: WeightSource) -> _Form:
+    """The blocks of a GGUF file as they are."""
+    if not isinstance(source, GgufSource):
+        raise ConfigError(
+            f"--quantization is gguf; the weights come from {type(source).__name__}, not from a file"
+        )
     _log.info(
-        "%s: weights (%s, %s bits) are multiplied as they are stored, by activations in 8 bits",
-        directory,
-        stored.method,
-        " and ".join(map(str, stored.bits)),
+        "%s: weights in %s are multiplied as they are stored, by activations in 8 bits",
+        path,
+        block_formats(source) or "no low-bit format",
     )
-    return pack_weights(codes, config.spec, backend, dtype, progress, blocks=codes.rows)
+    return _Form(source=source, blocks=partial(gguf_rows, source))
 
 
 def _warn_of_dequantising(
@@ -191,31 +199,9 @@ def _warn_of_dequantising(
     )
 
 
-def _pack_blocks(
-    path: Path,
-    source: "GgufSource",
-    config: ModelConfig,
-    backend: Backend,
-    dtype: torch.dtype,
-    progress: ByteProgress,
-) -> DecoderWeights:
-    blocks = BlockSource(source)
-    packed = pack_weights(source, config.spec, backend, dtype, progress, blocks=blocks.rows)
-    _log.info(
-        "%s: weights in %s are multiplied as they are stored, by activations in 8 bits",
-        path,
-        blocks.described() or "no low-bit format",
-    )
-    return packed
-
-
 def open_source(path: Path) -> WeightSource:
     """The tensors of a checkpoint: from its safetensors files, or dequantised from its GGUF file."""
     weights = gguf_file(path)
     if weights is not None:
-        from faser.engine.checkpoints.gguf.weights import open_gguf
-
         return open_gguf(weights)
-    from faser.engine.execution.models.safetensors_source import SafetensorsSource
-
     return SafetensorsSource(path)

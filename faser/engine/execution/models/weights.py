@@ -30,6 +30,10 @@ _log = logging.getLogger("faser")
 _MOST_NAMED = 3  # names of tensors in one error
 
 
+def no_rows(_name: str) -> None:
+    """Of a checkpoint that stores no tensor quantised."""
+
+
 class WeightSource(Protocol):
     """The tensors of a checkpoint, under the names of tensors.py."""
 
@@ -78,9 +82,9 @@ def pack_weights(
     dtype: torch.dtype,
     progress: ByteProgress,
     *,
-    stored: StoredRows | None = None,
+    stored: StoredRows = no_rows,
     quantise: Quantise | None = None,
-    blocks: StoredBlocks | None = None,
+    blocks: StoredBlocks = no_rows,
 ) -> DecoderWeights:
     """Read every tensor of the spec, cast it to dtype and pack it.
 
@@ -119,9 +123,9 @@ class Packer:
         dtype: torch.dtype,
         progress: ByteProgress,
         *,
-        stored: StoredRows | None = None,
+        stored: StoredRows = no_rows,
         quantise: Quantise | None = None,
-        blocks: StoredBlocks | None = None,
+        blocks: StoredBlocks = no_rows,
     ) -> None:
         self.packed_bytes = 0
         self._source = source
@@ -188,8 +192,6 @@ class Packer:
 
         Raises ModelError if some of them are quantised and others are not.
         """
-        if self._stored is None:
-            return None
         found = {name: self._stored(name) for name in names}
         parts = [part for part in found.values() if part is not None]
         if not parts:
@@ -205,8 +207,6 @@ class Packer:
 
     def _low_bit(self, names: Sequence[str]) -> LowBitRows | None:
         """The named weights in their blocks, stacked; None: one of them has none."""
-        if self._blocks is None:
-            return None
         found = [self._blocks(name) for name in names]
         parts = [part for part in found if part is not None]
         if len(parts) < len(found):

@@ -19,10 +19,9 @@ from faser.engine.execution.overlap.partition import (
 )
 from faser.engine.execution.overlap.streams import default_verify_counts, green_contexts, plain_streams
 from faser.errors import ConfigError
-from faser.kernels.cuda.green_contexts import GreenContextError, GreenDriver, open_green_driver
-from faser.kernels.cuda.streams import CudaLaneDevice, LaneDevice
+from faser.kernels.cuda.lanes import CudaLaneDevice, GreenContextError, GreenDriver, LaneDevice, open_green_driver
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.processors import DeviceLane, LaneError
+from faser.kernels.interface.shapes import DeviceLane, LaneError
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from faser.errors import ConfigError
-from faser.kernels.interface.processors import DeviceLane, Processors
+from faser.kernels.interface.shapes import DeviceLane, Processors
 from faser.machine import usable_cores
 
 D = TypeVar("D")

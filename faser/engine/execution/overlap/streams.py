@@ -31,10 +31,9 @@ from faser.engine.execution.overlap.partition import (
     raise_first,
 )
 from faser.errors import ConfigError
-from faser.kernels.cuda.events import DeviceEvent
-from faser.kernels.cuda.green_contexts import GROUP_UNIT, GreenContextError, GreenDriver, Group, open_stream
-from faser.kernels.cuda.streams import LaneDevice
-from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.cuda.device import DeviceEvent
+from faser.kernels.cuda.lanes import GROUP_UNIT, GreenContextError, GreenDriver, Group, LaneDevice, open_stream
+from faser.kernels.interface.shapes import DeviceLane
 
 D = TypeVar("D")
 T = TypeVar("T")

@@ -30,9 +30,9 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, PendingTokens
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.processors import DeviceLane, LaneError
+from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.shapes import DeviceLane, LaneError
 from faser.types import ProgressCallback
 
 STAGE, LANES_STAGE = "capturing CUDA graphs", "capturing CUDA graphs on lanes"

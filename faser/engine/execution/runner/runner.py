@@ -18,9 +18,10 @@ from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.sampling.token_samplers import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import StagingBuffer
+from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
-from faser.kernels.interface.shapes import AttentionPlan, KvCache, KvShape, RowLayout
+from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 _LEAST_NUMBERS = 64  # of a staging buffer; sizes are powers of 2
 

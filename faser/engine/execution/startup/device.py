@@ -17,7 +17,7 @@ from faser.config.environment import cuda_environment
 from faser.engine.execution.startup.memory import CachedModel
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import CudaFacts, cuda_facts, open_cuda
-from faser.kernels.cuda.flashinfer.modules import (
+from faser.kernels.cuda.flashinfer.build import (
     Attention,
     Module,
     compile_time,

@@ -52,9 +52,9 @@ from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError
+from faser.kernels.cuda.device import CudaMemory
 from faser.kernels.cuda.flashinfer.build import arch_of
-from faser.kernels.cuda.memory import CudaMemory
-from faser.kernels.cuda.streams import CudaLaneDevice
+from faser.kernels.cuda.lanes import CudaLaneDevice
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
 from faser.types import ModelInfo, ProgressCallback

@@ -11,7 +11,7 @@ from pathlib import Path
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO
-from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
+from faser.engine.checkpoints.files import ModelConfig, read_model_config
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
 from faser.engine.checkpoints.heads.reader import kind_of_directory, read_head_spec
 from faser.engine.checkpoints.heads.trainable import untrainable

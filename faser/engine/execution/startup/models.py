@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from faser.config.engine import EngineConfig
-from faser.engine.checkpoints.weight_files import gguf_file
+from faser.engine.checkpoints.files import gguf_file
 from faser.engine.execution.drafter_registry import HeadParts
 from faser.engine.execution.drafters.draft_samplers import WINDOW
 from faser.engine.execution.drafters.head_cache import HeadCache
@@ -21,7 +21,7 @@ from faser.engine.execution.heads.head import Head
 from faser.engine.execution.heads.loader import load_head
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.models.rounded_source import QUANTIZATIONS
+from faser.engine.execution.models.sources import QUANTIZATIONS
 from faser.engine.execution.models.weights import WeightSource
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.runner.batch import BlockTable
@@ -33,8 +33,7 @@ from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.startup.files import HeadFiles, ModelFiles, ModelRole
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.processors import LANE_BYTES, DeviceLane
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.shapes import LANE_BYTES, DeviceLane, KvShape
 from faser.types import ProgressCallback
 
 Sources = Callable[[Path], WeightSource]  # the tensors of the model in a directory

@@ -29,7 +29,7 @@ from faser.engine.execution.startup.step_profiler import (
     StepProfiler,
 )
 from faser.errors import ConfigError
-from faser.kernels.cpu.isa import chosen_isa
+from faser.kernels.cpu.build import chosen_isa
 from faser.machine import BusyMeter
 from faser.types import ProgressCallback
 

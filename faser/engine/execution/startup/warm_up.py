@@ -35,7 +35,7 @@ from faser.engine.execution.startup.step_profiler import DummyBatchLimits, StepP
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.errors import ConfigError
-from faser.kernels.cuda.memory import DeviceMemory
+from faser.kernels.cuda.device import DeviceMemory
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from faser.types import MAX_LOGPROBS, ProgressCallback, SamplingParams

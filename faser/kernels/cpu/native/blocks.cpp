@@ -6,28 +6,10 @@
 #include <cstring>
 
 #include "blocks.h"
+#include "calls.h"
 #include "simd.h"
 
 using namespace faser;
-
-extern "C" {
-
-// Other files' calls, which these ones string together.
-void faser_linear(Pool*, const FaserLinear*, const void* x, int64_t x_stride, int64_t rows, void* out,
-                  int64_t out_stride, int32_t out_dtype, const void* residual, int64_t residual_stride);
-void faser_low_bit_linear(Pool*, const FaserLowBit*, const void* x, int64_t x_stride, int32_t x_dtype, int64_t rows,
-                          void* out, int64_t out_stride, int32_t out_dtype, const void* residual,
-                          int64_t residual_stride, const FaserLowBit* following);
-void faser_rms_norm(Pool*, const void* x, int64_t stride, int64_t rows, int64_t width, const void* weight, float eps,
-                    void* out, int64_t out_stride, int32_t dtype);
-void faser_silu_mul(Pool*, const void* gate_up, int64_t stride, int64_t rows, int64_t width, void* out,
-                    int64_t out_stride, int32_t dtype);
-void faser_rope_append(Pool*, const FaserCache*, const FaserPlan*, int64_t layer, int64_t num_heads, void* qkv,
-                       int64_t stride, const float* angles, const void* q_norm, const void* k_norm, float eps,
-                       int32_t dtype);
-void faser_attend(Pool*, const FaserCache*, FaserPlan*, const FaserHeads*, int64_t layer, const void* q,
-                  int64_t q_stride, void* out, int64_t out_stride, int32_t dtype);
-}
 
 namespace {
 

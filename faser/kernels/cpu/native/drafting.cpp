@@ -8,30 +8,12 @@
 #include <vector>
 
 #include "blocks.h"
+#include "calls.h"
 #include "simd.h"
 
 using namespace faser;
 
 extern "C" {
-
-int64_t faser_embed(Pool*, const FaserLinear*, const int64_t* ids, int64_t rows, void* out);
-int64_t faser_low_bit_embed(Pool*, const FaserLowBit*, const int64_t* ids, int64_t rows, void* out,
-                            int32_t out_dtype);
-void faser_linear(Pool*, const FaserLinear*, const void* x, int64_t x_stride, int64_t rows, void* out,
-                  int64_t out_stride, int32_t out_dtype, const void* residual, int64_t residual_stride);
-void faser_low_bit_linear(Pool*, const FaserLowBit*, const void* x, int64_t x_stride, int32_t x_dtype, int64_t rows,
-                          void* out, int64_t out_stride, int32_t out_dtype, const void* residual,
-                          int64_t residual_stride, const FaserLowBit* following);
-void faser_rms_norm(Pool*, const void* x, int64_t stride, int64_t rows, int64_t width, const void* weight, float eps,
-                    void* out, int64_t out_stride, int32_t dtype);
-FaserPlan* faser_plan_new(const int32_t* query_start, const int32_t* positions, const int32_t* block_table,
-                          int64_t num_sequences, int64_t num_rows, int64_t table_width, int64_t block_size);
-void faser_plan_free(FaserPlan*);
-void faser_best(Pool*, const float* logits, int64_t stride, int64_t rows, int64_t width, int64_t* found,
-                double* margins);
-struct FaserChoice;
-void faser_nearest(Pool*, const float* logits, int64_t stride, int64_t width, const FaserChoice* choice, int64_t count,
-                   const double* uniforms, double window, int64_t* found, double* margins);
 
 // A head's weights. Mirrored in library.py, as the others here.
 struct FaserEagle3 {
@@ -103,16 +85,6 @@ namespace {
 
 constexpr double kCertain = 100;  // nats: larger margins carry no more information
 
-// Arrays that FaserChoice points to, in its order.
-struct Choice {
-    const int64_t* rows;
-    const int64_t* best;
-    const float* temperature;
-    const float* log_min_p;
-    const int64_t* top_k;
-    const double* top_p;
-};
-
 double acceptance(const FaserDraftRules& rules, double margin) {
     const double x = -(rules.intercept + rules.slope * margin);
     return 1 / (1 + std::exp(std::min(std::max(x, -500.0), 500.0)));
@@ -177,10 +149,10 @@ class Drafting {
         if (rows.empty()) return;
         nearest.resize(rows.size());
         margins.resize(rows.size());
-        const Choice choice{rows.data(),      best.data(),  temperature.data(),
-                            log_min_p.data(), top_k.data(), top_p.data()};
-        faser_nearest(pool_, room_.logits, columns, columns, (const FaserChoice*)&choice, rows.size(), uniforms.data(),
-                      rules_.window, nearest.data(), margins.data());
+        const FaserChoice choice{rows.data(),      best.data(),  temperature.data(),
+                                 log_min_p.data(), top_k.data(), top_p.data()};
+        faser_nearest(pool_, room_.logits, columns, columns, &choice, rows.size(), uniforms.data(), rules_.window,
+                      nearest.data(), margins.data());
         for (size_t i = 0; i < rows.size(); i++) {
             found_[rows[i]] = nearest[i];
             margins_[rows[i]] = margins[i];

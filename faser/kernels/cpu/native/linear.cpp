@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "calls.h"
 #include "pool.h"
 #include "product.h"
 #include "tile.h"

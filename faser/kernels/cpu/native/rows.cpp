@@ -6,6 +6,7 @@
 #include "attention/cache.h"
 #include "attention/int8.h"
 #include "attention/plan.h"
+#include "calls.h"
 #include "pool.h"
 
 using namespace faser;

@@ -12,6 +12,7 @@
 #include <limits>
 #include <vector>
 
+#include "calls.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -464,19 +465,11 @@ Row& scratch() {
     return row;
 }
 
+Shape shape(const FaserChoice& choice, int64_t i) {
+    return {choice.temperature[i], choice.log_min_p[i], choice.top_k[i], choice.top_p[i]};
+}
+
 }  // namespace
-
-// [N] each: rows of the logits, columns of their largest values, and how each row is to be shaped.
-struct FaserChoice {
-    const int64_t* rows;
-    const int64_t* best;
-    const float* temperature;
-    const float* log_min_p;
-    const int64_t* top_k;
-    const double* top_p;
-
-    Shape shape(int64_t i) const { return {temperature[i], log_min_p[i], top_k[i], top_p[i]}; }
-};
 
 extern "C" {
 
@@ -495,7 +488,7 @@ void faser_draw(Pool* pool, const float* logits, int64_t stride, int64_t width, 
                 const double* uniforms, int64_t* found) {
     pool->run(count, [&](int64_t i) {
         Row& row = scratch();
-        row.take(logits + choice->rows[i] * stride, width, choice->best[i], choice->shape(i));
+        row.take(logits + choice->rows[i] * stride, width, choice->best[i], shape(*choice, i));
         found[i] = row.draw(uniforms[i]);
     });
 }
@@ -507,7 +500,7 @@ void faser_nearest(Pool* pool, const float* logits, int64_t stride, int64_t widt
         const float* at = logits + choice->rows[i] * stride;
         const int64_t likeliest = choice->best[i];
         Row& row = scratch();
-        row.take(at, width, likeliest, choice->shape(i));
+        row.take(at, width, likeliest, shape(*choice, i));
         const int64_t column = found[i] = row.nearest(uniforms[i], window);
         const float margin = column == likeliest ? best(at, width).margin : at[column] - at[likeliest];
         margins[i] = margin / choice->temperature[i];
@@ -520,7 +513,7 @@ void faser_fixed_point_probs(Pool* pool, float* logits, int64_t stride, int64_t 
     pool->run(count, [&](int64_t i) {
         float* at = logits + choice->rows[i] * stride;
         Row& row = scratch();
-        row.take(at, width, choice->best[i], choice->shape(i));
+        row.take(at, width, choice->best[i], shape(*choice, i));
         row.write(at);
     });
 }

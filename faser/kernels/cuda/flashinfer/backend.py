@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.cuda.device import Accelerator
-from faser.kernels.cuda.events import DeviceEvent
+from faser.kernels.cuda.device import Accelerator, DeviceEvent
 from faser.kernels.cuda.flashinfer.build import HEAD_DIMS
+from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
 from faser.kernels.cuda.flashinfer.paged_attention import (
@@ -26,20 +26,14 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
     AttentionWrappers,
     plan_attention,
 )
-from faser.kernels.cuda.triton.device_kernels import DeviceKernels
+from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
-from faser.kernels.interface.blocks import Blocks, Layers
+from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
-from faser.kernels.interface.fp8_cache import check_cache_dtype
-from faser.kernels.interface.head_drafting import HeadDrafting
+from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.paged_layout import PagedLayout, paged_layout
-from faser.kernels.interface.processors import DeviceLane, Processors
-from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels
-from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
-from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
-from faser.kernels.interface.separate_blocks import SeparateBlocks
-from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
+from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels
+from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
 
 DTYPES = (torch.bfloat16, torch.float16)
 KV_DTYPES = (*DTYPES, FP8)  # of keys and values
@@ -126,15 +120,6 @@ class _LaneState:
         return planned.wrapper
 
 
-def _blocks(blocks: Blocks, accelerator: Accelerator, kernels: DeviceKernels, fp8: Fp8Products | None) -> Blocks:
-    """The best units of a layer that there are. blocks: of single operations."""
-    if fp8 is not None:
-        blocks = fp8.blocks(blocks)
-    if kernels.few_row_blocks is not None:
-        blocks = kernels.few_row_blocks(accelerator.num_processors, blocks)
-    return blocks
-
-
 class FlashInferBackend:
     """See Backend. Allocates device memory when it first needs it. fp8: None: the device has no fp8 products."""
 
@@ -147,18 +132,19 @@ class FlashInferBackend:
     ) -> None:
         self.device = accelerator.device
         self.name = "flashinfer"
-        self.sampling_kernels: SamplingKernels | None = kernels.sampling_kernels(accelerator)
-        self.logits_processor_kernels: LogitsProcessorKernels | None = kernels.logits_processor_kernels(
-            accelerator
-        )
+        self.sampling_kernels = kernels.sampling_kernels(accelerator)
+        self.logits_processor_kernels = kernels.logits_processor_kernels(accelerator)
         self.mask_kernel = None
-        self.rejection_kernels: RejectionKernels | None = kernels.rejection_kernels(accelerator)
+        self.rejection_kernels = kernels.rejection_kernels(accelerator)
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
         self.prefers_low_bit = False
-        self.fused_blocks: Blocks | None = _blocks(SeparateBlocks(self), accelerator, kernels, fp8)
-        self.fused_layers: Layers | None = None
-        self.head_drafting: HeadDrafting | None = None
+        separate = SeparateBlocks(self)
+        self.blocks = kernels.few_row_blocks(
+            accelerator.num_processors, separate if fp8 is None else fp8.blocks(separate)
+        )
+        self.layers = SeparateLayers(self, self.blocks)
+        self.head_drafting = None
         self._accelerator = accelerator
         self._library = library
         self._kernels = kernels

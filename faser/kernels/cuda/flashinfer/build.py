@@ -1,9 +1,9 @@
-"""Compiles FlashInfer's CUDA modules ahead of time, with or without a GPU in this machine.
+"""FlashInfer's CUDA modules: which a model needs, which exist, and compiling them ahead of time, without a GPU.
 
-Owns the list of modules that the flashinfer backend loads, the call of the compiler, and the place of the results:
-DIR/NAME/NAME.so, where FlashInfer looks for modules before it compiles any. Existing modules are kept, so an
-interrupted build continues where it stopped. `python -m faser.kernels.cuda.flashinfer.build` is the child process
-that compiles: FlashInfer reads its settings from the environment when it is imported.
+Owns the list of modules that the flashinfer backend loads, their names and places, the call of the compiler. The
+results are in DIR/NAME/NAME.so, where FlashInfer looks for modules before it compiles any. Existing modules are
+kept, so an interrupted build continues where it stopped. `python -m faser.kernels.cuda.flashinfer.build` is the
+child process that compiles: FlashInfer reads its settings from the environment when it is imported.
 """
 
 import json
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 from faser.errors import ConfigError
 from faser.kernels.cpu.build import find_compiler
 
-VERSION = "0.7.2.post1"  # modules of one version do not load into another
+VERSION = "0.7.2.post1"  # modules of one version do not load into another, and its plans are read by their places
 ARCH = "9.0a"
 HEAD_DIMS = (64, 128)
 # Attention is compiled for each head size. Models with sliding windows need modules of their own.
@@ -30,10 +30,83 @@ WINDOW_MODULES = tuple(f"{name}_window" for name in MODULES)
 # So do 8-bit keys and values.
 FP8_MODULES = tuple(f"{name}_fp8" for name in MODULES + WINDOW_MODULES)
 _KNOWN = MODULES + WINDOW_MODULES + FP8_MODULES
+_TYPES = {"bfloat16": "bf16", "float16": "f16"}
+_FP8 = "e4m3"
+# Approximate seconds to compile, for one arch on one core; docs/gpu.md has the measurements.
+_SECONDS = {"decode": 29, "prefill": 123}
 _ERROR_LINES = 12
 _NO_PACKAGE = 3  # exit status of the child process
-
 Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Attention:
+    """A kind of attention that modules are compiled for. dtype: of queries and results, without "torch.".
+
+    fp8: keys and values are 8-bit floats; else they have the dtype of queries.
+    decodes: single rows use a kernel of their own, without tensor cores.
+    """
+
+    head_dim: int
+    window: bool
+    dtype: str
+    fp8: bool
+    decodes: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """name: as in build.py, such as decode_64, decode_64_window or decode_64_fp8. dtype: see Attention."""
+
+    name: str
+    dtype: str = "bfloat16"
+
+    @property
+    def own_name(self) -> str:
+        """FlashInfer's name of the module: of its folder and of the file in it."""
+        kind, size, *options = self.name.split("_")
+        letters = _TYPES[self.dtype]
+        stored = _FP8 if "fp8" in options else letters
+        window = "window" in options
+        types = f"dtype_q_{letters}_dtype_kv_{stored}_dtype_o_{letters}_dtype_idx_i32"
+        shape = f"head_dim_qk_{size}_head_dim_vo_{size}_posenc_0_use_swa_{window}_use_logits_cap_False"
+        name = f"batch_{kind}_with_kv_cache_{types}_{shape}"
+        return f"{name}_f16qk_False_kv_stride_equal" if kind == "prefill" else name
+
+    @property
+    def label(self) -> str:
+        return self.name if self.dtype == "bfloat16" else f"{self.name} of {self.dtype}"
+
+    @property
+    def seconds(self) -> int:
+        """Approximate time to compile it on one core."""
+        return _SECONDS[self.name.partition("_")[0]]
+
+    def is_in(self, folders: Sequence[Path]) -> bool:
+        return any((folder / self.own_name / f"{self.own_name}.so").exists() for folder in folders)
+
+
+def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
+    """The modules that models with these kinds of attention call."""
+    found = {}
+    for each in sorted(set(attention)):
+        suffix = ("_window" if each.window else "") + ("_fp8" if each.fp8 else "")
+        kinds = ("prefill", "decode") if each.decodes else ("prefill",)
+        for name in (f"{kind}_{each.head_dim}{suffix}" for kind in kinds):
+            found[f"{name} {each.dtype}"] = Module(name=name, dtype=each.dtype)
+    return tuple(found.values())
+
+
+def known_modules() -> tuple[Module, ...]:
+    """All modules that a supported model can need."""
+    names = MODULES + WINDOW_MODULES + FP8_MODULES
+    return tuple(Module(name=name, dtype=dtype) for dtype in _TYPES for name in names)
+
+
+def compile_time(modules: Sequence[Module]) -> str:
+    """The approximate time to compile them one after the other, as text."""
+    minutes = round(sum(each.seconds for each in modules) / 60)
+    return f"about {minutes} minutes" if minutes > 1 else "about a minute"
 
 
 def arch_of(capability: tuple[int, int]) -> str:
@@ -45,6 +118,30 @@ def arch_of(capability: tuple[int, int]) -> str:
 def modules_dir(kernels: Path, arch: str) -> Path:
     """The folder of modules for arch, under the folder of compiled kernels."""
     return kernels / f"flashinfer-{VERSION}-sm{arch.replace('.', '')}"
+
+
+def precompiled_folders(kernels: Path, arch: str) -> tuple[Path, ...]:
+    """The folders in which FlashInfer looks for modules compiled ahead of time; they may not exist.
+
+    kernels: the folder of compiled kernels; its modules replace those that came with FlashInfer.
+    """
+    own = modules_dir(kernels, arch)
+    spec = None if own.exists() else find_spec("flashinfer")
+    packaged = () if spec is None else spec.submodule_search_locations or ()
+    return (own, *(Path(place) / "data" / "aot" for place in packaged))
+
+
+def folder_of_compiled(workspace: Path, arch: str) -> Path:
+    """The folder of modules that FlashInfer compiles at their first call, ignored if compiling is disabled.
+
+    workspace: the folder that FLASHINFER_WORKSPACE_BASE names.
+    """
+    return workspace / ".cache" / "flashinfer" / VERSION / arch.replace(".", "") / "cached_ops"
+
+
+def package_of_modules() -> bool:
+    """Whether a package of compiled modules is installed. Only FlashInfer knows which modules it holds."""
+    return find_spec("flashinfer_jit_cache") is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
-from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
-from faser.kernels.cuda.flashinfer.planners import BLOCKS_PER_PROCESSOR
-from faser.kernels.interface.paged_layout import PagedLayout
+from faser.kernels.cuda.flashinfer.library import BLOCKS_PER_PROCESSOR, FlashInfer, PagedAttention
+from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout
 from faser.kernels.interface.shapes import AttentionShape
 
 # That a wrapper keeps for its plans: some numbers for every row, sequence and block. FlashInfer's 8 MiB, on the

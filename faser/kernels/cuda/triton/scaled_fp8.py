@@ -28,8 +28,7 @@ class ScaledFp8:
     """
 
     def __init__(self, device: torch.device) -> None:
-        from faser.kernels.cuda.triton.quantise import quantise_rows
-        from faser.kernels.cuda.triton.scale import scale_sums
+        from faser.kernels.cuda.triton.fp8_ops import quantise_rows, scale_sums
 
         self._quantise_rows = quantise_rows
         self._scale_sums = scale_sums
@@ -85,7 +84,7 @@ class Fp8Blocks:
     """
 
     def __init__(self, products: ScaledFp8, separate: Blocks) -> None:
-        from faser.kernels.cuda.triton.fp8_rows import add_norm, gate
+        from faser.kernels.cuda.triton.fp8_ops import add_norm, gate
 
         self._add_norm, self._gate = add_norm, gate
         self._products = products

@@ -15,7 +15,7 @@ from benchmarks.gpu.lanes.places import Places
 from benchmarks.gpu.lanes.timed_partition import Divided, TimedPartition
 from faser.engine.execution.overlap.partition import Cores, core_numbers
 from faser.errors import ConfigError
-from faser.kernels.cuda.green_contexts import GreenContextError
+from faser.kernels.cuda.lanes import GreenContextError
 
 WORDS = "cuGreenCtxCreate: CUDA_ERROR_NOT_SUPPORTED, operation not supported"
 

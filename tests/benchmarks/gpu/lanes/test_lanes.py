@@ -29,8 +29,8 @@ from benchmarks.gpu.running import run_here
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.overlap.partition import Serial, core_numbers
-from faser.kernels.cuda.events import DeviceEvent
-from faser.kernels.cuda.green_contexts import GreenContextError, Group
+from faser.kernels.cuda.device import DeviceEvent
+from faser.kernels.cuda.lanes import GreenContextError, Group
 from faser.types import SamplingParams
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from faser.distill.conversations.traffic import TrafficFile
+from faser.distill.operator_files import TrafficFile
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.traffic.recorder import Outcome, TrafficRecorder
 from faser.engine.client.traffic.request_traffic import RequestTraffic

@@ -16,8 +16,8 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.state import SamplingState
-from faser.kernels.interface.shapes import KvShape
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.torch_backend import TorchBackend
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.models.paged import PagedModel, load

@@ -18,7 +18,8 @@ from faser.engine.execution.heads.speculators_writer import write_speculators
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import KvShape, RowLayout
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import RowLayout
 from tests.checkpoints import VOCAB_SIZE, random_weights, write_checkpoint
 
 BLOCK_SIZE = 16

@@ -15,7 +15,7 @@ from faser.engine.checkpoints.heads.head_spec import HeadKind
 from faser.engine.execution.heads import tensors
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.engine.execution.heads.references import Eagle, Shape, draft
 from tests.engine.execution.heads.seeded import (

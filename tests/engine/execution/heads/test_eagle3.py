@@ -13,7 +13,7 @@ import torch
 
 from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadSpec
 from faser.kernels.interface.backend import Backend
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.heads.references import Eagle3, Shape, draft
 from tests.engine.execution.heads.seeded import (

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from faser.engine.execution.heads.loader import load_head
 from faser.errors import ConfigError, ModelError
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.engine.execution.heads.seeded import (
     MAX_POSITIONS,
     head_layers,

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from faser.engine.checkpoints.heads.head_spec import HeadKind
 from faser.kernels.interface.backend import Backend
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, random_weights, write_json
 from tests.engine.execution.heads.references import norm
 from tests.engine.execution.heads.seeded import TARGET_HIDDEN, TOKENS, load_paged, seeded_states, target

@@ -10,8 +10,9 @@ from torch import Tensor
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import KvShape, RowLayout
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import RowLayout
+from faser.kernels.torch_backend import TorchBackend
 
 BLOCK_SIZE = 8
 MAX_POSITIONS = 256

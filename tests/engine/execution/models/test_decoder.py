@@ -11,8 +11,9 @@ import torch
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
-from faser.kernels.interface.shapes import KvShape, RowLayout
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import RowLayout
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, Rows, load, prompt
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.models.rounded_source import RoundedSource
+from faser.engine.execution.models.sources import rounded_rows, rounding_scheme
 from faser.engine.execution.models.tensors import EMBEDDING, HEAD
 from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.low_bit.quantise import INT4, INT8
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.low_bit.rows import INT4, INT8
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, prompt
@@ -53,10 +53,10 @@ def logits(path: Path, backend: Backend, **options: Any) -> Tensor:
 def test_every_matrix_is_rounded_and_norms_are_not(tmp_path: Path, quantization: str, tied: bool) -> None:
     fields = {"tie_word_embeddings": tied}
     plain = weights(**fields)
-    source = RoundedSource(DictSource(plain), quantization)
+    source = DictSource(plain)
     dense = {}
     for name, tensor in plain.items():
-        rows = source.rows(name)
+        rows = rounded_rows(source, quantization, name)
         dense[name] = tensor if rows is None else torch.from_numpy(rows.dequantised())
         assert (rows is None) == ("norm" in name)
     write_checkpoint(tmp_path / "plain", tiny_llama_config() | fields, plain)
@@ -68,17 +68,16 @@ def test_every_matrix_is_rounded_and_norms_are_not(tmp_path: Path, quantization:
 
 
 def test_embedding_head_and_values_have_8_bits_under_int4() -> None:
-    source = RoundedSource(DictSource({}), "int4")
-    assert {source.scheme(name) for name in (EMBEDDING, HEAD, VALUES)} == {INT8}
-    assert source.scheme(PRODUCT) is INT4
-    assert RoundedSource(DictSource({}), "int8").scheme(PRODUCT) is INT8
+    assert {rounding_scheme("int4", name) for name in (EMBEDDING, HEAD, VALUES)} == {INT8}
+    assert rounding_scheme("int4", PRODUCT) is INT4
+    assert rounding_scheme("int8", PRODUCT) is INT8
 
 
 @pytest.mark.parametrize("quantization, bits", [("int8", 8.5), ("int4", 5)])
 def test_weights_take_what_the_scheme_says(quantization: str, bits: float) -> None:
     plain = weights()
-    source = RoundedSource(DictSource(plain), quantization)
-    found = sum(rows.num_bytes for name in plain if (rows := source.rows(name)) is not None)
+    source = DictSource(plain)
+    found = sum(rows.num_bytes for name in plain if (rows := rounded_rows(source, quantization, name)) is not None)
     shapes = llama_shapes(tiny_llama_config())
     numbers = {name: shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2}
     eight = sum(number for name, number in numbers.items() if name == EMBEDDING or "v_proj" in name)
@@ -98,7 +97,7 @@ def test_weights_that_no_scale_can_hold_are_refused_with_their_tensor(value: flo
     tensors = weights()
     tensors[PRODUCT][3, 5] = value
     with pytest.raises(ModelError, match=r"down_proj.weight has values from .* rounds those between -32768 and"):
-        RoundedSource(DictSource(tensors), "int4").rows(PRODUCT)
+        rounded_rows(DictSource(tensors), "int4", PRODUCT)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

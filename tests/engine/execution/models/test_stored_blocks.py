@@ -15,18 +15,17 @@ from gguf import GGMLQuantizationType as Type
 from gguf import quants
 from torch import Tensor
 
-from faser.engine.checkpoints.gguf.config import gguf_config
-from faser.engine.checkpoints.gguf.weights import open_gguf
-from faser.engine.checkpoints.weight_files import GGUF_WEIGHTS
+from faser.engine.checkpoints.files import GGUF_WEIGHTS
+from faser.engine.checkpoints.gguf.checkpoint import gguf_config, open_gguf
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.models.stored_blocks import BlockSource
+from faser.engine.execution.models.sources import block_formats, gguf_rows
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.low_bit.product import STRETCH, quantise_activations
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.engine.checkpoints.gguf.gguf_files import BIASES, VOCAB_SIZE, hf_weights, write_gguf
 from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, prompt
 
@@ -85,14 +84,13 @@ def test_queries_and_keys_have_the_hubs_order(tmp_path: Path) -> None:
     """Oracle: the dequantised rows, which have been put in order."""
     write_gguf(tmp_path / "m.gguf", quantization=Type.Q8_0)
     source = open_gguf(tmp_path / "m.gguf")
-    blocks = BlockSource(source)
     for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
         name = f"model.layers.1.self_attn.{part}.weight"
-        found = blocks.rows(name)
+        found = gguf_rows(source, name)
         assert found is not None
         assert np.array_equal(found.dequantised(), source.get(name).numpy())
-    assert blocks.rows("model.norm.weight") is None
-    assert blocks.described() == "Q8_0 (8-bit codes)"
+    assert gguf_rows(source, "model.norm.weight") is None
+    assert block_formats(source) == "Q8_0 (8-bit codes)"
 
 
 def test_a_product_with_a_part_in_16_bits_is_dequantised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

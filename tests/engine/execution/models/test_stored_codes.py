@@ -1,4 +1,6 @@
-"""Checkpoints of AWQ, GPTQ and compressed-tensors, computed as they are stored.
+"""Integers out of 32-bit words. Oracles: words written down by hand, and shifts of Python's integers.
+
+Checkpoints of AWQ, GPTQ and compressed-tensors, computed as they are stored.
 
 Oracle: tests/engine/checkpoints/low_bit_checkpoints.py, which packs by arithmetic, and a plain checkpoint of what
 the integers stand for.
@@ -13,23 +15,53 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from faser.engine.checkpoints.config_json import read_model_config
-from faser.engine.checkpoints.quantization.stored import StoredLowBit
+from faser.engine.checkpoints.files import read_model_config
+from faser.engine.checkpoints.quantized import StoredLowBit
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.models.stored_codes import CodeSource
+from faser.engine.execution.models.stored_codes import CodeSource, awq_codes, codes_of_bytes, codes_of_words
 from faser.engine.execution.models.tensors import tensor_shapes
 from faser.errors import ConfigError, ModelError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config
 from tests.engine.checkpoints.fp8_checkpoints import is_product
 from tests.engine.checkpoints.low_bit_checkpoints import KINDS, Kind, write_pair
 from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, prompt
 from tests.engine.execution.models.test_stored_blocks import RoundingInputs, WithoutLowBit
 from tests.engine.execution.models.test_weights import DictSource
+
+
+def int32(*values: int) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, np.uint32).view(np.int32))
+
+
+def test_words_of_four_and_of_eight_bits_are_read_from_the_lowest_bits_on() -> None:
+    words = int32(0x76543210, 0xFEDCBA98).reshape(1, 2)
+    assert codes_of_words(words, 4).tolist() == [list(range(16))]
+    words = int32(0xFF00807F, 0x04030201).reshape(2, 1)
+    assert codes_of_words(words, 8).tolist() == [[0x7F, 0x80, 0x00, 0xFF], [1, 2, 3, 4]]
+
+
+def test_words_of_awq_hold_even_columns_first() -> None:
+    """WQLinear_GEMM packs columns 0 2 4 6 1 3 5 7."""
+    found = awq_codes(int32(0x76543210, 0x0000000F).reshape(1, 2))
+    assert found[:, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 15, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_inputs_of_awq_are_rows_of_words() -> None:
+    words = int32(0x00000001, 0x00000002, 0xF0000003).reshape(3, 1)
+    found = awq_codes(words)
+    assert found.shape == (8, 3)
+    assert found[0].tolist() == [1, 2, 3]
+    assert found[7].tolist() == [0, 0, 15]
+
+
+def test_signed_bytes_become_codes_128_higher() -> None:
+    assert codes_of_bytes(torch.tensor([[-128, -1, 0, 127]], dtype=torch.int8)).tolist() == [[0, 127, 128, 255]]
+
 
 PRODUCT = "model.layers.1.mlp.up_proj"
 

@@ -16,14 +16,14 @@ from torch import Tensor
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.models.stored_fp8 import Fp8Source
+from faser.engine.execution.models.sources import Fp8Source
 from faser.engine.execution.models.weights import DecoderWeights, pack_weights
 from faser.errors import ConfigError, ModelError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8, quantise_rows, quantise_weight
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.fp8_checkpoints import (
     FP8_DYNAMIC,

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from faser.engine.checkpoints.families import decoder_spec
-from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.engine.execution.models.sources import SafetensorsSource
 from faser.engine.execution.models.weights import DecoderWeights, pack_weights
 from faser.errors import ModelError
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint, write_json
 from tests.engine.execution.models.paged import load, prompt
 

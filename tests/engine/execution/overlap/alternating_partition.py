@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from faser.engine.execution.overlap.partition import Draft, Lane, OverlapResult, Verify
 from faser.errors import ConfigError
-from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import DeviceLane
 from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
 
 D = TypeVar("D")

@@ -41,7 +41,7 @@ from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.processors import DeviceLane, LaneError
+from faser.kernels.interface.shapes import DeviceLane, LaneError
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.overlap.alternating_partition import AlternatingPartition
 from tests.engine.execution.runner.test_graph_engine import answers

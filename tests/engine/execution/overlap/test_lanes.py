@@ -20,10 +20,10 @@ from faser.engine.execution.overlap.lanes import (
 )
 from faser.engine.execution.overlap.partition import Partition, Serial, core_numbers
 from faser.errors import ConfigError
-from faser.kernels.cuda.green_contexts import GreenContextError, GreenDriver
+from faser.kernels.cuda.lanes import GreenContextError, GreenDriver
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.processors import LaneError
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.shapes import LaneError
+from faser.kernels.torch_backend import TorchBackend
 from tests.engine.execution.overlap.alternating_partition import AlternatingPartition
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver

@@ -24,7 +24,7 @@ from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.engine.execution.drafters.shared_state import shared
 from tests.engine.execution.pruning.pruning_world import (
     BLOCK_SIZE,

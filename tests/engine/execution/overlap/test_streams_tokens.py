@@ -16,9 +16,9 @@ import pytest
 from faser.engine.execution.overlap.partition import Draft, Lane, OverlapResult, PendingResult, Verify
 from faser.engine.execution.overlap.streams import GpuPartition, green_contexts
 from faser.engine.execution.runner.graphs import GraphSizes
-from faser.kernels.cuda.events import DeviceEvent
+from faser.kernels.cuda.device import DeviceEvent
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import DeviceLane
 from tests.engine.execution.overlap.test_lane_graphs import (
     NUM_TOKENS,
     SLOTS,

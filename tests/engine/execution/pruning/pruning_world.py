@@ -36,8 +36,8 @@ from faser.engine.execution.sampling.token_samplers import TokenSampler
 from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import KvShape
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.torch_backend import TorchBackend
 from faser.types import Request
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 

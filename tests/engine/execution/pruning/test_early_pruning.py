@@ -40,7 +40,7 @@ from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 from faser.engine.execution.verifiers.verifier import AcceptanceResult
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from faser.types import Request, SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.pruning.pruning_world import (

@@ -25,9 +25,9 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
-from faser.kernels.interface.shapes import KvShape
+from faser.kernels.interface.shapes import DeviceLane
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend

@@ -24,8 +24,8 @@ from faser.engine.execution.runner.runner import Runner, StagedNumbers
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import KvShape
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend

@@ -15,11 +15,11 @@ from faser.engine.execution.startup.device import auto_device, check_kernels, re
 from faser.engine.execution.startup.memory import CachedModel
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import CudaFacts
-from faser.kernels.cuda.flashinfer.build import modules_dir
-from faser.kernels.cuda.flashinfer.modules import (
+from faser.kernels.cuda.flashinfer.build import (
     Attention,
     Module,
     folder_of_compiled,
+    modules_dir,
     needed_modules,
     package_of_modules,
 )

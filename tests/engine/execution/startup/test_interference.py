@@ -36,7 +36,7 @@ from faser.engine.execution.startup.interference import (
     measure_lanes,
 )
 from faser.engine.execution.startup.step_profiler import DummyBatchLimits
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.engine.execution.startup.test_step_times import LIMITS, loaded
 
 D = TypeVar("D")

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.config.engine import EngineConfig
-from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.startup import memory as sizing
 from faser.engine.execution.startup.memory import (
     CachedModel,

@@ -13,7 +13,7 @@ from faser.engine.build import build_engine
 from faser.engine.execution.startup.files import draft_model_files, target_files
 from faser.engine.execution.startup.models import LoadedModel, load_model
 from faser.errors import ConfigError
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.low_bit_checkpoints import KINDS, write_pair
 

@@ -36,7 +36,7 @@ from faser.engine.execution.startup.warm_up import STAGE, WarmUp, draft_lengths,
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.triton.common.tensors import next_power_of_2
+from faser.kernels.cuda.triton.common import next_power_of_2
 from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from faser.kernels.cuda.flashinfer.planners import planning_wrapper
+from faser.kernels.cuda.flashinfer.library import planning_wrapper
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.signatures import signature
 

@@ -15,16 +15,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from faser.kernels.cuda.flashinfer.graph_capture import FlashInferGraphCapture
-from faser.kernels.cuda.flashinfer.library import load_flashinfer
+from faser.kernels.cuda.flashinfer.library import load_flashinfer, planner_of
 from faser.kernels.cuda.flashinfer.paged_attention import (
     AttentionKind,
     AttentionWorkspace,
     AttentionWrappers,
     plan_attention,
 )
-from faser.kernels.cuda.flashinfer.planners import planner_of
+from faser.kernels.cuda.flashinfer.paged_layout import paged_layout
 from faser.kernels.interface.graph_capture import GraphBatchSize
-from faser.kernels.interface.paged_layout import paged_layout
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.planner import HEAD_DIM, PAGE_SIZE, stand_in

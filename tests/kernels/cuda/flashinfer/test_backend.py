@@ -33,9 +33,9 @@ from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.library import load_flashinfer
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8
-from faser.kernels.interface.fp8_cache import as_bytes
+from faser.kernels.interface.kv_cache import as_bytes
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_kernels
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer

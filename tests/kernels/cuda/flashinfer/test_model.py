@@ -15,8 +15,9 @@ from torch import Tensor
 from faser.engine.execution.models.loader import load_decoder
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphBatchSize
-from faser.kernels.interface.shapes import AttentionPlan, KvShape
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import AttentionPlan
+from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, PagedModel, Rows, prompt
 from tests.kernels.cuda.fake_graph import fake_backend

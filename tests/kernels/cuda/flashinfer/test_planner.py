@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from faser.kernels.cuda.flashinfer.attention_plans import plan_extent
+from faser.kernels.cuda.flashinfer.graph_capture import plan_extent
+from faser.kernels.cuda.flashinfer.library import BLOCKS_PER_PROCESSOR
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, most_pieces, split_bytes
-from faser.kernels.cuda.flashinfer.planners import BLOCKS_PER_PROCESSOR
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.flashinfer import planned_wrappers
 from tests.kernels.cuda.flashinfer.planner import HEAD_DIM, MODULES, PAGE_SIZE, Layout, Plan, Planner, missing

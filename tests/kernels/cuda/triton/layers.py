@@ -7,7 +7,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.device import CudaDevice
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.triton.device_kernels import triton_kernels
+from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
 from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
 from faser.kernels.interface.fp8 import Fp8Products, Fp8Rows, quantise_weight
 from faser.kernels.interface.shapes import PackedLinear

@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.fp8_rows import add_norm, gate
-from faser.kernels.cuda.triton.gate import silu_mul
-from faser.kernels.cuda.triton.norm import rms_norm
-from faser.kernels.cuda.triton.quantise import quantise_rows
-from faser.kernels.cuda.triton.scale import scale_sums
+from faser.kernels.cuda.triton.fp8_ops import add_norm, gate, quantise_rows, scale_sums
+from faser.kernels.cuda.triton.layer_ops import rms_norm, silu_mul
 from faser.kernels.interface.fp8 import FP8, UnscaledProduct
 from tests.kernels.cuda.triton.rows import DEVICE
 

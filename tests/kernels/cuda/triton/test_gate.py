@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.gate import silu_mul
+from faser.kernels.cuda.triton.layer_ops import silu_mul
 from tests.kernels.cuda.triton.rows import DEVICE
 
 NEAR = {torch.float32: 1e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.common.tensors import WIDEST_ROW
-from faser.kernels.cuda.triton.norm import rms_norm
+from faser.kernels.cuda.triton.common import WIDEST_ROW
+from faser.kernels.cuda.triton.layer_ops import rms_norm
 from tests.kernels.cuda.triton.rows import DEVICE
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.common.tensors import WIDEST_ROW
-from faser.kernels.cuda.triton.quantise import quantise_rows
+from faser.kernels.cuda.triton.common import WIDEST_ROW
+from faser.kernels.cuda.triton.fp8_ops import quantise_rows
 from faser.kernels.interface.fp8 import FP8, FP8_MAX
 from faser.kernels.interface.fp8 import quantise_rows as defined
 from tests.kernels.cuda.triton.rows import DEVICE

@@ -15,12 +15,12 @@ from torch import Tensor
 from faser.engine.checkpoints.families.architecture import RopeSpec
 from faser.engine.execution.models.rope import rotary_angles
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.rope_append import rope_append
+from faser.kernels.cuda.flashinfer.paged_layout import NO_SLOT
+from faser.kernels.cuda.triton.layer_ops import rope_append
 from faser.kernels.interface.fp8 import FP8
-from faser.kernels.interface.fp8_cache import stored
-from faser.kernels.interface.paged_layout import NO_SLOT
-from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.interface.kv_cache import KvShape, stored
+from faser.kernels.interface.shapes import AttentionShape, RowLayout
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.cuda.triton.rows import DEVICE
 
 BLOCK_SIZE, EPS = 4, 1e-5

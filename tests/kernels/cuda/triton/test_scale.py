@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.scale import scale_sums
+from faser.kernels.cuda.triton.fp8_ops import scale_sums
 from tests.kernels.cuda.triton.rows import DEVICE
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from faser.kernels.cuda.triton.scaled_fp8 import ScaledFp8
-from faser.kernels.interface.separate_blocks import SeparateBlocks
+from faser.kernels.interface.backend import SeparateBlocks
 from tests.kernels.cuda.triton.layers import Layer, backend_of, expect_same
 from tests.kernels.cuda.triton.rows import DEVICE
 
@@ -17,10 +17,9 @@ def test_a_layer_is_that_of_single_operations(fp8: str, has_bias: bool) -> None:
     """Products that a checkpoint left in 16 bits stand among quantised ones."""
     backend = backend_of(ScaledFp8(torch.device(DEVICE)))
     layer = Layer(backend, torch.bfloat16, fp8=fp8, has_bias=has_bias)
-    assert backend.fused_blocks is not None
     for rows in (1, 3):
         for follows in (True, False):
-            found = layer.run(backend.fused_blocks, rows, follows=follows)
+            found = layer.run(backend.blocks, rows, follows=follows)
             wanted = layer.run(SeparateBlocks(backend), rows, follows=follows)
             for ours, theirs in zip(found, wanted, strict=True):
                 expect_same(ours, theirs)
@@ -33,6 +32,5 @@ def test_the_product_before_the_first_attention_is_that_of_single_operations(
 ) -> None:
     backend = backend_of(ScaledFp8(torch.device(DEVICE)))
     layer = Layer(backend, torch.float16, fp8=fp8)
-    assert backend.fused_blocks is not None
-    found = layer.first(backend.fused_blocks, 3, out_dtype)
+    found = layer.first(backend.blocks, 3, out_dtype)
     expect_same(found, layer.first(SeparateBlocks(backend), 3, out_dtype))

@@ -30,7 +30,7 @@ from faser.engine.execution.startup.warm_up import WarmUp
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.triton.device_kernels import triton_kernels
+from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams
 from tests.kernels.cuda.fake_device import FakeAccelerator

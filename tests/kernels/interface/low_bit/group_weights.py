@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from faser.kernels.interface.low_bit.group_rows import group_rows
-from faser.kernels.interface.low_bit.rows import LowBitRows
+from faser.kernels.interface.low_bit.rows import LowBitRows, group_rows
 
 
 def random_groups(

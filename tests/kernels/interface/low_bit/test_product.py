@@ -11,7 +11,7 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.product import STRETCH, fused, quantise_activations
 from faser.kernels.interface.low_bit.rows import LowBitRows, stack_low_bit
-from faser.kernels.torch.backend import TorchBackend
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.interface.low_bit.blocks import by_gguf, random_blocks
 from tests.kernels.interface.low_bit.group_weights import random_groups
 

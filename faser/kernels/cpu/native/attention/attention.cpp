@@ -6,6 +6,7 @@
 // its own query and the keys it sees, and on nothing else: not on other rows, nor on which thread computed what.
 // Positions that a row does not see weigh exactly 0, and slots that no row of the tile sees are never used.
 
+#include "../calls.h"
 #include "float_span.h"
 #include "int8_span.h"
 

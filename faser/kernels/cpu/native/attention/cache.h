@@ -6,7 +6,7 @@
 // so that scores (queries x keys) and sums (weights x values) are the same product as a linear layer. Keys and values
 // are stored in the order in which they are read: two streams in one page would confuse the processor's prefetching.
 //
-// In int8 a key or value is D signed codes times one scale (kernels/interface/int8_cache.py). Keys are kept as
+// In int8 a key or value is D signed codes times one scale (kernels/interface/kv_cache.py). Keys are kept as
 // code + 128, because the products of VNNI take one unsigned factor; values as they are, since weights are never
 // negative. Between keys and values stand the scales, [B] bf16 of keys, then of values.
 #pragma once

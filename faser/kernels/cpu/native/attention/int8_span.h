@@ -2,7 +2,7 @@
 //
 // Queries, and weights times the scales of values, are rounded to 15 bits with one unit a query (and span); then
 // scores and sums of values are exact integers. So it does not matter in which order or company they are added.
-// kernels/interface/int8_cache.py states what the rounding costs.
+// kernels/interface/kv_cache.py states what the rounding costs.
 #pragma once
 
 #include "int8.h"

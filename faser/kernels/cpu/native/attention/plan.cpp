@@ -1,5 +1,6 @@
 // Builds plans. The division of work never changes a result: spans are computed apart and joined in order anyway.
 
+#include "../calls.h"
 #include "plan.h"
 
 #include <algorithm>

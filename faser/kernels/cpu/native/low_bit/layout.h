@@ -20,6 +20,28 @@
 
 #include "../simd.h"
 
+extern "C" {
+
+// Mirrored in library.py, as the next.
+struct FaserLowBitPart {
+    char* panels;
+    int64_t first;    // column of the product that is this part's first
+    int64_t columns;
+    int32_t form;
+    int32_t zero_point;
+    int32_t factors;
+    int32_t has_minimums;
+    int32_t factor_values;  // values of a row with one scale: a group of the form, or 2, 4 or 8 of them
+};
+
+struct FaserLowBit {
+    const FaserLowBitPart* parts;
+    int64_t num_parts;
+    const float* bias;  // [N rounded up to 16], or null
+    int64_t depth;      // K, a multiple of 32; of 256 with superblocks
+};
+}
+
 namespace faser {
 
 enum Form : int32_t {
@@ -41,24 +63,6 @@ constexpr int64_t kSpan = 256;
 
 // Codes of the nibbles of IQ4_NL and IQ4_XS: its table of signed values, 128 added.
 constexpr uint8_t kCodesOfNibbles[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
-
-struct FaserLowBitPart {  // mirrored in library.py
-    char* panels;
-    int64_t first;    // column of the product that is this part's first
-    int64_t columns;
-    int32_t form;
-    int32_t zero_point;
-    int32_t factors;
-    int32_t has_minimums;
-    int32_t factor_values;  // values of a row with one scale: a group of the form, or 2, 4 or 8 of them
-};
-
-struct FaserLowBit {  // mirrored in library.py
-    const FaserLowBitPart* parts;
-    int64_t num_parts;
-    const float* bias;  // [N rounded up to 16], or null
-    int64_t depth;      // K, a multiple of 32; of 256 with superblocks
-};
 
 // Where the pieces of a span lie, in bytes from its start.
 struct SpanLayout {

@@ -1,5 +1,6 @@
 // Packs rows that are quantised, as files store them or as codes and scales; reads single rows out of panels.
 
+#include "../calls.h"
 #include "../product.h"
 #include "pack.h"
 

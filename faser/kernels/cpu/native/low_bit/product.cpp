@@ -6,6 +6,7 @@
 #include "activations.h"
 #include "dot.h"
 #include "layout.h"
+#include "../calls.h"
 #include "../shares.h"
 #include "../tile.h"
 

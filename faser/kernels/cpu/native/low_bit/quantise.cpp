@@ -1,4 +1,4 @@
-// Quantises weights in 16 or 32 bits as they are packed: the bits of kernels/interface/low_bit/quantise.py.
+// Quantises weights in 16 or 32 bits as they are packed: the bits of kernels/interface/low_bit/rows.py.
 //
 // A vector holds one value of several rows, so that sums run over a group in the order of its values.
 

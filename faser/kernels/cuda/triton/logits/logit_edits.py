@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
-from faser.kernels.cuda.triton.common.host_arrays import upload_words
+from faser.kernels.cuda.triton.common import upload_words
 from faser.kernels.cuda.triton.logits.logit_rows import (
     RowEntries,
     RowPenalties,

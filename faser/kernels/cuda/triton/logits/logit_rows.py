@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, jit_for_any
+from faser.kernels.cuda.triton.common import EXACT, expect, expect_lines, jit, jit_for_any
 from faser.kernels.cuda.triton.sampling.fixed_point import NOTHING
 
 _BLOCK = 256

@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from faser.kernels.cuda.triton.common.tensors import expect_lines, jit
+from faser.kernels.cuda.triton.common import expect_lines, jit
 from faser.kernels.cuda.triton.sampling.fixed_point import NO_ID, NOTHING
 from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.common.tensors import EXACT, jit
+from faser.kernels.cuda.triton.common import EXACT, jit
 from faser.kernels.cuda.triton.sampling.draws import drawn
 from faser.kernels.cuda.triton.sampling.fixed_point import kept_probs
 from faser.kernels.cuda.triton.sampling.noise import row_number

@@ -3,7 +3,7 @@
 import triton.language as tl
 from torch import Tensor
 
-from faser.kernels.cuda.triton.common.tensors import EXACT, jit
+from faser.kernels.cuda.triton.common import EXACT, jit
 from faser.kernels.cuda.triton.sampling.fixed_point import exceeding, kept_probs, threshold
 from faser.kernels.cuda.triton.sampling.noise import row_number
 from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace

@@ -12,7 +12,7 @@ Knows nothing of drafts. Launches that use these functions need tensors.EXACT.
 
 import triton.language as tl
 
-from faser.kernels.cuda.triton.common.tensors import jit
+from faser.kernels.cuda.triton.common import jit
 
 NO_TOKEN = -1
 

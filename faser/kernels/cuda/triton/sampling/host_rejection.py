@@ -9,8 +9,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.staging import ReadbackPool
-from faser.kernels.cuda.triton.common.host_arrays import upload_words
-from faser.kernels.cuda.triton.common.tensors import next_power_of_2
+from faser.kernels.cuda.triton.common import next_power_of_2, upload_words
 from faser.kernels.cuda.triton.sampling.rejection import SampledDrafts, judge_sampled
 from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import BLOCK, SamplingInputs, SamplingWorkspace

@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from faser.kernels.cuda.triton.common.tensors import expect, jit
+from faser.kernels.cuda.triton.common import expect, jit
 
 TOKEN, ACCEPT, REPLACE, DRAFT = 0, 1, 2, 3  # engine/execution/sampling/noise.py, Purpose
 

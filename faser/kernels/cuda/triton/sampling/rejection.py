@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, next_power_of_2
+from faser.kernels.cuda.triton.common import EXACT, expect, expect_lines, jit, next_power_of_2
 from faser.kernels.cuda.triton.sampling import noise
 from faser.kernels.cuda.triton.sampling.fixed_point import NO_ID, PROB_ONE, exceeding, row_sum, threshold
 from faser.kernels.cuda.triton.sampling.noise import uniform

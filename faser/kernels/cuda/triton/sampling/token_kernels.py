@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from faser.kernels.cuda.triton.common.tensors import EXACT, expect, jit
+from faser.kernels.cuda.triton.common import EXACT, expect, jit
 from faser.kernels.cuda.triton.sampling.best import find_best
 from faser.kernels.cuda.triton.sampling.draft_tokens import draft_drawn, draft_nearest, expect_window
 from faser.kernels.cuda.triton.sampling.draws import draw_tokens

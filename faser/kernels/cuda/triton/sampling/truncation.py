@@ -18,7 +18,7 @@ drafts.
 
 import triton.language as tl
 
-from faser.kernels.cuda.triton.common.tensors import EXACT, jit, jit_for_any
+from faser.kernels.cuda.triton.common import EXACT, jit, jit_for_any
 from faser.kernels.cuda.triton.sampling.fixed_point import (
     is_kept,
     order_keys,

@@ -1,0 +1,152 @@
+"""What the files of a checkpoint say: sizes, dtype, end tokens, sampling defaults, and where the weights lie.
+
+Needs no torch, so the front-end reads them as well. gguf/checkpoint.py makes a config.json of a GGUF file.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, stored_quantization
+from faser.errors import ModelError
+
+GGUF_WEIGHTS = "model.gguf"  # in a directory whose other files are those of the hub
+TORCH_WEIGHTS = ("pytorch_model.bin", "medusa_lm_head.pt")  # of some heads; no model is read from one
+
+# What the cards of models advise on sampling, by the name of the model's folder, where generation_config.json says
+# nothing. At temperature 1, the default of the OpenAI API, models this small drift off.
+CARD_ADVICE: Mapping[str, Mapping[str, float]] = {
+    # https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, section "How to use"
+    "SmolLM2-135M-Instruct": {"temperature": 0.2, "top_p": 0.9},
+}
+_DTYPES = ("float32", "float16", "bfloat16")
+_LENGTH_BYTES = 8  # the first bytes of a file: the length of its header
+_LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Sampling parameters that the checkpoint recommends; None: no recommendation.
+
+    do_sample is ignored: temperature 0 selects greedy decoding.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A checkpoint's configuration. dtype: float32, float16 or bfloat16; None: not stated.
+
+    eos_token_ids: each of them ends a sequence; in the stated order, without duplicates. quantization: of the
+    stored weights; None: they are stored as floats of at least 16 bits, or in a GGUF file.
+    """
+
+    spec: DecoderSpec
+    dtype: str | None
+    eos_token_ids: tuple[int, ...]
+    generation: GenerationDefaults
+    quantization: StoredFp8 | StoredLowBit | None = None
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """The configuration of a checkpoint directory or of a GGUF file.
+
+    End tokens come from generation_config.json, or else from config.json.
+    Raises ModelError that names the unusable file or field.
+    """
+    if path.suffix == ".gguf":
+        from faser.engine.checkpoints.gguf.checkpoint import gguf_config
+
+        return _model_config(gguf_config(path), {})
+    generation = path / "generation_config.json"
+    return _model_config(_read(path / "config.json"), _read(generation) if generation.exists() else {})
+
+
+def _model_config(config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+    spec = decoder_spec(config)
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if dtype is not None and dtype not in _DTYPES:
+        raise ModelError(f"config.json: dtype is {dtype!r}; supported are {', '.join(_DTYPES)}")
+    ends = generation.get("eos_token_id")
+    return ModelConfig(
+        spec=spec,
+        quantization=stored_quantization(config),
+        dtype=dtype,
+        eos_token_ids=_token_ids(config.get("eos_token_id") if ends is None else ends, spec.vocab_size),
+        generation=GenerationDefaults(
+            temperature=_number(generation, "temperature"),
+            top_p=_number(generation, "top_p"),
+            top_k=_integer(generation, "top_k"),
+            min_p=_number(generation, "min_p"),
+            repetition_penalty=_number(generation, "repetition_penalty"),
+            max_new_tokens=_integer(generation, "max_new_tokens"),
+        ),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} is missing; a model directory must have one") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} contains {type(value).__name__}; it must contain an object")
+    return value
+
+
+def _token_ids(value: object, vocab_size: int) -> tuple[int, ...]:
+    """Token ids from null, one id or a list of ids."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+            raise ModelError(f"eos_token_id {token_id!r} is not a token; the vocabulary has {vocab_size}")
+    return tuple(dict.fromkeys(ids))
+
+
+def _number(generation: dict[str, Any], name: str) -> float | None:
+    value = generation.get(name)
+    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+        raise ModelError(f"generation_config.json: {name} is {value!r}; it must be a number")
+    return value
+
+
+def _integer(generation: dict[str, Any], name: str) -> int | None:
+    value = generation.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise ModelError(f"generation_config.json: {name} is {value!r}; it must be an integer")
+    return value
+
+
+def gguf_file(checkpoint: Path) -> Path | None:
+    """The GGUF file with the weights of a checkpoint, which may be that file. None: safetensors have them."""
+    if checkpoint.suffix == ".gguf":
+        return checkpoint
+    inside = checkpoint / GGUF_WEIGHTS
+    return inside if inside.is_file() and not any(checkpoint.glob("*.safetensors")) else None
+
+
+def tensor_names(directory: Path) -> set[str]:
+    """The tensors in safetensors files, from their headers; a damaged file is found when it is loaded."""
+    names: set[str] = set()
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            header = file.read(length) if length <= _LONGEST_HEADER else b""
+        try:
+            found = json.loads(header)
+        except ValueError:
+            continue
+        names.update(name for name in found if name != "__metadata__")
+    return names

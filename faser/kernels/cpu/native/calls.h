@@ -1,0 +1,63 @@
+// The C functions of these kernels that other files call too, and how Python lays out what they take. The files that
+// define them include this header, so that the compiler compares both.
+#pragma once
+
+#include <cstdint>
+
+namespace faser {
+class Pool;
+}
+
+extern "C" {
+
+struct FaserCache;
+struct FaserHeads;
+struct FaserLinear;
+struct FaserLowBit;
+struct FaserPlan;
+
+// [N] each: rows of the logits, columns of their largest values, and how each row is to be shaped. Mirrored in
+// library.py.
+struct FaserChoice {
+    const int64_t* rows;
+    const int64_t* best;
+    const float* temperature;
+    const float* log_min_p;
+    const int64_t* top_k;
+    const double* top_p;
+};
+
+// linear.cpp
+void faser_linear(faser::Pool*, const FaserLinear*, const void* x, int64_t x_stride, int64_t rows, void* out,
+                  int64_t out_stride, int32_t out_dtype, const void* residual, int64_t residual_stride);
+int64_t faser_embed(faser::Pool*, const FaserLinear*, const int64_t* ids, int64_t rows, void* out);
+
+// low_bit/. following: the weights that are multiplied next, or null.
+void faser_low_bit_linear(faser::Pool*, const FaserLowBit*, const void* x, int64_t x_stride, int32_t x_dtype,
+                          int64_t rows, void* out, int64_t out_stride, int32_t out_dtype, const void* residual,
+                          int64_t residual_stride, const FaserLowBit* following);
+int64_t faser_low_bit_embed(faser::Pool*, const FaserLowBit*, const int64_t* ids, int64_t rows, void* out,
+                            int32_t out_dtype);
+
+// rows.cpp
+void faser_rms_norm(faser::Pool*, const void* x, int64_t stride, int64_t rows, int64_t width, const void* weight,
+                    float eps, void* out, int64_t out_stride, int32_t dtype);
+void faser_silu_mul(faser::Pool*, const void* gate_up, int64_t stride, int64_t rows, int64_t width, void* out,
+                    int64_t out_stride, int32_t dtype);
+void faser_rope_append(faser::Pool*, const FaserCache*, const FaserPlan*, int64_t layer, int64_t num_heads, void* qkv,
+                       int64_t stride, const float* angles, const void* q_norm, const void* k_norm, float eps,
+                       int32_t dtype);
+
+// attention/
+FaserPlan* faser_plan_new(const int32_t* query_start, const int32_t* positions, const int32_t* block_table,
+                          int64_t num_sequences, int64_t num_rows, int64_t table_width, int64_t block_size);
+void faser_plan_free(FaserPlan*);
+void faser_attend(faser::Pool*, const FaserCache*, FaserPlan*, const FaserHeads*, int64_t layer, const void* q,
+                  int64_t q_stride, void* out, int64_t out_stride, int32_t dtype);
+
+// sampling.cpp
+void faser_best(faser::Pool*, const float* logits, int64_t stride, int64_t rows, int64_t width, int64_t* found,
+                double* margins);
+void faser_nearest(faser::Pool*, const float* logits, int64_t stride, int64_t width, const FaserChoice* choice,
+                   int64_t count, const double* uniforms, double window, int64_t* found, double* margins);
+}

@@ -1,0 +1,80 @@
+"""The Triton kernels that a CUDA backend calls, as one value, so that tests can hand in others.
+
+Importing this module does not import Triton; triton_kernels does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from faser.kernels.cuda.device import Accelerator
+from faser.kernels.interface.blocks import Blocks
+from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels
+from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
+from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
+from faser.kernels.interface.shapes import AttentionShape
+
+# (qkv, angles, positions, slots, keys, values, shape, q_norm, k_norm, eps) -> queries; see triton/layer_ops.py.
+RopeAppend = Callable[
+    [Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, AttentionShape, Tensor | None, Tensor | None, float],
+    Tensor,
+]
+DEPENDENT_LAUNCHES = (9, 0)  # the compute capability from which on they exist
+# (processors, blocks for more rows) -> blocks; see triton/few_rows.py.
+FewRowBlocksMaker = Callable[[int, Blocks], Blocks]
+RmsNorm = Callable[[Tensor, Tensor, float, Tensor], Tensor]  # (x, weight, eps, out) -> out
+SiluMul = Callable[[Tensor, Tensor], Tensor]  # (gate_up, out) -> out
+
+
+def as_other_rows(_num_processors: int, otherwise: Blocks) -> Blocks:
+    """Steps of few rows run as others do."""
+    return otherwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKernels:
+    """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane."""
+
+    rms_norm: RmsNorm
+    silu_mul: SiluMul
+    rope_append: RopeAppend
+    sampling_kernels: Callable[[Accelerator], SamplingKernels]
+    device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
+    logits_processor_kernels: Callable[[Accelerator], LogitsProcessorKernels]
+    rejection_kernels: Callable[[Accelerator], RejectionKernels]
+    few_row_blocks: FewRowBlocksMaker = as_other_rows
+
+
+def triton_kernels(
+    device: torch.device, *, few_rows: bool = False, dependent_launches: bool = False
+) -> DeviceKernels:
+    """The kernels of triton/, for one device. few_rows: those of few_rows.py too.
+
+    dependent_launches: launch these, and rope_append, before the launch before them is done; from compute
+    capability 9.0 on. Raises ImportError without Triton.
+    """
+    from faser.kernels.cuda.triton.layer_ops import rms_norm, rope_append, silu_mul
+    from faser.kernels.cuda.triton.logits.logit_edits import TritonLogitsProcessorKernels
+    from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
+    from faser.kernels.cuda.triton.sampling.host_rejection import TritonRejectionKernels
+    from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
+
+    def few_row_blocks(num_processors: int, otherwise: Blocks) -> Blocks:
+        from faser.kernels.cuda.triton.few_rows import FewRowBlocks, FewRowsProduct
+
+        product = FewRowsProduct(num_processors, dependent=dependent_launches)
+        return FewRowBlocks(product, otherwise)
+
+    return DeviceKernels(
+        rms_norm=rms_norm,
+        silu_mul=silu_mul,
+        rope_append=partial(rope_append, dependent=True) if dependent_launches else rope_append,
+        sampling_kernels=TritonSamplingKernels,
+        device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),
+        logits_processor_kernels=TritonLogitsProcessorKernels,
+        rejection_kernels=TritonRejectionKernels,
+        few_row_blocks=few_row_blocks if few_rows else as_other_rows,
+    )

@@ -1,4 +1,0 @@
-"""The torch backend: the reference that other backends are tested against, on any device of torch.
-
-Imports torch and the interface only. Start reading at backend.py.
-"""

@@ -1,0 +1,74 @@
+"""A small head with seeded weights, and samples for it."""
+
+import torch
+from torch import Tensor
+
+from faser.distill.batch import Sample
+from faser.distill.head import TrainableHead, initial_weights
+from faser.engine.checkpoints.families.architecture import DecoderSpec, RopeSpec
+from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
+
+VOCAB, HIDDEN, DRAFTS, STEPS = 40, 16, 12, 3
+
+
+def small_spec() -> HeadSpec:
+    decoder = DecoderSpec(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=24,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=4,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=64,
+        rope=RopeSpec(theta=10_000.0),
+        windows=(None,),
+        rotary=(True,),
+        tie_word_embeddings=False,
+    )
+    return HeadSpec(
+        kind=HeadKind.EAGLE3,
+        decoder=decoder,
+        draft_vocab_size=DRAFTS,
+        target_hidden_size=HIDDEN,
+        state_layers=(1, 2, 4),
+        feature_norm=FeatureNorm.EACH,
+        norm_before_residual=True,
+    )
+
+
+def seeded(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def embedding() -> Tensor:
+    return seeded(VOCAB, HIDDEN, seed=3)
+
+
+def small_head() -> TrainableHead:
+    """No norm is one, and no product is small."""
+    spec = small_spec()
+    weights = initial_weights(
+        spec, head_rows=seeded(DRAFTS, HIDDEN, seed=1), final_norm=torch.ones(HIDDEN), seed=2
+    )
+    with torch.no_grad():
+        for at, weight in enumerate(weights.values()):
+            weight += 0.3 * seeded(*weight.shape, seed=10 + at)
+    return TrainableHead(spec, weights, embedding(), positions=64, dtype=torch.float32)
+
+
+def sample(tokens: int, prompt: int, seed: int) -> Sample:
+    generator = torch.Generator().manual_seed(seed)
+    rows = tokens - 1 - prompt
+    return Sample(
+        token_ids=torch.randint(VOCAB, (tokens,), generator=generator),
+        prompt_tokens=prompt,
+        states=seeded(tokens - 1, 3 * HIDDEN, seed=seed + 1).bfloat16(),
+        top_ids=torch.stack([torch.randperm(DRAFTS, generator=generator)[:4] for _ in range(rows)]),
+        top_probs=torch.rand((rows, 4), generator=generator) / 4,
+        greedy=True,
+    )
+
+
+SAMPLES = [sample(9, 4, 20), sample(12, 2, 30), sample(4, 2, 40)]
