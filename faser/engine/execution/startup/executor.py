@@ -14,8 +14,7 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
 from faser.config.speculation import NONE, SpeculationConfig
-from faser.engine.checkpoints.ngram_model import NgramModel, load
-from faser.engine.checkpoints.shipped import shipped_ngram_model
+from faser.engine.checkpoints.ngram_model import NgramModel, load, shipped_ngram_model
 from faser.engine.execution.drafter_registry import (
     DrafterParts,
     DraftModelParts,

@@ -33,7 +33,8 @@ from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.startup.files import HeadFiles, ModelFiles, ModelRole
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import LANE_BYTES, DeviceLane, KvShape
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import LANE_BYTES, DeviceLane
 from faser.types import ProgressCallback
 
 Sources = Callable[[Path], WeightSource]  # the tensors of the model in a directory
