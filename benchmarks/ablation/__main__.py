@@ -33,7 +33,8 @@ from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
 from benchmarks.ablation.report import write
 from benchmarks.ablation.summary import Run
 from benchmarks.simulator.workload import read_azure
-from faser.bench.prompts import read_prompts, select_prompts
+from benchmarks.spec_bench.prompts import select_prompts
+from faser.cli.bench_prompts import read_prompts
 from faser.cli.console.progress import ProgressReporter, runs_bar
 from faser.cli.tools.env import facts
 from faser.config.engine import EngineConfig

@@ -74,7 +74,7 @@ def _command(name: str) -> Command:
 
             return distill
         case "bench":
-            from faser.cli.bench.main import bench
+            from faser.cli.bench import bench
 
             return bench
         case "env":

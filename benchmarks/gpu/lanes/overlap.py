@@ -40,7 +40,7 @@ from benchmarks.gpu.decoding.policies import Arm, Turns, contest
 from benchmarks.gpu.lanes.earlier_costs import earlier_costs
 from benchmarks.gpu.lanes.matrix import Divide
 from benchmarks.gpu.lanes.timed_partition import Divided, TimedPartition, divide
-from faser.bench.chart import Chart, line_chart
+from benchmarks.spec_bench.chart import Chart, line_chart
 from faser.engine.contract.interference import FACTORS, InterferenceTable
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.overlap.objective import best_overlap

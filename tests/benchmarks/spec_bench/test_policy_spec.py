@@ -2,7 +2,7 @@
 
 import pytest
 
-from faser.bench.policy_spec import parse_policy
+from benchmarks.spec_bench.policy_spec import parse_policy
 from faser.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from faser.bench.chart import Chart, line_chart
+from benchmarks.spec_bench.chart import Chart, line_chart
 
 
 def test_a_chart_names_its_lines_and_is_well_formed() -> None:
