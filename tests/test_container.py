@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import faser
-from faser.cli.flags.sources import SETTINGS
 from faser.config.server import ServerConfig
+from faser.config.sources import SETTINGS
 from tests.cli.serve.certificates import ONE
 
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.simulator.trace import RequestTrace, Trace
-from faser.config.drafters import PASS_METHODS
+from faser.config.speculation import PASS_METHODS
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import (
     Draft,

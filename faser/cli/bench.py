@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from faser import __version__
 from faser.cli.bench_prompts import BenchPrompt, read_prompts, read_questions
 from faser.cli.console.progress import ProgressReporter, runs_bar
-from faser.cli.flags.parser import CommandParser, parse
-from faser.cli.flags.sources import Given, UsageError, add_environment, settle
 from faser.config.declaration import did_you_mean, settings_of
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flag_environment
+from faser.config.sources import CommandParser, Given, UsageError, add_environment, parse, settle
 from faser.config.speculation import POLICIES, SpeculationConfig
 from faser.engine.checkpoints.source import resolve
 from faser.engine.text.tokenizer import load_tokenizer

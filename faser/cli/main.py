@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from faser import __version__
-from faser.cli.flags.sources import UsageError
 from faser.config.declaration import did_you_mean
+from faser.config.sources import UsageError
 from faser.errors import ConfigError, FaserError
 
 Command = Callable[[Sequence[str]], int]

@@ -1,29 +1,77 @@
-"""EngineConfig: every setting of an engine, each declared once. Checked when it is built, frozen afterwards."""
+"""EngineConfig: every setting of an engine, each declared once. Checked when it is built, frozen afterwards.
 
-from collections.abc import Mapping
+Some defaults depend on the device, which is known only once the engine starts. EngineConfig has a CPU's numbers
+and the names of the settings that were not given (by_device); execution/startup/device.py replaces them on a GPU.
+"""
+
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from faser.config.checks import Label, raise_problems
-from faser.config.declaration import Kind, setting, settings_of, show_bytes
-from faser.config.device_default import DEVICE_DEFAULTS, DeviceDefault
-from faser.config.groups import ENGINE, MODEL, OUTPUT, SPECULATION
+from faser.config.declaration import (
+    ENGINE,
+    MODEL,
+    OUTPUT,
+    SPECULATION,
+    Kind,
+    Label,
+    Setting,
+    raise_problems,
+    read_keys,
+    setting,
+    settings_of,
+    show_bytes,
+)
 from faser.config.speculation import AUTO, POLICIES, SpeculationConfig
-from faser.config.speculation_parser import Parsed, parse_speculation
-from faser.config.structured_outputs import StructuredOutputsConfig, parse_structured_outputs
+from faser.config.speculation_keys import Parsed, parse_speculation
+from faser.config.vllm_names import FOREIGN_WRITING_KEYS, REFUSED_KV_TYPES, REFUSED_QUANTIZATIONS, REFUSED_WRITERS
 from faser.machine import usable_cores, usable_memory
 from faser.types import MAX_LOGPROBS, Slo
 
+
+class DeviceDefault(int):
+    """The default of a count on a CPU. on_gpu: on a GPU. on_small_gpu: on one of less than SMALL_GPU_BYTES.
+
+    As a field's default it tells a value that was not given from the same number that was.
+    """
+
+    on_gpu: int
+    on_small_gpu: int
+
+    def __new__(cls, on_cpu: int, on_gpu: int, on_small_gpu: int) -> "DeviceDefault":
+        found = super().__new__(cls, on_cpu)
+        found.on_gpu, found.on_small_gpu = on_gpu, on_small_gpu
+        return found
+
+
+SMALL_GPU_BYTES = 64 << 30  # a step of 8192 rows takes gigabytes, which a smaller GPU has better use for
+DEVICE_DEFAULTS = {
+    "max_num_seqs": DeviceDefault(64, on_gpu=256, on_small_gpu=256),
+    "max_num_batched_tokens": DeviceDefault(256, on_gpu=8192, on_small_gpu=2048),
+}
+
+
+def gpu_defaults(values: Mapping[str, Any], by_device: Collection[str], memory_bytes: int) -> dict[str, int]:
+    """Values, by name, for the settings in by_device, on a GPU of this memory. values: a CPU's, or given ones.
+
+    A number that was given bounds the other one: a step has a row for each sequence at least.
+    """
+    small = memory_bytes < SMALL_GPU_BYTES
+    usual = {name: each.on_small_gpu if small else each.on_gpu for name, each in DEVICE_DEFAULTS.items()}
+    found: dict[str, int] = {}
+    if "max_num_seqs" in by_device:
+        given = None if "max_num_batched_tokens" in by_device else values["max_num_batched_tokens"]
+        found["max_num_seqs"] = min(usual["max_num_seqs"], given or usual["max_num_seqs"])
+    if "max_num_batched_tokens" in by_device:
+        seqs = found.get("max_num_seqs", values["max_num_seqs"])
+        found["max_num_batched_tokens"] = max(usual["max_num_batched_tokens"], seqs)
+    return found
+
+
 _HALF = "it is not computed on a CPU; use bfloat16 or float32"
 _NO_FLOAT32 = "flashinfer computes in 16 bits; use bfloat16, float16 or the torch backend"
-_OTHER_QUANTIZATION = "only fp8, gguf, int8 and int4 are implemented; use one of them or an unquantized checkpoint"
-_OF_CHECKPOINT = "the type of a quantized checkpoint is read from its files; leave it out"
-
-_METHODS_OF_CHECKPOINTS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors")
 _LOW_BIT = ("gguf", "int8", "int4")
 
-_OTHER_FP8 = "of 8-bit types only e4m3 and int8 are implemented; use fp8, int8 or auto"
-_OTHER_KV = "keys and values are stored as they are computed, in --dtype, or in 8 bits; use auto, fp8 or int8"
 _NO_FP8 = "no kernels for CPUs multiply 8-bit numbers; leave it out, or use the torch backend, which is slow"
 _NO_LOW_BIT = "no kernels for GPUs multiply low-bit weights; leave it out, or use the torch backend"
 _NO_FP8_KV = "no kernels for CPUs read 8-bit floats; use int8, auto, or the torch backend, which is slow"
@@ -45,6 +93,39 @@ _GPU_ONLY = (
     "cudagraph_capture_sizes",
     "compile_kernels",
 )
+
+
+# The JSON of --structured-outputs-config, with vLLM's keys. vLLM calls llguidance guidance.
+_WRITING_KEYS = (
+    Setting(
+        name="backend",
+        kind=Kind.TEXT,
+        help="What follows grammars.",
+        group=OUTPUT,
+        choices=("auto", "llguidance", "guidance"),
+        refused=REFUSED_WRITERS,
+    ),
+    Setting(
+        name="disable_any_whitespace",
+        kind=Kind.SWITCH,
+        help="false: JSON may have any white space between values.",
+        group=OUTPUT,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsConfig:
+    """any_whitespace: JSON may have any white space between values; else a space follows each comma and colon."""
+
+    any_whitespace: bool = False
+
+
+def parse_structured_outputs(given: Mapping[str, Any] | None) -> tuple[StructuredOutputsConfig, tuple[str, ...]]:
+    """The settings, and every problem of the JSON in one line each."""
+    problems: list[str] = []
+    values = read_keys(given or {}, _WRITING_KEYS, FOREIGN_WRITING_KEYS, problems, [])
+    return StructuredOutputsConfig(any_whitespace=values.get("disable_any_whitespace") is False), tuple(problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +165,7 @@ class EngineConfig:
         aliases=("-q",),
         choices=("none", "fp8", "gguf", "int8", "int4"),
         synonyms=(("None", None), ("null", None)),
-        refused=(
-            *((name, _OTHER_QUANTIZATION) for name in ("bitsandbytes", "modelopt", "nvfp4")),
-            *((name, _OF_CHECKPOINT) for name in _METHODS_OF_CHECKPOINTS),
-        ),
+        refused=REFUSED_QUANTIZATIONS,
     )
     max_model_len: int | None = setting(
         None,
@@ -180,10 +258,7 @@ class EngineConfig:
         kind=Kind.TEXT,
         choices=("auto", "fp8", "int8"),
         synonyms=(("fp8_e4m3", "fp8"), ("int8_per_token_head", "int8")),
-        refused=(
-            *((name, _OTHER_FP8) for name in ("fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4")),
-            *((name, _OTHER_KV) for name in ("bfloat16", "float16", "half", "float32")),
-        ),
+        refused=REFUSED_KV_TYPES,
     )
     gpu_memory_utilization: float = setting(
         0.9,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from faser.config.checks import Label, raise_problems, sampling_problems
-from faser.config.declaration import Kind, setting
-from faser.config.groups import MODEL, OUTPUT, SERVER
+from faser.config.declaration import MODEL, OUTPUT, SERVER, Kind, Label, raise_problems, setting
+from faser.errors import RequestError
+from faser.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +351,39 @@ class ServerConfig:
         found += _traces_problems(values["otlp_traces_endpoint"], label("otlp_traces_endpoint"))
         found += sampling_problems(values["override_generation_config"] or {}, label("override_generation_config"))
         return found
+
+
+GENERATION_KEYS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "max_tokens",
+)
+_WHOLE_GENERATION_KEYS = ("top_k", "max_tokens")
+
+
+def sampling_problems(values: Mapping[str, Any], label: str) -> list[str]:
+    """Sampling defaults have the limits of requests. Files of models call max_tokens max_new_tokens."""
+    found = []
+    for key, value in values.items():
+        name = "max_tokens" if key == "max_new_tokens" else key
+        if name not in GENERATION_KEYS:
+            found.append(f"{label}: unknown key '{key}'. Known keys: {', '.join(GENERATION_KEYS)}")
+            continue
+        whole = name in _WHOLE_GENERATION_KEYS
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            found.append(f"{label}: {key} is {value!r}; it must be a {'whole ' if whole else ''}number")
+            continue
+        sampling: dict[str, Any] = {name: value}
+        try:
+            SamplingParams(**sampling)
+        except RequestError as error:
+            found.append(f"{label}: {error}")
+    return found
 
 
 def keeps_keys_apart(values: Mapping[str, Any]) -> bool:

@@ -9,10 +9,9 @@ import jsonschema
 import pytest
 import yaml
 
-from faser.cli.flags.parser import parse
-from faser.cli.flags.sources import SETTINGS, settle
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
+from faser.config.sources import SETTINGS, parse, settle
 from tests.deploy.exported import DEPLOY, unknown_series
 from tests.deploy.values import CLAIM, GPU, REFUSED, RENDERED
 

@@ -15,15 +15,22 @@ from faser.api.middleware.api_keys import ApiKeys
 from faser.cli.batch.batch_file import ResultsFile, read_lines
 from faser.cli.batch.runner import Totals, run_lines
 from faser.cli.console.progress import ProgressReporter, runs_bar
-from faser.cli.flags.parser import CommandParser, parse
-from faser.cli.flags.sources import SETTINGS, Findings, UsageError, add_environment, add_file, settle
 from faser.cli.serve.application import build_application, make_metrics
 from faser.cli.serve.command import read_chat_template
 from faser.cli.serve.fetch import fetch_model
-from faser.config.declaration import settings_of
+from faser.config.declaration import MODEL, OUTPUT, settings_of
 from faser.config.engine import EngineConfig
-from faser.config.groups import MODEL, OUTPUT
 from faser.config.server import ServerConfig
+from faser.config.sources import (
+    SETTINGS,
+    CommandParser,
+    Findings,
+    UsageError,
+    add_environment,
+    add_file,
+    parse,
+    settle,
+)
 from faser.engine.client.async_engine import AsyncEngine
 from faser.processes import exit_on_sigterm
 

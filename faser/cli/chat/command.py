@@ -8,12 +8,11 @@ from typing import Any, cast
 
 from faser.cli.chat.answerer import Answerer, AnswerLimits
 from faser.cli.chat.conversation import PROG, Conversation, talk
-from faser.cli.flags.parser import CommandParser, parse
-from faser.cli.flags.sources import SETTINGS, UsageError, add_environment, settle
 from faser.config.declaration import settings_of
 from faser.config.engine import EngineConfig
 from faser.config.environment import flag_environment
 from faser.config.server import ServerConfig
+from faser.config.sources import SETTINGS, CommandParser, UsageError, add_environment, parse, settle
 
 _HELP = """usage: faser chat [MODEL] [flags]
 

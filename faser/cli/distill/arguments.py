@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faser.cli.flags.parser import CommandParser, parse
-from faser.cli.flags.sources import add_environment, settle
 from faser.config.declaration import settings_of
 from faser.config.engine import EngineConfig
 from faser.config.environment import flag_environment
+from faser.config.sources import CommandParser, add_environment, parse, settle
 
 PROG = "faser distill"
 

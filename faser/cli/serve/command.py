@@ -11,19 +11,17 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from faser.cli.flags.help import help_text
-from faser.cli.flags.parser import parse
-from faser.cli.flags.sources import SETTINGS, Findings, UsageError, add_environment, add_file, settle
 from faser.cli.serve.keys import read_api_keys
 from faser.cli.serve.listener import listen
 from faser.cli.serve.notices import failed, notice
 from faser.cli.serve.text_file import read_text
 from faser.cli.serve.tls import check_certificate
 from faser.cli.serve.tracing import FLUSH_TIMEOUT_S, open_tracer
-from faser.config.checks import Label, find_problems
-from faser.config.declaration import settings_of
+from faser.config.declaration import Label, find_problems, settings_of
 from faser.config.engine import EngineConfig
+from faser.config.help import help_text
 from faser.config.server import ServerConfig
+from faser.config.sources import SETTINGS, Findings, UsageError, add_environment, add_file, parse, settle
 from faser.engine.client.engine_host import LaunchedEngine, launch
 from faser.errors import FaserError, ModelError
 from faser.logs.setup import FRONT_END, start_logging

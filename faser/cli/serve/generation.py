@@ -4,8 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from faser.config.checks import GENERATION_KEYS, sampling_problems
-from faser.config.server import ServerConfig
+from faser.config.server import GENERATION_KEYS, ServerConfig, sampling_problems
 from faser.engine.checkpoints.card_advice import CARD_ADVICE
 from faser.errors import ModelError
 

@@ -1,9 +1,9 @@
 """The API keys of a server: those of the flags or the environment, and those of the key file."""
 
-from faser.cli.flags.sources import UsageError
 from faser.cli.serve.text_file import read_text
-from faser.config.checks import Label, flag_label
+from faser.config.declaration import Label, flag_label
 from faser.config.server import ServerConfig, key_problems
+from faser.config.sources import UsageError
 
 
 def read_api_keys(config: ServerConfig, label: Label = flag_label) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import errno
 import socket
 
-from faser.config.checks import Label, flag_label
+from faser.config.declaration import Label, flag_label
 from faser.errors import ConfigError
 
 

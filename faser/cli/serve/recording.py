@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from faser.config.checks import Label
+from faser.config.declaration import Label
 from faser.config.server import ServerConfig
 from faser.engine.client.traffic.recorder import Outcome, TrafficRecorder
 from faser.errors import ConfigError

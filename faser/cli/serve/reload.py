@@ -6,7 +6,7 @@ import ssl
 from faser.api.middleware.api_keys import ApiKeys
 from faser.cli.serve.keys import read_api_keys
 from faser.cli.serve.tls import reload_certificate
-from faser.config.checks import Label
+from faser.config.declaration import Label
 from faser.config.server import ServerConfig
 from faser.errors import ConfigError
 

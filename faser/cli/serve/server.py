@@ -17,7 +17,7 @@ from faser.cli.serve.notices import notice, progress_line
 from faser.cli.serve.recording import open_recorder
 from faser.cli.serve.refreshing import head_folder, make_refresher
 from faser.cli.serve.reload import has_files, reload_files
-from faser.config.checks import Label
+from faser.config.declaration import Label
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.engine.client.async_engine import AsyncEngine

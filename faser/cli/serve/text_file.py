@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from faser.cli.flags.sources import UsageError
+from faser.config.sources import UsageError
 
 
 def read_text(named: str, path: str) -> str:

@@ -2,7 +2,7 @@
 
 import ssl
 
-from faser.config.checks import Label, flag_label
+from faser.config.declaration import Label, flag_label
 from faser.config.server import ServerConfig
 from faser.errors import ConfigError
 

@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 from faser import __version__
-from faser.config.checks import Label
+from faser.config.declaration import Label
 from faser.config.environment import traces_protocol
 from faser.config.server import ServerConfig
 from faser.errors import ConfigError

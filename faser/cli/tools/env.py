@@ -13,10 +13,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from faser import __version__
-from faser.cli.flags.parser import CommandParser
-from faser.cli.flags.sources import UsageError
 from faser.config.declaration import show_bytes
 from faser.config.environment import cache_dir, child_environment, flashinfer_workspace
+from faser.config.sources import CommandParser, UsageError
 from faser.errors import ConfigError
 from faser.kernels.cpu.build import NativeLibrary, find_library
 from faser.kernels.cpu.isa import LOW_BIT_INSTRUCTIONS, chosen_isa

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from faser.cli.console.progress import ProgressReporter
-from faser.cli.flags.parser import CommandParser
 from faser.config.environment import cache_dir
+from faser.config.sources import CommandParser
 from faser.engine.checkpoints.source import resolve
 from faser.processes import exit_on_sigterm
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from faser.cli.chat.command import chat
-from faser.cli.flags.sources import UsageError
+from faser.config.sources import UsageError
 from faser.errors import ConfigError
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from faser.cli.flags.sources import UsageError
 from faser.cli.serve.keys import read_api_keys
 from faser.config.server import ServerConfig
+from faser.config.sources import UsageError
 
 
 def keys_of(folder: Path, content: bytes, *flags: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from faser.cli.serve.recording import open_recorder
-from faser.config.checks import flag_label
+from faser.config.declaration import flag_label
 from faser.config.server import ServerConfig
 from faser.errors import ConfigError
 

@@ -8,7 +8,7 @@ import pytest
 
 from faser.cli.serve import tracing
 from faser.cli.serve.tracing import open_tracer
-from faser.config.checks import flag_label
+from faser.config.declaration import flag_label
 from faser.config.server import ServerConfig
 from faser.errors import ConfigError
 
@@ -21,7 +21,7 @@ def test_without_the_flag_nothing_of_the_sdk_is_imported() -> None:
         "import sys\n"
         "from faser.cli.serve.command import open_tracer\n"
         "import faser.cli.serve.server\n"
-        "from faser.config.checks import flag_label\n"
+        "from faser.config.declaration import flag_label\n"
         "from faser.config.server import ServerConfig\n"
         "assert open_tracer(ServerConfig(), flag_label) is None\n"
         "parts = ('opentelemetry.sdk', 'opentelemetry.exporter', 'google.protobuf', 'requests')\n"

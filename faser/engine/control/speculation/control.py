@@ -21,8 +21,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from faser.config.drafters import DRAFT_METHODS, MOST_STATES_READ
-from faser.config.speculation import AUTO, SpeculationConfig
+from faser.config.speculation import AUTO, DRAFT_METHODS, MOST_STATES_READ, SpeculationConfig
 from faser.engine.contract.plan import (
     DraftPlan,
     Drafts,

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFT_METHODS
+from faser.config.speculation import DRAFT_METHODS
 from faser.engine.contract.step_times import Role
 from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays
 from faser.engine.control.timing.cost_model import ErrorTracker

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.drafters import Confidence, DrafterInfo
+from faser.config.speculation import Confidence, DrafterInfo
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

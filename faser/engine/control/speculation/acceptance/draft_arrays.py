@@ -18,7 +18,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFT_METHODS, PASS_METHODS
+from faser.config.speculation import DRAFT_METHODS, PASS_METHODS
 from faser.engine.contract.plan import Draft
 from faser.engine.control.speculation.acceptance.estimator import Verdicts
 

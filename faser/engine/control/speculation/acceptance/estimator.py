@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFT_METHODS, DRAFTERS, PASS_METHODS
+from faser.config.speculation import DRAFT_METHODS, DRAFTERS, PASS_METHODS
 from faser.engine.control.speculation.acceptance.calibration import LogisticCurve
 
 Ints = NDArray[np.int64]

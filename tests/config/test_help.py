@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from faser.cli.flags.help import help_text, markdown
-from faser.cli.flags.sources import SETTINGS, UsageError
-from faser.config.groups import GROUPS
+from faser.config.declaration import GROUPS
+from faser.config.help import help_text, markdown
+from faser.config.sources import SETTINGS, UsageError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_documented_flags_are_up_to_date() -> None:

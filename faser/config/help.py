@@ -4,13 +4,11 @@ import json
 import textwrap
 from collections.abc import Sequence
 
-from faser.cli.flags.sources import UsageError
-from faser.config.declaration import Kind, Setting, did_you_mean, limits, shown
-from faser.config.groups import GROUPS
+from faser.config.declaration import GROUPS, Kind, Setting, did_you_mean, limits, shown
+from faser.config.sources import UsageError
 from faser.config.speculation import SpeculationConfig
-from faser.config.speculation_keys import KEYS, Key
-from faser.config.vllm_flags import FOREIGN_FLAGS, FlagSupport
-from faser.config.vllm_speculation_keys import FOREIGN_KEYS
+from faser.config.speculation_keys import FIELDS, KEYS
+from faser.config.vllm_names import FOREIGN_FLAGS, FOREIGN_KEYS, Foreign, Support
 
 _DEFAULTS = SpeculationConfig()
 _INDENT = 32
@@ -76,29 +74,29 @@ def markdown(settings: Sequence[Setting]) -> str:
 
 def _foreign_rows() -> list[str]:
     words = {
-        FlagSupport.ACCEPT: "accepted",
-        FlagSupport.WARN: "accepted, with a warning",
-        FlagSupport.REFUSE: "refused",
+        Support.ACCEPT: "accepted",
+        Support.WARN: "accepted, with a warning",
+        Support.REFUSE: "refused",
     }
     return [
-        f"| `{' '.join(each.flags)}` | {words[each.support]} | {each.reason}"
+        f"| `{' '.join(each.names)}` | {words[each.support]} | {each.reason}"
         f"{f'; use {each.instead}' if each.instead else ''} |"
         for each in FOREIGN_FLAGS
     ]
 
 
-def _key_row(key: Key) -> str:
-    default = getattr(_DEFAULTS, key.field) if key.field else _DEFAULTS.policy if key.name == "policy" else None
-    text = key.setting.help.replace("|", "\\|")
-    return f"| `{key.name}` | {'none' if default is None else default} | {limits(key.setting)} | {text} |"
+def _key_row(key: Setting) -> str:
+    default = None if key.kind is Kind.JSON else getattr(_DEFAULTS, FIELDS.get(key.name, key.name), None)
+    text = key.help.replace("|", "\\|")
+    return f"| `{key.name}` | {'none' if default is None else default} | {limits(key)} | {text} |"
 
 
 def _foreign_key_rows() -> list[str]:
-    return [
-        f"| `{name}` | {'all' if each.only_speed else ', '.join(json.dumps(value) for value in each.neutral)} "
-        f"| {each.reason} |"
-        for name, each in FOREIGN_KEYS.items()
-    ]
+    return [f"| `{name}` | {_accepted(each)} | {each.reason} |" for name, each in FOREIGN_KEYS.items()]
+
+
+def _accepted(each: Foreign) -> str:
+    return "all" if each.support is Support.WARN else ", ".join(json.dumps(value) for value in each.neutral)
 
 
 def _row(each: Setting) -> str:
@@ -144,7 +142,7 @@ def _details(each: Setting) -> str:
     if each.kind is Kind.SWITCH:
         lines.append(f"  off: --no-{each.flag.lstrip('-')}")
     if each.name == "speculative_config":
-        lines += ["  keys:", *(f"    {key.name:<38} {key.setting.help}" for key in KEYS)]
+        lines += ["  keys:", *(f"    {key.name:<38} {key.help}" for key in KEYS)]
     return "\n".join(lines)
 
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from faser.cli.flags.parser import parse
-from faser.cli.flags.sources import SETTINGS, Findings, UsageError, add_environment, add_file, settle
 from faser.config.engine import EngineConfig
 from faser.config.environment import flag_environment
 from faser.config.server import ServerConfig
+from faser.config.sources import SETTINGS, Findings, UsageError, add_environment, add_file, parse, settle
 from faser.config.speculation import SpeculationConfig
-from faser.config.vllm_flags import FOREIGN_FLAGS, FlagSupport, ForeignFlag
+from faser.config.vllm_names import FOREIGN_FLAGS, Foreign, Support
 from faser.types import Slo
 
 
@@ -243,30 +242,30 @@ def test_what_kubernetes_sets_for_a_service_called_faser_is_not_a_setting() -> N
 
 def test_no_flag_of_vllms_shadows_one_of_ours() -> None:
     ours = {flag for each in SETTINGS for flag in (each.flag, *each.aliases)}
-    theirs = [flag for each in FOREIGN_FLAGS for flag in each.flags]
+    theirs = [flag for each in FOREIGN_FLAGS for flag in each.names]
     assert len(set(theirs)) == len(theirs)
     assert not ours & set(theirs)
 
 
 @pytest.mark.parametrize("each", FOREIGN_FLAGS, ids=lambda each: each.key)
-def test_a_flag_of_vllms_is_refused_or_accepted_as_its_support_says(tmp_path: Path, each: ForeignFlag) -> None:
-    by_flag = [each.flags[0]] if each.switch else [each.flags[0], "77"]
+def test_a_flag_of_vllms_is_refused_or_accepted_as_its_support_says(tmp_path: Path, each: Foreign) -> None:
+    by_flag = [each.names[0]] if each.switch else [each.names[0], "77"]
     by_key = yaml_file(tmp_path, f"{each.key}: {'true' if each.switch else '77'}\n")
-    if each.support is FlagSupport.REFUSE:
+    if each.support is Support.REFUSE:
         assert each.reason in problems(*by_flag)[0]
         assert each.reason in problems(file=by_key)[0]
     else:
         warnings = [build(*by_flag)[2].warnings, build(file=by_key)[2].warnings]
-        assert [len(found) for found in warnings] == ([1, 1] if each.support is FlagSupport.WARN else [0, 0])
+        assert [len(found) for found in warnings] == ([1, 1] if each.support is Support.WARN else [0, 0])
 
 
 @pytest.mark.parametrize("each", FOREIGN_FLAGS, ids=lambda each: each.key)
-def test_a_value_that_asks_for_nothing_is_always_accepted(each: ForeignFlag) -> None:
+def test_a_value_that_asks_for_nothing_is_always_accepted(each: Foreign) -> None:
     if each.switch:
         build("--no-" + each.key)
     for text in ("none", *each.neutral):
         if not each.switch:
-            build(each.flags[-1], text)
+            build(each.names[-1], text)
 
 
 @pytest.mark.parametrize(
