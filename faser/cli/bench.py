@@ -7,7 +7,6 @@ the tokens that every other answer must have. The table shows medians over the r
 """
 
 import argparse
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +14,23 @@ from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from faser import __version__
 from faser.cli.bench_prompts import BenchPrompt, read_prompts, read_questions
 from faser.cli.console.progress import ProgressReporter, runs_bar
-from faser.config.declaration import did_you_mean, settings_of
+from faser.config.declaration import did_you_mean
 from faser.config.engine import EngineConfig
-from faser.config.environment import cache_dir, flag_environment
-from faser.config.sources import CommandParser, Given, UsageError, add_environment, parse, settle
+from faser.config.environment import cache_dir
+from faser.config.sources import (
+    CommandParser,
+    Given,
+    UsageError,
+    engine_config,
+    engine_settings,
+    number,
+    whole_number,
+)
 from faser.config.speculation import POLICIES, SpeculationConfig
 from faser.engine.checkpoints.source import resolve
 from faser.engine.text.tokenizer import load_tokenizer
@@ -61,8 +68,10 @@ _LONG_FIRST_RUN = 4.0  # one that takes so many times _MIN_S, prompts included, 
 _MAX_ROWS = 1024
 _PAST_ANSWERS = "suffix_decoding_max_cached_requests"
 
+_concurrency = number(int, "numbers of at least 1, like 1,2,4", lambda found: found >= 1)
+_temperature = number(float, "a number of at least 0 and at most 2", lambda found: 0 <= found <= 2)
+
 Tokens = tuple[int, ...]
-Number = TypeVar("Number", int, float)
 
 
 def bench(arguments: Sequence[str]) -> int:
@@ -85,7 +94,7 @@ def spec(arguments: Sequence[str]) -> int:
     if own.help:
         print(_HELP)
         return 0
-    config = engine_config(rest, max(own.concurrency))
+    config = bench_config(rest, max(own.concurrency))
     policies = policies_of(own.policies, config.speculation)
     if own.prompts is not None:
         read_questions(Path(own.prompts))  # a file that cannot be read is refused before a model is loaded
@@ -103,25 +112,21 @@ def _own_parser() -> CommandParser:
     parser = CommandParser(PROG)
     add: Any = parser.add_argument
     add("--prompts")
-    add("--max-prompt-tokens", type=_count)
+    add("--max-prompt-tokens", type=whole_number)
     add("--concurrency", type=_counts, default=[1, 4, 16])
     add("--policies", type=_texts, default=[_OFF, "fixed:3", "faser"])
     add("--temperature", type=_temperature, default=0.0)
-    add("--output-tokens", type=_count, default=64)
-    add("--rounds", type=_count, default=3)
+    add("--output-tokens", type=whole_number, default=64)
+    add("--rounds", type=whole_number, default=3)
     add("--help", "-h", action="store_true")
     return parser
 
 
-def engine_config(arguments: Sequence[str], concurrency: int) -> EngineConfig:
+def bench_config(arguments: Sequence[str], concurrency: int) -> EngineConfig:
     """The engine's settings; those that are not given fit the highest concurrency and the longest drafts."""
-    settings = settings_of(EngineConfig)
-    findings = parse(PROG, arguments, settings).findings
-    add_environment(
-        findings, settings, lambda each: (flag_environment(each)[0], [])
-    )  # variables may be a server's
+    findings = engine_settings(PROG, arguments)
     findings.given.setdefault("max_num_seqs", Given(texts=(str(concurrency),), label="--concurrency"))
-    (config,) = cast("list[EngineConfig]", settle(findings, (EngineConfig,)))
+    config = engine_config(findings)
     speculation = config.speculation
     if speculation.policy == _OFF:
         raise UsageError([f"{findings.label('speculative_policy')} is off; then there are no drafts to measure"])
@@ -329,7 +334,7 @@ class Comparison:
 
     def _stats(self) -> SpeculationStats:
         stats = self.engine.stats().speculation
-        assert stats is not None, "engine_config refuses an engine without a drafter"
+        assert stats is not None, "bench_config refuses an engine without a drafter"
         return stats
 
 
@@ -377,23 +382,7 @@ def _texts(text: str) -> list[str]:
 
 
 def _counts(text: str) -> list[int]:
-    values = [_read(each, int, "numbers of at least 1, like 1,2,4", lambda n: n >= 1) for each in _texts(text)]
+    values = [_concurrency(each) for each in _texts(text)]
     if not values:
         raise argparse.ArgumentTypeError(f"it is {text!r}; it must be numbers of at least 1, like 1,2,4")
     return values
-
-
-def _count(text: str) -> int:
-    return _read(text, int, "a whole number of at least 1", lambda n: n >= 1)
-
-
-def _temperature(text: str) -> float:
-    return _read(text, float, "a number of at least 0 and at most 2", lambda number: 0 <= number <= 2)
-
-
-def _read(text: str, kind: Callable[[str], Number], limits: str, within: Callable[[Number], bool]) -> Number:
-    """The number in a text. Raises ArgumentTypeError, which names the limits, for any other text or number."""
-    with contextlib.suppress(ValueError):
-        if within(number := kind(text)):
-            return number
-    raise argparse.ArgumentTypeError(f"it is {text}; it must be {limits}")

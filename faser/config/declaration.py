@@ -123,7 +123,7 @@ def flag_label(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def setting(default: Any, help: str, *, group: str, kind: Kind, **description: Any) -> Any:
+def setting(group: str, kind: Kind, default: Any, help: str, **description: Any) -> Any:
     """A dataclass field that is a setting. description: further fields of Setting."""
     described = Setting(help=help, group=group, kind=kind, default=default, **description)
     return field(default=default, metadata={"setting": described})

@@ -1,21 +1,19 @@
 """The sources of settings: flags override FASER_* variables, which override the config file and the defaults.
 
-Merges the sources, collects all problems, and builds the configs. Every source provides texts with a label, so
-that a problem names the flag, variable or key of the value.
-
-Reads a command line with argparse, whose parser is built from the declared settings.
-
-Takes every value as text; the declarations in faser.config convert and check it. The parser also knows
-vLLM's other flags, so that each is accepted or refused with its own reason.
+Every source provides texts with a label, so that a problem names the flag, variable or key of the value; the
+declarations convert and check them. All problems of all sources are reported together. The command line is read
+with argparse, whose parser is built from the declared settings, and from vLLM's other flags, so that each of those
+is accepted or refused with its own reason.
 """
 
 import argparse
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import yaml
 
@@ -38,7 +36,9 @@ from faser.errors import ConfigError
 SETTINGS = settings_of(EngineConfig) + settings_of(ServerConfig)
 
 ReadEnvironment = Callable[[Sequence[Setting]], tuple[dict[str, tuple[str, str]], list[str]]]
+Number = TypeVar("Number", int, float)
 
+_HELP, _CONFIG, _FOREIGN = "faser help", "faser config", "vllm "  # in the names of argparse's values
 _KUBERNETES_VARIABLE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
 _KUBERNETES_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
@@ -61,11 +61,16 @@ class Given:
 
 @dataclass(slots=True)
 class Findings:
-    """The settings, problems and warnings of the sources read so far."""
+    """The settings, problems and warnings of the sources read so far.
+
+    topic: of --help; None: no help was asked for. config_file: of --config.
+    """
 
     given: dict[str, Given] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    topic: str | None = None
+    config_file: str | None = None
 
     def add_foreign(self, foreign: Foreign, label: str, text: str) -> None:
         problems, warnings = foreign.answer(label, text)
@@ -117,96 +122,24 @@ def _read_all(findings: Findings, settings: Iterable[Setting]) -> tuple[dict[str
     return values, problems
 
 
-def add_environment(
-    findings: Findings, settings: Sequence[Setting], read_environment: ReadEnvironment = flag_environment
-) -> None:
-    """Read the FASER_* variables, except those that Kubernetes sets for a service named faser.
-
-    Several values of one variable are separated by commas.
-    """
-    multi_valued = {each.name for each in settings if each.one_flag_many or each.kind is Kind.TEXTS}
-    found, unknown = read_environment(settings)
-    source = {}
-    for name, (variable, text) in found.items():
-        if _KUBERNETES_VALUE.match(text) and _KUBERNETES_VARIABLE.search(variable):
-            findings.warnings.append(
-                f"{variable} is {text}: set by Kubernetes for a service, not read as a setting"
-            )
-            continue
-        texts = tuple(part.strip() for part in text.split(",")) if name in multi_valued else (text,)
-        source[name] = Given(texts=texts, label=variable)
-    known = [each.variable for each in settings]
-    for variable in unknown:
-        if not _KUBERNETES_VARIABLE.search(variable):
-            findings.problems.append(f"{variable}: unknown variable.{did_you_mean(variable, known)}")
-    findings.fill(source)
+def engine_settings(prog: str, arguments: Sequence[str]) -> Findings:
+    """The flags and variables of an engine, for a command other than `serve`. Variables may be a server's too."""
+    findings = engine_flags(prog, arguments)
+    add_environment(findings, SETTINGS)
+    return findings
 
 
-def add_file(findings: Findings, path: str, settings: Sequence[Setting]) -> None:
-    """Read the keys of a YAML file: the names of the flags, with dashes or underscores."""
-    try:
-        content = _Loader(Path(path).read_text(encoding="utf-8")).get_single_data()
-    except (OSError, UnicodeDecodeError) as error:
-        findings.problems.append(f"--config is {path}; it cannot be read: {_reason(error)}")
-        return
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
-        findings.problems.append(f"--config is {path}; it is not YAML: {' '.join(str(error).split())}")
-        return
-    if content is None:
-        return
-    if not isinstance(content, dict):
-        findings.problems.append(f"--config is {path}; it must contain keys and values, like port: 8000")
-        return
-    names = {alias.lstrip("-"): each.name for each in settings for alias in (each.flag, *each.aliases)}
-    foreign = {each.key: each for each in FOREIGN_FLAGS}
-    source = {}
-    for key, value in content.items():
-        name = str(key).replace("_", "-")
-        label = f"{path}: {key}"
-        try:
-            texts = _texts(value)
-        except (TypeError, ValueError, RecursionError):  # a binary value, a set, or a list that contains itself
-            findings.problems.append(f"{label} has a value that JSON has no form for")
-            continue
-        if name in names:
-            if value is not None:
-                source[names[name]] = Given(texts=texts, label=label)
-        elif name in foreign:
-            findings.add_foreign(foreign[name], label, texts[0])
-        else:
-            findings.problems.append(f"{path}: unknown key '{key}'.{did_you_mean(name, [*names, *foreign])}")
-    findings.fill(source)
+def engine_flags(prog: str, arguments: Sequence[str]) -> Findings:
+    """Only the flags."""
+    findings = parse(prog, arguments, settings_of(EngineConfig))
+    if findings.config_file is not None:
+        findings.problems.append(f"--config is {findings.config_file}; only faser serve reads a config file")
+    return findings
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML without dates: 2026-01-31 is a text, as it is in a flag."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - the library's own name and form
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    """A YAML value as texts, like the values of a flag."""
-    if isinstance(value, list):
-        return tuple(_text(each) for each in value) or ("",)
-    return (_text(value),)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
-
-
-_HELP = "faser help"
-_CONFIG = "faser config"
-_FOREIGN = "vllm "
+def engine_config(findings: Findings) -> EngineConfig:
+    (config,) = settle(findings, (EngineConfig,))
+    return cast(EngineConfig, config)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -220,16 +153,24 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError([re.sub(r"^argument (\S+): it is", r"\1 is", message)])
 
 
-class ParsedCommandLine:
-    """The content of a command line. topic: of --help; None: no help was asked for. config_file: of --config."""
+def number(
+    kind: Callable[[str], Number], limits: str, within: Callable[[Number], bool]
+) -> Callable[[str], Number]:
+    """A type for argparse: reads a number, and names its limits where a text is no such number."""
 
-    def __init__(self, *, findings: Findings, topic: str | None, config_file: str | None) -> None:
-        self.findings = findings
-        self.topic = topic
-        self.config_file = config_file
+    def read_number(text: str) -> Number:
+        with contextlib.suppress(ValueError):
+            if within(found := kind(text)):
+                return found
+        raise argparse.ArgumentTypeError(f"it is {text}; it must be {limits}")
+
+    return read_number
 
 
-def parse(prog: str, arguments: Sequence[str], settings: Sequence[Setting]) -> ParsedCommandLine:
+whole_number = number(int, "a whole number of at least 1", lambda found: found >= 1)
+
+
+def parse(prog: str, arguments: Sequence[str], settings: Sequence[Setting]) -> Findings:
     """Read a command line of settings, with one positional MODEL. Raises UsageError for a missing value.
 
     Unknown and unsupported flags become problems in the findings, to be shown together with all others.
@@ -237,7 +178,7 @@ def parse(prog: str, arguments: Sequence[str], settings: Sequence[Setting]) -> P
     parser = _parser(prog, settings)
     found, rest = parser.parse_known_args(_normalised(arguments, settings))
     values = vars(found)
-    findings = Findings()
+    findings = Findings(topic=values.get(_HELP), config_file=values.get(_CONFIG))
     for each in settings:
         if values.get(each.name) is not None:
             findings.given[each.name] = Given(texts=tuple(values[each.name]), label=each.flag)
@@ -246,7 +187,7 @@ def parse(prog: str, arguments: Sequence[str], settings: Sequence[Setting]) -> P
         for text in _foreign_texts(values.get(_FOREIGN + foreign.key), foreign):
             findings.add_foreign(foreign, foreign.names[0], text)
     findings.problems += _unknown(rest, settings)
-    return ParsedCommandLine(findings=findings, topic=values.get(_HELP), config_file=values.get(_CONFIG))
+    return findings
 
 
 def _parser(prog: str, settings: Sequence[Setting]) -> CommandParser:
@@ -349,3 +290,90 @@ def _unknown(rest: Sequence[str], settings: Sequence[Setting]) -> list[str]:
     if not unknown:
         return [f"unexpected argument '{argument}'" for argument in rest]
     return [f"{flag}: unknown flag.{did_you_mean(flag, known)}" for flag in unknown]
+
+
+def add_environment(
+    findings: Findings, settings: Sequence[Setting], read_environment: ReadEnvironment = flag_environment
+) -> None:
+    """Read the FASER_* variables, except those that Kubernetes sets for a service named faser.
+
+    Several values of one variable are separated by commas.
+    """
+    multi_valued = {each.name for each in settings if each.one_flag_many or each.kind is Kind.TEXTS}
+    found, unknown = read_environment(settings)
+    source = {}
+    for name, (variable, text) in found.items():
+        if _KUBERNETES_VALUE.match(text) and _KUBERNETES_VARIABLE.search(variable):
+            findings.warnings.append(
+                f"{variable} is {text}: set by Kubernetes for a service, not read as a setting"
+            )
+            continue
+        texts = tuple(part.strip() for part in text.split(",")) if name in multi_valued else (text,)
+        source[name] = Given(texts=texts, label=variable)
+    known = [each.variable for each in settings]
+    for variable in unknown:
+        if not _KUBERNETES_VARIABLE.search(variable):
+            findings.problems.append(f"{variable}: unknown variable.{did_you_mean(variable, known)}")
+    findings.fill(source)
+
+
+def add_file(findings: Findings, path: str, settings: Sequence[Setting]) -> None:
+    """Read the keys of a YAML file: the names of the flags, with dashes or underscores."""
+    try:
+        content = _Loader(Path(path).read_text(encoding="utf-8")).get_single_data()
+    except (OSError, UnicodeDecodeError) as error:
+        findings.problems.append(f"--config is {path}; it cannot be read: {_reason(error)}")
+        return
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
+        findings.problems.append(f"--config is {path}; it is not YAML: {' '.join(str(error).split())}")
+        return
+    if content is None:
+        return
+    if not isinstance(content, dict):
+        findings.problems.append(f"--config is {path}; it must contain keys and values, like port: 8000")
+        return
+    names = {alias.lstrip("-"): each.name for each in settings for alias in (each.flag, *each.aliases)}
+    foreign = {each.key: each for each in FOREIGN_FLAGS}
+    source = {}
+    for key, value in content.items():
+        name = str(key).replace("_", "-")
+        label = f"{path}: {key}"
+        try:
+            texts = _texts(value)
+        except (TypeError, ValueError, RecursionError):  # a binary value, a set, or a list that contains itself
+            findings.problems.append(f"{label} has a value that JSON has no form for")
+            continue
+        if name in names:
+            if value is not None:
+                source[names[name]] = Given(texts=texts, label=label)
+        elif name in foreign:
+            findings.add_foreign(foreign[name], label, texts[0])
+        else:
+            findings.problems.append(f"{path}: unknown key '{key}'.{did_you_mean(name, [*names, *foreign])}")
+    findings.fill(source)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without dates: 2026-01-31 is a text, as it is in a flag."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - the library's own name and form
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """A YAML value as texts, like the values of a flag."""
+    if isinstance(value, list):
+        return tuple(_text(each) for each in value) or ("",)
+    return (_text(value),)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from faser.cli.bench import Comparison, Measured, engine_config, policies_of, table
+from faser.cli.bench import Comparison, Measured, bench_config, policies_of, table
 from faser.cli.bench_prompts import BenchPrompt
 from faser.cli.main import main
 from faser.config.speculation import SpeculationConfig
@@ -136,23 +136,23 @@ def test_the_table_has_a_line_for_each_policy() -> None:
 
 
 def test_the_engine_is_sized_for_every_draft_at_the_highest_concurrency() -> None:
-    config = engine_config(["--speculative-config", '{"num_speculative_tokens": 8}'], 32)
+    config = bench_config(["--speculative-config", '{"num_speculative_tokens": 8}'], 32)
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (32, 32 * 9)
-    given = engine_config(["--max-num-seqs", "64", "--max-num-batched-tokens", "80"], 32)
+    given = bench_config(["--max-num-seqs", "64", "--max-num-batched-tokens", "80"], 32)
     assert (given.max_num_seqs, given.max_num_batched_tokens) == (64, 80)
 
 
 def test_drafts_do_not_come_from_past_answers_since_every_policy_answers_the_same_prompts() -> None:
-    assert engine_config([], 1).speculation.suffix_max_cached_requests == 0
+    assert bench_config([], 1).speculation.suffix_max_cached_requests == 0
     kept = '{"suffix_decoding_max_cached_requests": 7}'
-    assert engine_config(["--speculative-config", kept], 1).speculation.suffix_max_cached_requests == 7
-    other = engine_config(["--speculative-config", '{"method": "ngram"}'], 1)
+    assert bench_config(["--speculative-config", kept], 1).speculation.suffix_max_cached_requests == 7
+    other = bench_config(["--speculative-config", '{"method": "ngram"}'], 1)
     assert other.speculation_warnings == ()
 
 
 def test_a_table_policy_is_accepted_by_the_control_of_speculation() -> None:
     keys = '{"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 8, 2]], "num_speculative_tokens": 6}'
-    speculation = engine_config(["--speculative-config", keys], 4).speculation
+    speculation = bench_config(["--speculative-config", keys], 4).speculation
     found = policies_of(["table", "fixed:6"], speculation)
     assert [(each.text, each.name, each.gamma) for each in found] == [
         ("off", "off", None),

@@ -20,11 +20,11 @@ def build(
 ) -> tuple[EngineConfig, ServerConfig, Findings]:
     parsed = parse("faser serve", arguments, SETTINGS)
     read = functools.partial(flag_environment, environment=environment or {})
-    add_environment(parsed.findings, SETTINGS, read)
+    add_environment(parsed, SETTINGS, read)
     if file is not None:
-        add_file(parsed.findings, str(file), SETTINGS)
-    engine, server = settle(parsed.findings, (EngineConfig, ServerConfig))
-    return engine, server, parsed.findings
+        add_file(parsed, str(file), SETTINGS)
+    engine, server = settle(parsed, (EngineConfig, ServerConfig))
+    return engine, server, parsed
 
 
 def problems(

@@ -128,8 +128,8 @@ def test_a_method_of_vllms_that_is_not_built_is_refused_by_name(method: str) -> 
     [
         (
             {"tensor_parallel_size": 1},
-            f"'tensor_parallel_size' is known from vLLM but not supported by FASER {__version__}: it does not apply "
-            "to the drafter. Remove it or use 'draft_tensor_parallel_size' 1.",
+            f"'tensor_parallel_size' is known from vLLM but not supported by FASER {__version__}: "
+            "it does not apply to the drafter. Remove it or use 'draft_tensor_parallel_size' 1.",
         ),
         (
             {"policy": "goodput", "enable_adaptive_verification": True},

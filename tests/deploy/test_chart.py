@@ -81,7 +81,7 @@ def test_values_that_cannot_be_are_refused_by_name(name: str) -> None:
 
 def configs(values: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     """What `faser serve` makes of the container's arguments. Raises UsageError for those it does not know."""
-    findings = parse("faser serve", container(values)["args"], SETTINGS).findings
+    findings = parse("faser serve", container(values)["args"], SETTINGS)
     engine, server = settle(findings, (EngineConfig, ServerConfig))
     assert findings.warnings == []
     return engine, server

@@ -96,17 +96,17 @@ def run_batch(arguments: Sequence[str]) -> int:
         resume=own.resume,
         at_once=own.requests_at_once,
     )
-    parsed = parse(PROG, rest, SETTINGS)
-    _refuse_network_flags(parsed.findings)
-    add_environment(parsed.findings, SETTINGS)
-    if parsed.config_file is not None:
-        add_file(parsed.findings, parsed.config_file, SETTINGS)
-    engine_config, server_config = settle(parsed.findings, (EngineConfig, ServerConfig))
-    for warning in parsed.findings.warnings:
+    findings = parse(PROG, rest, SETTINGS)
+    _refuse_network_flags(findings)
+    add_environment(findings, SETTINGS)
+    if findings.config_file is not None:
+        add_file(findings, findings.config_file, SETTINGS)
+    engine_config, server_config = settle(findings, (EngineConfig, ServerConfig))
+    for warning in findings.warnings:
         print(f"{PROG}: warning: {warning}", file=sys.stderr)
     with exit_on_sigterm(_TERMINATED), asyncio.Runner() as runner:
         return runner.run(
-            _run(files, parsed.findings, cast(EngineConfig, engine_config), cast(ServerConfig, server_config))
+            _run(files, findings, cast(EngineConfig, engine_config), cast(ServerConfig, server_config))
         )
 
 

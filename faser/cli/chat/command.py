@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from faser.cli.chat.answerer import Answerer, AnswerLimits
 from faser.cli.chat.conversation import PROG, Conversation, talk
@@ -12,7 +12,7 @@ from faser.config.declaration import settings_of
 from faser.config.engine import EngineConfig
 from faser.config.environment import flag_environment
 from faser.config.server import ServerConfig
-from faser.config.sources import SETTINGS, CommandParser, UsageError, add_environment, parse, settle
+from faser.config.sources import CommandParser, UsageError, engine_config, engine_flags, engine_settings
 
 _HELP = """usage: faser chat [MODEL] [flags]
 
@@ -78,18 +78,12 @@ def _schema(path: str | None) -> dict[str, Any] | None:
 
 def _engine_config(arguments: Sequence[str], *, in_process: bool) -> EngineConfig:
     """The engine's settings. Without --in-process only the model's name is allowed."""
-    settings = settings_of(EngineConfig)
-    parsed = parse(PROG, arguments, settings)
-    findings = parsed.findings
-    if parsed.config_file is not None:
-        findings.problems.append(f"--config is {parsed.config_file}; only faser serve reads a config file")
     if in_process:
-        add_environment(findings, SETTINGS)
-    else:
-        labels = [given.label for name, given in findings.given.items() if name != "model"]
-        findings.problems += [f"{label} needs --in-process; a server has its own settings" for label in labels]
-    (config,) = settle(findings, (EngineConfig,))
-    return cast(EngineConfig, config)
+        return engine_config(engine_settings(PROG, arguments))
+    findings = engine_flags(PROG, arguments)
+    labels = [given.label for name, given in findings.given.items() if name != "model"]
+    findings.problems += [f"{label} needs --in-process; a server has its own settings" for label in labels]
+    return engine_config(findings)
 
 
 def _answerer(

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faser.config.declaration import settings_of
 from faser.config.engine import EngineConfig
-from faser.config.environment import flag_environment
-from faser.config.sources import CommandParser, add_environment, parse, settle
+from faser.config.sources import CommandParser, engine_config, engine_settings, number
 
 PROG = "faser distill"
 
@@ -40,6 +38,24 @@ Flags of faser serve about the model and the engine may follow: faser serve --he
 
 _DEFAULT_TOKENS = 1_000_000
 _MOST_STEPS = 16
+
+
+_hours = number(float, "a number of hours above 0", lambda found: 0 < found < math.inf)
+_steps = number(
+    int, f"a whole number of at least 1 and at most {_MOST_STEPS}", lambda found: 1 <= found <= _MOST_STEPS
+)
+
+
+def _scaled(text: str) -> int:
+    """500k is 500,000. Raises ValueError for what is no whole number."""
+    unit = {"k": 1_000, "m": 1_000_000}.get(text[-1:].lower(), 1)
+    found = float(text[:-1] if unit > 1 else text) * unit
+    if not found.is_integer():
+        raise ValueError(text)
+    return int(found)
+
+
+_count = number(_scaled, "a whole number of at least 1, like 500k or 2m", lambda found: found >= 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +92,9 @@ def read_arguments(arguments: Sequence[str]) -> tuple[DistillArguments, EngineCo
         problems.append("-o is missing; it names the folder where everything goes")
     if own.prompts is not None and own.from_traffic is not None:
         problems.append("--prompts and --from-traffic exclude each other: both are given")
-    settings = settings_of(EngineConfig)
-    parsed = parse(PROG, rest, settings)
-    parsed.findings.problems[:0] = problems
-    add_environment(
-        parsed.findings, settings, lambda each: (flag_environment(each)[0], [])
-    )  # variables may be a server's
-    (config,) = settle(parsed.findings, (EngineConfig,))
+    findings = engine_settings(PROG, rest)
+    findings.problems[:0] = problems
+    config = engine_config(findings)
     return _own(own), config
 
 
@@ -120,33 +132,3 @@ def _own_parser() -> CommandParser:
     add("--seed", type=int, default=0)
     add("--help", "-h", action="store_true")
     return parser
-
-
-def _hours(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"it is {text}; it must be a number of hours above 0")
-    return number
-
-
-def _steps(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_STEPS:
-        raise argparse.ArgumentTypeError(
-            f"it is {text}; it must be a whole number of at least 1 and at most {_MOST_STEPS}"
-        )
-    return int(text)
-
-
-def _count(text: str) -> int:
-    units = {"k": 1_000, "m": 1_000_000}
-    unit = units.get(text[-1:].lower(), 1)
-    try:
-        number = float(text[:-1] if unit > 1 else text) * unit
-    except ValueError:
-        number = math.nan
-    if not (1 <= number < math.inf and number == int(number)):
-        raise argparse.ArgumentTypeError(f"it is {text}; it must be a whole number of at least 1, like 500k or 2m")
-    return int(number)

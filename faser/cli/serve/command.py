@@ -40,21 +40,21 @@ SYNTHETIC_BANNER = """\
 def serve(arguments: Sequence[str]) -> int:
     """Serve until a signal; returns the exit status. Raises ConfigError if the server cannot start."""
     began_s = time.monotonic()
-    parsed = parse(PROG, arguments, SETTINGS)
-    if parsed.topic is not None:
-        print(help_text(PROG, parsed.topic, SETTINGS))
+    findings = parse(PROG, arguments, SETTINGS)
+    if findings.topic is not None:
+        print(help_text(PROG, findings.topic, SETTINGS))
         return 0
-    add_environment(parsed.findings, SETTINGS)
-    if parsed.config_file is not None:
-        add_file(parsed.findings, parsed.config_file, SETTINGS)
-    engine_config, server_config = _configs(parsed.findings)
+    add_environment(findings, SETTINGS)
+    if findings.config_file is not None:
+        add_file(findings, findings.config_file, SETTINGS)
+    engine_config, server_config = _configs(findings)
     _start_logging(server_config)
-    for warning in parsed.findings.warnings:
+    for warning in findings.warnings:
         notice(f"warning: {warning}", logging.WARNING)
     if engine_config.speculation.synthetic:
         _warn_of_synthetic_acceptance(server_config)
     try:
-        return _listen_and_serve(engine_config, server_config, parsed.findings.label, began_s)
+        return _listen_and_serve(engine_config, server_config, findings.label, began_s)
     except FaserError as error:
         return failed(error)
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from faser.cli.serve.generation import sampling_defaults
-from faser.config.declaration import sampling_problems
-from faser.config.server import ServerConfig
+from faser.config.server import ServerConfig, sampling_problems
 from faser.engine.checkpoints.card_advice import CARD_ADVICE
 from faser.engine.checkpoints.embedded import SMOLLM2
 from faser.errors import ModelError
