@@ -1,17 +1,11 @@
-"""The drafters of FASER: one row each, with everything that other modules need to know of them. Loads no torch.
-
-To add a drafter, write its class, add its row here and its constructor to engine/execution/drafter_registry.py,
-and describe it in docs/speculation.md. The order of the rows is the order of methods in arrays and metrics:
-drafters that run a model come first.
-
-SpeculationConfig: how an engine speculates, as `--speculative-config` and the flags of speculation say.
+"""How an engine speculates: the table of drafters, and SpeculationConfig. Loads no torch.
 
 What one request asks for is SpeculationParams, in types.py. No value here changes a token of any answer, except
 rejection_sample_method synthetic.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 from faser.types import DEFAULT_CLASS, NO_TARGETS, Slo, SpeculationParams
@@ -25,16 +19,16 @@ class Confidence(StrEnum):
     MATCH_LENGTH = "tokens of the match"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DrafterInfo:
     """One drafter.
 
-    needs_passes: each drafted token costs a forward pass of a model, and there is a draft whenever one is asked
-    for. Otherwise drafts are copied from text. needs_draft_model: a second model is loaded. needs_head: a head is
-    loaded, a small model that reads the target's hidden states.
     prior_acceptance: share of drafted tokens that are expected to be accepted before any was verified.
     prior_slope, prior_centre: of the logistic curve from confidence to acceptance: its slope before any token was
     verified, and the feature of the confidence at which it predicts prior_acceptance.
+    needs_passes: each drafted token costs a forward pass of a model, and there is a draft whenever one is asked
+    for. Otherwise drafts are copied from text. needs_draft_model: a second model is loaded. needs_head: a head is
+    loaded, a small model that reads the target's hidden states.
     """
 
     name: str
@@ -42,86 +36,26 @@ class DrafterInfo:
     prior_acceptance: float
     prior_slope: float
     prior_centre: float
+    _: KW_ONLY
     needs_passes: bool = False
     needs_draft_model: bool = False
     needs_head: bool = False
 
 
+# To add a drafter, write its class, add its row here and its constructor to engine/execution/drafter_registry.py,
+# and describe it in docs/speculation.md. The order is that of methods in arrays and metrics: models first.
 DRAFTERS = {
     each.name: each
     for each in (
-        DrafterInfo(
-            name="draft_model",
-            confidence=Confidence.MARGIN,
-            prior_acceptance=0.7,
-            prior_slope=0.5,
-            prior_centre=2.5,
-            needs_passes=True,
-            needs_draft_model=True,
-        ),
-        DrafterInfo(
-            name="layer_skip",
-            confidence=Confidence.MARGIN,
-            prior_acceptance=0.7,
-            prior_slope=0.5,
-            prior_centre=2.5,
-            needs_passes=True,
-        ),
-        DrafterInfo(
-            name="eagle3",
-            confidence=Confidence.MARGIN,
-            prior_acceptance=0.6,
-            prior_slope=0.5,
-            prior_centre=2.5,
-            needs_passes=True,
-            needs_head=True,
-        ),
-        DrafterInfo(
-            name="eagle",
-            confidence=Confidence.MARGIN,
-            prior_acceptance=0.6,
-            prior_slope=0.5,
-            prior_centre=2.5,
-            needs_passes=True,
-            needs_head=True,
-        ),
-        DrafterInfo(
-            name="medusa",
-            confidence=Confidence.MARGIN,
-            prior_acceptance=0.5,
-            prior_slope=0.5,
-            prior_centre=2.5,
-            needs_passes=True,
-            needs_head=True,
-        ),
-        DrafterInfo(
-            name="suffix",
-            confidence=Confidence.PROBABILITY,
-            prior_acceptance=0.6,
-            prior_slope=0.7,
-            prior_centre=0.5,
-        ),
-        DrafterInfo(
-            name="ngram",
-            confidence=Confidence.MATCH_LENGTH,
-            prior_acceptance=0.55,
-            prior_slope=1.4,
-            prior_centre=1.1,
-        ),
-        DrafterInfo(
-            name="ngram_model",
-            confidence=Confidence.PROBABILITY,
-            prior_acceptance=0.23,
-            prior_slope=0.75,
-            prior_centre=0.0,
-        ),
-        DrafterInfo(
-            name="grammar",
-            confidence=Confidence.PROBABILITY,
-            prior_acceptance=0.97,
-            prior_slope=0.7,
-            prior_centre=4.6,
-        ),
+        DrafterInfo("draft_model", Confidence.MARGIN, 0.7, 0.5, 2.5, needs_passes=True, needs_draft_model=True),
+        DrafterInfo("layer_skip", Confidence.MARGIN, 0.7, 0.5, 2.5, needs_passes=True),
+        DrafterInfo("eagle3", Confidence.MARGIN, 0.6, 0.5, 2.5, needs_passes=True, needs_head=True),
+        DrafterInfo("eagle", Confidence.MARGIN, 0.6, 0.5, 2.5, needs_passes=True, needs_head=True),
+        DrafterInfo("medusa", Confidence.MARGIN, 0.5, 0.5, 2.5, needs_passes=True, needs_head=True),
+        DrafterInfo("suffix", Confidence.PROBABILITY, 0.6, 0.7, 0.5),
+        DrafterInfo("ngram", Confidence.MATCH_LENGTH, 0.55, 1.4, 1.1),
+        DrafterInfo("ngram_model", Confidence.PROBABILITY, 0.23, 0.75, 0.0),
+        DrafterInfo("grammar", Confidence.PROBABILITY, 0.97, 0.7, 4.6),
     )
 }
 DRAFT_METHODS = tuple(DRAFTERS)
