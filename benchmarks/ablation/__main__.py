@@ -35,8 +35,8 @@ from benchmarks.ablation.summary import Run
 from benchmarks.simulator.workload import read_azure
 from benchmarks.spec_bench.prompts import select_prompts
 from faser.cli.bench_prompts import read_prompts
-from faser.cli.console.progress import ProgressReporter, runs_bar
-from faser.cli.tools.env import facts
+from faser.cli.console import ProgressReporter, runs_bar
+from faser.cli.tools import facts
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.build import build

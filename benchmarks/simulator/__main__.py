@@ -15,7 +15,7 @@ from benchmarks.simulator.live_command import check_against_live, record_trace
 from benchmarks.simulator.tables import report_cells
 from benchmarks.simulator.workload import parse_workload
 from benchmarks.spec_bench.policy_spec import PolicySpec, parse_policy
-from faser.cli.console.progress import ProgressReporter
+from faser.cli.console import ProgressReporter
 from faser.config.sources import UsageError
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel

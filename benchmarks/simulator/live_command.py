@@ -8,7 +8,7 @@ from benchmarks.simulator.live import check_live
 from benchmarks.simulator.tables import report_checks
 from benchmarks.simulator.trace import mean_run, write_trace
 from benchmarks.spec_bench.policy_spec import parse_policy
-from faser.cli.console.progress import ProgressReporter
+from faser.cli.console import ProgressReporter
 from faser.config.sources import UsageError
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel

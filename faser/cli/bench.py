@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from faser import __version__
 from faser.cli.bench_prompts import BenchPrompt, read_prompts, read_questions
-from faser.cli.console.progress import ProgressReporter, runs_bar
+from faser.cli.console import ProgressReporter, runs_bar
 from faser.config.declaration import did_you_mean
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir

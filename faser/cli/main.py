@@ -58,19 +58,19 @@ def _command(name: str) -> Command:
 
             return serve
         case "chat":
-            from faser.cli.chat.command import chat
+            from faser.cli.chat import chat
 
             return chat
         case "pull":
-            from faser.cli.tools.pull import pull
+            from faser.cli.tools import pull
 
             return pull
         case "run-batch":
-            from faser.cli.batch.command import run_batch
+            from faser.cli.batch import run_batch
 
             return run_batch
         case "distill":
-            from faser.cli.distill.command import distill
+            from faser.cli.distill import distill
 
             return distill
         case "bench":
@@ -78,7 +78,7 @@ def _command(name: str) -> Command:
 
             return bench
         case "env":
-            from faser.cli.tools.env import env
+            from faser.cli.tools import env
 
             return env
     if name in _VLLM_COMMANDS:

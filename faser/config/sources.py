@@ -122,6 +122,15 @@ def _read_all(findings: Findings, settings: Iterable[Setting]) -> tuple[dict[str
     return values, problems
 
 
+def server_settings(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
+    """Add the variables and the file of --config to the flags, and build both configs. Raises UsageError."""
+    add_environment(findings, SETTINGS)
+    if findings.config_file is not None:
+        add_file(findings, findings.config_file, SETTINGS)
+    engine, server = settle(findings, (EngineConfig, ServerConfig))
+    return cast(EngineConfig, engine), cast(ServerConfig, server)
+
+
 def engine_settings(prog: str, arguments: Sequence[str]) -> Findings:
     """The flags and variables of an engine, for a command other than `serve`. Variables may be a server's too."""
     findings = engine_flags(prog, arguments)

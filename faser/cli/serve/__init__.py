@@ -1,4 +1,4 @@
-"""`faser serve`: settings, the listening socket, the server and its lifetime.
+"""`faser serve`. Start with command.py; preparation.py opens what is needed, server.py runs it.
 
-Imports api/ and engine/client/. Start with command.py, then server.py and lifetime.py.
+Imports api/ and engine/client/.
 """

@@ -9,21 +9,24 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from typing import cast
 
-from faser.cli.serve.keys import read_api_keys
-from faser.cli.serve.listener import listen
-from faser.cli.serve.notices import failed, notice
-from faser.cli.serve.text_file import read_text
-from faser.cli.serve.tls import check_certificate
-from faser.cli.serve.tracing import FLUSH_TIMEOUT_S, open_tracer
+from faser.cli.serve.preparation import (
+    FLUSH_TIMEOUT_S,
+    check_certificate,
+    failed,
+    listen,
+    notice,
+    open_tracer,
+    read_api_keys,
+    read_chat_template,
+)
 from faser.config.declaration import Label, find_problems, settings_of
 from faser.config.engine import EngineConfig
 from faser.config.help import help_text
 from faser.config.server import ServerConfig
-from faser.config.sources import SETTINGS, Findings, UsageError, add_environment, add_file, parse, settle
+from faser.config.sources import SETTINGS, Findings, UsageError, parse, server_settings
 from faser.engine.client.engine_host import LaunchedEngine, launch
-from faser.errors import FaserError, ModelError
+from faser.errors import FaserError
 from faser.logs.setup import FRONT_END, start_logging
 from faser.machine import may_have_gpu
 from faser.processes import exit_on_sigterm
@@ -44,9 +47,6 @@ def serve(arguments: Sequence[str]) -> int:
     if findings.topic is not None:
         print(help_text(PROG, findings.topic, SETTINGS))
         return 0
-    add_environment(findings, SETTINGS)
-    if findings.config_file is not None:
-        add_file(findings, findings.config_file, SETTINGS)
     engine_config, server_config = _configs(findings)
     _start_logging(server_config)
     for warning in findings.warnings:
@@ -97,14 +97,12 @@ def _warn_of_synthetic_acceptance(config: ServerConfig) -> None:
 
 
 def _configs(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
-    engine_config, server_config = settle(findings, (EngineConfig, ServerConfig))
-    if not may_have_gpu() and (
-        problems := problems_without_gpu(cast(EngineConfig, engine_config), findings.label)
-    ):
+    engine_config, server_config = server_settings(findings)
+    if not may_have_gpu() and (problems := problems_without_gpu(engine_config, findings.label)):
         raise UsageError(problems)
-    for warning in cast(EngineConfig, engine_config).speculation_warnings:
+    for warning in engine_config.speculation_warnings:
         findings.warnings.append(f"{findings.label('speculative_config')}: {warning}")
-    return cast(EngineConfig, engine_config), cast(ServerConfig, server_config)
+    return engine_config, server_config
 
 
 def problems_without_gpu(config: EngineConfig, label: Label) -> list[str]:
@@ -117,20 +115,6 @@ def problems_without_gpu(config: EngineConfig, label: Label) -> list[str]:
         return "the device" if name == "device" and config.device == "auto" else label(name)
 
     return find_problems(EngineConfig, values, named)
-
-
-def read_chat_template(path: str | None, named: str) -> str | None:
-    """The template in the file. named: what messages call it. Raises UsageError if it does not compile."""
-    if path is None:
-        return None
-    from faser.api.templates.chat_template import ChatTemplate
-
-    source = read_text(named, path)
-    try:
-        ChatTemplate(source, bos_token=None, eos_token=None)
-    except ModelError as error:
-        raise UsageError([f"{named} is {path}; {error}"]) from None
-    return source
 
 
 def _start_logging(config: ServerConfig) -> None:

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from faser.cli.serve.lifetime import http_server, run_until_stopped
-from faser.cli.serve.listener import listen
+from faser.cli.serve.preparation import listen
+from faser.cli.serve.server import http_server, run_until_stopped
 from faser.config.server import ServerConfig
 from faser.errors import ConfigError, EngineDiedError, EngineError, FaserError
 from faser.types import ModelInfo

