@@ -16,7 +16,7 @@ import pytest
 import faser
 from faser.config.server import ServerConfig
 from faser.config.sources import SETTINGS
-from tests.cli.serve.certificates import ONE
+from tests.cli.certificates import ONE
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

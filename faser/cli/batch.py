@@ -23,9 +23,9 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from faser.api.middleware.api_keys import ApiKeys
+from faser.cli.application import build_application, fetch_model, make_metrics
 from faser.cli.console import TERMINATED, ProgressReporter, runs_bar
-from faser.cli.serve.application import build_application, fetch_model, make_metrics
-from faser.cli.serve.preparation import read_chat_template
+from faser.cli.preparation import read_chat_template
 from faser.config.declaration import MODEL, OUTPUT, settings_of
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig

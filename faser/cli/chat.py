@@ -307,8 +307,8 @@ class LocalAnswerer:
     def __enter__(self) -> Self:
         """Raises ConfigError if the model cannot be served or has no chat template."""
         from faser.api.templates.chat_template import ChatTemplate
+        from faser.cli.application import sampling_defaults
         from faser.cli.console import ProgressReporter
-        from faser.cli.serve.application import sampling_defaults
         from faser.engine.checkpoints.source import resolve
         from faser.engine.client.async_engine import AsyncEngine
         from faser.engine.text.tokenizer import load_tokenizer

@@ -54,7 +54,7 @@ def _command(name: str) -> Command:
     """The command's function. Imported on demand, so that `faser --help` answers at once."""
     match name:
         case "serve":
-            from faser.cli.serve.command import serve
+            from faser.cli.serve import serve
 
             return serve
         case "chat":

@@ -14,8 +14,8 @@ from faser.api.middleware.api_keys import ApiKeys
 from faser.api.middleware.cors import CorsSettings
 from faser.api.middleware.key_limits import KeyLimits
 from faser.api.serving.engine_client import EngineClient
-from faser.cli.serve.preparation import listen
-from faser.cli.serve.server import http_server
+from faser.cli.preparation import listen
+from faser.cli.server import http_server
 from faser.config.server import ServerConfig
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.cli.serve.application import head_folder, open_recorder, sampling_defaults
+from faser.cli.application import head_folder, open_recorder, sampling_defaults
 from faser.config.declaration import flag_label
 from faser.config.server import ServerConfig, sampling_problems
 from faser.engine.checkpoints.card_advice import CARD_ADVICE

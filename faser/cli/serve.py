@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from faser.cli.serve.preparation import (
+from faser.cli.preparation import (
     FLUSH_TIMEOUT_S,
     check_certificate,
     failed,
@@ -69,7 +69,7 @@ def _listen_and_serve(
         tracer = open_tracer(server_config, label)
         launched = _launched()
         try:
-            from faser.cli.serve.server import serve_on
+            from faser.cli.server import serve_on
 
             return serve_on(
                 listener, engine_config, server_config, label, keys, chat_template, began_s, launched, tracer

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 @contextmanager
 def server(fate: str, shutdown_timeout_s: float = 5.0) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running small_server and its URL; killed at the end if it still lives."""
-    command = [sys.executable, "-m", "tests.cli.serve.small_server", fate, str(shutdown_timeout_s)]
+    command = [sys.executable, "-m", "tests.cli.small_server", fate, str(shutdown_timeout_s)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     watchdog = threading.Timer(30, process.kill)
     watchdog.start()

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from faser.cli.main import main
-from faser.cli.serve.command import SYNTHETIC_BANNER
+from faser.cli.serve import SYNTHETIC_BANNER
 
 
 def test_a_served_model_answers_and_a_signal_ends_it(tiny_checkpoint: Path) -> None:

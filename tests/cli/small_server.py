@@ -1,6 +1,6 @@
 """A server with a scripted engine, run as a program so that tests can send it signals.
 
-Usage: python -m tests.cli.serve.small_server FATE SHUTDOWN_TIMEOUT, where FATE is ready, fetching, bad-fetch,
+Usage: python -m tests.cli.small_server FATE SHUTDOWN_TIMEOUT, where FATE is ready, fetching, bad-fetch,
 loading, bad-config, bad-engine or dying. GET / answers after a second; the engine's drain waits for such answers.
 Prints its port, then "cancelled", "ready", "drained" and "stopped" as they happen.
 """
@@ -10,8 +10,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from faser.cli.serve.preparation import listen
-from faser.cli.serve.server import http_server, run_until_stopped
+from faser.cli.preparation import listen
+from faser.cli.server import http_server, run_until_stopped
 from faser.config.server import ServerConfig
 from faser.errors import ConfigError, EngineDiedError, EngineError, FaserError
 from faser.types import ModelInfo

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from faser.cli.serve import preparation as tracing
-from faser.cli.serve.preparation import check_certificate, listen, open_tracer, read_api_keys, reload_certificate
+from faser.cli import preparation as tracing
+from faser.cli.preparation import check_certificate, listen, open_tracer, read_api_keys, reload_certificate
 from faser.config.declaration import flag_label
 from faser.config.server import ServerConfig
 from faser.config.sources import UsageError
 from faser.errors import ConfigError
-from tests.cli.serve.certificates import ENCRYPTED_KEY, ONE, TWO
+from tests.cli.certificates import ENCRYPTED_KEY, ONE, TWO
 
 
 def keys_of(folder: Path, content: bytes, *flags: str) -> tuple[str, ...]:
@@ -192,8 +192,8 @@ def test_without_the_flag_nothing_of_the_sdk_is_imported() -> None:
     """FastAPI itself imports OpenTelemetry's API, which does nothing without an SDK."""
     program = (
         "import sys\n"
-        "from faser.cli.serve.command import open_tracer\n"
-        "import faser.cli.serve.server\n"
+        "from faser.cli.serve import open_tracer\n"
+        "import faser.cli.server\n"
         "from faser.config.declaration import flag_label\n"
         "from faser.config.server import ServerConfig\n"
         "assert open_tracer(ServerConfig(), flag_label) is None\n"

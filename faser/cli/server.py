@@ -28,8 +28,7 @@ from faser.api.http.server import LimitedServer
 from faser.api.loading import LoadingApp
 from faser.api.middleware.api_keys import ApiKeys
 from faser.api.page.files import PageFiles
-from faser.cli.console import ProgressReporter
-from faser.cli.serve.application import (
+from faser.cli.application import (
     build_application,
     fetch_model,
     head_folder,
@@ -38,7 +37,8 @@ from faser.cli.serve.application import (
     open_recorder,
     served_names,
 )
-from faser.cli.serve.preparation import notice, progress_line, read_api_keys, reload_certificate
+from faser.cli.console import ProgressReporter
+from faser.cli.preparation import notice, progress_line, read_api_keys, reload_certificate
 from faser.config.declaration import Label
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
