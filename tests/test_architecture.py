@@ -23,7 +23,7 @@ class Layer(Enum):
     VALUES = ("types", "errors", "machine", "files", "processes", "logs")
     CONFIG = ("config",)
     METRICS = ("metrics",)
-    TRACING = ("tracing",)
+    TRACING = ("tracing", "tracing_sdk")
     CONTRACT = ("engine.contract",)
     TEXT = ("engine.text", "engine.checkpoints", "engine.structure")
     CONTROL = ("engine.control",)

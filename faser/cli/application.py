@@ -37,9 +37,8 @@ from faser.engine.client.traffic.request_traffic import AnswerTaker
 from faser.engine.contract.messages import Configure
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError, ModelError
-from faser.metrics.head_refresh import RefreshMetrics
-from faser.metrics.server import Metrics
-from faser.tracing.span import Tracer
+from faser.metrics.server import Metrics, RefreshMetrics
+from faser.tracing import Tracer
 from faser.types import ProgressCallback
 
 _EMBEDDED_NAME = "SmolLM2-135M-Instruct"

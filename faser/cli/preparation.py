@@ -18,8 +18,8 @@ from faser.config.environment import traces_protocol
 from faser.config.server import ServerConfig, key_problems
 from faser.config.sources import UsageError
 from faser.errors import ConfigError, FaserError, ModelError
-from faser.logs.setup import log_format
-from faser.tracing.span import Tracer
+from faser.logs import log_format
+from faser.tracing import Tracer
 
 _PROG = "faser serve"
 _log = logging.getLogger("faser.serve")
@@ -181,7 +181,7 @@ def open_tracer(config: ServerConfig, label: Label) -> Tracer | None:
     variable, protocol = traces_protocol()
     if protocol not in (None, _PROTOCOL):
         raise ConfigError(f"{variable} is {protocol}; spans are sent as {_PROTOCOL} only, mostly to port 4318")
-    from faser.tracing.opentelemetry import OpenTelemetryTracer
+    from faser.tracing_sdk import OpenTelemetryTracer
 
     return OpenTelemetryTracer(endpoint, version=__version__)
 

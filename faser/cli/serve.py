@@ -27,7 +27,7 @@ from faser.config.server import ServerConfig
 from faser.config.sources import SETTINGS, Findings, UsageError, parse, server_settings
 from faser.engine.client.engine_host import LaunchedEngine, launch
 from faser.errors import FaserError
-from faser.logs.setup import FRONT_END, start_logging
+from faser.logs import FRONT_END, start_logging
 from faser.machine import may_have_gpu
 from faser.processes import exit_on_sigterm
 

@@ -45,8 +45,8 @@ from faser.config.server import ServerConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import LaunchedEngine
 from faser.errors import ConfigError, FaserError
-from faser.logs.setup import log_format
-from faser.tracing.span import Tracer
+from faser.logs import log_format
+from faser.tracing import Tracer
 from faser.types import ModelInfo
 
 _CLOSE_TIMEOUT_S = 5

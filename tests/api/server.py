@@ -19,7 +19,7 @@ from faser.cli.server import http_server
 from faser.config.server import ServerConfig
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics
-from faser.tracing.span import Tracer
+from faser.tracing import Tracer
 
 MODEL = "tiny"
 

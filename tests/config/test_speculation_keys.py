@@ -341,7 +341,11 @@ def test_a_target_is_a_positive_number_of_milliseconds(value: float) -> None:
 
 
 _json = st.recursive(
-    st.none() | st.booleans() | st.integers(-99, 99) | st.floats(allow_nan=True, allow_subnormal=False) | st.text(max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-99, 99)
+    | st.floats(allow_nan=True, allow_subnormal=False)
+    | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )

@@ -12,7 +12,7 @@ from faser.distill.online.background import end_with_parent, stay_behind
 from faser.engine.contract.learning import Learn, Started, Unable, receive_task
 from faser.engine.contract.messages import Configure, frame
 from faser.errors import FaserError
-from faser.logs.setup import ENGINE, start_logging
+from faser.logs import ENGINE, start_logging
 
 
 def serve(connection: socket.socket) -> int:

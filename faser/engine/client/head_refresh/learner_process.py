@@ -18,7 +18,7 @@ from typing import Protocol
 from faser.config.environment import child_environment
 from faser.engine.contract.learning import FromLearner, Learn, Started, receive_from_learner
 from faser.engine.contract.messages import Configure, frame
-from faser.logs.setup import log_format
+from faser.logs import log_format
 
 _END_S = 5.0
 

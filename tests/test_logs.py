@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from faser.logs.context import begin, bind
-from faser.logs.json_lines import JsonLines
+from faser.logs import JsonLines, begin, bind
 
 
 def formatted(record: logging.LogRecord) -> dict[str, Any]:

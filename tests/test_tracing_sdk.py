@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from faser.errors import ConfigError
-from faser.tracing.opentelemetry import OpenTelemetryTracer
-from faser.tracing.span import Phase, SpanContent
+from faser.tracing import Phase, SpanContent
+from faser.tracing_sdk import OpenTelemetryTracer
 from tests.api.server import until
-from tests.tracing.collector import Collector, collecting
+from tests.collector import Collector, collecting
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Tracer and RequestSpan: what the front-end needs from a tracing library."""
+"""Traces: what the front-end needs from a tracing library. tracing_sdk.py implements it with OpenTelemetry."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
