@@ -34,10 +34,8 @@ from faser.engine.client.async_engine import AsyncEngine
 from faser.errors import ConfigError
 from faser.processes import exit_on_sigterm
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-_BUSY = (429, 503)
-_WAIT_S = 1.0  # where an answer does not say how long
 PROG = "faser run-batch"
+
 _HELP = """usage: faser run-batch -i IN.jsonl -o OUT.jsonl [MODEL] [flags]
 
 Answer the requests of a file, one a line, in the format of OpenAI's Batch API and of vLLM's run-batch:
@@ -54,6 +52,11 @@ Answer the requests of a file, one a line, in the format of OpenAI's Batch API a
 Flags of faser serve about the model, the engine and its answers may follow: faser serve --help=all.
 A line that cannot be answered has an error in OUT and does not stop the others. The exit status is
 0 if all lines are answered, 1 if some are not, 2 if nothing could be started."""
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_BUSY = (429, 503)
+_WAIT_S = 1.0  # where an answer does not say how long
+
 # Settings of a server that have a meaning without one.
 _KEPT = frozenset(
     {

@@ -27,8 +27,8 @@ from faser.types import Request, RequestOutput, SamplingParams, StructuredOutput
 if TYPE_CHECKING:
     from faser.engine.client.output_stream import OutputStream
 
-Message = dict[str, str]
 PROG = "faser chat"
+
 _HELP = """usage: faser chat [MODEL] [flags]
 
 Talk to a served model, or with --in-process to one loaded here.
@@ -45,6 +45,8 @@ Talk to a served model, or with --in-process to one loaded here.
   --json-schema FILE      answers are JSON that matches the schema in this file
 
 In the conversation: /reset forgets it, /exit ends it, Ctrl-C stops an answer."""
+
+Message = dict[str, str]
 _CONNECT_TIMEOUT_S = 5.0
 
 

@@ -40,6 +40,7 @@ from faser.processes import exit_on_sigterm
 from faser.types import FinishReason, Request, SamplingParams
 
 PROG = "faser distill"
+
 HELP = """usage: faser distill [MODEL] -o DIR [flags]
 
 Make a head that drafts for a model, from nothing but the model: it asks itself questions and answers them, and a
@@ -63,6 +64,7 @@ head of one layer learns to say what it says. Text never leaves the machine. The
 Stop it at any time, with Ctrl-C or SIGTERM: run again, it goes on.
 
 Flags of faser serve about the model and the engine may follow: faser serve --help=all."""
+
 _DEFAULT_TOKENS = 1_000_000
 _MOST_STEPS = 16
 

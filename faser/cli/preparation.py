@@ -23,6 +23,7 @@ from faser.tracing import Tracer
 
 _PROG = "faser serve"
 _log = logging.getLogger("faser.serve")
+
 # After the last answer. Spans are sent every few seconds, so few are left; supervisors wait 5 s longer than the
 # drain before they kill.
 FLUSH_TIMEOUT_S = 2.0

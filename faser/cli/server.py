@@ -17,7 +17,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -44,17 +44,20 @@ from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import LaunchedEngine
-from faser.errors import ConfigError, FaserError
+from faser.errors import ConfigError
 from faser.logs import log_format
 from faser.tracing import Tracer
 from faser.types import ModelInfo
 
 _CLOSE_TIMEOUT_S = 5
 _INTERRUPTED = 130
+
 # While a thread reads a large body the event loop gets its turns this much later, each time it waits for a socket.
 _SWITCH_S = 0.001
+
 # Does what must come before an engine: fetches the model, builds the application. May be cancelled.
-Prepare = Callable[[], Awaitable["EngineLifecycle"]]
+Prepare = Callable[[], Awaitable[AsyncEngine]]
+
 _log = logging.getLogger("faser.serve")
 
 
@@ -201,22 +204,6 @@ def http_server(app: Any, config: ServerConfig) -> HttpServer:
     )
 
 
-class EngineLifecycle(Protocol):
-    """Start and end of an engine, as the server needs them."""
-
-    async def start(self) -> None: ...
-
-    async def wait_ready(self) -> ModelInfo: ...
-
-    async def wait_dead(self) -> FaserError:
-        """Wait until the engine has ended for good. Returns the reason."""
-        ...
-
-    async def drain(self, timeout_s: float) -> None: ...
-
-    async def stop(self) -> None: ...
-
-
 def run_until_stopped(
     server: HttpServer,
     prepare: Prepare,
@@ -251,7 +238,7 @@ async def _serve_until_signal(
     stopping = asyncio.create_task(stop.requested.wait())
     preparing = asyncio.ensure_future(prepare())
     waiting: list[asyncio.Task[Any]] = [stopping]
-    engine: EngineLifecycle | None = None
+    engine: AsyncEngine | None = None
     try:
         await asyncio.wait({serving, preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if preparing.done():

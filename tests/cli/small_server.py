@@ -8,11 +8,12 @@ Prints its port, then "cancelled", "ready", "drained" and "stopped" as they happ
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from faser.cli.preparation import listen
 from faser.cli.server import http_server, run_until_stopped
 from faser.config.server import ServerConfig
+from faser.engine.client.async_engine import AsyncEngine
 from faser.errors import ConfigError, EngineDiedError, EngineError, FaserError
 from faser.types import ModelInfo
 
@@ -92,7 +93,7 @@ def main() -> int:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    async def prepare() -> ScriptedEngine:
+    async def prepare() -> AsyncEngine:
         match engine.fate:
             case "fetching":
                 try:
@@ -101,7 +102,7 @@ def main() -> int:
                     say("cancelled")
             case "bad-fetch":
                 raise ConfigError("there is no network")
-        return engine
+        return cast(AsyncEngine, engine)
 
     listener = listen("127.0.0.1", 0)
     say(listener.getsockname()[1])
