@@ -1,9 +1,4 @@
-"""Sampling defaults: the model's file, the operator's flag, and which of them wins.
-
-Whether there is a recorder, and what is said when there cannot be one.
-
-Where a server keeps refreshed heads.
-"""
+"""Sampling defaults, the recorder and the folder of refreshed heads, as the settings ask for them."""
 
 import json
 import stat

@@ -1,9 +1,4 @@
-"""faser run-batch with a model in this process, as a user runs it.
-
-The files of a batch.
-
-Lines of a batch, answered by an application over a fake engine.
-"""
+"""faser run-batch: its files, lines answered over a fake engine, and the command with a model in this process."""
 
 import asyncio
 import json

@@ -1,11 +1,4 @@
-"""`faser chat` refuses wrong flags and names a server that does not answer.
-
-Conversations: which messages are kept, and what is printed.
-
-A model in this process answers.
-
-A server's stream becomes the pieces of an answer; its errors become FASER's.
-"""
+"""`faser chat`: its flags, conversations, and answers of a server and of a model in this process."""
 
 import io
 import json

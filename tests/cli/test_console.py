@@ -1,7 +1,4 @@
-"""What is shown: lines in a log, a bar on a terminal.
-
-Progress of long work: a few lines in a log, bars on a terminal.
-"""
+"""What is shown: lines in a log, bars on a terminal."""
 
 import io
 

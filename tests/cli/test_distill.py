@@ -1,7 +1,4 @@
-"""`faser distill` with a tiny model, as a user runs it.
-
-The command line of `faser distill`: what is read, and what is refused before a model is loaded.
-"""
+"""`faser distill` with a tiny model, as a user runs it; what is refused before a model is loaded."""
 
 import json
 from pathlib import Path

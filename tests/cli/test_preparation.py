@@ -1,10 +1,6 @@
-"""Where API keys come from, and which ones are refused at the start.
+"""What a server checks before it loads anything: keys, the port, certificates, the tracer.
 
-Taking a port: free, taken, forbidden, or on no address of ours.
-
-Certificates that cannot be used: one line each, before anything is loaded. Oracle of the good ones: OpenSSL.
-
-Whether there is a tracer, and what is said when there cannot be one.
+Oracle of certificates that can be used: OpenSSL.
 """
 
 import socket

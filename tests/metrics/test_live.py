@@ -1,8 +1,6 @@
-"""Percentiles of latencies. Oracle: numpy's percentile over all values of the window.
+"""The live view's numbers: what the recorder keeps, and samples that add up to what the engine counted.
 
-Samples: added up they are what the engine counted.
-
-LiveRecorder: what it keeps without viewers and with them, as Metrics reports to it.
+Oracle of percentiles: numpy's over all values of the window.
 """
 
 import random
