@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.peers.machine import describe_machine, git_commit
 from benchmarks.prompts import load_prompts
-from faser.bench.chart import line_chart
-from faser.cli.console.progress import runs_bar
+from benchmarks.spec_bench.chart import line_chart
+from faser.cli.console import runs_bar
 from faser.offline import LLM
 from faser.types import SamplingParams, SpeculationSummary
 

@@ -15,7 +15,7 @@ from tests.fake_engine import FakeEngine
 
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 _BYTES = (32 << 20) - 100
-_SWITCH_S = 0.001  # as in faser.cli.serve.lifetime
+_SWITCH_S = 0.001  # as in faser.cli.server
 
 _PROBE = """
 import http.client, select, sys, time

@@ -18,7 +18,7 @@ from rich.progress import track
 from torch import Tensor
 
 from benchmarks.prompts import load_prompts
-from faser.bench.questions import QUESTIONS
+from faser.cli.bench_prompts import QUESTIONS
 from faser.engine.execution.sampling.distribution import fixed_point_probs
 from faser.engine.execution.sampling.torch_kernels import nearest
 

@@ -29,7 +29,7 @@ import httpx
 from benchmarks.chaos.clients import http_client
 from benchmarks.chaos.server import WatchedServer
 from benchmarks.peers.machine import describe_machine, git_commit, portable
-from faser.bench.chart import Chart
+from benchmarks.spec_bench.chart import Chart
 
 ARMS: dict[str, tuple[str, ...]] = {
     "prefix cache": ("--enable-prefix-caching",),

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.simulator.simulation import Machine, Simulation
 from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.workload import parse_workload
-from faser.bench.policy_spec import parse_policy
+from benchmarks.spec_bench.policy_spec import parse_policy
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl

@@ -34,7 +34,7 @@ from benchmarks.simulator.contest import Contest
 from benchmarks.simulator.simulation import Machine
 from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.workload import Workload
-from faser.bench.policy_spec import parse_policy
+from benchmarks.spec_bench.policy_spec import parse_policy
 from faser.engine.contract.step_times import CostTable, InterferenceTable, Role, StepTimes
 from faser.engine.control.step_cost import CostModel
 

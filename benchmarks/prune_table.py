@@ -33,7 +33,7 @@ from benchmarks.prune_world import (
     pair_of,
     requests_of,
 )
-from faser.bench.prompts import read_prompts
+from faser.cli.bench_prompts import read_prompts
 from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine

@@ -19,7 +19,7 @@ import httpx
 from benchmarks.paired import difference, in_turn
 from faser.api.app import ApiSettings, create_app
 from faser.metrics.server import Metrics
-from faser.tracing.opentelemetry import OpenTelemetryTracer
+from faser.tracing_sdk import OpenTelemetryTracer
 from tests.fake_engine import FakeEngine, saying
 
 OFF, ON, UNSAMPLED = "off", "on", "not sampled"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.prompts import load_prompts
-from faser.bench.chart import Chart
+from benchmarks.spec_bench.chart import Chart
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.build import build_engine

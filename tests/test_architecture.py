@@ -23,7 +23,7 @@ class Layer(Enum):
     VALUES = ("types", "errors", "machine", "files", "processes", "logs")
     CONFIG = ("config",)
     METRICS = ("metrics",)
-    TRACING = ("tracing",)
+    TRACING = ("tracing", "tracing_sdk")
     CONTRACT = ("engine.contract",)
     TEXT = ("engine.text", "engine.checkpoints", "engine.structure")
     CONTROL = ("engine.control",)
@@ -40,7 +40,7 @@ class Layer(Enum):
     CLIENT = ("engine.client",)
     API = ("api",)
     DISTILL = ("distill",)
-    COMMANDS = ("cli", "bench", "offline", "__main__")
+    COMMANDS = ("cli", "offline", "__main__")
 
 
 # Packages that hold several layers; what they say themselves is a docstring, and the front door of the whole.

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import faser
-from faser.cli.flags.sources import SETTINGS
 from faser.config.server import ServerConfig
-from tests.cli.serve.certificates import ONE
+from faser.config.sources import SETTINGS
+from tests.cli.certificates import ONE
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

@@ -33,9 +33,10 @@ from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
 from benchmarks.ablation.report import write
 from benchmarks.ablation.summary import Run
 from benchmarks.simulator.workload import read_azure
-from faser.bench.prompts import read_prompts, select_prompts
-from faser.cli.console.progress import ProgressReporter, runs_bar
-from faser.cli.tools.env import facts
+from benchmarks.spec_bench.prompts import select_prompts
+from faser.cli.bench_prompts import read_prompts
+from faser.cli.console import ProgressReporter, runs_bar
+from faser.cli.tools import facts
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.build import build

@@ -10,7 +10,7 @@ from benchmarks.ablation.arms import BASE, KNOWN
 from benchmarks.ablation.summary import RATIOS, Row, Run, Spread, rows_of, sorted_runs
 from benchmarks.simulator.contest import Times
 from benchmarks.simulator.report import markdown
-from faser.bench.chart import line_chart
+from benchmarks.spec_bench.chart import line_chart
 
 _COLUMNS = (
     "arm",

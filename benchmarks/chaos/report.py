@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.chaos.clients import TOKENS
 from benchmarks.chaos.server import Holdings
 from benchmarks.chaos.watching import HANG, Fault, Sample, growth, last_life
-from faser.bench.chart import Chart
+from benchmarks.spec_bench.chart import Chart
 
 READY_BAR_S = 30.0
 GROWTH_BAR = 0.05

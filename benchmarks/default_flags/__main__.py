@@ -36,7 +36,7 @@ from benchmarks.paired import in_turn
 from benchmarks.peers.machine import describe_machine, git_commit, portable
 from benchmarks.peers.servers import Recipe, Server, free_port
 from benchmarks.prompts import Prompt, load_prompts
-from faser.cli.console.progress import runs_bar
+from faser.cli.console import runs_bar
 
 _START_TIMEOUT_S = 600.0
 _WARM_UP = Prompt(question_id=0, category="warm-up", text="Say hello.")

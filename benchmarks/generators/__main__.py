@@ -33,7 +33,7 @@ from benchmarks.generators.tools.tool import Run, Target
 from benchmarks.peers.machine import describe_machine, git_commit, portable
 from benchmarks.peers.servers import Recipe, Server, free_port
 from benchmarks.peers.setup import pulled_model
-from faser.cli.console.progress import runs_bar
+from faser.cli.console import runs_bar
 
 _START_TIMEOUT_S = 600.0
 _RUN_TIMEOUT_S = 600.0

@@ -14,9 +14,9 @@ from benchmarks.simulator.contest import Cell, Contest
 from benchmarks.simulator.live_command import check_against_live, record_trace
 from benchmarks.simulator.tables import report_cells
 from benchmarks.simulator.workload import parse_workload
-from faser.bench.policy_spec import PolicySpec, parse_policy
-from faser.cli.console.progress import ProgressReporter
-from faser.cli.flags.sources import UsageError
+from benchmarks.spec_bench.policy_spec import PolicySpec, parse_policy
+from faser.cli.console import ProgressReporter
+from faser.config.sources import UsageError
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError, FaserError

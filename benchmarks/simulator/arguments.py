@@ -8,8 +8,7 @@ from typing import Any
 from benchmarks.simulator.simulation import Machine
 from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.trace import Trace, read_trace
-from faser.cli.flags.parser import CommandParser
-from faser.cli.flags.sources import UsageError
+from faser.config.sources import CommandParser, UsageError
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 

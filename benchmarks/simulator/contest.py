@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.simulator.simulation import Machine, Outcome, Simulation
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import Workload
-from faser.bench.policy_spec import PolicySpec
+from benchmarks.spec_bench.policy_spec import PolicySpec
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.simulator.trace import RequestTrace, Trace
-from faser.config.drafters import PASS_METHODS
+from faser.config.speculation import PASS_METHODS
 from faser.engine.contract.drafts import METHOD_IDS, Drafts, empty_table
 from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan, StepResult, StopRule
 from faser.engine.contract.step_times import InterferenceTable

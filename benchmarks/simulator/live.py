@@ -14,7 +14,7 @@ from benchmarks.simulator.record import StepEngine, closed_loop
 from benchmarks.simulator.simulation import Machine
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import Workload
-from faser.bench.policy_spec import PolicySpec
+from benchmarks.spec_bench.policy_spec import PolicySpec
 from faser.errors import ConfigError
 from faser.types import EngineStats, Request, SamplingParams
 

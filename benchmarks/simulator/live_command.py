@@ -7,9 +7,9 @@ from benchmarks.simulator.arguments import engine_options, machine_of, trace_of
 from benchmarks.simulator.live import check_live
 from benchmarks.simulator.tables import report_checks
 from benchmarks.simulator.trace import mean_run, write_trace
-from faser.bench.policy_spec import parse_policy
-from faser.cli.console.progress import ProgressReporter
-from faser.cli.flags.sources import UsageError
+from benchmarks.spec_bench.policy_spec import parse_policy
+from faser.cli.console import ProgressReporter
+from faser.config.sources import UsageError
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.step_cost import CostModel
 
@@ -18,12 +18,13 @@ def record_trace(asked: argparse.Namespace) -> int:
     """Record how far drafts are accepted, and with --save-cost what steps take; returns the exit status."""
     from benchmarks.simulator.real_engine import open_engine
     from benchmarks.simulator.record import Session, record
-    from faser.bench.prompts import read_prompts
+    from benchmarks.spec_bench.prompts import evenly_spaced
+    from faser.cli.bench_prompts import read_prompts
 
     with ProgressReporter() as report:
         real = open_engine(engine_options(asked), report, recorded=True)
         config = real.config.speculation
-        prompts = read_prompts(asked.prompts, real.tokenizer, limit=asked.num_prompts)
+        prompts = evenly_spaced(read_prompts(asked.prompts, real.tokenizer), asked.num_prompts)
         session = Session(
             model=asked.MODEL or "embedded",
             drafter=config.method,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from benchmarks.simulator.trace import RequestTrace, Trace
-from faser.bench.prompts import BenchPrompt
+from faser.cli.bench_prompts import BenchPrompt
 from faser.engine.contract.plan import Draft, SequenceDelta
 from faser.engine.control.sequence import sample_seed
 from faser.errors import ConfigError

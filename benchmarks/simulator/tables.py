@@ -16,8 +16,8 @@ from benchmarks.simulator.contest import Cell
 from benchmarks.simulator.live import Check
 from benchmarks.simulator.report import COLUMNS, Row, markdown, rows_of, write_report
 from benchmarks.simulator.trace import Trace
+from benchmarks.spec_bench.chart import line_chart
 from faser import __version__
-from faser.bench.chart import line_chart
 
 _CHECK_COLUMNS = (
     "policy",

@@ -20,7 +20,7 @@ import httpx
 from benchmarks.paired import in_turn, ratio
 from benchmarks.peers.servers import Recipe, Server, free_port
 from benchmarks.text_replay.traffic import AGENT, TURNS, Conversation, conversations, grown
-from faser.cli.console.progress import runs_bar
+from faser.cli.console import runs_bar
 
 OFF, DEFAULT = "off", "default"
 ARMS = {

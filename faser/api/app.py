@@ -29,7 +29,7 @@ from faser.api.serving.requests.settings import ApiSettings
 from faser.api.serving.service import Service
 from faser.api.tracing.middleware import TracingMiddleware
 from faser.metrics.server import KEY_LIMIT, Metrics
-from faser.tracing.span import Tracer
+from faser.tracing import Tracer
 
 __all__ = ["ApiSettings", "create_app"]
 

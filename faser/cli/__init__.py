@@ -1,4 +1,4 @@
-"""The command line: `faser serve`, `chat`, `pull`, `bench` and `env`.
+"""The command line: one module a command.
 
-May import everything below. Start with main.py, then serve/command.py and serve/server.py.
+May import everything below. Start with main.py, then serve.py, server.py and application.py.
 """

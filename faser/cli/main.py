@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from faser import __version__
-from faser.cli.flags.sources import UsageError
 from faser.config.declaration import did_you_mean
+from faser.config.sources import UsageError
 from faser.errors import ConfigError, FaserError
 
 Command = Callable[[Sequence[str]], int]
@@ -54,31 +54,31 @@ def _command(name: str) -> Command:
     """The command's function. Imported on demand, so that `faser --help` answers at once."""
     match name:
         case "serve":
-            from faser.cli.serve.command import serve
+            from faser.cli.serve import serve
 
             return serve
         case "chat":
-            from faser.cli.chat.command import chat
+            from faser.cli.chat import chat
 
             return chat
         case "pull":
-            from faser.cli.tools.pull import pull
+            from faser.cli import tools as pull
 
             return pull
         case "run-batch":
-            from faser.cli.batch.command import run_batch
+            from faser.cli.batch import run_batch
 
             return run_batch
         case "distill":
-            from faser.cli.distill.command import distill
+            from faser.cli.distill import distill
 
             return distill
         case "bench":
-            from faser.cli.bench.main import bench
+            from faser.cli.bench import bench
 
             return bench
         case "env":
-            from faser.cli.tools.env import env
+            from faser.cli import tools as env
 
             return env
     if name in _VLLM_COMMANDS:

@@ -1,6 +1,7 @@
 """Setting: one knob, declared once. Its flag, variable, config file key, help and documentation follow from it.
 
-Owns how a setting is described, read from text and checked. The settings are in engine.py and server.py.
+Owns how a setting is described, read from text and checked. engine.py and server.py declare the settings,
+speculation_keys.py those in the JSON of `--speculative-config`; sources.py and help.py use them.
 """
 
 import difflib
@@ -8,16 +9,30 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from faser.config.vllm_names import Foreign
+from faser.errors import ConfigError
+
+MODEL, ENGINE, SPECULATION, SERVER, OUTPUT = "model", "engine", "speculation", "server", "output"
+GROUPS = {
+    MODEL: "which model, and how it is held",
+    ENGINE: "how the engine uses the machine",
+    SPECULATION: "how tokens are drafted and verified",
+    SERVER: "the HTTP server",
+    OUTPUT: "what answers contain",
+}
+
+Label = Callable[[str], str]  # what messages call a setting
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _BYTE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+_SWITCHES = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 
 
 class Kind(StrEnum):
@@ -87,7 +102,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag_label(self.name)
 
     @property
     def variable(self) -> str:
@@ -103,7 +118,12 @@ class Setting:
         return self.choices + tuple(f"{each}:N" for each in self.numbered)
 
 
-def setting(default: Any, help: str, *, group: str, kind: Kind, **description: Any) -> Any:
+def flag_label(name: str) -> str:
+    """A setting as its flag."""
+    return "--" + name.replace("_", "-")
+
+
+def setting(group: str, kind: Kind, default: Any, help: str, **description: Any) -> Any:
     """A dataclass field that is a setting. description: further fields of Setting."""
     described = Setting(help=help, group=group, kind=kind, default=default, **description)
     return field(default=default, metadata={"setting": described})
@@ -121,9 +141,72 @@ def read(each: Setting, texts: tuple[str, ...]) -> Any:
     Raises ValueError that says what is expected. Does not check limits; `complaint` does.
     """
     try:
-        return _READERS[each.kind](each, texts)
-    except (ValueError, RecursionError):
+        return _read(each, texts)
+    except (ValueError, KeyError, RecursionError):
         raise ValueError(f"it must be {meaning(each)}") from None
+
+
+def _read(each: Setting, texts: tuple[str, ...]) -> Any:
+    text = texts[-1].strip()
+    match each.kind:
+        case Kind.TEXT | Kind.FILE | Kind.OUTPUT_FILE:
+            return dict(each.synonyms).get(text, text)
+        case Kind.INTEGER:
+            return int(text)
+        case Kind.COUNT if each.default is None and text in ("auto", "-1"):
+            return None
+        case Kind.COUNT:
+            return _scaled(r"(?P<number>-?\d{1,999}(\.\d+)?)(?P<unit>[kmgKMG])?", _UNITS, text)
+        case Kind.COUNTS:
+            return tuple(int(one) for one in texts)
+        case Kind.BYTES:
+            pattern = r"(?P<number>-?\d{1,999}(\.\d+)?) ?(?P<unit>[KMGT])?(I?B)?"
+            return _scaled(pattern, _BYTE_UNITS, text.upper())
+        case Kind.NUMBER:
+            return float(text)
+        case Kind.SWITCH if each.default is None and text.lower() == "auto":
+            return None
+        case Kind.SWITCH:
+            return _SWITCHES[text.lower()]
+        case Kind.JSON:
+            return _object(texts)
+        case Kind.TEXTS:
+            return texts
+        case Kind.LIST if len(texts) == 1 and text.startswith("["):  # so vLLM writes it
+            return tuple(json.loads(text))
+        case Kind.LIST:
+            return tuple(one.strip() for one in texts)
+
+
+def _scaled(pattern: str, units: Mapping[str, int], text: str) -> int:
+    """A number and a unit. Raises ValueError if the result is not whole."""
+    found = re.fullmatch(pattern, text)
+    if found is None:
+        raise ValueError(text)
+    number = Fraction(found["number"]) * units[found["unit"] or ""]
+    if number.denominator != 1:
+        raise ValueError(text)
+    return number.numerator
+
+
+def _object(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Several objects are merged, so that dotted flags add up."""
+    merged: dict[str, Any] = {}
+    for text in texts:
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError(text)
+        merged = _merged(merged, value)
+    return merged
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Both objects merged at every depth; other wins where both have a value."""
+    both = dict(one)
+    for key, value in other.items():
+        inner = both.get(key)
+        both[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return both
 
 
 def complaint(each: Setting, value: Any) -> str | None:
@@ -151,6 +234,72 @@ def _fits(each: Setting, value: Any) -> bool:
 def _is_numbered(each: Setting, value: str) -> bool:
     base, _, number = value.partition(":")
     return base in each.numbered and number.isdecimal()
+
+
+def find_problems(
+    config_type: Any, values: Mapping[str, Any], label: Label, unreadable: Collection[str] = ()
+) -> list[str]:
+    """Every reason why values cannot become a config, one line each.
+
+    values: by field name; a missing one takes its default. label: what messages call a field.
+    unreadable: fields whose text could not be read as a value; they are not checked again.
+    """
+    found = []
+    sound = {each.name: values.get(each.name, each.default) for each in settings_of(config_type)}
+    sound |= dict.fromkeys(unreadable)
+    for each in settings_of(config_type):
+        value = sound[each.name]
+        if each.name not in unreadable and (reason := complaint(each, value)) is not None:
+            found.append(f"{label(each.name)} is {shown(each, value)}; {reason}")
+            sound[each.name] = None
+    conflicts: list[str] = config_type.conflicts(sound, label)
+    return found + conflicts
+
+
+def read_keys(
+    given: Mapping[str, Any],
+    keys: Sequence[Setting],
+    foreign: Mapping[str, Foreign],
+    problems: list[str],
+    warnings: list[str],
+) -> dict[str, Any]:
+    """The sound values of a JSON object, by key; null is the same as absent.
+
+    A key of Kind.JSON has a list or an object, which the caller checks. foreign: keys that are known and not
+    supported. problems, warnings: one line each is appended.
+    """
+    known = {each.name: each for each in keys}
+    values = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in known:
+            if isinstance(value, str):
+                value = dict(known[name].synonyms).get(value, value)
+            reason = None if known[name].kind is Kind.JSON else complaint(known[name], value)
+            if reason is None:
+                values[name] = value
+            else:
+                problems.append(f"{name} is {as_given(value)}; {reason}")
+        elif name in foreign:
+            refused, ignored = foreign[name].answer(f"'{name}'", value)
+            problems += refused
+            warnings += ignored
+        else:
+            near = did_you_mean(name, [*known, *foreign])
+            problems.append(f"unknown key '{name}'.{near} Known keys: {', '.join(known)}")
+    return values
+
+
+def as_given(value: Any) -> str:
+    """A value as it stood in the JSON, a text without its quotes."""
+    return value if isinstance(value, str) else json.dumps(value, default=repr)
+
+
+def raise_problems(config: Any) -> None:
+    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    if problems := find_problems(type(config), values, lambda name: name):
+        raise ConfigError("; ".join(problems))
 
 
 def meaning(each: Setting) -> str:
@@ -245,108 +394,3 @@ def _writable(path: Path) -> bool:
     if path.exists():
         return not path.is_dir() and os.access(path, os.W_OK)
     return path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)
-
-
-def _last(texts: tuple[str, ...]) -> str:
-    return texts[-1].strip()
-
-
-def _read_text(each: Setting, texts: tuple[str, ...]) -> str | None:
-    return dict(each.synonyms).get(_last(texts), _last(texts))
-
-
-def _read_integer(each: Setting, texts: tuple[str, ...]) -> int:
-    del each
-    return int(_last(texts))
-
-
-def _read_scaled(pattern: str, units: Mapping[str, int], text: str) -> int:
-    """A number and a unit. Raises ValueError if the result is not whole."""
-    found = re.fullmatch(pattern, text)
-    if found is None:
-        raise ValueError(text)
-    number = Fraction(found["number"]) * units[found["unit"] or ""]
-    if number.denominator != 1:
-        raise ValueError(text)
-    return number.numerator
-
-
-def _read_count(each: Setting, texts: tuple[str, ...]) -> int | None:
-    if each.default is None and _last(texts) in ("auto", "-1"):
-        return None
-    return _read_scaled(r"(?P<number>-?\d{1,999}(\.\d+)?)(?P<unit>[kmgKMG])?", _UNITS, _last(texts))
-
-
-def _read_counts(each: Setting, texts: tuple[str, ...]) -> tuple[int, ...]:
-    del each
-    return tuple(int(text) for text in texts)
-
-
-def _read_bytes(each: Setting, texts: tuple[str, ...]) -> int:
-    del each
-    text = _last(texts).upper()
-    return _read_scaled(r"(?P<number>-?\d{1,999}(\.\d+)?) ?(?P<unit>[KMGT])?(I?B)?", _BYTE_UNITS, text)
-
-
-def _read_number(each: Setting, texts: tuple[str, ...]) -> float:
-    del each
-    return float(_last(texts))
-
-
-def _read_switch(each: Setting, texts: tuple[str, ...]) -> bool | None:
-    text = _last(texts).lower()
-    if each.default is None and text == "auto":
-        return None
-    if text not in _TRUE + _FALSE:
-        raise ValueError(text)
-    return text in _TRUE
-
-
-def _read_json(each: Setting, texts: tuple[str, ...]) -> dict[str, Any]:
-    """Several objects are merged, so that dotted flags add up."""
-    del each
-    merged: dict[str, Any] = {}
-    for text in texts:
-        value = json.loads(text)
-        if not isinstance(value, dict):
-            raise ValueError(text)
-        merged = _merged(merged, value)
-    return merged
-
-
-def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Both objects merged at every depth; other wins where both have a value."""
-    both = dict(one)
-    for key, value in other.items():
-        inner = both.get(key)
-        both[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
-    return both
-
-
-def _read_texts(each: Setting, texts: tuple[str, ...]) -> tuple[str, ...]:
-    del each
-    return texts
-
-
-def _read_list(each: Setting, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """One text is a JSON list if it looks like one: so vLLM writes it."""
-    del each
-    if len(texts) > 1 or not _last(texts).startswith("["):
-        return tuple(text.strip() for text in texts)
-    return tuple(json.loads(_last(texts)))
-
-
-_READERS: dict[Kind, Callable[[Setting, tuple[str, ...]], Any]] = {
-    Kind.TEXT: _read_text,
-    Kind.FILE: _read_text,
-    Kind.OUTPUT_FILE: _read_text,
-    Kind.INTEGER: _read_integer,
-    Kind.COUNT: _read_count,
-    Kind.COUNTS: _read_counts,
-    Kind.BYTES: _read_bytes,
-    Kind.NUMBER: _read_number,
-    Kind.SWITCH: _read_switch,
-    Kind.JSON: _read_json,
-    Kind.TEXTS: _read_texts,
-    Kind.LIST: _read_list,
-}

@@ -1,29 +1,77 @@
-"""EngineConfig: every setting of an engine, each declared once. Checked when it is built, frozen afterwards."""
+"""EngineConfig: every setting of an engine, each declared once. Checked when it is built, frozen afterwards.
 
-from collections.abc import Mapping
+Some defaults depend on the device, which is known only once the engine starts. EngineConfig has a CPU's numbers
+and the names of the settings that were not given (by_device); execution/startup/device.py replaces them on a GPU.
+"""
+
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from faser.config.checks import Label, raise_problems
-from faser.config.declaration import Kind, setting, settings_of, show_bytes
-from faser.config.device_default import DEVICE_DEFAULTS, DeviceDefault
-from faser.config.groups import ENGINE, MODEL, OUTPUT, SPECULATION
+from faser.config.declaration import (
+    ENGINE,
+    MODEL,
+    OUTPUT,
+    SPECULATION,
+    Kind,
+    Label,
+    Setting,
+    raise_problems,
+    read_keys,
+    setting,
+    settings_of,
+    show_bytes,
+)
 from faser.config.speculation import AUTO, POLICIES, SpeculationConfig
-from faser.config.speculation_parser import Parsed, parse_speculation
-from faser.config.structured_outputs import StructuredOutputsConfig, parse_structured_outputs
+from faser.config.speculation_keys import Parsed, parse_speculation
+from faser.config.vllm_names import FOREIGN_WRITING_KEYS, REFUSED_KV_TYPES, REFUSED_QUANTIZATIONS, REFUSED_WRITERS
 from faser.machine import usable_cores, usable_memory
 from faser.types import MAX_LOGPROBS, Slo
 
+
+class DeviceDefault(int):
+    """The default of a count on a CPU. on_gpu: on a GPU. on_small_gpu: on one of less than SMALL_GPU_BYTES.
+
+    As a field's default it tells a value that was not given from the same number that was.
+    """
+
+    on_gpu: int
+    on_small_gpu: int
+
+    def __new__(cls, on_cpu: int, on_gpu: int, on_small_gpu: int) -> "DeviceDefault":
+        found = super().__new__(cls, on_cpu)
+        found.on_gpu, found.on_small_gpu = on_gpu, on_small_gpu
+        return found
+
+
+SMALL_GPU_BYTES = 64 << 30  # a step of 8192 rows takes gigabytes, which a smaller GPU has better use for
+DEVICE_DEFAULTS = {
+    "max_num_seqs": DeviceDefault(64, on_gpu=256, on_small_gpu=256),
+    "max_num_batched_tokens": DeviceDefault(256, on_gpu=8192, on_small_gpu=2048),
+}
+
+
+def gpu_defaults(values: Mapping[str, Any], by_device: Collection[str], memory_bytes: int) -> dict[str, int]:
+    """Values, by name, for the settings in by_device, on a GPU of this memory. values: a CPU's, or given ones.
+
+    A number that was given bounds the other one: a step has a row for each sequence at least.
+    """
+    small = memory_bytes < SMALL_GPU_BYTES
+    usual = {name: each.on_small_gpu if small else each.on_gpu for name, each in DEVICE_DEFAULTS.items()}
+    found: dict[str, int] = {}
+    if "max_num_seqs" in by_device:
+        given = None if "max_num_batched_tokens" in by_device else values["max_num_batched_tokens"]
+        found["max_num_seqs"] = min(usual["max_num_seqs"], given or usual["max_num_seqs"])
+    if "max_num_batched_tokens" in by_device:
+        seqs = found.get("max_num_seqs", values["max_num_seqs"])
+        found["max_num_batched_tokens"] = max(usual["max_num_batched_tokens"], seqs)
+    return found
+
+
 _HALF = "it is not computed on a CPU; use bfloat16 or float32"
 _NO_FLOAT32 = "flashinfer computes in 16 bits; use bfloat16, float16 or the torch backend"
-_OTHER_QUANTIZATION = "only fp8, gguf, int8 and int4 are implemented; use one of them or an unquantized checkpoint"
-_OF_CHECKPOINT = "the type of a quantized checkpoint is read from its files; leave it out"
-
-_METHODS_OF_CHECKPOINTS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors")
 _LOW_BIT = ("gguf", "int8", "int4")
 
-_OTHER_FP8 = "of 8-bit types only e4m3 and int8 are implemented; use fp8, int8 or auto"
-_OTHER_KV = "keys and values are stored as they are computed, in --dtype, or in 8 bits; use auto, fp8 or int8"
 _NO_FP8 = "no kernels for CPUs multiply 8-bit numbers; leave it out, or use the torch backend, which is slow"
 _NO_LOW_BIT = "no kernels for GPUs multiply low-bit weights; leave it out, or use the torch backend"
 _NO_FP8_KV = "no kernels for CPUs read 8-bit floats; use int8, auto, or the torch backend, which is slow"
@@ -47,295 +95,315 @@ _GPU_ONLY = (
 )
 
 
+# The JSON of --structured-outputs-config, with vLLM's keys. vLLM calls llguidance guidance.
+_WRITING_KEYS = (
+    Setting(
+        name="backend",
+        kind=Kind.TEXT,
+        help="What follows grammars.",
+        group=OUTPUT,
+        choices=("auto", "llguidance", "guidance"),
+        refused=REFUSED_WRITERS,
+    ),
+    Setting(
+        name="disable_any_whitespace",
+        kind=Kind.SWITCH,
+        help="false: JSON may have any white space between values.",
+        group=OUTPUT,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsConfig:
+    """any_whitespace: JSON may have any white space between values; else a space follows each comma and colon."""
+
+    any_whitespace: bool = False
+
+
+def parse_structured_outputs(given: Mapping[str, Any] | None) -> tuple[StructuredOutputsConfig, tuple[str, ...]]:
+    """The settings, and every problem of the JSON in one line each."""
+    problems: list[str] = []
+    values = read_keys(given or {}, _WRITING_KEYS, FOREIGN_WRITING_KEYS, problems, [])
+    return StructuredOutputsConfig(any_whitespace=values.get("disable_any_whitespace") is False), tuple(problems)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All settings of an engine. Raises ConfigError that names every problem in one line."""
 
     model: str | None = setting(
+        MODEL,
+        Kind.TEXT,
         None,
         "Model directory, .gguf file or hub id. None: the embedded SmolLM2-135M-Instruct.",
-        group=MODEL,
-        kind=Kind.TEXT,
         metavar="model",
         common=True,
     )
     tokenizer: str | None = setting(
-        None, "Directory of another tokenizer. None: the model's own.", group=MODEL, kind=Kind.TEXT, metavar="path"
+        MODEL, Kind.TEXT, None, "Directory of another tokenizer. None: the model's own.", metavar="path"
     )
     revision: str | None = setting(
-        None, "Branch, tag or commit of a hub model. None: the main branch.", group=MODEL, kind=Kind.TEXT
+        MODEL, Kind.TEXT, None, "Branch, tag or commit of a hub model. None: the main branch."
     )
     dtype: str = setting(
+        MODEL,
+        Kind.TEXT,
         "auto",
         "Type of weights and activations. auto: the checkpoint's, or the nearest the device computes.",
-        group=MODEL,
-        kind=Kind.TEXT,
         choices=("auto", "bfloat16", "float16", "float32"),
         synonyms=(("float", "float32"), ("half", "float16")),
         common=True,
     )
     quantization: str | None = setting(
+        MODEL,
+        Kind.TEXT,
         None,
         "Weights as they are multiplied. int8, int4: all of them, rounded while loading (on a CPU). gguf: what a "
         "GGUF file stores in blocks, as stored (on a CPU). fp8: those of the layers, rounded while loading (on a "
         "GPU). none: in --dtype. Not given: as a quantized checkpoint or, on a CPU, a GGUF file stores them.",
-        group=MODEL,
-        kind=Kind.TEXT,
         aliases=("-q",),
         choices=("none", "fp8", "gguf", "int8", "int4"),
         synonyms=(("None", None), ("null", None)),
-        refused=(
-            *((name, _OTHER_QUANTIZATION) for name in ("bitsandbytes", "modelopt", "nvfp4")),
-            *((name, _OF_CHECKPOINT) for name in _METHODS_OF_CHECKPOINTS),
-        ),
+        refused=REFUSED_QUANTIZATIONS,
     )
     max_model_len: int | None = setting(
+        MODEL,
+        Kind.COUNT,
         None,
         "Longest context, prompt and answer together, in tokens. None or auto: the model's own.",
-        group=MODEL,
-        kind=Kind.COUNT,
         low=1,
         high=1 << 24,
         common=True,
     )
     seed: int = setting(
+        MODEL,
+        Kind.INTEGER,
         0,
         "Random seed of requests that have none of their own.",
-        group=MODEL,
-        kind=Kind.INTEGER,
         low=-(2**63),
         high=2**63 - 1,
     )
     device: str = setting(
+        ENGINE,
+        Kind.TEXT,
         "auto",
         "Where the model runs. auto: the first GPU that can be used, else the CPU.",
-        group=ENGINE,
-        kind=Kind.TEXT,
         choices=("auto", "cpu", "cuda"),
         numbered=("cuda",),
         common=True,
     )
     backend: str = setting(
+        ENGINE,
+        Kind.TEXT,
         "auto",
         "Kernels that compute. auto: flashinfer on a GPU; on a CPU native, compiled for it, if there is a C++ "
         "compiler, else torch.",
-        group=ENGINE,
-        kind=Kind.TEXT,
         choices=("auto", "torch", "native", "flashinfer"),
     )
     num_threads: int | None = setting(
+        ENGINE,
+        Kind.INTEGER,
         None,
         "Threads that compute. None: the cores this process may use.",
-        group=ENGINE,
-        kind=Kind.INTEGER,
         low=1,
         high=1024,
         common=True,
     )
     max_num_seqs: int = setting(
+        ENGINE,
+        Kind.COUNT,
         DEVICE_DEFAULTS["max_num_seqs"],
         "Most sequences that run at the same time. On a GPU the default is 256.",
-        group=ENGINE,
-        kind=Kind.COUNT,
         low=1,
         high=4096,
         common=True,
     )
     max_num_batched_tokens: int = setting(
+        ENGINE,
+        Kind.COUNT,
         DEVICE_DEFAULTS["max_num_batched_tokens"],
         "Most tokens that one step computes. Longer prompts are computed in pieces. On a GPU the default is 8192, "
         "on one of less than 64 GiB 2048.",
-        group=ENGINE,
-        kind=Kind.COUNT,
         low=1,
         high=1 << 20,
         common=True,
     )
     max_num_queued_reqs: int = setting(
-        1024,
-        "Most sequences that wait; further requests get status 503.",
-        group=ENGINE,
-        kind=Kind.COUNT,
-        low=0,
-        high=1 << 20,
+        ENGINE, Kind.COUNT, 1024, "Most sequences that wait; further requests get status 503.", low=0, high=1 << 20
     )
-    block_size: int = setting(
-        16, "Tokens in a KV block.", group=ENGINE, kind=Kind.COUNT, low=16, high=256, multiple_of=16
-    )
+    block_size: int = setting(ENGINE, Kind.COUNT, 16, "Tokens in a KV block.", low=16, high=256, multiple_of=16)
     kv_cache_memory: int | None = setting(
+        ENGINE,
+        Kind.BYTES,
         None,
         "Memory of the KV cache. None: chosen from the memory that is free after the model is loaded.",
-        group=ENGINE,
-        kind=Kind.BYTES,
         aliases=("--kv-cache-memory-bytes",),
         low=1 << 20,
         high=1 << 50,
         common=True,
     )
     kv_cache_dtype: str = setting(
+        ENGINE,
+        Kind.TEXT,
         "auto",
         "Type of keys and values in the KV cache; 8 bits take half the memory. auto: that of activations; fp8: "
         "8-bit floats, on a GPU; int8: integers with a scale for each head and token, on a CPU.",
-        group=ENGINE,
-        kind=Kind.TEXT,
         choices=("auto", "fp8", "int8"),
         synonyms=(("fp8_e4m3", "fp8"), ("int8_per_token_head", "int8")),
-        refused=(
-            *((name, _OTHER_FP8) for name in ("fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4")),
-            *((name, _OTHER_KV) for name in ("bfloat16", "float16", "half", "float32")),
-        ),
+        refused=REFUSED_KV_TYPES,
     )
     gpu_memory_utilization: float = setting(
+        ENGINE,
+        Kind.NUMBER,
         0.9,
         "Share of a GPU's memory for weights, steps and KV cache together. No effect on a CPU.",
-        group=ENGINE,
-        kind=Kind.NUMBER,
         low=0,
         above=True,
         high=1,
     )
     enforce_eager: bool = setting(
+        ENGINE,
+        Kind.SWITCH,
         False,
         "Launch each kernel of a step separately instead of replaying CUDA graphs. No effect on a CPU.",
-        group=ENGINE,
-        kind=Kind.SWITCH,
     )
     few_row_kernels: bool = setting(
+        ENGINE,
+        Kind.SWITCH,
         False,
         "Compute steps of at most 8 rows with kernels that fuse norms, gate and residual into the products. "
         "Unmeasured. No effect on a CPU.",
-        group=ENGINE,
-        kind=Kind.SWITCH,
     )
     cudagraph_capture_sizes: tuple[int, ...] | None = setting(
+        ENGINE,
+        Kind.COUNTS,
         None,
         "Rows of the steps that are captured as CUDA graphs. None: set by --max-num-seqs. No effect on a CPU.",
-        group=ENGINE,
-        kind=Kind.COUNTS,
         one_flag_many=True,
         low=1,
         high=8192,
     )
     async_scheduling: bool | None = setting(
+        ENGINE,
+        Kind.SWITCH,
         None,
         "Launch a step before the host has the tokens of the last one. None or auto: on a GPU.",
-        group=ENGINE,
-        kind=Kind.SWITCH,
     )
     compile_kernels: bool = setting(
+        ENGINE,
+        Kind.SWITCH,
         True,
         "Compile missing CUDA kernels at the start, which takes minutes. Off: a missing kernel is an error. "
         "No effect on a CPU.",
-        group=ENGINE,
-        kind=Kind.SWITCH,
     )
     enable_prefix_caching: bool = setting(
-        True, "Reuse the KV cache of prompts that begin with the same tokens.", group=ENGINE, kind=Kind.SWITCH
+        ENGINE, Kind.SWITCH, True, "Reuse the KV cache of prompts that begin with the same tokens."
     )
     scheduling_policy: str = setting(
+        ENGINE,
+        Kind.TEXT,
         "fcfs",
         "Which request of a key or connection runs first: the first to arrive (fcfs), or the one with the lowest "
         "priority field, which then goes before those of other keys, too.",
-        group=ENGINE,
-        kind=Kind.TEXT,
         choices=("fcfs", "priority"),
     )
     speculative_config: Mapping[str, Any] | None = setting(
+        SPECULATION,
+        Kind.JSON,
         None,
         "How to draft and verify, as JSON with vLLM's keys. None: drafts from text, as many as pay off.",
-        group=SPECULATION,
-        kind=Kind.JSON,
         example='{"method": "ngram"}',
         aliases=("-sc",),
         common=True,
     )
     speculative_policy: str | None = setting(
+        SPECULATION,
+        Kind.TEXT,
         None,
         "How the number of drafted tokens is chosen; off: no drafts. None: faser.",
-        group=SPECULATION,
-        kind=Kind.TEXT,
         aliases=("--spec-policy",),
         choices=POLICIES,
         common=True,
     )
     spec_overlap: str = setting(
+        SPECULATION,
+        Kind.TEXT,
         "off",
         "Draft the next tokens while the model verifies the last ones. auto: when that is faster; the start takes "
         "longer, as it measures that.",
-        group=SPECULATION,
-        kind=Kind.TEXT,
         choices=("auto", "on", "off"),
     )
     spec_partition: str = setting(
+        SPECULATION,
+        Kind.TEXT,
         "auto",
         "How drafting and verification share the processors while they overlap. auto: cores on a CPU; on a GPU "
         "sm, or streams.",
-        group=SPECULATION,
-        kind=Kind.TEXT,
         choices=("auto", "sm", "streams", "cores", "serial"),
     )
     early_prune: str = setting(
+        SPECULATION,
+        Kind.TEXT,
         "off",
         "Let drafted tokens that the model will clearly reject leave its forward pass early. auto: when that is "
         "faster; not on a GPU.",
-        group=SPECULATION,
-        kind=Kind.TEXT,
         choices=("auto", "on", "off"),
     )
     audit_speculation: float = setting(
+        SPECULATION,
+        Kind.NUMBER,
         0.0,
         "Share of the answers that drafts were made for which an idle engine computes again without drafts, to "
         "compare every token. 0: none.",
-        group=SPECULATION,
-        kind=Kind.NUMBER,
         metavar="rate",
         low=0,
         high=1,
     )
     trace_steps: str | None = setting(
+        ENGINE,
+        Kind.OUTPUT_FILE,
         None,
         "File for a trace of every step, which Perfetto and chrome://tracing can open.",
-        group=ENGINE,
-        kind=Kind.OUTPUT_FILE,
     )
     slo_ttft_ms: float | None = setting(
+        SPECULATION,
+        Kind.NUMBER,
         None,
         "Target for the time to the first token, in milliseconds, of requests that have none of their own.",
-        group=SPECULATION,
-        kind=Kind.NUMBER,
         metavar="ms",
         low=0,
         above=True,
     )
     slo_tpot_ms: float | None = setting(
+        SPECULATION,
+        Kind.NUMBER,
         None,
         "Target for the time per further token, in milliseconds, of requests that have none of their own.",
-        group=SPECULATION,
-        kind=Kind.NUMBER,
         metavar="ms",
         low=0,
         above=True,
     )
     per_request_spec_decode_metrics: str = setting(
+        OUTPUT,
+        Kind.TEXT,
         "none",
         "Whether answers have vLLM's metrics.speculative_decoding, in addition to metrics.faser.",
-        group=OUTPUT,
-        kind=Kind.TEXT,
         choices=("none", "summary", "detailed"),
     )
     structured_outputs_config: Mapping[str, Any] | None = setting(
+        OUTPUT,
+        Kind.JSON,
         None,
         "How structured output is written, as JSON with vLLM's keys backend and disable_any_whitespace. None: "
         "JSON answers have a space after each comma and colon, and no other one.",
-        group=OUTPUT,
-        kind=Kind.JSON,
         example='{"disable_any_whitespace": false}',
     )
     max_logprobs: int = setting(
+        OUTPUT,
+        Kind.INTEGER,
         MAX_LOGPROBS,
         "Most log probabilities that a request may ask for at each position.",
-        group=OUTPUT,
-        kind=Kind.INTEGER,
         low=0,
         high=MAX_LOGPROBS,
     )

@@ -6,270 +6,227 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from faser.config.checks import Label, raise_problems, sampling_problems
-from faser.config.declaration import Kind, setting
-from faser.config.groups import MODEL, OUTPUT, SERVER
+from faser.config.declaration import MODEL, OUTPUT, SERVER, Kind, Label, raise_problems, setting
+from faser.errors import RequestError
+from faser.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """All settings of the HTTP server. Raises ConfigError that names every problem in one line."""
 
-    host: str = setting(
-        "127.0.0.1", "Address to listen on.", group=SERVER, kind=Kind.TEXT, metavar="address", common=True
-    )
+    host: str = setting(SERVER, Kind.TEXT, "127.0.0.1", "Address to listen on.", metavar="address", common=True)
     port: int = setting(
-        8000,
-        "Port to listen on. 0: any free one.",
-        group=SERVER,
-        kind=Kind.INTEGER,
-        low=0,
-        high=65535,
-        common=True,
+        SERVER, Kind.INTEGER, 8000, "Port to listen on. 0: any free one.", low=0, high=65535, common=True
     )
     served_model_name: tuple[str, ...] = setting(
+        MODEL,
+        Kind.TEXTS,
         (),
         "Names of the model in requests; answers have the first one. Empty: the model's own name.",
-        group=MODEL,
-        kind=Kind.TEXTS,
         one_flag_many=True,
         common=True,
     )
     api_key: tuple[str, ...] = setting(
+        SERVER,
+        Kind.TEXTS,
         (),
         "API key that requests must have. May be repeated; in the variable, commas separate several.",
-        group=SERVER,
-        kind=Kind.TEXTS,
         metavar="key",
         secret=True,
         common=True,
     )
     api_key_file: str | None = setting(
-        None,
-        "File with further keys, one a line. SIGHUP reads it again.",
-        group=SERVER,
-        kind=Kind.FILE,
-        metavar="file",
+        SERVER, Kind.FILE, None, "File with further keys, one a line. SIGHUP reads it again.", metavar="file"
     )
     key_max_parallel_requests: int | None = setting(
-        None, "Most unfinished requests of one API key.", group=SERVER, kind=Kind.COUNT, low=1
+        SERVER, Kind.COUNT, None, "Most unfinished requests of one API key.", low=1
     )
     key_rpm_limit: int | None = setting(
-        None, "Most requests per minute of one API key.", group=SERVER, kind=Kind.COUNT, low=1
+        SERVER, Kind.COUNT, None, "Most requests per minute of one API key.", low=1
     )
     key_tpm_limit: int | None = setting(
-        None,
-        "Most tokens per minute of one API key, prompts and answers together.",
-        group=SERVER,
-        kind=Kind.COUNT,
-        low=1,
+        SERVER, Kind.COUNT, None, "Most tokens per minute of one API key, prompts and answers together.", low=1
     )
     share_cache_across_keys: bool = setting(
+        SERVER,
+        Kind.SWITCH,
         False,
         "Let requests with different API keys reuse each other's prefixes and past answers. "
         "Answers then report neither drafts nor cached tokens.",
-        group=SERVER,
-        kind=Kind.SWITCH,
     )
-    metrics_require_key: bool = setting(
-        False, "Require the API key on /metrics as well.", group=SERVER, kind=Kind.SWITCH
-    )
+    metrics_require_key: bool = setting(SERVER, Kind.SWITCH, False, "Require the API key on /metrics as well.")
     page: bool = setting(
+        SERVER,
+        Kind.SWITCH,
         True,
         "Show a page at / with a chat and a view of the server at work. Its files need no API key; what they ask "
         "of the server does.",
-        group=SERVER,
-        kind=Kind.SWITCH,
     )
     root_path: str | None = setting(
+        SERVER,
+        Kind.TEXT,
         None,
         "Path under which a proxy serves FASER, whether or not the proxy takes it away.",
-        group=SERVER,
-        kind=Kind.TEXT,
         metavar="path",
     )
     ssl_keyfile: str | None = setting(
-        None, "Private key for HTTPS. SIGHUP reads it again.", group=SERVER, kind=Kind.FILE, metavar="file"
+        SERVER, Kind.FILE, None, "Private key for HTTPS. SIGHUP reads it again.", metavar="file"
     )
     ssl_certfile: str | None = setting(
-        None, "Certificate for HTTPS. SIGHUP reads it again.", group=SERVER, kind=Kind.FILE, metavar="file"
+        SERVER, Kind.FILE, None, "Certificate for HTTPS. SIGHUP reads it again.", metavar="file"
     )
     allowed_origins: tuple[str, ...] = setting(
+        SERVER,
+        Kind.LIST,
         (),
         "Origins whose web pages may use the server (CORS). May be repeated, or a JSON list. *: all of them.",
-        group=SERVER,
-        kind=Kind.LIST,
         metavar="origin",
     )
     allowed_methods: tuple[str, ...] = setting(
-        ("*",),
-        "Methods that pages of allowed origins may use.",
-        group=SERVER,
-        kind=Kind.LIST,
-        metavar="method",
+        SERVER, Kind.LIST, ("*",), "Methods that pages of allowed origins may use.", metavar="method"
     )
     allowed_headers: tuple[str, ...] = setting(
-        ("*",),
-        "Headers that pages of allowed origins may send.",
-        group=SERVER,
-        kind=Kind.LIST,
-        metavar="header",
+        SERVER, Kind.LIST, ("*",), "Headers that pages of allowed origins may send.", metavar="header"
     )
-    allow_credentials: bool = setting(
-        False, "Let pages of allowed origins send cookies.", group=SERVER, kind=Kind.SWITCH
-    )
+    allow_credentials: bool = setting(SERVER, Kind.SWITCH, False, "Let pages of allowed origins send cookies.")
     request_timeout: float | None = setting(
+        SERVER,
+        Kind.NUMBER,
         None,
         "Seconds that a request may take from its arrival to its end; then it is aborted (504). A request may ask "
         "for less.",
-        group=SERVER,
-        kind=Kind.NUMBER,
         metavar="seconds",
         low=0,
         above=True,
     )
     max_request_bytes: int = setting(
-        32 << 20,
-        "Largest body of a request.",
-        group=SERVER,
-        kind=Kind.BYTES,
-        low=1 << 10,
-        high=1 << 32,
+        SERVER, Kind.BYTES, 32 << 20, "Largest body of a request.", low=1 << 10, high=1 << 32
     )
     h11_max_incomplete_event_size: int = setting(
-        64 << 10,
-        "Largest request line with its headers.",
-        group=SERVER,
-        kind=Kind.BYTES,
-        low=1 << 10,
-        high=1 << 24,
+        SERVER, Kind.BYTES, 64 << 10, "Largest request line with its headers.", low=1 << 10, high=1 << 24
     )
     h11_max_header_count: int = setting(
-        256, "Most headers of a request.", group=SERVER, kind=Kind.INTEGER, low=1, high=1 << 16
+        SERVER, Kind.INTEGER, 256, "Most headers of a request.", low=1, high=1 << 16
     )
     timeout_request_headers: float = setting(
+        SERVER,
+        Kind.NUMBER,
         10.0,
         "Seconds that the request line and headers may take to arrive.",
-        group=SERVER,
-        kind=Kind.NUMBER,
         metavar="seconds",
         low=0,
         above=True,
         high=3600,
     )
     timeout_request_body: float = setting(
+        SERVER,
+        Kind.NUMBER,
         60.0,
         "Seconds that the body of a request may take to arrive.",
-        group=SERVER,
-        kind=Kind.NUMBER,
         metavar="seconds",
         low=0,
         above=True,
         high=3600,
     )
     timeout_keep_alive: float = setting(
+        SERVER,
+        Kind.NUMBER,
         5.0,
         "Seconds that a connection stays open without a request.",
-        group=SERVER,
-        kind=Kind.NUMBER,
         metavar="seconds",
         low=0,
         above=True,
         high=3600,
     )
     limit_concurrency: int | None = setting(
+        SERVER,
+        Kind.COUNT,
         None,
         "Most connections that are open. None: as many as the limit on open files has room for.",
-        group=SERVER,
-        kind=Kind.COUNT,
         low=8,
         high=1 << 20,
     )
     strict_request_fields: bool = setting(
-        False,
-        "Refuse requests with unknown fields. Off: they are named in the log.",
-        group=SERVER,
-        kind=Kind.SWITCH,
+        SERVER, Kind.SWITCH, False, "Refuse requests with unknown fields. Off: they are named in the log."
     )
     shutdown_timeout: float = setting(
+        SERVER,
+        Kind.NUMBER,
         25.0,
         "Seconds that running requests have to finish after SIGTERM. 0: they are aborted at once.",
-        group=SERVER,
-        kind=Kind.NUMBER,
         metavar="seconds",
         low=0,
         high=3600,
     )
     engine_restarts: int = setting(
+        SERVER,
+        Kind.INTEGER,
         3,
         "How often the engine is started again within ten minutes, after it died or hung. Then the server exits "
         "with status 1.",
-        group=SERVER,
-        kind=Kind.INTEGER,
         low=0,
         high=1000,
     )
     engine_timeout: float = setting(
+        SERVER,
+        Kind.NUMBER,
         120.0,
         "Seconds of silence after which the engine counts as hung: its requests fail, it is killed and started "
         "again. Must be longer than any step.",
-        group=SERVER,
-        kind=Kind.NUMBER,
         metavar="seconds",
         low=5,
         high=86400,
     )
     log_level: str = setting(
+        SERVER,
+        Kind.TEXT,
         "info",
         "Lowest level of messages that are logged.",
-        group=SERVER,
-        kind=Kind.TEXT,
         aliases=("--uvicorn-log-level",),
         choices=("debug", "info", "warning", "error", "critical"),
         common=True,
     )
     log_format: str = setting(
+        SERVER,
+        Kind.TEXT,
         "text",
         "How lines of the log look. json: each is one JSON object, progress included.",
-        group=SERVER,
-        kind=Kind.TEXT,
         choices=("text", "json"),
     )
     otlp_traces_endpoint: str | None = setting(
+        SERVER,
+        Kind.TEXT,
         None,
         "URL that takes a span for each request, by OTLP over HTTP. Needs the packages of the extra otel.",
-        group=SERVER,
-        kind=Kind.TEXT,
         metavar="url",
         example="http://127.0.0.1:4318/v1/traces",
     )
-    disable_uvicorn_access_log: bool = setting(
-        False, "Do not log a line for each request.", group=SERVER, kind=Kind.SWITCH
-    )
+    disable_uvicorn_access_log: bool = setting(SERVER, Kind.SWITCH, False, "Do not log a line for each request.")
     record_traffic: str | None = setting(
+        SERVER,
+        Kind.OUTPUT_FILE,
         None,
         "File to which finished answers are appended, as JSON lines for faser distill --from-traffic. Requests "
         "with a cache_salt, or with store false, are left out.",
-        group=SERVER,
-        kind=Kind.OUTPUT_FILE,
         metavar="file",
     )
     distill_online: bool = setting(
+        SERVER,
+        Kind.SWITCH,
         False,
         "Train the head that drafts on the answers of the last hour while no request is there, and draft with it "
         "once it is better. On a CPU, with a head of faser distill. Takes memory for a second copy of the model. "
         "Requests with a cache_salt, or with store false, are not learned from.",
-        group=SERVER,
-        kind=Kind.SWITCH,
     )
     chat_template: str | None = setting(
-        None, "Jinja file that turns messages into a prompt. None: the model's.", group=OUTPUT, kind=Kind.FILE
+        OUTPUT, Kind.FILE, None, "Jinja file that turns messages into a prompt. None: the model's."
     )
     tool_call_parser: str = setting(
+        OUTPUT,
+        Kind.TEXT,
         "auto",
         "Format in which the model writes tool calls. auto: as its chat template suggests.",
-        group=OUTPUT,
-        kind=Kind.TEXT,
         choices=("auto", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"),
         synonyms=(
             ("llama4_json", "llama3_json"),
@@ -280,41 +237,31 @@ class ServerConfig:
         refused=(("openai", "no model family that FASER serves writes calls in the harmony format"),),
     )
     enable_auto_tool_choice: bool = setting(
-        True,
-        "Let requests leave it to the model whether it calls a tool.",
-        group=OUTPUT,
-        kind=Kind.SWITCH,
+        OUTPUT, Kind.SWITCH, True, "Let requests leave it to the model whether it calls a tool."
     )
     reasoning_parser: str = setting(
+        OUTPUT,
+        Kind.TEXT,
         "auto",
         "How answers are divided into reasoning and content. auto: as the chat template suggests. none: they are "
         "not. qwen3: reasoning is between <think> and </think>. deepseek_r1: it may lack the first of them.",
-        group=OUTPUT,
-        kind=Kind.TEXT,
         choices=("auto", "none", "qwen3", "deepseek_r1"),
         refused=(("openai_gptoss", "no model family that FASER serves writes the harmony format"),),
     )
     generation_config: str = setting(
+        OUTPUT,
+        Kind.TEXT,
         "auto",
         "Sampling defaults. auto: those of the model's generation_config.json, or else of its model card, which "
         "FASER knows for the embedded model; none: those of the OpenAI API.",
-        group=OUTPUT,
-        kind=Kind.TEXT,
         choices=("auto", "none"),
         synonyms=(("vllm", "none"),),
     )
     override_generation_config: Mapping[str, float] | None = setting(
-        None,
-        "Sampling defaults that replace the model's.",
-        group=OUTPUT,
-        kind=Kind.JSON,
-        example='{"temperature": 0.2}',
+        OUTPUT, Kind.JSON, None, "Sampling defaults that replace the model's.", example='{"temperature": 0.2}'
     )
     enable_force_include_usage: bool = setting(
-        False,
-        "End every stream with its usage, whether or not the request asks for it.",
-        group=OUTPUT,
-        kind=Kind.SWITCH,
+        OUTPUT, Kind.SWITCH, False, "End every stream with its usage, whether or not the request asks for it."
     )
 
     def __post_init__(self) -> None:
@@ -351,6 +298,39 @@ class ServerConfig:
         found += _traces_problems(values["otlp_traces_endpoint"], label("otlp_traces_endpoint"))
         found += sampling_problems(values["override_generation_config"] or {}, label("override_generation_config"))
         return found
+
+
+GENERATION_KEYS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "max_tokens",
+)
+_WHOLE_GENERATION_KEYS = ("top_k", "max_tokens")
+
+
+def sampling_problems(values: Mapping[str, Any], label: str) -> list[str]:
+    """Sampling defaults have the limits of requests. Files of models call max_tokens max_new_tokens."""
+    found = []
+    for key, value in values.items():
+        name = "max_tokens" if key == "max_new_tokens" else key
+        if name not in GENERATION_KEYS:
+            found.append(f"{label}: unknown key '{key}'. Known keys: {', '.join(GENERATION_KEYS)}")
+            continue
+        whole = name in _WHOLE_GENERATION_KEYS
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            found.append(f"{label}: {key} is {value!r}; it must be a {'whole ' if whole else ''}number")
+            continue
+        sampling: dict[str, Any] = {name: value}
+        try:
+            SamplingParams(**sampling)
+        except RequestError as error:
+            found.append(f"{label}: {error}")
+    return found
 
 
 def keeps_keys_apart(values: Mapping[str, Any]) -> bool:

@@ -1,14 +1,70 @@
-"""SpeculationConfig: how an engine speculates, as `--speculative-config` and the flags of speculation say.
+"""How an engine speculates: the table of drafters, and SpeculationConfig. Loads no torch.
 
 What one request asks for is SpeculationParams, in types.py. No value here changes a token of any answer, except
 rejection_sample_method synthetic.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from enum import StrEnum
 
-from faser.config.drafters import DRAFT_METHODS, DRAFTERS, TEXT_METHODS, DrafterInfo
 from faser.types import DEFAULT_CLASS, NO_TARGETS, Slo, SpeculationParams
+
+
+class Confidence(StrEnum):
+    """What the confidence of a drafted token is. The acceptance model chooses its feature by it."""
+
+    MARGIN = "nats between the two largest logits"
+    PROBABILITY = "estimated probability"
+    MATCH_LENGTH = "tokens of the match"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """One drafter.
+
+    prior_acceptance: share of drafted tokens that are expected to be accepted before any was verified.
+    prior_slope, prior_centre: of the logistic curve from confidence to acceptance: its slope before any token was
+    verified, and the feature of the confidence at which it predicts prior_acceptance.
+    needs_passes: each drafted token costs a forward pass of a model, and there is a draft whenever one is asked
+    for. Otherwise drafts are copied from text. needs_draft_model: a second model is loaded. needs_head: a head is
+    loaded, a small model that reads the target's hidden states.
+    """
+
+    name: str
+    confidence: Confidence
+    prior_acceptance: float
+    prior_slope: float
+    prior_centre: float
+    _: KW_ONLY
+    needs_passes: bool = False
+    needs_draft_model: bool = False
+    needs_head: bool = False
+
+
+# To add a drafter, write its class, add its row here and its constructor to engine/execution/drafter_registry.py,
+# and describe it in docs/speculation.md. The order is that of methods in arrays and metrics: models first.
+DRAFTERS = {
+    each.name: each
+    for each in (
+        DrafterInfo("draft_model", Confidence.MARGIN, 0.7, 0.5, 2.5, needs_passes=True, needs_draft_model=True),
+        DrafterInfo("layer_skip", Confidence.MARGIN, 0.7, 0.5, 2.5, needs_passes=True),
+        DrafterInfo("eagle3", Confidence.MARGIN, 0.6, 0.5, 2.5, needs_passes=True, needs_head=True),
+        DrafterInfo("eagle", Confidence.MARGIN, 0.6, 0.5, 2.5, needs_passes=True, needs_head=True),
+        DrafterInfo("medusa", Confidence.MARGIN, 0.5, 0.5, 2.5, needs_passes=True, needs_head=True),
+        DrafterInfo("suffix", Confidence.PROBABILITY, 0.6, 0.7, 0.5),
+        DrafterInfo("ngram", Confidence.MATCH_LENGTH, 0.55, 1.4, 1.1),
+        DrafterInfo("ngram_model", Confidence.PROBABILITY, 0.23, 0.75, 0.0),
+        DrafterInfo("grammar", Confidence.PROBABILITY, 0.97, 0.7, 4.6),
+    )
+}
+DRAFT_METHODS = tuple(DRAFTERS)
+PASS_METHODS = tuple(each.name for each in DRAFTERS.values() if each.needs_passes)
+HEAD_METHODS = tuple(each.name for each in DRAFTERS.values() if each.needs_head)
+MOST_STATES_READ = 1024  # positions: a head that has paused reads the states of the latest ones, and no others
+TEXT_METHODS = tuple(each.name for each in DRAFTERS.values() if not each.needs_passes)
+assert DRAFT_METHODS == PASS_METHODS + TEXT_METHODS, "drafters that run a model come first"
+
 
 AUTO = "auto"
 NONE = "none"  # in place of a file: none, not even one that comes with the package

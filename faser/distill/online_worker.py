@@ -15,7 +15,7 @@ from pathlib import Path
 
 from faser.engine.contract.messages import Configure, Learn, Started, Unable, frame, receive_task
 from faser.errors import FaserError
-from faser.logs.setup import ENGINE, start_logging
+from faser.logs import ENGINE, start_logging
 
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = Path("/proc/self/oom_score_adj")

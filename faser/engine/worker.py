@@ -41,7 +41,7 @@ from faser.engine.contract.messages import (
 from faser.engine.engine import Engine
 from faser.engine.preparation import Preparation, Prepared
 from faser.errors import ConfigError, FaserError, RequestError
-from faser.logs.setup import ENGINE, start_logging
+from faser.logs import ENGINE, start_logging
 from faser.types import EngineState, EngineStats, Request
 
 _log = logging.getLogger("faser.engine")

@@ -1,10 +1,12 @@
-"""Metrics: the Prometheus series that vLLM's dashboards, autoscalers and endpoint pickers query.
+"""Metrics: the Prometheus series that vLLM's dashboards, autoscalers and endpoint pickers query, and FASER's own.
 
-Owns the registry, and the names, labels and buckets of the series. Other modules report events to it; it knows
-neither HTTP nor the engine. Every series exists from the first scrape, with value zero.
+Owns the registry, and the names, labels and buckets of the series; those of speculation are in speculation.py.
+Other modules report events to it; it knows neither HTTP nor the engine. Every series exists from the first scrape,
+with value zero.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,11 +18,13 @@ from prometheus_client import (
 )
 
 from faser.config.speculation import SpeculationConfig
-from faser.metrics.audit import AuditMetrics
-from faser.metrics.head_refresh import RefreshMetrics
-from faser.metrics.live.recorder import LiveRecorder
+from faser.metrics.live import LiveRecorder
 from faser.metrics.speculation import SpeculationMetrics
-from faser.types import EngineState, EngineStats, FinishReason
+from faser.types import AuditStats, EngineState, EngineStats, FinishReason
+
+LearnerState = Literal["off", "waiting", "learning", "paused", "dead"]
+RefreshOutcome = Literal["accepted", "refused", "failed"]
+KeptAnswer = Literal["kept", "withheld"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -110,8 +114,8 @@ class Metrics:
             speculation or SpeculationConfig(),
             on_judged=self.live.judged,
         )
-        self._audit = AuditMetrics(self._registry, _LABELS, (model_name, engine))
-        self.head_refresh = RefreshMetrics(self._registry, _LABELS, (model_name, engine))
+        self._audit = AuditMetrics(own)
+        self.head_refresh = RefreshMetrics(own)
 
     def _make_gauges(self, make: "_SeriesFactory") -> None:
         self._running = make.gauge("num_requests_running", "Samples in the running batch.")
@@ -318,11 +322,74 @@ class Metrics:
         return generate_latest(self._registry)
 
 
+class AuditMetrics:
+    """The series of answers that an idle engine computes again without drafts.
+
+    The label `backend` names the kernels: those of a CPU give equal tokens by construction, others need not. Its
+    series begin, at zero, with the first snapshot of an engine that audits.
+    """
+
+    def __init__(self, make: "_SeriesFactory") -> None:
+        self._grow = {
+            field: make.growing(f"audit_{field}", meaning, "backend")
+            for field, meaning in (
+                ("checks", "Answers computed again without drafts and compared token for token."),
+                ("divergences", "Compared answers whose tokens differ from those without drafts."),
+                ("skipped", "Answers drawn for the audit that found no room in it."),
+            )
+        }
+
+    def engine(self, stats: AuditStats, seen: AuditStats | None) -> None:
+        """seen: the snapshot before; None: there was none."""
+        for field, grow in self._grow.items():
+            grow(stats.backend, getattr(stats, field) - (0 if seen is None else getattr(seen, field)))
+
+
+class RefreshMetrics:
+    """The series of heads that are refreshed while they serve."""
+
+    def __init__(self, make: "_SeriesFactory") -> None:
+        self._refreshes = make.counters(
+            "head_refreshes",
+            "Heads trained on the traffic: accepted ones draft, refused ones were not better.",
+            outcome=get_args(RefreshOutcome),
+        )
+        self._answers = make.counters(
+            "learner_answers",
+            "Finished answers of a server that refreshes its head: kept to learn from, or withheld.",
+            outcome=get_args(KeptAnswer),
+        )
+        self._tokens = make.counter("learner_tokens", "Tokens of answers in all rounds of learning.")
+        self._deaths = make.counter("learner_deaths", "Learners that ended by themselves.")
+        self._states = make.gauges("learner_state", "1 for the current state.", state=get_args(LearnerState))
+        self.learner("off")
+
+    def refresh(self, outcome: RefreshOutcome) -> None:
+        """A round has ended so."""
+        self._refreshes[outcome].inc()
+
+    def answer(self, outcome: KeptAnswer) -> None:
+        """An answer was finished."""
+        self._answers[outcome].inc()
+
+    def learned(self, num_tokens: int) -> None:
+        """A round has learned from answers that have num_tokens tokens."""
+        self._tokens.inc(num_tokens)
+
+    def died(self) -> None:
+        """A learner has ended by itself."""
+        self._deaths.inc()
+
+    def learner(self, state: LearnerState) -> None:
+        for each, gauge in self._states.items():
+            gauge.set(each == state)
+
+
 class _SeriesFactory:
     """Creates series with one prefix and resolves their labels, so that counting needs no look-up.
 
-    labels: the values of _LABELS. The methods in the plural take one more label with all its values, and return
-    the series by value.
+    labels: the values of _LABELS. gauges and counters take one more label with all its values, and return the
+    series by value.
     """
 
     def __init__(self, registry: CollectorRegistry, labels: tuple[str, str], *, prefix: str = "vllm:") -> None:
@@ -331,16 +398,16 @@ class _SeriesFactory:
         self._prefix = prefix
 
     def gauge(self, name: str, help_text: str) -> Gauge:
-        return Gauge(f"{self._prefix}{name}", help_text, _LABELS, registry=self._registry).labels(*self._labels)
+        return self._gauge(name, help_text).labels(*self._labels)
 
     def gauges(self, name: str, help_text: str, **values: Sequence[str]) -> dict[str, Gauge]:
         ((label, each_value),) = values.items()
-        family = Gauge(f"{self._prefix}{name}", help_text, (*_LABELS, label), registry=self._registry)
+        family = self._gauge(name, help_text, label)
         return {value: family.labels(*self._labels, value) for value in each_value}
 
     def info(self, name: str, help_text: str, labels: Sequence[str]) -> Callable[..., None]:
         """A gauge whose labels carry the information. Returns a function that sets their values, and value."""
-        family = Gauge(f"{self._prefix}{name}", help_text, (*_LABELS, *labels), registry=self._registry)
+        family = self._gauge(name, help_text, *labels)
 
         def set_to(*values: str, value: float = 1) -> None:
             family.clear()
@@ -349,16 +416,27 @@ class _SeriesFactory:
         return set_to
 
     def counter(self, name: str, help_text: str) -> Counter:
-        return Counter(f"{self._prefix}{name}", help_text, _LABELS, registry=self._registry).labels(*self._labels)
+        return self._counter(name, help_text).labels(*self._labels)
 
     def counters(self, name: str, help_text: str, **values: Sequence[str]) -> dict[str, Counter]:
         ((label, each_value),) = values.items()
-        family = Counter(f"{self._prefix}{name}", help_text, (*_LABELS, label), registry=self._registry)
+        family = self._counter(name, help_text, label)
         return {value: family.labels(*self._labels, value) for value in each_value}
+
+    def growing(self, name: str, help_text: str, label: str) -> Callable[[str, float], None]:
+        """A counter whose label's values are not known yet. Returns a function of the value and the growth."""
+        family = self._counter(name, help_text, label)
+        return lambda value, growth: family.labels(*self._labels, value).inc(growth)
 
     def histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
         family = Histogram(f"{self._prefix}{name}", help_text, _LABELS, registry=self._registry, buckets=buckets)
         return family.labels(*self._labels)
+
+    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
+        return Gauge(f"{self._prefix}{name}", help_text, (*_LABELS, *labels), registry=self._registry)
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"{self._prefix}{name}", help_text, (*_LABELS, *labels), registry=self._registry)
 
 
 def _steps_of_1_2_5(highest: int) -> Iterator[int]:

@@ -18,8 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from faser.config.drafters import DRAFT_METHODS
-from faser.config.speculation import SpeculationConfig
+from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
 from faser.types import (
     STEP_ERROR_EDGES,
     MethodStats,

@@ -14,12 +14,12 @@ from faser.api.middleware.api_keys import ApiKeys
 from faser.api.middleware.cors import CorsSettings
 from faser.api.middleware.key_limits import KeyLimits
 from faser.api.serving.engine_client import EngineClient
-from faser.cli.serve.lifetime import http_server
-from faser.cli.serve.listener import listen
+from faser.cli.preparation import listen
+from faser.cli.server import http_server
 from faser.config.server import ServerConfig
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics
-from faser.tracing.span import Tracer
+from faser.tracing import Tracer
 
 MODEL = "tiny"
 

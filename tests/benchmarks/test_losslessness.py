@@ -19,8 +19,7 @@ from benchmarks.losslessness.law import (
 )
 from benchmarks.losslessness.scenarios import PATTERNS, SAMPLINGS
 from benchmarks.losslessness.tokens import DRAFTERS, plan
-from faser.config.drafters import HEAD_METHODS
-from faser.config.speculation import DRAFT_SAMPLE_METHODS, METHODS, POLICIES
+from faser.config.speculation import DRAFT_SAMPLE_METHODS, HEAD_METHODS, METHODS, POLICIES
 from faser.types import SamplingParams
 from tests.engine.execution.sampling.test_sampler import PROMPT, exact_distribution, plain_logits
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from faser.config.declaration import Kind, Setting, complaint, limits, read, settings_of, show_bytes
+from faser.config.declaration import GROUPS, Kind, Setting, complaint, limits, read, settings_of, show_bytes
 from faser.config.engine import EngineConfig
-from faser.config.groups import GROUPS
 from faser.config.server import ServerConfig
 
 ALL = settings_of(EngineConfig) + settings_of(ServerConfig)

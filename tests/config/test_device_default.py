@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from faser.config.device_default import gpu_defaults
-from faser.config.engine import EngineConfig
+from faser.config.engine import EngineConfig, gpu_defaults
 from faser.errors import ConfigError
 
 LARGE, SMALL = 80 << 30, 24 << 30

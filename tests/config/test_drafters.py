@@ -2,8 +2,7 @@
 
 import pytest
 
-from faser.config.drafters import DRAFT_METHODS, PASS_METHODS, TEXT_METHODS
-from faser.config.speculation import METHODS, SpeculationConfig
+from faser.config.speculation import DRAFT_METHODS, METHODS, PASS_METHODS, TEXT_METHODS, SpeculationConfig
 
 
 def test_the_order_of_methods_in_arrays_and_metrics_stays() -> None:

@@ -9,10 +9,9 @@ import jsonschema
 import pytest
 import yaml
 
-from faser.cli.flags.parser import parse
-from faser.cli.flags.sources import SETTINGS, settle
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
+from faser.config.sources import SETTINGS, parse, settle
 from tests.deploy.exported import DEPLOY, unknown_series
 from tests.deploy.values import CLAIM, GPU, REFUSED, RENDERED
 
@@ -82,7 +81,7 @@ def test_values_that_cannot_be_are_refused_by_name(name: str) -> None:
 
 def configs(values: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     """What `faser serve` makes of the container's arguments. Raises UsageError for those it does not know."""
-    findings = parse("faser serve", container(values)["args"], SETTINGS).findings
+    findings = parse("faser serve", container(values)["args"], SETTINGS)
     engine, server = settle(findings, (EngineConfig, ServerConfig))
     assert findings.warnings == []
     return engine, server

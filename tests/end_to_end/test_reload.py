@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.cli.serve.certificates import ONE, TWO, Certificate
+from tests.cli.certificates import ONE, TWO, Certificate
 from tests.end_to_end.server import Server, serving, until
 
 BODY = {"prompt": "the quick brown fox", "max_tokens": 200, "ignore_eos": True, "stream": True}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from faser.cli.serve.server import ready_line
+from faser.cli.server import ready_line
 from faser.engine.engine import Engine
 from tests.engine.losslessness.equality import CAP, Answer, answers, build_with_parts, requests, write_pair
 from tests.fake_engine import model_info

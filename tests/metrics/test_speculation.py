@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faser.config.drafters import DRAFT_METHODS
-from faser.config.speculation import SpeculationConfig
+from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
 from faser.metrics.server import Metrics
 from faser.types import (
     STEP_ERROR_EDGES,

@@ -20,7 +20,8 @@ from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Desk
 from benchmarks.gpu.decoding.policies import Turns, arms_of, contest, rows_of
 from benchmarks.grow_model import Growth, NoisySource, grown_spec
-from faser.bench.prompts import read_prompts
+from benchmarks.spec_bench.prompts import evenly_spaced
+from faser.cli.bench_prompts import read_prompts
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.contract.step_times import StepTimes
@@ -161,7 +162,9 @@ def _directory(small: Path, out: Path, spec: DecoderSpec) -> Path:
 
 def _prompts(plan: Plan, tokenizer: Any, count: int) -> list[tuple[int, ...]]:
     """count of those that fit into the context; the first one follows the last one."""
-    read = read_prompts(None if plan.prompts is None else str(plan.prompts), tokenizer, limit=_MOST_PROMPTS)
+    read = evenly_spaced(
+        read_prompts(None if plan.prompts is None else str(plan.prompts), tokenizer), _MOST_PROMPTS
+    )
     fitting = [each.token_ids for each in read if len(each.token_ids) <= plan.sizes.context]
     if not fitting:
         shortest = min(len(each.token_ids) for each in read)

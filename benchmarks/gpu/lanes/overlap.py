@@ -37,7 +37,7 @@ from benchmarks.gpu.models import Config, Walk, Walking, own_head, write_shape
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.steps import ClosedLoop, clock_of, greedy
-from faser.bench.chart import Chart, line_chart
+from benchmarks.spec_bench.chart import Chart, line_chart
 from faser.engine.contract.step_times import FACTORS, InterferenceTable, StepTimes
 from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
 from faser.engine.control.speculation.overlap import best_overlap

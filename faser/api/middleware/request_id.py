@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from faser.api.protocol.errors import HttpError, error_response, internal_error
 from faser.errors import RequestError
-from faser.logs.context import begin, bind
+from faser.logs import begin, bind
 
 _log = logging.getLogger("faser.api")
 

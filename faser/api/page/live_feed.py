@@ -24,9 +24,17 @@ import msgspec
 from faser.api.protocol.errors import HttpError
 from faser.api.serving.engine_client import EngineClient
 from faser.errors import NotReadyError, OverloadError
-from faser.metrics.live.latencies import RESOLUTION
-from faser.metrics.live.recorder import HISTORY_S, INTERVAL_S, LATENCY_WINDOW_S, LiveRecorder, Snapshot
-from faser.metrics.live.sample import PERCENTILES, LiveSample, make_sample
+from faser.metrics.live import (
+    HISTORY_S,
+    INTERVAL_S,
+    LATENCY_WINDOW_S,
+    PERCENTILES,
+    RESOLUTION,
+    LiveRecorder,
+    LiveSample,
+    Snapshot,
+    make_sample,
+)
 from faser.types import EngineState
 
 MOST_VIEWERS_OF_A_KEY = 8

@@ -13,7 +13,7 @@ from faser.api.serving.answers.usage import Usage
 from faser.api.serving.engine_client import OutputReader
 from faser.api.tracing.request_trace import Generation
 from faser.engine.client.timing import Timing
-from faser.tracing.span import AttributeValue, Phase
+from faser.tracing import AttributeValue, Phase
 from faser.types import Request, SamplingParams, StructureKind
 
 _JSON_KINDS = (StructureKind.JSON, StructureKind.JSON_OBJECT)

@@ -10,8 +10,8 @@ from faser.api.http.paths import route_of
 from faser.api.middleware.request_id import get_request_id
 from faser.api.protocol.errors import CLIENT_CLOSED_REQUEST, error_type
 from faser.api.tracing.request_trace import RequestTrace, set_trace, trace_of
-from faser.logs.context import bind
-from faser.tracing.span import AttributeValue, Phase, SpanContent, Tracer
+from faser.logs import bind
+from faser.tracing import AttributeValue, Phase, SpanContent, Tracer
 
 # Routes whose requests have spans, and what the conventions call them; None: the body decides.
 _OPERATIONS: dict[str, str | None] = {

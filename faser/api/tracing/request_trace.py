@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from faser.tracing.span import AttributeValue, Phase
+from faser.tracing import AttributeValue, Phase
 
 _KEY = "request_trace"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from faser.config.environment import child_environment
-from faser.logs.setup import log_format
+from faser.logs import log_format
 
 Transport = Literal["process", "thread"]
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFT_METHODS, PASS_METHODS
+from faser.config.speculation import DRAFT_METHODS, PASS_METHODS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from faser.config.drafters import HEAD_METHODS, TEXT_METHODS
 from faser.config.environment import cache_dir
-from faser.config.speculation import AUTO, SpeculationConfig
+from faser.config.speculation import AUTO, HEAD_METHODS, TEXT_METHODS, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_samplers import (

@@ -7,8 +7,8 @@ import resource
 import sys
 
 from faser.api.app import create_app
-from faser.cli.serve.lifetime import http_server
-from faser.cli.serve.listener import listen
+from faser.cli.preparation import listen
+from faser.cli.server import http_server
 from faser.config.server import ServerConfig
 from faser.metrics.server import Metrics
 from tests.api.server import MODEL, settings

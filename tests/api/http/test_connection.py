@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from faser.api.http.limits import HttpLimits
-from faser.cli.serve.lifetime import HttpServer
+from faser.cli.server import HttpServer
 from faser.config.server import ServerConfig
 from faser.types import EngineState
 from tests.api.raw_http import connect, error_of, head, read_all, request, send_endlessly, send_slowly

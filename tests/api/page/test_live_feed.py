@@ -13,12 +13,12 @@ from faser.api.page import live_feed
 from faser.api.page.live_feed import MOST_VIEWERS_OF_A_KEY, LiveFeed, server_facts
 from faser.api.protocol.errors import HttpError
 from faser.errors import NotReadyError, OverloadError
-from faser.metrics.live import recorder as recording
-from faser.metrics.live.recorder import LiveRecorder, Snapshot
+from faser.metrics import live as recording
+from faser.metrics.live import LiveRecorder, Snapshot
 from faser.types import EngineState
 from tests.fake_engine import FakeEngine
-from tests.metrics.live.statistics import EMPTY, after_step
-from tests.metrics.live.test_sample import Clock
+from tests.metrics.statistics import EMPTY, after_step
+from tests.metrics.test_live import Clock
 
 INTERVAL_S = 0.02
 

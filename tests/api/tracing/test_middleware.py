@@ -9,11 +9,11 @@ import pytest
 
 from faser.api.middleware.key_limits import KeyLimits
 from faser.errors import DeadlineError, EngineDiedError, EngineError, OverloadError
-from faser.tracing.opentelemetry import OpenTelemetryTracer
+from faser.tracing_sdk import OpenTelemetryTracer
 from faser.types import RequestOutput, SpeculationSummary
 from tests.api.server import MODEL, http_client, serving, settings, until
+from tests.collector import ERROR, INTERNAL, SERVER, UNSET, Collector, ReceivedSpan, collecting
 from tests.fake_engine import FakeEngine, saying
-from tests.tracing.collector import ERROR, INTERNAL, SERVER, UNSET, Collector, ReceivedSpan, collecting
 
 WORD = "zyzzyva"  # in prompts, stop strings, user names and wrong model names
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

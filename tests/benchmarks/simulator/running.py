@@ -4,7 +4,7 @@ from benchmarks.simulator.contest import Cell, Contest
 from benchmarks.simulator.simulation import Machine, Simulation
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import parse_workload
-from faser.bench.policy_spec import parse_policy
+from benchmarks.spec_bench.policy_spec import parse_policy
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.step_cost import CostModel
 from faser.types import Slo

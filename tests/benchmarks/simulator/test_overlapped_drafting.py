@@ -7,7 +7,7 @@ from benchmarks.simulator.executor import SimulatedExecutor
 from benchmarks.simulator.simulation import Machine
 from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.workload import Workload
-from faser.bench.policy_spec import parse_policy
+from benchmarks.spec_bench.policy_spec import parse_policy
 from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.clock import SimulatedClock

@@ -12,8 +12,8 @@ from benchmarks.simulator.live import check_live, run_live
 from benchmarks.simulator.record import Session, record
 from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.trace import Trace
-from faser.bench.policy_spec import parse_policy
-from faser.bench.prompts import BenchPrompt
+from benchmarks.spec_bench.policy_spec import parse_policy
+from faser.cli.bench_prompts import BenchPrompt
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import (

@@ -8,7 +8,7 @@ from benchmarks.simulator.simulation import Machine
 from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.trace import RequestTrace, Trace
 from benchmarks.simulator.workload import Workload, parse_workload
-from faser.bench.policy_spec import parse_policy
+from benchmarks.spec_bench.policy_spec import parse_policy
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from faser.config.drafters import DRAFTERS, PASS_METHODS, TEXT_METHODS
-from faser.config.speculation import SpeculationConfig
+from faser.config.speculation import DRAFTERS, PASS_METHODS, TEXT_METHODS, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import count
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafter_registry import (

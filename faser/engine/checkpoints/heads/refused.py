@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from faser.config.refused_heads import REFUSED_HEADS
+from faser.config.vllm_names import REFUSED_HEADS
 from faser.errors import ModelError
 
 # Endings and beginnings of architectures, and the kind of head that they stand for.

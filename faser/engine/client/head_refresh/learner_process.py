@@ -17,7 +17,7 @@ from typing import Protocol
 
 from faser.config.environment import child_environment
 from faser.engine.contract.messages import Configure, FromLearner, Learn, Started, frame, receive_from_learner
-from faser.logs.setup import log_format
+from faser.logs import log_format
 
 _END_S = 5.0
 

@@ -21,7 +21,7 @@ from faser.engine.client.head_refresh.learner_process import Learner, StartLearn
 from faser.engine.client.traffic.memory import TrafficMemory, learned_tokens
 from faser.engine.client.traffic.request_traffic import FinishedAnswer
 from faser.engine.contract.messages import FromLearner, Learn, Learned, LearningRules, Started, Unable
-from faser.metrics.head_refresh import LearnerState, RefreshMetrics, RefreshOutcome
+from faser.metrics.server import LearnerState, RefreshMetrics, RefreshOutcome
 
 _log = logging.getLogger("faser.refresh")
 

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence, DrafterInfo
+from faser.config.speculation import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence, DrafterInfo
 from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints, joined
 
 _KEPT = 0.5 ** (1 / 400)  # of the curvature after one more decided token

@@ -24,8 +24,7 @@ from math import ceil
 
 import numpy as np
 
-from faser.config.drafters import DRAFT_METHODS, MOST_STATES_READ
-from faser.config.speculation import AUTO, SpeculationConfig
+from faser.config.speculation import AUTO, DRAFT_METHODS, MOST_STATES_READ, SpeculationConfig
 from faser.engine.contract.drafts import FIRST_TEXT, NO_DRAFTS, Drafts, DraftTable, Floats, Ints
 from faser.engine.contract.plan import DraftPlan, StepPlan, StepResult, StopRule
 from faser.engine.contract.step_times import Role
@@ -42,14 +41,7 @@ from faser.engine.control.speculation.overlap import OFF, OverlapControl, Overla
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates, DraftingSequences, Policy, StepFacts
 from faser.engine.control.speculation.state import Batch, CachedDecision, SpeculationState
-from faser.engine.control.speculation.statistics import (
-    GAIN,
-    LOAD,
-    MEMORY,
-    REQUEST,
-    SERIAL,
-    SpeculationStatistics,
-)
+from faser.engine.control.speculation.statistics import GAIN, LOAD, MEMORY, REQUEST, SERIAL, SpeculationStatistics
 from faser.engine.control.step_cost import CostModel, GapKind
 from faser.errors import ConfigError
 from faser.types import SpeculationStats, SpeculationSummary, StepTrace

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from faser.config.drafters import DRAFT_METHODS
+from faser.config.speculation import DRAFT_METHODS
 from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints
 from faser.engine.contract.step_times import Role
 from faser.engine.control.step_cost import ErrorTracker

@@ -8,7 +8,7 @@ there never were of, as after a prefix that the target's cache had, or no longer
 from array import array
 from collections.abc import Callable, Sequence
 
-from faser.config.drafters import MOST_STATES_READ
+from faser.config.speculation import MOST_STATES_READ
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation, Proposals
 from faser.engine.execution.drafters.head_cache import HeadCache

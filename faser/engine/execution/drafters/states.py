@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.config.drafters import MOST_STATES_READ
+from faser.config.speculation import MOST_STATES_READ
 from faser.engine.contract.plan import SequenceRows
 
 # 19,000 rows of the default model, 2,700 of a model with 4,096 numbers a state; on a GPU four times as many.

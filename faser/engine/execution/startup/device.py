@@ -9,10 +9,8 @@ from typing import Any
 
 import torch
 
-from faser.config.checks import Label, find_problems, flag_label
-from faser.config.declaration import settings_of
-from faser.config.device_default import gpu_defaults
-from faser.config.engine import EngineConfig
+from faser.config.declaration import Label, find_problems, flag_label, settings_of
+from faser.config.engine import EngineConfig, gpu_defaults
 from faser.config.environment import cuda_environment
 from faser.engine.execution.startup.memory import CachedModel
 from faser.errors import ConfigError

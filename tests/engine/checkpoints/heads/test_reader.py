@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from faser.config.refused_heads import REFUSED_HEADS
+from faser.config.vllm_names import REFUSED_HEADS
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import DecoderSpec, Llama3Scaling
 from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec

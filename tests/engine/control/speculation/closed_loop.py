@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFT_METHODS
-from faser.config.speculation import SpeculationConfig
+from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
 from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance import Acceptance, DraftArrays, ReadDrafts, with_dropped

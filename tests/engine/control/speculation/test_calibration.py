@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFTERS
+from faser.config.speculation import DRAFTERS
 from faser.engine.control.speculation.acceptance import LogisticCurve
 
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.config.drafters import DRAFT_METHODS
+from faser.config.speculation import DRAFT_METHODS
 from faser.engine.contract.plan import Draft
 from faser.engine.control.speculation.acceptance import (
     DraftArrays,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.selected_drafter import SelectedDrafter
-from faser.config.drafters import DRAFT_METHODS
+from faser.config.speculation import DRAFT_METHODS
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.control.speculation.acceptance import Acceptance

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFT_METHODS
+from faser.config.speculation import DRAFT_METHODS
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import Draft, SequenceResult, StepResult
 from faser.engine.contract.step_times import CostTable, Role, StepTimes

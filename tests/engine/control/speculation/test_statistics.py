@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFT_METHODS
+from faser.config.speculation import DRAFT_METHODS
 from faser.engine.control.speculation.acceptance import DraftArrays, ReadDrafts
 from faser.engine.control.speculation.statistics import GAIN, LOAD, PLAIN, SERIAL, SpeculationStatistics
 from faser.types import RoleStats, SpeculationStats, SpeculationSummary

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence
+from faser.config.speculation import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence
 from faser.engine.control.speculation.acceptance import Acceptance, Verdicts
 
 Ints = NDArray[np.int64]

@@ -1,0 +1,248 @@
+"""The parts of a server, made from its settings: the fetched model, the engine, the HTTP application.
+
+Also sampling defaults, the file of recorded answers, and what refreshes a head. `faser run-batch` uses it too.
+"""
+
+import asyncio
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from faser import __version__
+from faser.api.app import create_app
+from faser.api.middleware.api_keys import ApiKeys
+from faser.api.middleware.cors import CorsSettings
+from faser.api.middleware.key_limits import KeyLimits
+from faser.api.serving.requests.settings import ApiSettings
+from faser.config.declaration import Label
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
+from faser.config.server import GENERATION_KEYS, ServerConfig, sampling_problems
+from faser.engine.checkpoints.downloads import Downloads
+from faser.engine.checkpoints.files import CARD_ADVICE
+from faser.engine.checkpoints.source import check_source, resolve
+from faser.engine.client.async_engine import AsyncEngine
+from faser.engine.client.engine_host import LaunchedEngine
+from faser.engine.client.head_refresh.learner_process import LearnerProcess
+from faser.engine.client.head_refresh.refresher import HeadRefresher
+from faser.engine.client.supervisor import Supervision
+from faser.engine.client.traffic.recorder import Outcome, TrafficRecorder
+from faser.engine.client.traffic.request_traffic import AnswerTaker
+from faser.engine.contract.messages import Configure
+from faser.engine.text.tokenizer import load_tokenizer
+from faser.errors import ConfigError, ModelError
+from faser.metrics.server import Metrics, RefreshMetrics
+from faser.tracing import Tracer
+from faser.types import ProgressCallback
+
+_EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+_MOST_VIEWERS = 32
+_EMBEDDED_HUB_ID = f"HuggingFaceTB/{_EMBEDDED_NAME}"
+_FLUSH_TIMEOUT_S = 2.0
+
+
+async def build_application(
+    directory: Path,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    keys: ApiKeys,
+    chat_template: str | None,
+    metrics: Metrics,
+    report: ProgressCallback,
+    launched: LaunchedEngine | None = None,
+    tracer: Tracer | None = None,
+    recorder: AnswerTaker | None = None,
+    refresher: HeadRefresher | None = None,
+) -> tuple[AsyncEngine, FastAPI]:
+    """The engine has not been configured.
+
+    directory: of the model. chat_template: replaces the model's. metrics: of make_metrics. report: of the engine's
+    start. launched, recorder, refresher: as of AsyncEngine. tracer: as of create_app. Raises ModelError.
+    """
+    names = served_names(engine_config, server_config)
+    tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
+    supervision = Supervision(max_restarts=server_config.engine_restarts, timeout_s=server_config.engine_timeout)
+    engine = AsyncEngine(
+        engine_config,
+        directory,
+        tokenizer,
+        supervision=supervision,
+        metrics=metrics,
+        on_progress=report,
+        launched=launched,
+        recorder=recorder,
+        refresher=refresher,
+    )
+    settings = ApiSettings(
+        served_model_names=names,
+        model=engine_config.model or _EMBEDDED_HUB_ID,
+        share_cache_across_keys=server_config.share_cache_across_keys,
+        max_request_bytes=server_config.max_request_bytes,
+        strict_request_fields=server_config.strict_request_fields,
+        chat_template=chat_template,
+        tool_call_parser=server_config.tool_call_parser,
+        enable_auto_tool_choice=server_config.enable_auto_tool_choice,
+        reasoning_parser=server_config.reasoning_parser,
+        generation_defaults=sampling_defaults(directory, server_config),
+        version=__version__,
+        force_include_usage=server_config.enable_force_include_usage,
+        max_logprobs=engine_config.max_logprobs,
+        enable_metrics_auth=server_config.metrics_require_key,
+        key_limits=_key_limits(server_config),
+        cors=_cors(server_config),
+        request_timeout_s=server_config.request_timeout,
+        speculation=engine_config.speculation,
+        spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
+        page=server_config.page,
+        most_viewers=_most_viewers(server_config),
+    )
+    return engine, create_app(engine, settings=settings, metrics=metrics, keys=keys, tracer=tracer)
+
+
+def served_names(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[str, ...]:
+    """Names of the model in requests; the first is that of answers."""
+    return server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
+
+
+def make_metrics(engine_config: EngineConfig, server_config: ServerConfig) -> Metrics:
+    """All series at zero; they need no model."""
+    return Metrics(
+        model_name=served_names(engine_config, server_config)[0],
+        max_model_len=engine_config.max_model_len or 0,
+        speculation=engine_config.speculation,
+    )
+
+
+def _most_viewers(config: ServerConfig) -> int:
+    """Of the live view. They hold a connection each, and requests need more of them."""
+    return _MOST_VIEWERS if config.limit_concurrency is None else min(_MOST_VIEWERS, config.limit_concurrency // 4)
+
+
+def _key_limits(config: ServerConfig) -> KeyLimits:
+    return KeyLimits(
+        parallel_requests=config.key_max_parallel_requests,
+        requests_per_minute=config.key_rpm_limit,
+        tokens_per_minute=config.key_tpm_limit,
+    )
+
+
+def _cors(config: ServerConfig) -> CorsSettings:
+    return CorsSettings(
+        origins=config.allowed_origins,
+        methods=config.allowed_methods,
+        headers=config.allowed_headers,
+        credentials=config.allow_credentials,
+    )
+
+
+def sampling_defaults(directory: Path, config: ServerConfig) -> dict[str, float]:
+    """Defaults for fields that a request leaves out, by the names of SamplingParams.
+
+    directory: of the model, or a GGUF file, which has no defaults. A model whose generation_config.json has no
+    sampling parameter gets the advice of its card, if CARD_ADVICE has it. Raises ModelError for invalid values.
+    """
+    defaults: dict[str, float] = {}
+    if config.generation_config != "none":
+        defaults = _model_defaults(directory / "generation_config.json") or dict(_card_advice(directory))
+    return defaults | _by_param_name(config.override_generation_config or {})
+
+
+def _card_advice(directory: Path) -> Mapping[str, float]:
+    return CARD_ADVICE.get(directory.resolve().name, {})
+
+
+def _model_defaults(path: Path) -> dict[str, float]:
+    """The keys that are sampling parameters; others, such as special token ids, are ignored. null is absent."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: it must be a JSON object")
+    found = _by_param_name({key: value for key, value in content.items() if value is not None})
+    known = {key: value for key, value in found.items() if key in GENERATION_KEYS}
+    if problems := sampling_problems(known, str(path)):
+        raise ModelError(f"{'; '.join(problems)}. Or start with --generation-config none.")
+    return known
+
+
+def _by_param_name(values: Mapping[str, float]) -> dict[str, float]:
+    return {"max_tokens" if key == "max_new_tokens" else key: value for key, value in values.items()}
+
+
+async def fetch_model(
+    config: EngineConfig, report: ProgressCallback, *, downloads: Downloads | None = None
+) -> Path:
+    """The directory of the model, or its GGUF file, in a thread; the event loop goes on.
+
+    report: called with (stage, done, total) in bytes, several times a second. When the caller is cancelled, the
+    thread ends with the next report, and leaves no files.
+    Raises ModelError as resolve does; for the name of a draft model or head, too, before anything is fetched.
+    """
+    cancelled = threading.Event()
+
+    def watched(stage: str, done: int, total: int) -> None:
+        if cancelled.is_set():
+            raise _Cancelled
+        report(stage, done, total)
+
+    speculation = config.speculation
+    if speculation.needs_draft_model or speculation.needs_head:
+        check_source(speculation.model, speculation.revision)
+    try:
+        return await asyncio.to_thread(
+            resolve, config.model, cache_dir(), revision=config.revision, progress=watched, downloads=downloads
+        )
+    finally:
+        cancelled.set()
+
+
+class _Cancelled(Exception):
+    """The server ends before the model is there."""
+
+
+@contextmanager
+def open_recorder(
+    config: ServerConfig, label: Label, count: Callable[[Outcome], None]
+) -> Iterator[TrafficRecorder | None]:
+    """Within it answers can be recorded; None: the settings do not ask for it. count: as of TrafficRecorder.
+
+    Raises ConfigError for a file that cannot be written.
+    """
+    if config.record_traffic is None:
+        yield None
+        return
+    named = f"{label('record_traffic')} is {config.record_traffic}"
+    try:
+        recorder = TrafficRecorder(Path(config.record_traffic), count)
+    except BlockingIOError:
+        raise ConfigError(f"{named}; another process records to it") from None
+    except OSError as error:
+        raise ConfigError(f"{named}; it cannot be written: {error.strerror}") from None
+    try:
+        yield recorder
+    finally:
+        recorder.close(_FLUSH_TIMEOUT_S)
+
+
+@contextmanager
+def head_folder(config: ServerConfig) -> Iterator[Path | None]:
+    """A folder that only its owner can read, and that is removed at the end; None: heads stay as they are."""
+    if not config.distill_online:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="faser-heads-") as folder:
+        yield Path(folder)
+
+
+def make_refresher(config: EngineConfig, directory: Path, folder: Path, metrics: RefreshMetrics) -> HeadRefresher:
+    """directory: of the model. folder: of head_folder."""
+    return HeadRefresher(partial(LearnerProcess, Configure(config, str(directory))), folder, metrics)

@@ -1,1 +1,0 @@
-"""What commands print while they work. Knows no command."""

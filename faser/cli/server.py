@@ -1,0 +1,291 @@
+"""A server from the fetch of its model to its end.
+
+HTTP opens before the model is fetched, answers 503 until the engine is ready, and closes after the last request is
+drained. Owns signals and exit statuses. The first SIGTERM or SIGINT drains; a second SIGINT quits at once; SIGHUP
+reads the key file and the certificate again, and closes no connection. Before the server is ready a signal ends it
+at once: SIGINT with status 130, SIGTERM with 0. Knows no routes.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from faser.api.http.descriptors import raise_open_files_limit
+from faser.api.http.limits import HttpLimits
+from faser.api.http.server import LimitedServer
+from faser.api.loading import LoadingApp
+from faser.api.middleware.api_keys import ApiKeys
+from faser.api.page.files import PageFiles
+from faser.cli.application import (
+    build_application,
+    fetch_model,
+    head_folder,
+    make_metrics,
+    make_refresher,
+    open_recorder,
+    served_names,
+)
+from faser.cli.console import ProgressReporter
+from faser.cli.preparation import notice, progress_line, read_api_keys, reload_certificate
+from faser.config.declaration import Label
+from faser.config.engine import EngineConfig
+from faser.config.server import ServerConfig
+from faser.engine.client.async_engine import AsyncEngine
+from faser.engine.client.engine_host import LaunchedEngine
+from faser.errors import ConfigError
+from faser.logs import log_format
+from faser.tracing import Tracer
+from faser.types import ModelInfo
+
+_CLOSE_TIMEOUT_S = 5
+_INTERRUPTED = 130
+
+# While a thread reads a large body the event loop gets its turns this much later, each time it waits for a socket.
+_SWITCH_S = 0.001
+
+# Does what must come before an engine: fetches the model, builds the application. May be cancelled.
+Prepare = Callable[[], Awaitable[AsyncEngine]]
+
+_log = logging.getLogger("faser.serve")
+
+
+def serve_on(
+    listener: socket.socket,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    label: Label,
+    keys: tuple[str, ...],
+    chat_template: str | None,
+    began_s: float,
+    launched: LaunchedEngine | None = None,
+    tracer: Tracer | None = None,
+) -> int:
+    """Serve until a signal; returns the exit status.
+
+    listener: bound. label: what messages call a setting. keys: API keys that requests may present. chat_template:
+    replaces the model's; None: it does not. began_s: program start, by time.monotonic(). launched: as of
+    AsyncEngine. tracer: as of create_app.
+    Raises ConfigError or EngineError if the model cannot be loaded.
+    """
+    name = served_names(engine_config, server_config)[0]
+    accepted = ApiKeys(keys)
+    metrics = make_metrics(engine_config, server_config)
+    with (
+        open_recorder(server_config, label, metrics.traffic) as recorder,
+        head_folder(server_config) as folder,
+        ProgressReporter(live=None if log_format() == "text" else False, write=progress_line) as report,
+    ):
+        http = LoadingApp(
+            "the model is being fetched",
+            metrics,
+            shows_metrics=not server_config.metrics_require_key,
+            page=PageFiles() if server_config.page else None,
+        )
+
+        def report_fetch(stage: str, done: int, total: int) -> None:
+            report(stage, done, total)
+            http.reason = f"{stage}: {100 * done // total} %" if total else stage
+
+        async def prepare() -> AsyncEngine:
+            directory = await fetch_model(engine_config, report_fetch)
+            engine, http.application = await build_application(
+                directory,
+                engine_config,
+                server_config,
+                accepted,
+                chat_template,
+                metrics,
+                report,
+                launched,
+                tracer,
+                recorder,
+                None if folder is None else make_refresher(engine_config, directory, folder, metrics.head_refresh),
+            )
+            report("starting the engine", 0, 0)
+            return engine
+
+        def announce(info: ModelInfo) -> None:
+            report.stop()
+            ready = ready_line(url_of(listener, server_config), name, info, engine_config.threads, began_s)
+            notice(ready, to_stdout=True)
+
+        server = http_server(http, server_config)
+        server.config.load()  # reads the certificate, so that SIGHUP finds one to replace
+        return run_until_stopped(
+            server,
+            prepare,
+            listener,
+            server_config.shutdown_timeout,
+            announce,
+            (lambda: reload_files(server_config, label, accepted, server.config.ssl))
+            if has_files(server_config)
+            else None,
+        )
+
+
+def ready_line(url: str, model: str, info: ModelInfo, threads: int, began_s: float) -> str:
+    """What tells the operator that the server is ready."""
+    tokens = info.num_blocks * info.block_size
+    stored = "" if info.kv_cache_dtype == info.dtype else f" in {info.kv_cache_dtype}"
+    return (
+        f"ready at {url} · {model} · {info.dtype} · {tokens} KV tokens{stored} · "
+        f"{threads} thread{'s' if threads > 1 else ''} ({info.backend}) · {time.monotonic() - began_s:.1f} s"
+    )
+
+
+def url_of(listener: socket.socket, config: ServerConfig) -> str:
+    scheme = "https" if config.ssl_certfile else "http"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+def has_files(config: ServerConfig) -> bool:
+    """Whether there is anything to read again. If not, SIGHUP ends the server, as it does most programs."""
+    return config.api_key_file is not None or config.ssl_certfile is not None
+
+
+def reload_files(config: ServerConfig, label: Label, keys: ApiKeys, tls: ssl.SSLContext | None) -> None:
+    """Use what the files hold now. A file that cannot be used is reported; what it held before stays in use.
+
+    label: what messages call a setting.
+    """
+    if config.api_key_file is not None:
+        try:
+            keys.replace(read_api_keys(config, label))
+        except ConfigError as error:
+            _log.error("SIGHUP: the API keys stay as they are: %s", error)
+        else:
+            _log.info("SIGHUP: %d API keys are accepted now", len(keys))
+    if tls is not None:
+        try:
+            reload_certificate(tls, config, label)
+        except ConfigError as error:
+            _log.error("SIGHUP: the certificate stays as it is: %s", error)
+        else:
+            _log.info("SIGHUP: new connections get the certificate in %s", config.ssl_certfile)
+
+
+class HttpServer(LimitedServer):
+    """The server without uvicorn's signal handling: this module drains requests before it stops the server."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def http_server(app: Any, config: ServerConfig) -> HttpServer:
+    """app: any ASGI application."""
+    return HttpServer(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=not config.disable_uvicorn_access_log,
+            root_path=config.root_path or "",
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_certfile=config.ssl_certfile,
+            ws="none",
+            timeout_keep_alive=math.ceil(config.timeout_keep_alive),
+            timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+            server_header=False,
+        ),
+        HttpLimits.of(config),
+    )
+
+
+def run_until_stopped(
+    server: HttpServer,
+    prepare: Prepare,
+    listener: socket.socket,
+    shutdown_timeout_s: float,
+    on_ready: Callable[[ModelInfo], None],
+    on_hangup: Callable[[], None] | None = None,
+) -> int:
+    """Serve on listener until a signal; returns the exit status.
+
+    on_ready: is called once the engine is ready. on_hangup: is called for each SIGHUP; None: it ends the program.
+    Raises the error with which prepare or the engine's start fails, or with which the engine ends for good.
+    """
+    raise_open_files_limit()
+    sys.setswitchinterval(_SWITCH_S)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve_until_signal(server, prepare, listener, shutdown_timeout_s, on_ready, on_hangup))
+
+
+async def _serve_until_signal(
+    server: HttpServer,
+    prepare: Prepare,
+    listener: socket.socket,
+    shutdown_timeout_s: float,
+    on_ready: Callable[[ModelInfo], None],
+    on_hangup: Callable[[], None] | None,
+) -> int:
+    stop = _Stop()
+    if on_hangup is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stop.requested.wait())
+    preparing = asyncio.ensure_future(prepare())
+    waiting: list[asyncio.Task[Any]] = [stopping]
+    engine: AsyncEngine | None = None
+    try:
+        await asyncio.wait({serving, preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if preparing.done():
+            engine = preparing.result()
+            loading = asyncio.create_task(engine.wait_ready())
+            dying = asyncio.create_task(engine.wait_dead())
+            waiting += [loading, dying]
+            await engine.start()
+            await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                on_ready(loading.result())
+                stop.ready = True
+                await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
+            await engine.drain(shutdown_timeout_s)
+            if dying.done():
+                raise dying.result()
+    finally:
+        server.should_exit = True
+        preparing.cancel()
+        await serving
+        if engine is not None:
+            await engine.stop()
+        for task in waiting:
+            task.cancel()
+    return stop.status
+
+
+class _Stop:
+    """What signals ask for. requested: the first SIGTERM or SIGINT sets it. ready: the server has been ready."""
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.ready = False
+        self.status = 0
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self.requested.is_set():
+            if number is signal.SIGINT:
+                os._exit(_INTERRUPTED)
+            return
+        if self.ready:
+            said = "finishing running requests; Ctrl-C again quits at once"
+        else:
+            self.status = _INTERRUPTED if number is signal.SIGINT else 0
+            said = "stopped before it was ready"
+        self.requested.set()  # first: standard error may be a pipe that nothing reads any more
+        notice(said)

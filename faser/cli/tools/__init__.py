@@ -1,1 +1,0 @@
-"""`faser env` and `faser pull`: commands that need no running engine."""

@@ -1,0 +1,444 @@
+"""The numbers of the live view: what the last two minutes were like, second by second.
+
+LiveRecorder takes note of what Metrics reports; make_sample turns two of its snapshots into a LiveSample: a second
+of the server in numbers. Counts are those of the interval, so viewers add up samples and subtract nothing. Holds
+numbers and names that the operator or FASER chose: no request's id, text or key. Knows neither HTTP nor JSON.
+"""
+
+import itertools
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from faser.types import EngineState, EngineStats, FinishReason, MethodStats, RoleStats, SpeculationStats
+
+_FIRST_S = 1e-4
+_PER_DOUBLING = 16
+_NUM_BINS = _PER_DOUBLING * 24  # the last one begins at 1,606 s
+RESOLUTION = 2 ** (0.5 / _PER_DOUBLING) - 1
+
+
+class Latencies:
+    """Of one kind. window: percentiles are those of this many calls of `tick`, and of what came since the last."""
+
+    def __init__(self, window: int) -> None:
+        self._counts = [0] * _NUM_BINS
+        self._before: deque[list[int]] = deque([[0] * _NUM_BINS], maxlen=window)
+
+    def add(self, seconds: float) -> None:
+        place = int(_PER_DOUBLING * math.log2(seconds / _FIRST_S)) if seconds > _FIRST_S else 0
+        self._counts[place if place < _NUM_BINS else _NUM_BINS - 1] += 1
+
+    def tick(self) -> None:
+        """A part of the window has passed."""
+        self._before.append(self._counts.copy())
+
+    def percentiles(self, shares: Sequence[float]) -> tuple[int, list[float]]:
+        """How many values the window has, and the smallest value, in seconds, that covers each share of them.
+
+        shares: rising, above 0 to 1. Without values there is no percentile.
+        """
+        counts = [now - before for now, before in zip(self._counts, self._before[0], strict=True)]
+        total = sum(counts)
+        if not total:
+            return 0, []
+        found, covered, place = [], counts[0], 0
+        for share in shares:
+            while covered < math.ceil(share * total):
+                place += 1
+                covered += counts[place]
+            found.append(_FIRST_S * 2 ** ((place + 0.5) / _PER_DOUBLING))
+        return total, found
+
+
+HISTORY_S = 120
+INTERVAL_S = 1.0
+LATENCY_WINDOW_S = 30
+MOST_STEPS = 64  # of one interval, the last ones
+
+SloKey = tuple[str, str, bool]  # class, target, met
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Counters at one time. engine: how many engines there were before; each counts from zero."""
+
+    at_s: float
+    engine: int
+    state: EngineState
+    stats: EngineStats
+    finished: Counter[FinishReason]
+    rejected: int
+    slo: Counter[SloKey]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedStep:
+    """The engine's statistics after one step. at_s: when the front-end received them."""
+
+    at_s: float
+    stats: EngineStats
+
+
+class LiveRecorder:
+    """One engine and those that replace it. clock: seconds that never jump."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.on_change: Callable[[], None] | None = None  # the engine has changed its state
+        self.on_watch: Callable[[bool], None] | None = None  # statistics of every step are wanted, or no more
+        self._clock = clock
+        self._began_s = clock()
+        self._engine = 0
+        self._state = EngineState.LOADING
+        self._stats = EngineStats()
+        self._finished: Counter[FinishReason] = Counter()
+        self._rejected = 0
+        self._slo: Counter[SloKey] = Counter()
+        self._past: deque[Snapshot] = deque(maxlen=HISTORY_S + 1)
+        self._noted_s = self._began_s
+        self._steps: deque[ReportedStep] = deque(maxlen=MOST_STEPS + 1)
+        self._latencies: dict[str, Latencies] = {}  # empty while nobody watches
+
+    @property
+    def past(self) -> list[Snapshot]:
+        """About one snapshot a second of the last HISTORY_S seconds, the oldest first."""
+        since_s = self._clock() - HISTORY_S
+        return [each for each in self._past if each.at_s >= since_s]
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._latencies)
+
+    @property
+    def latencies(self) -> dict[str, Latencies]:
+        """ttft: arrival to first token. itl: between two chunks of a sample. tpot: mean of a request."""
+        return self._latencies
+
+    def uptime_s(self, at_s: float) -> float:
+        return at_s - self._began_s
+
+    def watch(self) -> None:
+        """Note single steps and latencies from now on, until `unwatch`. The caller takes the snapshots."""
+        self._latencies = {name: Latencies(LATENCY_WINDOW_S) for name in ("ttft", "itl", "tpot")}
+        if self.on_watch is not None:
+            self.on_watch(True)
+
+    def unwatch(self) -> None:
+        self._latencies = {}
+        self._steps.clear()
+        if self.on_watch is not None:
+            self.on_watch(False)
+
+    def snapshot(self) -> Snapshot:
+        """The counters now; `past` ends with it."""
+        self._noted_s = now_s = self._clock()
+        taken = Snapshot(
+            at_s=now_s,
+            engine=self._engine,
+            state=self._state,
+            stats=self._stats,
+            finished=self._finished.copy(),
+            rejected=self._rejected,
+            slo=self._slo.copy(),
+        )
+        self._past.append(taken)
+        for each in self._latencies.values():
+            each.tick()
+        return taken
+
+    def take_steps(self) -> list[ReportedStep]:
+        """The steps since the last call, at most MOST_STEPS, after one that is older than them."""
+        taken = list(self._steps)
+        while len(self._steps) > 1:
+            self._steps.popleft()
+        return taken
+
+    # Metrics calls these
+
+    def engine(self, stats: EngineStats) -> None:
+        """The engine's statistics after a step, or after a while without one."""
+        now_s = self._clock()
+        if self._latencies:
+            if stats.num_steps > self._stats.num_steps:
+                self._steps.append(ReportedStep(at_s=now_s, stats=stats))
+            self._stats = stats
+            return
+        self._stats = stats
+        if now_s >= self._noted_s + INTERVAL_S:
+            self.snapshot()
+
+    def engine_ended(self) -> None:
+        """The next statistics are those of another engine."""
+        self._engine += 1
+        self._stats = EngineStats()
+        self._steps.clear()
+
+    def engine_state(self, state: EngineState) -> None:
+        self._state = state
+        if self.on_change is not None:
+            self.on_change()
+
+    def latency(self, name: str, seconds: float) -> None:
+        if self._latencies:
+            self._latencies[name].add(seconds)
+
+    def finished(self, reason: FinishReason) -> None:
+        self._finished[reason] += 1
+
+    def rejected(self) -> None:
+        self._rejected += 1
+
+    def judged(self, class_name: str, target: str, met: bool) -> None:
+        """A request with a latency target has ended."""
+        self._slo[class_name, target, met] += 1
+
+
+PERCENTILES = (0.5, 0.95, 0.99)
+
+_DRAFTING = ("draft", "pass", "text")  # roles; passes of a draft model and look-ups in text are both drafting
+_NO_SPECULATION = SpeculationStats(policy="", method="")
+
+
+class DrafterSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Draft tokens of one drafter. drafted = pruned + verified. expected: to be accepted, as predicted."""
+
+    drafted: int = 0
+    pruned: int = 0
+    verified: int = 0
+    accepted: int = 0
+    expected: float = 0.0
+
+
+class SpeculationSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """gammas: how often each number 0, 1, … of draft tokens was verified for a sequence in a step.
+
+    accepted_at: drafts whose token at depth 1, 2, … was accepted. modes: steps by mode; mode: of the last step.
+    draft_share: of the processors, in an overlapped step. bypasses: sequences in a step without a draft, by reason
+    The rest are milliseconds: of drafting, of verifying, of both at once, of deciding; and of whole steps, as
+    predicted and as measured.
+    """
+
+    policy: str
+    method: str
+    mode: str
+    draft_share: float = 0.0
+    modes: dict[str, int] = {}
+    gammas: list[int] = []
+    accepted_at: list[int] = []
+    drafters: dict[str, DrafterSample] = {}
+    bypasses: dict[str, int] = {}
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    overlap_ms: float = 0.0
+    decide_ms: float = 0.0
+    predicted_ms: float = 0.0
+    measured_ms: float = 0.0
+
+
+class StepSample(msgspec.Struct, frozen=True, array_like=True):
+    """One step, in milliseconds. end_ms: its end, before the end of the interval; so 0 or less."""
+
+    end_ms: float
+    step_ms: float
+    draft_ms: float
+    verify_ms: float
+    sequences: int
+    rows: int
+    mode: str
+
+
+class LiveSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One interval; most of what is zero or empty is left out.
+
+    t: its end, in seconds since the start of the server. dt: its length.
+    kv: share of the KV blocks in use. prompt: tokens of prompts, `cached` of them from the prefix cache. output:
+    tokens generated. queries, hits: prompt tokens that were looked up in the prefix cache, and found.
+    finished: requests, by reason. rejected: requests refused because of load, limits or state.
+    latencies: by kind (ttft, itl, tpot) how many values the window has, then their PERCENTILES in milliseconds;
+    empty for seconds that passed without a viewer. slo: by class and target, requests that met it and missed it.
+    speculation: None in an engine without. timeline: the last steps.
+    """
+
+    t: float
+    dt: float
+    state: str
+    running: int = 0
+    waiting: int = 0
+    kv: float = 0.0
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+    queries: int = 0
+    hits: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    finished: dict[str, int] = {}
+    rejected: int = 0
+    latencies: dict[str, list[float]] = {}
+    slo: dict[str, dict[str, tuple[int, int]]] = {}
+    speculation: SpeculationSample | None = None
+    timeline: list[StepSample] = []
+
+
+def make_sample(
+    before: Snapshot,
+    after: Snapshot,
+    *,
+    uptime_s: float,
+    latencies: Mapping[str, Latencies],
+    steps: Sequence[ReportedStep] = (),
+) -> LiveSample:
+    """What happened between two snapshots. uptime_s: of the later one. steps: as LiveRecorder.take_steps."""
+    now = after.stats
+    then = before.stats if before.engine == after.engine else EngineStats()
+    return LiveSample(
+        t=round(uptime_s, 3),
+        dt=round(after.at_s - before.at_s, 3),
+        state=after.state.value,
+        running=now.num_running,
+        waiting=now.num_waiting,
+        kv=round(now.kv_usage, 4),
+        prompt=now.prompt_tokens - then.prompt_tokens,
+        cached=now.prompt_tokens_cached - then.prompt_tokens_cached,
+        output=now.generation_tokens - then.generation_tokens,
+        queries=now.prefix_cache_queries - then.prefix_cache_queries,
+        hits=now.prefix_cache_hits - then.prefix_cache_hits,
+        steps=now.num_steps - then.num_steps,
+        preemptions=now.num_preemptions - then.num_preemptions,
+        finished={
+            reason.value: count
+            for reason in FinishReason
+            if (count := after.finished[reason] - before.finished[reason])
+        },
+        rejected=after.rejected - before.rejected,
+        latencies={name: found for name, each in latencies.items() if (found := _percentiles(each))},
+        slo=_attainment(before, after),
+        speculation=None
+        if now.speculation is None
+        else _speculation(then.speculation or _NO_SPECULATION, now.speculation),
+        timeline=_timeline(steps, after.at_s),
+    )
+
+
+def _percentiles(latencies: Latencies) -> list[float]:
+    count, found = latencies.percentiles(PERCENTILES)
+    return [count, *(_ms(each) for each in found)] if count else []
+
+
+def _attainment(before: Snapshot, after: Snapshot) -> dict[str, dict[str, tuple[int, int]]]:
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, target, _ in after.slo:
+        met, missed = (after.slo[name, target, each] - before.slo[name, target, each] for each in (True, False))
+        if met or missed:
+            found.setdefault(name, {})[target] = (met, missed)
+    return found
+
+
+def _speculation(then: SpeculationStats, now: SpeculationStats) -> SpeculationSample:
+    drafters = {
+        each.method: sample
+        for each, sample in _drafters(then.methods, now.methods)
+        if sample.drafted or sample.verified
+    }
+    predicted, measured = (
+        [getattr(each, name) for each in (_role(now.roles, "step"), _role(then.roles, "step"))]
+        for name in ("predicted_s", "measured_s")
+    )
+    return SpeculationSample(
+        policy=now.policy,
+        method=now.method,
+        mode=now.mode,
+        draft_share=round(now.draft_share, 3),
+        modes=_growth(then.mode_steps, now.mode_steps),
+        gammas=_trimmed(_minus(_all_classes(now.gammas), _all_classes(then.gammas))),
+        accepted_at=_trimmed(_minus(now.accepted_per_position, then.accepted_per_position)),
+        drafters=drafters,
+        bypasses=_growth(then.bypasses, now.bypasses),
+        draft_ms=_ms(_drafting_s(now) - _drafting_s(then)),
+        verify_ms=_ms(_role(now.roles, "verify").measured_s - _role(then.roles, "verify").measured_s),
+        overlap_ms=_ms(now.overlap_s - then.overlap_s),
+        decide_ms=_ms(now.decide_s - then.decide_s),
+        predicted_ms=_ms(predicted[0] - predicted[1]),
+        measured_ms=_ms(measured[0] - measured[1]),
+    )
+
+
+def _drafters(
+    then: Iterable[MethodStats], now: Iterable[MethodStats]
+) -> Iterable[tuple[MethodStats, DrafterSample]]:
+    earlier = {each.method: each for each in then}
+    for each in now:
+        old = earlier.get(each.method, MethodStats(method=each.method))
+        yield (
+            each,
+            DrafterSample(
+                drafted=each.drafted - old.drafted,
+                pruned=each.pruned - old.pruned,
+                verified=each.verified - old.verified,
+                accepted=each.accepted - old.accepted,
+                expected=round(each.expected - old.expected, 2),
+            ),
+        )
+
+
+def _timeline(steps: Sequence[ReportedStep], end_s: float) -> list[StepSample]:
+    """The steps after the first, each against the one before it."""
+    found = []
+    for before, step in itertools.pairwise(steps):
+        then, now = before.stats.speculation or _NO_SPECULATION, step.stats.speculation or _NO_SPECULATION
+        draft_s = _drafting_s(now) - _drafting_s(then)
+        verify_s = _role(now.roles, "verify").measured_s - _role(then.roles, "verify").measured_s
+        found.append(
+            StepSample(
+                _ms(step.at_s - end_s),
+                _ms(step.stats.last_step_s),
+                _ms(draft_s),
+                _ms(verify_s),
+                step.stats.num_running,
+                step.stats.last_step_rows,
+                now.mode,
+            )
+        )
+    return found
+
+
+def _drafting_s(stats: SpeculationStats) -> float:
+    return sum(each.measured_s for each in stats.roles if each.role in _DRAFTING)
+
+
+def _role(roles: Iterable[RoleStats], name: str) -> RoleStats:
+    """Steps with concurrent drafting are reported apart from the others."""
+    parts = [each for each in roles if each.role == name]
+    return RoleStats(
+        role=name,
+        predicted_s=sum(each.predicted_s for each in parts),
+        measured_s=sum(each.measured_s for each in parts),
+    )
+
+
+def _all_classes(gammas: Iterable[tuple[str, Sequence[int]]]) -> list[int]:
+    return [sum(each) for each in zip(*(counts for _, counts in gammas), strict=True)]
+
+
+def _minus(now: Sequence[int], then: Sequence[int]) -> list[int]:
+    return [one - other for one, other in zip(now, [*then, *[0] * (len(now) - len(then))], strict=True)]
+
+
+def _trimmed(counts: list[int]) -> list[int]:
+    """Without the zeros at its end."""
+    while counts and not counts[-1]:
+        counts.pop()
+    return counts
+
+
+def _growth(then: Iterable[tuple[str, int]], now: Iterable[tuple[str, int]]) -> dict[str, int]:
+    earlier = dict(then)
+    return {name: grown for name, count in now if (grown := count - earlier.get(name, 0))}
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 2)

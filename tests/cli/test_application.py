@@ -1,0 +1,112 @@
+"""Sampling defaults, the recorder and the folder of refreshed heads, as the settings ask for them."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from faser.cli.application import head_folder, open_recorder, sampling_defaults
+from faser.config.declaration import flag_label
+from faser.config.server import ServerConfig, sampling_problems
+from faser.engine.checkpoints.embedded import SMOLLM2
+from faser.engine.checkpoints.files import CARD_ADVICE
+from faser.errors import ConfigError, ModelError
+
+
+def model(folder: Path, **content: object) -> Path:
+    (folder / "generation_config.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_the_models_defaults_count_and_its_other_keys_do_not(tmp_path: Path) -> None:
+    directory = model(tmp_path, temperature=0.6, top_k=None, eos_token_id=[2], max_new_tokens=99)
+    assert sampling_defaults(directory, ServerConfig()) == {"temperature": 0.6, "max_tokens": 99}
+
+
+def test_the_operator_wins_over_the_model(tmp_path: Path) -> None:
+    config = ServerConfig(override_generation_config={"temperature": 0.1})
+    assert sampling_defaults(model(tmp_path, temperature=0.6, top_p=0.9), config) == {
+        "temperature": 0.1,
+        "top_p": 0.9,
+    }
+
+
+def test_none_leaves_the_models_file_alone(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("{")
+    assert sampling_defaults(tmp_path, ServerConfig(generation_config="none")) == {}
+
+
+@pytest.fixture
+def default_model(tmp_path: Path) -> Path:
+    """The folder of the embedded model as it is installed: its file names only the ends of a sequence."""
+    folder = tmp_path / SMOLLM2.name
+    folder.mkdir()
+    return model(folder, bos_token_id=1, eos_token_id=[2])
+
+
+def test_the_default_model_gets_the_advice_of_its_card(default_model: Path) -> None:
+    assert sampling_defaults(default_model, ServerConfig()) == {"temperature": 0.2, "top_p": 0.9}
+
+
+def test_the_operator_wins_over_the_card_and_may_switch_it_off(default_model: Path) -> None:
+    config = ServerConfig(override_generation_config={"temperature": 0.7})
+    assert sampling_defaults(default_model, config) == {"temperature": 0.7, "top_p": 0.9}
+    assert sampling_defaults(default_model, ServerConfig(generation_config="none")) == {}
+
+
+def test_a_file_with_any_sampling_parameter_replaces_the_whole_advice(default_model: Path) -> None:
+    assert sampling_defaults(model(default_model, top_k=5), ServerConfig()) == {"top_k": 5}
+
+
+def test_every_advice_is_within_the_limits_of_requests() -> None:
+    for name, advice in CARD_ADVICE.items():
+        assert sampling_problems(advice, name) == []
+
+
+def test_a_model_without_the_file_has_no_defaults(tmp_path: Path) -> None:
+    assert sampling_defaults(tmp_path, ServerConfig()) == {}
+    assert sampling_defaults(tmp_path / "model.gguf", ServerConfig()) == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"temperature": 9}', '{"top_p": "high"}'])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"generation_config\.json"):
+        sampling_defaults(tmp_path, ServerConfig())
+
+
+def test_without_the_flag_there_is_none() -> None:
+    with open_recorder(ServerConfig(), flag_label, lambda _: None) as recorder:
+        assert recorder is None
+
+
+def test_a_file_that_cannot_be_recorded_to_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.jsonl"
+    config = ServerConfig(record_traffic=str(path))
+    with (
+        open_recorder(config, flag_label, lambda _: None),
+        pytest.raises(ConfigError) as caught,
+        open_recorder(config, flag_label, lambda _: None),
+    ):
+        pass
+    assert str(caught.value) == f"--record-traffic is {path}; another process records to it"
+    with (
+        pytest.raises(ConfigError) as caught,
+        open_recorder(ServerConfig(record_traffic="/dev/null"), flag_label, lambda _: None),
+    ):
+        pass
+    assert str(caught.value) == "--record-traffic is /dev/null; it cannot be written: it is not a regular file"
+
+
+def test_without_the_flag_there_is_no_folder() -> None:
+    with head_folder(ServerConfig()) as folder:
+        assert folder is None
+
+
+def test_the_folder_is_its_owners_alone_and_goes_with_the_server() -> None:
+    with head_folder(ServerConfig(distill_online=True)) as folder:
+        assert folder is not None
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        (folder / "head-1").mkdir()
+    assert not folder.exists()

@@ -1,0 +1,139 @@
+"""Signals, draining and exit statuses, of a real process with a scripted engine."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@contextmanager
+def server(fate: str, shutdown_timeout_s: float = 5.0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running small_server and its URL; killed at the end if it still lives."""
+    command = [sys.executable, "-m", "tests.cli.small_server", fate, str(shutdown_timeout_s)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watchdog = threading.Timer(30, process.kill)
+    watchdog.start()
+    try:
+        yield process, f"http://127.0.0.1:{line(process)}"
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def ask(url: str, answers: list[str]) -> threading.Thread:
+    def run() -> None:
+        try:
+            answers.append(httpx.get(url, timeout=10).text)
+        except httpx.HTTPError as error:
+            answers.append(type(error).__name__)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_requests_finish_and_ends_with_status_0(number: signal.Signals) -> None:
+    answers: list[str] = []
+    with server("ready") as (process, url):
+        assert line(process) == "ready"
+        asking = ask(url, answers)
+        assert line(process) == "asked"
+        process.send_signal(number)
+        asking.join()
+        assert answers == ["ok"]
+        assert [line(process), line(process)] == ["drained, 0 left", "stopped"]
+        assert process.wait(5) == 0
+
+
+def test_a_signal_ends_a_server_whose_log_nothing_reads_any_more() -> None:
+    with server("ready") as (process, _):
+        assert line(process) == "ready"
+        assert process.stderr is not None
+        process.stderr.close()
+        process.send_signal(signal.SIGTERM)
+        assert [line(process), line(process)] == ["drained, 0 left", "stopped"]
+        process.wait(5)
+
+
+def test_requests_that_outlast_the_timeout_do_not_hold_the_server_up() -> None:
+    answers: list[str] = []
+    with server("ready", 0) as (process, url):
+        assert line(process) == "ready"
+        asking = ask(url, answers)
+        assert line(process) == "asked"
+        process.send_signal(signal.SIGTERM)
+        assert line(process) == "drained, 1 left"
+        assert process.wait(8) == 0
+        asking.join()
+
+
+def test_a_second_interrupt_quits_at_once() -> None:
+    with server("ready", 60) as (process, url):
+        assert line(process) == "ready"
+        asking = ask(url, [])
+        assert line(process) == "asked"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert "finishing running requests" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 130
+        asking.join()
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("fate, ends", [("fetching", ["cancelled"]), ("loading", ["drained, 0 left", "stopped"])])
+def test_before_it_is_ready_http_answers_and_a_signal_ends_the_server_at_once(
+    number: signal.Signals, status: int, fate: str, ends: list[str]
+) -> None:
+    with server(fate, 60) as (process, url):
+        assert httpx.get(url, timeout=10).text == "ok"
+        assert line(process) == "asked"
+        began_s = time.monotonic()
+        process.send_signal(number)
+        assert [line(process) for _ in ends] == ends
+        _, said = process.communicate(timeout=5)
+        assert time.monotonic() - began_s < 2
+        assert process.returncode == status
+        assert said == "faser serve: stopped before it was ready\n"
+
+
+def test_a_fetch_that_fails_ends_the_server_with_its_reason() -> None:
+    with server("bad-fetch") as (process, _):
+        _, errors = process.communicate(timeout=5)
+        assert process.returncode == 1
+        assert errors.strip() == "there is no network"
+
+
+@pytest.mark.parametrize(
+    "fate, reason", [("bad-config", "the model has no layers"), ("bad-engine", "the engine died")]
+)
+def test_an_engine_that_cannot_load_ends_the_server_with_its_reason(fate: str, reason: str) -> None:
+    with server(fate) as (process, _):
+        assert line(process) == "stopped"
+        _, errors = process.communicate(timeout=5)
+        assert process.returncode == 1
+        assert errors.strip().endswith(reason)
+
+
+def test_an_engine_that_ends_for_good_ends_the_server_with_its_reason_and_status_1() -> None:
+    with server("dying") as (process, _):
+        assert [line(process), line(process), line(process)] == ["ready", "drained, 0 left", "stopped"]
+        _, errors = process.communicate(timeout=5)
+        assert process.returncode == 1
+        assert errors.strip().endswith("the engine died (signal 9)")
