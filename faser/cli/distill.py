@@ -16,13 +16,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from faser.cli.console import TERMINATED, ProgressReporter, TokenBar, TrainingBar
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.sources import CommandParser, engine_config, engine_settings, number
-from faser.distill.acceptance import LOADS, Expected, expected_speedup, speedup_in_words
 from faser.distill.dataset import Dataset
 from faser.distill.maker import AnswerSettings, ConversationMaker, fill_from_traffic
 from faser.distill.operator_files import FileQuestions, TrafficFile, read_conversations
@@ -35,6 +34,9 @@ from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError
 from faser.processes import exit_on_sigterm
 from faser.types import FinishReason, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from faser.distill.acceptance import Expected
 
 PROG = "faser distill"
 
@@ -173,6 +175,7 @@ def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dat
     """Returns the exit status: 0 when the head is written, 143 when SIGTERM stopped the training."""
     import torch
 
+    from faser.distill.acceptance import LOADS, expected_speedup, speedup_in_words
     from faser.distill.distillation import Distillation, HeadSettings
     from faser.distill.target import load_target
     from faser.distill.trainer import TrainingSettings
@@ -225,7 +228,7 @@ def acceptance_table(greedy: Sequence[float], sampled: Sequence[float], temperat
     return "\n".join(lines)
 
 
-def speedup_table(greedy: Sequence[Expected], sampled: Sequence[Expected], temperature: float) -> str:
+def speedup_table(greedy: "Sequence[Expected]", sampled: "Sequence[Expected]", temperature: float) -> str:
     """What the drafts are expected to bring, by load, as Markdown."""
     lines = [
         "| requests at once | " + " | ".join(str(each.requests) for each in greedy or sampled) + " |",
