@@ -3,9 +3,9 @@
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from faser.api.bodies.errors import as_http_error, error_response
 from faser.api.http.paths import route_of
 from faser.api.page.files import PageFiles
-from faser.api.protocol.errors import as_http_error, error_response
 from faser.errors import NotReadyError
 from faser.metrics.server import CONTENT_TYPE, Metrics
 from faser.types import EngineState

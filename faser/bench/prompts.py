@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from faser.api.templates.chat_template import ChatTemplate
+from faser.api.requests.chat_template import ChatTemplate
 from faser.bench.questions import QUESTIONS, Question
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import ConfigError

@@ -12,11 +12,11 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from faser.api.http import refusals
+from faser.api.bodies.errors import HttpError
+from faser.api.http import limits as refusals
 from faser.api.http.connection_pool import ConnectionPool, Phase
 from faser.api.http.limits import HttpLimits
 from faser.api.http.paths import route_of
-from faser.api.protocol.errors import HttpError
 
 # Answered even while all connections for requests are in use.
 PROBE_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})

@@ -1,4 +1,4 @@
-"""LiveFeed: what GET /live sends: a sample a second, made once for all viewers.
+"""GET /live: what the live view shows, a sample a second, made once for all viewers.
 
     {"server": {…}, "history": [sample, …]}    first, to each viewer: the last two minutes
     {"sample": {…}}                            each second
@@ -20,9 +20,14 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
 
-from faser.api.protocol.errors import HttpError
-from faser.api.serving.engine_client import EngineClient
+from faser.api.answers.handler import EventStream
+from faser.api.bodies.errors import HttpError
+from faser.api.bodies.openapi import PLAIN_ERRORS, answers
+from faser.api.middleware.keys import ApiKeys, get_key_index
+from faser.api.requests.service import EngineClient, Service
 from faser.errors import NotReadyError, OverloadError
 from faser.metrics.live.latencies import RESOLUTION
 from faser.metrics.live.recorder import HISTORY_S, INTERVAL_S, LATENCY_WINDOW_S, LiveRecorder, Snapshot
@@ -30,13 +35,39 @@ from faser.metrics.live.sample import PERCENTILES, LiveSample, make_sample
 from faser.types import EngineState
 
 MOST_VIEWERS_OF_A_KEY = 8
-
 _MOST_WAITING = 8  # messages that a viewer has not taken; with one more it does not keep up
 _LINGER_S = HISTORY_S
 _DRAIN_POLL_S = 0.1
 _RETRY_AFTER_S = 10
-
 _log = logging.getLogger("faser.api")
+LIVE_ROUTE = "/live"
+_EVENTS = {
+    "description": "Events, one a second.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+
+
+def live_router(service: Service, keys: ApiKeys) -> APIRouter:
+    """keys: of the server, now and later."""
+    router = APIRouter()
+    settings = service.settings
+    feed = LiveFeed(
+        service.engine,
+        service.metrics.live,
+        server_facts(settings.served_model_names[0], settings.version),
+        lambda: service.in_progress.count,
+        keys.accepts,
+        most_viewers=settings.most_viewers,
+    )
+
+    @router.get(
+        LIVE_ROUTE, responses={**answers(*PLAIN_ERRORS, 503), 200: _EVENTS}, response_class=StreamingResponse
+    )
+    async def get_live(request: Request) -> Response:
+        events = feed.messages(get_key_index(request.scope))
+        return EventStream(await anext(events), events)
+
+    return router
 
 
 class Viewer:

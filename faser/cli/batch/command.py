@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from fastapi import FastAPI
 
-from faser.api.middleware.api_keys import ApiKeys
+from faser.api.middleware.keys import ApiKeys
 from faser.cli.batch.batch_file import ResultsFile, read_lines
 from faser.cli.batch.runner import Totals, run_lines
 from faser.cli.console.progress import ProgressReporter, runs_bar

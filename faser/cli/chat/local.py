@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from faser.api.templates.chat_template import ChatTemplate
+from faser.api.requests.chat_template import ChatTemplate
 from faser.cli.chat.answerer import AnswerLimits, Message
 from faser.cli.console.progress import ProgressReporter
 from faser.cli.serve.generation import sampling_defaults

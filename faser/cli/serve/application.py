@@ -7,18 +7,17 @@ from fastapi import FastAPI
 
 from faser import __version__
 from faser.api.app import create_app
-from faser.api.middleware.api_keys import ApiKeys
-from faser.api.middleware.cors import CorsSettings
 from faser.api.middleware.key_limits import KeyLimits
-from faser.api.serving.requests.settings import ApiSettings
+from faser.api.middleware.keys import ApiKeys
+from faser.api.requests.service import ApiSettings, CorsSettings
 from faser.cli.serve.generation import sampling_defaults
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import LaunchedEngine
-from faser.engine.client.head_refresh.refresher import HeadRefresher
+from faser.engine.client.head_refresh import HeadRefresher
 from faser.engine.client.supervisor import Supervision
-from faser.engine.client.traffic.request_traffic import AnswerTaker
+from faser.engine.client.traffic import AnswerTaker
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.metrics.server import Metrics
 from faser.tracing.span import Tracer

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 import uvicorn
 import uvloop
 
-from faser.api.http.descriptors import raise_open_files_limit
-from faser.api.http.limits import HttpLimits
+from faser.api.http.limits import HttpLimits, raise_open_files_limit
 from faser.api.http.server import LimitedServer
 from faser.cli.serve.notices import notice
 from faser.config.server import ServerConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from faser.config.checks import Label
 from faser.config.server import ServerConfig
-from faser.engine.client.traffic.recorder import Outcome, TrafficRecorder
+from faser.engine.client.traffic import Outcome, TrafficRecorder
 from faser.errors import ConfigError
 
 _FLUSH_TIMEOUT_S = 2.0

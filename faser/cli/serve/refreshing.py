@@ -8,8 +8,7 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
-from faser.engine.client.head_refresh.learner_process import LearnerProcess
-from faser.engine.client.head_refresh.refresher import HeadRefresher
+from faser.engine.client.head_refresh import HeadRefresher, LearnerProcess
 from faser.engine.contract.messages import Configure
 from faser.metrics.head_refresh import RefreshMetrics
 

@@ -3,7 +3,7 @@
 import logging
 import ssl
 
-from faser.api.middleware.api_keys import ApiKeys
+from faser.api.middleware.keys import ApiKeys
 from faser.cli.serve.keys import read_api_keys
 from faser.cli.serve.tls import reload_certificate
 from faser.config.checks import Label

@@ -7,7 +7,7 @@ import socket
 import time
 
 from faser.api.loading import LoadingApp
-from faser.api.middleware.api_keys import ApiKeys
+from faser.api.middleware.keys import ApiKeys
 from faser.api.page.files import PageFiles
 from faser.cli.console.progress import ProgressReporter
 from faser.cli.serve.application import build_application, make_metrics, served_names

@@ -7,7 +7,7 @@ question of its own (arXiv 2406.08464). Knows no engine.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from faser.api.templates.chat_template import ChatTemplate
+from faser.api.requests.chat_template import ChatTemplate
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import ModelError, RequestError
 

@@ -15,13 +15,11 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.engine.client.engine_host import LaunchedEngine, Transport
-from faser.engine.client.head_refresh.refresher import HeadRefresher
+from faser.engine.client.head_refresh import HeadRefresher
 from faser.engine.client.output_stream import OutputStream
-from faser.engine.client.preemption_log import PreemptionLog
-from faser.engine.client.queue_room import QueueRoom
-from faser.engine.client.queue_speed import QueueSpeed
+from faser.engine.client.queue import PreemptionLog, QueueRoom, QueueSpeed
 from faser.engine.client.supervisor import EngineSupervisor, Supervision
-from faser.engine.client.traffic.request_traffic import AnswerTaker, RequestTraffic
+from faser.engine.client.traffic import AnswerTaker, RequestTraffic
 from faser.engine.contract.messages import (
     Abort,
     AdoptedHead,

@@ -1,21 +1,47 @@
 """OutputStream: the outputs of one request, from the engine's token ids to text.
 
-Owns the detokenizers and the queue between the engine's messages and the reader. Finds stop strings, which
-exist only in text, and then aborts the sample in the engine.
+Owns the detokenizers and the queue between the engine's messages and the reader. Finds stop strings, which exist
+only in text, and then aborts the sample in the engine.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Self
 
-from faser.engine.client.timing import Timing
-from faser.engine.client.traffic.request_traffic import RequestTraffic
+from faser.engine.client.traffic import RequestTraffic
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.text.detokenizer import DetokenizedText, Detokenizer
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import FaserError
 from faser.types import FinishReason, OutputDelta, PositionLogprobs, Request, RequestOutput, SpeculationSummary
+
+
+class Timing:
+    """Times of one request, in seconds of time.monotonic(), and what else its metrics count."""
+
+    def __init__(self, *, arrival_s: float) -> None:
+        self.arrival_s = arrival_s
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: dict[int, float] = {}
+        self.num_tokens: Counter[int] = Counter()  # by sample
+        self.num_preemptions: dict[int, int] = {}
+        self.num_cached_tokens = 0  # of the prompt
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token after the first, of the slowest sample; None: no sample has two tokens."""
+        first_s = self.first_token_s
+        if first_s is None:
+            return None
+        means = [
+            (self.last_token_s[index] - first_s) / (count - 1)
+            for index, count in self.num_tokens.items()
+            if count > 1
+        ]
+        return max(means, default=None)
 
 
 class OutputStream:

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from faser.api.serving.answers.framing import Envelope
-from faser.api.serving.answers.speculation_report import SpeculationReport
-from faser.api.serving.answers.usage import Usage
+from faser.api.answers.framing import Envelope
+from faser.api.answers.usage import SpeculationReport, Usage
 from faser.types import SamplingParams, SpeculationParams
 
 THINKING = "The user wants the weather. "

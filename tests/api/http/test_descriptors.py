@@ -11,7 +11,7 @@ def run(program: str) -> str:
     """What the program prints, with both limits set by set_limits(soft, hard) before."""
     beginning = (
         "import resource\n"
-        "from faser.api.http.descriptors import connection_room, raise_open_files_limit\n"
+        "from faser.api.http.limits import connection_room, raise_open_files_limit\n"
         "def set_limits(soft, hard): resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))\n"
     )
     command = [sys.executable, "-c", beginning + program]

@@ -3,7 +3,7 @@
 import hmac
 from unittest.mock import patch
 
-from faser.api.middleware.api_keys import ApiKeys
+from faser.api.middleware.keys import ApiKeys
 
 
 def test_every_key_has_an_index_of_its_own() -> None:
@@ -33,7 +33,7 @@ def test_every_key_is_compared_in_constant_time_whichever_matches() -> None:
     """Digests of equal length, all of them, by the function that is made for it."""
     keys = ApiKeys(["a", "much longer than the others", "b"])
     for presented in (b"a", b"b", b"none of them"):
-        with patch("faser.api.middleware.api_keys.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
+        with patch("faser.api.middleware.keys.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
             keys.index_of(presented)
         lengths = {len(each) for call in compare.call_args_list for each in call.args}
         assert (compare.call_count, len(lengths)) == (3, 1)

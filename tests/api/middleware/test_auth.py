@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from faser.api.app import create_app
-from faser.api.middleware.api_keys import ApiKeys
+from faser.api.middleware.keys import ApiKeys
 from faser.metrics.server import Metrics
 from tests.api.server import http_client, openai_client, serving, settings
 from tests.fake_engine import FakeEngine

@@ -5,8 +5,8 @@ import threading
 import httpx
 import pytest
 
+from faser.api.bodies.errors import HttpError
 from faser.api.middleware.key_limits import KeyLimits, KeyUsage
-from faser.api.protocol.errors import HttpError
 from tests.api.server import http_client, serving, settings, until
 from tests.fake_engine import FakeEngine, saying
 

@@ -1,6 +1,6 @@
 """The bucket by hand-computed levels."""
 
-from faser.api.middleware.token_bucket import TokenBucket
+from faser.api.middleware.key_limits import TokenBucket
 
 
 def test_a_minutes_worth_may_be_taken_at_once_and_no_more() -> None:

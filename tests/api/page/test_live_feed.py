@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from faser.api.bodies.errors import HttpError
 from faser.api.page import live_feed
 from faser.api.page.live_feed import MOST_VIEWERS_OF_A_KEY, LiveFeed, server_facts
-from faser.api.protocol.errors import HttpError
 from faser.errors import NotReadyError, OverloadError
 from faser.metrics.live import recorder as recording
 from faser.metrics.live.recorder import LiveRecorder, Snapshot

@@ -4,7 +4,7 @@ import pytest
 
 from faser.api.parsing.answer_parser import AnswerParsing
 from faser.api.parsing.events import Message, collect
-from faser.api.parsing.formats.registry import TOOL_PARSERS
+from faser.api.parsing.registry import TOOL_PARSERS
 from tests.fake_engine import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -81,7 +81,7 @@ def test_reasoning_that_nobody_asked_to_see_is_counted_and_left_out() -> None:
 
 def test_tokens_of_many_bytes_are_counted_one_by_one_within_a_step() -> None:
     """The step's tokens: "<think>", "Hm</", "think>", "Yes": the third ends the reasoning."""
-    from faser.api.parsing.reasoning import ReasoningTokens
+    from faser.api.parsing.answer_parser import ReasoningTokens
 
     class Words:
         def token_bytes(self, token_id: int) -> bytes:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from faser.engine.client.preemption_log import PreemptionLog
+from faser.engine.client.queue import PreemptionLog
 
 
 def warnings(counts: Sequence[tuple[float, int]], caplog: pytest.LogCaptureFixture) -> list[str]:

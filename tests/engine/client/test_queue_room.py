@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from faser.engine.client.queue_room import NO_TENANT, QueueRoom
+from faser.engine.client.queue import NO_TENANT, QueueRoom
 
 
 def filled(room: QueueRoom, tenant: str, num_samples: int = 1) -> int:

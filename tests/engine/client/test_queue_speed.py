@@ -2,7 +2,7 @@
 
 import pytest
 
-from faser.engine.client.queue_speed import QueueSpeed
+from faser.engine.client.queue import QueueSpeed
 
 
 def after(num_ends: int, *, each_s: float, together: int = 1) -> QueueSpeed:

@@ -1,0 +1,256 @@
+"""When a learner may compute, what becomes of what it makes, and what becomes of the server when it dies.
+
+The learner is a fake that remembers what it was told, the engine a list of the heads that it was asked to adopt,
+and time passes when a test says so.
+
+Planted bugs that these tests have caught: a learner that goes on while the engine works; a head that is adopted
+while the engine works; a learner that is started again at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from faser.engine.client.head_refresh import HeadRefresher, Learner, RefreshSettings
+from faser.engine.client.traffic import TrafficMemory
+from faser.engine.contract.learning import FromLearner, Learn, Learned, Unable
+from faser.metrics.server import Metrics
+from tests.engine.client.test_memory import finished
+
+SETTINGS = RefreshSettings(least_tokens=8, moment_s=1.0, restart_pauses_s=(60.0,), look_s=60.0)
+
+
+def learned(*, better: bool = True) -> Learned:
+    return Learned(is_better=better, before=1.0, after=1.5, noise=0.1, held_out=9, tokens=80)
+
+
+@dataclass
+class FakeTimer:
+    due_s: float
+    call: Callable[[], None]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class FakeLearner:
+    def __init__(self, take: Callable[[FromLearner], None], lose: Callable[[str], None]) -> None:
+        self.take = take
+        self.lose = lose
+        self.tasks: list[Learn] = []
+        self.runs = True
+        self.killed = False
+
+    def learn(self, task: Learn) -> None:
+        assert self.runs, "a stopped learner is asked"
+        self.tasks.append(task)
+        Path(task.into).mkdir()
+
+    def pause(self) -> None:
+        self.runs = False
+
+    def resume(self) -> None:
+        self.runs = True
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class World:
+    """A refresher between fakes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now_s = 0.0
+        self.timers: list[FakeTimer] = []
+        self.learners: list[FakeLearner] = []
+        self.asked: list[str] = []
+        self.metrics = Metrics(model_name="tiny", max_model_len=64)
+        self.refresher = HeadRefresher(
+            self._start,
+            folder,
+            self.metrics.head_refresh,
+            SETTINGS,
+            TrafficMemory(clock=lambda: self.now_s),
+            self._later,
+        )
+        self.prompts = iter(range(10_000))
+
+    def _start(self, take: Callable[[FromLearner], None], lose: Callable[[str], None]) -> Learner:
+        self.learners.append(FakeLearner(take, lose))
+        return self.learners[-1]
+
+    @property
+    def learner(self) -> FakeLearner:
+        return self.learners[-1]
+
+    def _later(self, delay_s: float, call: Callable[[], None]) -> FakeTimer:
+        self.timers.append(FakeTimer(self.now_s + delay_s, call))
+        return self.timers[-1]
+
+    def wait(self, seconds: float = 2.0) -> None:
+        end_s = self.now_s + seconds
+        while due := [each for each in self.timers if not each.cancelled and each.due_s <= end_s]:
+            first = min(due, key=lambda each: each.due_s)
+            self.timers.remove(first)
+            self.now_s = first.due_s
+            first.call()
+        self.now_s = end_s
+
+    def traffic(self, answers: int = 40) -> None:
+        """Answers, during which the engine works."""
+        self.refresher.work_begins()
+        for _ in range(answers):
+            self.refresher.put(finished(next(self.prompts)))
+        self.refresher.work_ends()
+
+    def count(self, series: str) -> float:
+        lines = self.metrics.render().decode().splitlines()
+        (found,) = (line for line in lines if line.startswith(series) and 'engine="0"' in line)
+        return float(found.rpartition(" ")[2])
+
+    def outcome(self, name: str) -> float:
+        lines = self.metrics.render().decode().splitlines()
+        (found,) = (
+            line for line in lines if line.startswith("faser_head_refreshes_total") and f'"{name}"' in line
+        )
+        return float(found.rpartition(" ")[2])
+
+    def state(self) -> str:
+        lines = self.metrics.render().decode().splitlines()
+        (found,) = (line for line in lines if line.startswith("faser_learner_state{") and line.endswith(" 1.0"))
+        return found.partition('state="')[2].partition('"')[0]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """With an engine that has just become ready."""
+    found = World(tmp_path)
+    found.refresher.begin(found.asked.append)
+    found.refresher.engine_ready()
+    return found
+
+
+def test_a_learner_computes_only_while_the_engine_is_idle(world: World) -> None:
+    world.wait()
+    assert world.learners == []
+    assert world.state() == "waiting"
+    world.traffic()
+    assert world.learners == [], "the engine has only just become idle"
+    world.wait()
+    assert world.learner.runs
+    assert world.state() == "learning"
+    world.refresher.work_begins()
+    assert not world.learner.runs, "it stands still before the engine gets the request"
+    assert world.state() == "paused"
+    world.wait()
+    world.refresher.work_ends()
+    assert not world.learner.runs
+    world.refresher.work_begins()
+    world.wait()
+    assert not world.learner.runs, "another request came within the moment"
+    world.refresher.work_ends()
+    world.wait()
+    assert world.learner.runs
+    assert len(world.learner.tasks) == 1
+
+
+def test_a_better_head_is_adopted_once_the_engine_is_idle(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.traffic()
+    world.wait()
+    world.refresher.work_begins()
+    world.learner.take(learned())  # had been sent before it was stopped
+    world.wait()
+    assert world.asked == []
+    world.refresher.work_ends()
+    world.wait()
+    (head,) = world.asked
+    assert head == world.learner.tasks[0].into
+    with caplog.at_level("INFO", "faser.refresh"):
+        world.refresher.adopted(head, None)
+    assert "it has 1.50 accepted tokens a draft, the one before 1.00" in caplog.text
+    assert world.outcome("accepted") == 1
+    world.traffic()
+    world.wait()
+    assert world.learner.tasks[1].head == head, "the next round begins with the head that is served"
+    world.learner.take(learned())
+    world.refresher.adopted(world.learner.tasks[1].into, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["head-2"], "a head that is served no more is removed"
+
+
+def test_a_head_that_is_no_better_or_does_not_fit_is_dropped_and_counted(world: World, tmp_path: Path) -> None:
+    world.traffic()
+    world.wait()
+    world.learner.take(learned(better=False))
+    assert (world.asked, world.outcome("refused")) == ([], 1)
+    world.traffic()
+    world.wait()
+    world.learner.take(learned())
+    world.refresher.adopted(world.asked[0], "too many heads")
+    assert (world.outcome("failed"), world.outcome("accepted")) == (1, 0)
+    assert not list(tmp_path.iterdir())
+    world.traffic()
+    world.wait()
+    assert world.learner.tasks[2].head is None
+    assert world.count("faser_learner_tokens_total") > 0
+
+
+def test_a_learner_that_dies_is_started_again_after_a_pause_and_not_for_ever(world: World, tmp_path: Path) -> None:
+    world.traffic()
+    world.wait()
+    world.learner.take(Unable("no memory"))
+    world.learner.lose("exit status 1")
+    assert world.state() == "dead"
+    world.traffic()
+    world.wait(30)
+    assert len(world.learners) == 1
+    world.wait(40)
+    assert len(world.learners) == 2
+    world.learner.lose("signal 9")
+    world.traffic()
+    world.wait(3000)
+    assert len(world.learners) == 2
+    assert world.count("faser_learner_deaths_total") == 2
+    assert world.state() == "dead"
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_starts_again_adopts_the_refreshed_head_again(world: World) -> None:
+    world.traffic()
+    world.wait()
+    world.learner.take(learned())
+    (head,) = world.asked
+    world.refresher.adopted(head, None)
+    world.refresher.engine_ended()
+    assert not world.learner.runs
+    world.wait()
+    world.refresher.engine_ready()
+    assert world.asked == [head, head]
+    world.refresher.adopted(head, None)
+    assert world.outcome("accepted") == 1
+    world.wait()
+    assert world.learner.runs
+
+
+def test_without_traffic_for_an_hour_the_learner_and_what_it_knows_end(world: World) -> None:
+    world.traffic()
+    world.wait()
+    world.learner.take(learned(better=False))
+    assert not world.learner.killed
+    world.wait(3700)
+    assert world.learner.killed
+
+
+def test_nothing_follows_the_end(world: World, tmp_path: Path) -> None:
+    world.traffic()
+    world.wait()
+    world.refresher.close()
+    assert world.learner.killed
+    world.traffic()
+    world.wait()
+    assert len(world.learners) == 1
+    assert not list(tmp_path.iterdir())
