@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from faser.api.bodies.body import parse_body, read_body, read_bytes
+from faser.api.bodies.body import parse_body, read_bytes
 from faser.api.bodies.chat import TOOLS, ChatBody, Tool
 from faser.api.bodies.fields import LIST, OPEN, UNSUPPORTED_IN_TOKENIZE, Flag
 from faser.api.bodies.openapi import BODY_ERRORS, GENERATED, PLAIN_ERRORS, answers, json_body
@@ -134,7 +134,7 @@ def tokenize_router(service: Service) -> APIRouter:
 
     @router.post("/tokenize", openapi_extra=json_body(TokenizeBody), responses=answers(*BODY_ERRORS))
     async def tokenize(http: Request) -> Response:
-        body = await read_body(http, TokenizeBody, max_bytes=service.settings.max_request_bytes)
+        body = await service.read(http, TokenizeBody)
         service.fields.check(body.model_extra, UNSUPPORTED_IN_TOKENIZE)
         service.model_name(body.model)
         max_model_len = service.engine.info.max_model_len
@@ -163,7 +163,7 @@ def tokenize_router(service: Service) -> APIRouter:
 
     @router.post("/detokenize", openapi_extra=json_body(DetokenizeBody), responses=answers(*BODY_ERRORS))
     async def detokenize(http: Request) -> Response:
-        body = await read_body(http, DetokenizeBody, max_bytes=service.settings.max_request_bytes)
+        body = await service.read(http, DetokenizeBody)
         service.fields.check(body.model_extra, {})
         service.model_name(body.model)
         most = tokenizer.max_chars(service.engine.info.max_model_len)

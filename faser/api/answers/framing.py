@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from faser.api.answers.usage import SpeculationReport, Usage
+from faser.api.answers.usage import Usage
 from faser.api.bodies.errors import HttpError, error_body
 from faser.api.parsing.answer_parser import AnswerParser
 from faser.api.requests.prompts import TokenizedPrompt
@@ -97,9 +97,7 @@ class AnswerFraming(Protocol):
     @property
     def answer_id(self) -> str: ...
 
-    def document(
-        self, choices: Sequence[Choice], states: Sequence[ChoiceState], usage: Usage, report: SpeculationReport
-    ) -> dict[str, Any]:
+    def document(self, choices: Sequence[Choice], states: Sequence[ChoiceState], usage: Usage) -> dict[str, Any]:
         """The whole answer. choices: complete, as AnswerFormatter.choice makes them."""
         ...
 
@@ -111,7 +109,7 @@ class AnswerFraming(Protocol):
         """Events that end a stream after a failure."""
         ...
 
-    def end(self, usage: Usage, report: SpeculationReport) -> bytes:
+    def end(self, usage: Usage) -> bytes:
         """Events that end a complete stream."""
         ...
 
@@ -150,15 +148,13 @@ class ChoicesFraming:
             obfuscates=self._streaming.obfuscates,
         )
 
-    def document(
-        self, choices: Sequence[Choice], states: Sequence[ChoiceState], usage: Usage, report: SpeculationReport
-    ) -> dict[str, Any]:
+    def document(self, choices: Sequence[Choice], states: Sequence[ChoiceState], usage: Usage) -> dict[str, Any]:
         return {
             **self._fields,
             "object": self._formatter.object_name,
             "choices": choices,
             "usage": usage.as_json(),
-            **report.as_json(),
+            **usage.speculation.as_json(),
             **self._formatter.top_level_fields(states),
         }
 
@@ -179,10 +175,10 @@ class ChoicesFraming:
     def failure(self, error: HttpError) -> bytes:
         return b"data: " + _encode(error_body(error.status, error.message, error.param)) + b"\n\n" + _DONE
 
-    def end(self, usage: Usage, report: SpeculationReport) -> bytes:
+    def end(self, usage: Usage) -> bytes:
         if not self._streaming.ends_with_usage:
             return _DONE
-        return self._writer.last({"usage": usage.as_json(), **report.as_json()}) + _DONE
+        return self._writer.last({"usage": usage.as_json(), **usage.speculation.as_json()}) + _DONE
 
 
 class ChunkWriter:

@@ -74,7 +74,7 @@ def _of_usage(usage: Usage) -> dict[str, AttributeValue]:
 
 def _of_speculation(handler: GenerationHandler) -> dict[str, AttributeValue]:
     """Also where the client is told no counts: a trace is the operator's."""
-    counts = handler.report.counts()
+    counts = handler.usage.speculation.counts()
     if counts is None:
         return {}
     return {

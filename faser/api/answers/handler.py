@@ -57,7 +57,6 @@ class GenerationHandler:
     readers: Sequence[OutputReader] = ()
     states: list[ChoiceState] = field(init=False)
     usage: Usage = field(init=False)
-    report: SpeculationReport = field(init=False)
 
     def __post_init__(self) -> None:
         first, settings = self.requests[0], self.service.settings
@@ -72,13 +71,13 @@ class GenerationHandler:
             predicted=self.predicted,
             shares_cache=first.shares_cache,
             on_tokens=partial(use_tokens, self.scope),
-        )
-        self.report = SpeculationReport(
-            first.speculation,
-            num_choices=len(self.states),
-            level=settings.spec_decode_metrics,
-            cap=settings.speculation.cap,
-            shares_cache=first.shares_cache,
+            speculation=SpeculationReport(
+                first.speculation,
+                num_choices=len(self.states),
+                level=settings.spec_decode_metrics,
+                cap=settings.speculation.cap,
+                shares_cache=first.shares_cache,
+            ),
         )
 
     async def respond(self, receive: Receive) -> Response:
@@ -106,7 +105,7 @@ class GenerationHandler:
             self.usage.count_reasoning(state.index, state.num_reasoning_tokens)
             state.finish_reason = choice["finish_reason"]
             choices.append(choice)
-        return msgspec.json.encode(self.framing.document(choices, self.states, self.usage, self.report))
+        return msgspec.json.encode(self.framing.document(choices, self.states, self.usage))
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         """The events of a stream; those of one engine step come joined. Raises only before the first event."""
@@ -126,7 +125,7 @@ class GenerationHandler:
                 trace.late_status = answer.status
             yield self.framing.failure(answer)
             return
-        yield self.framing.end(self.usage, self.report)
+        yield self.framing.end(self.usage)
 
     @asynccontextmanager
     async def _outputs(self) -> AsyncIterator[AsyncGenerator[tuple[int, RequestOutput], None]]:
@@ -150,7 +149,6 @@ class GenerationHandler:
         for delta in output.deltas:
             state = states[delta.index]
             self.usage.count(state.index, delta)
-            self.report.take(state.index, delta)
             yield state, delta
 
     def _chunks(self, state: ChoiceState, delta: OutputDelta) -> bytes:

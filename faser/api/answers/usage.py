@@ -24,17 +24,19 @@ class Usage:
 
     predicted: token ids of the request's prediction; None: it has none, and the usage does not mention one.
     shares_cache: of the requests; the cached tokens would tell what other clients' prompts were, so they are null.
-    on_tokens: is called with the number of tokens whenever some are counted.
+    on_tokens: is called with the number of tokens whenever some are counted. speculation: gathers with it.
     """
 
     def __init__(
         self,
         num_prompt_tokens: list[int],
         *,
+        on_tokens: Callable[[int], None],
+        speculation: "SpeculationReport",
         predicted: tuple[int, ...] | None = None,
         shares_cache: bool = False,
-        on_tokens: Callable[[int], None],
     ) -> None:
+        self.speculation = speculation
         self._shares_cache = shares_cache
         self._prompt_tokens = sum(num_prompt_tokens)
         self._cached_tokens = [0] * len(num_prompt_tokens)
@@ -53,6 +55,7 @@ class Usage:
     def count(self, choice_index: int, delta: OutputDelta) -> None:
         self._completion_tokens += len(delta.token_ids)
         self._on_tokens(len(delta.token_ids))
+        self.speculation.take(choice_index, delta)
         if self._prediction is not None:
             self._prediction.take(choice_index, delta.token_ids)
 

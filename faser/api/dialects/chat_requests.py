@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from faser.api.answers.framing import AnswerFraming, Envelope, TokenFormatter
 from faser.api.answers.handler import GenerationHandler
-from faser.api.bodies.body import read_body
 from faser.api.bodies.chat import ChatBody
 from faser.api.bodies.fields import UNSUPPORTED_IN_CHATS
 from faser.api.bodies.openapi import GENERATED, json_body
@@ -33,9 +32,7 @@ def chat_router(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions", openapi_extra=json_body(ChatBody), responses=GENERATED)
     async def create_chat_completion(http: Request) -> Response:
-        return await answer_chat(
-            service, http, await read_body(http, ChatBody, max_bytes=service.settings.max_request_bytes)
-        )
+        return await answer_chat(service, http, await service.read(http, ChatBody))
 
     return router
 

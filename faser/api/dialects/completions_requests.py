@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from faser.api.answers.framing import TokenFormatter
-from faser.api.bodies.body import read_body, shown
+from faser.api.bodies.body import shown
 from faser.api.bodies.fields import UNSUPPORTED_IN_COMPLETIONS, Flag, GenerationBody, Integer
 from faser.api.bodies.openapi import GENERATED, json_body
 from faser.api.dialects.completions_answers import CompletionFormatter
@@ -43,9 +43,7 @@ def completions_router(service: Service) -> APIRouter:
 
     @router.post("/v1/completions", openapi_extra=json_body(CompletionBody), responses=GENERATED)
     async def create_completion(http: Request) -> Response:
-        return await answer_completion(
-            service, http, await read_body(http, CompletionBody, max_bytes=service.settings.max_request_bytes)
-        )
+        return await answer_completion(service, http, await service.read(http, CompletionBody))
 
     return router
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from faser.api.answers.framing import Choice, ChoiceState, Envelope
-from faser.api.answers.usage import SpeculationReport, Usage
+from faser.api.answers.usage import Usage
 from faser.api.bodies.errors import HttpError, messages_error_body
 from faser.api.dialects.conversion import Json, typed_event
 from faser.types import FinishReason
@@ -26,9 +26,7 @@ class MessageFraming:
         self._started = False
         self._ended: Json = {"stop_reason": None, "stop_sequence": None}
 
-    def document(
-        self, choices: Sequence[Choice], states: Sequence[ChoiceState], usage: Usage, report: SpeculationReport
-    ) -> dict[str, Any]:
+    def document(self, choices: Sequence[Choice], states: Sequence[ChoiceState], usage: Usage) -> dict[str, Any]:
         del states
         (choice,) = choices
         message = choice["message"]
@@ -38,7 +36,7 @@ class MessageFraming:
         return {
             **self._message(self._content.blocks, usage),
             **_ending(choice, called=bool(calls)),
-            **report.as_json(),
+            **usage.speculation.as_json(),
         }
 
     def events(self, chunks: Sequence[Choice], usage: Usage) -> bytes:
@@ -55,12 +53,12 @@ class MessageFraming:
     def failure(self, error: HttpError) -> bytes:
         return typed_event(messages_error_body(error.status, error.message, self._envelope.request_id))
 
-    def end(self, usage: Usage, report: SpeculationReport) -> bytes:
+    def end(self, usage: Usage) -> bytes:
         ended = {
             "type": "message_delta",
             "delta": self._ended,
             "usage": _usage(usage.as_json()),
-            **report.as_json(),
+            **usage.speculation.as_json(),
         }
         return b"".join(map(typed_event, [*self._content.finish(), ended, {"type": "message_stop"}]))
 

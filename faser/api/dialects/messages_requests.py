@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from faser.api.bodies.body import read_body, shown
+from faser.api.bodies.body import shown
 from faser.api.bodies.chat import ChatBody
 from faser.api.bodies.fields import CLOSED, LIST, OPEN, EngineFields, Flag, Integer, Number, UnsupportedField
 from faser.api.bodies.openapi import BODY_ERRORS, GENERATED, answers, json_body
@@ -138,7 +138,7 @@ def messages_router(service: Service) -> APIRouter:
 
     @router.post("/v1/messages", openapi_extra=json_body(MessagesBody), responses=GENERATED)
     async def create_message(http: Request) -> Response:
-        body = await read_body(http, MessagesBody, max_bytes=service.settings.max_request_bytes)
+        body = await service.read(http, MessagesBody)
         arrival_s = time.monotonic()
         service.fields.check(body.model_extra, UNSUPPORTED_IN_MESSAGES)
         chat = as_chat(body)
@@ -150,7 +150,7 @@ def messages_router(service: Service) -> APIRouter:
         "/v1/messages/count_tokens", openapi_extra=json_body(CountTokensBody), responses=answers(*BODY_ERRORS)
     )
     async def count_tokens(http: Request) -> Response:
-        body = await read_body(http, CountTokensBody, max_bytes=service.settings.max_request_bytes)
+        body = await service.read(http, CountTokensBody)
         service.fields.check(body.model_extra, UNSUPPORTED_IN_MESSAGES)
         service.model_name(body.model)
         chat = conversation(body)

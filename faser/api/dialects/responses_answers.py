@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from faser.api.answers.framing import Choice, ChoiceState, Envelope
-from faser.api.answers.usage import SpeculationReport, Usage
+from faser.api.answers.usage import Usage
 from faser.api.bodies.errors import HttpError
 from faser.api.dialects.conversion import Json, typed_event
 from faser.types import FinishReason
@@ -36,15 +36,13 @@ class ResponseFraming:
             **repeated,
         }
 
-    def document(
-        self, choices: Sequence[Choice], states: Sequence[ChoiceState], usage: Usage, report: SpeculationReport
-    ) -> dict[str, Any]:
+    def document(self, choices: Sequence[Choice], states: Sequence[ChoiceState], usage: Usage) -> dict[str, Any]:
         del states
         (choice,) = choices
         message = choice["message"]
         calls = [{**call, "index": at} for at, call in enumerate(message.get("tool_calls") or ())]
         self._output.take({**message, "tool_calls": calls}, _text_logprobs(message, _logprobs(choice)))
-        return self._ended(choice["finish_reason"], usage, report)[1]
+        return self._ended(choice["finish_reason"], usage)[1]
 
     def events(self, chunks: Sequence[Choice], usage: Usage) -> bytes:
         del usage
@@ -65,15 +63,13 @@ class ResponseFraming:
         failed = self._response(_FAILED, error={"code": "server_error", "message": error.message})
         return self._sent([*events, {"type": "response.failed", "response": failed}])
 
-    def end(self, usage: Usage, report: SpeculationReport) -> bytes:
-        events, response = self._ended(self._finish_reason, usage, report)
+    def end(self, usage: Usage) -> bytes:
+        events, response = self._ended(self._finish_reason, usage)
         return self._sent([*events, {"type": f"response.{response['status']}", "response": response}])
 
-    def _ended(
-        self, finish_reason: str | None, usage: Usage, report: SpeculationReport
-    ) -> tuple[list[Json], Json]:
+    def _ended(self, finish_reason: str | None, usage: Usage) -> tuple[list[Json], Json]:
         """(the events that end the output, the response). Only the length makes a response incomplete."""
-        fields: Json = {"usage": _usage(usage.as_json()), **report.as_json()}
+        fields: Json = {"usage": _usage(usage.as_json()), **usage.speculation.as_json()}
         match finish_reason:
             case FinishReason.LENGTH:
                 status = INCOMPLETE

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from faser.api.bodies.body import read_body, shown
+from faser.api.bodies.body import shown
 from faser.api.bodies.chat import ChatBody
 from faser.api.bodies.fields import CLOSED, LIST, EngineFields, Flag, Integer, Number, UnsupportedField
 from faser.api.bodies.openapi import GENERATED, json_body
@@ -162,7 +162,7 @@ def responses_router(service: Service) -> APIRouter:
 
     @router.post("/v1/responses", openapi_extra=json_body(ResponsesBody), responses=GENERATED)
     async def create_response(http: Request) -> Response:
-        body = await read_body(http, ResponsesBody, max_bytes=service.settings.max_request_bytes)
+        body = await service.read(http, ResponsesBody)
         arrival_s = time.monotonic()
         service.fields.check(body.model_extra, UNSUPPORTED_IN_RESPONSES)
         chat = as_chat(body)

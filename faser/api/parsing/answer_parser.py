@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from faser.api.parsing.events import AnswerEvent, ContentText, ReasoningText, ToolCallArguments
 from faser.api.parsing.text_cursor import Reading, TextCursor
@@ -10,14 +9,6 @@ from faser.api.parsing.tool_parser import Schema, ToolCallReader, ToolParser
 from faser.engine.text.tokenizer import Tokenizer
 
 THINK, END_THINK = "<think>", "</think>"
-
-
-class ReasoningParser(Protocol):
-    """The reasoning of one answer."""
-
-    def push(self, text: str, *, complete: bool) -> list[AnswerEvent]:
-        """What the next piece adds: ReasoningText, then ContentText. complete: it is the last piece."""
-        ...
 
 
 class ThinkParser:
@@ -34,6 +25,7 @@ class ThinkParser:
         self._reading = self._read()
 
     def push(self, text: str, *, complete: bool) -> list[AnswerEvent]:
+        """What the next piece adds: ReasoningText, then ContentText. complete: it is the last piece."""
         self._cursor.push(text, complete=complete)
         next(self._reading, None)
         events, self._events = self._events, []
@@ -110,7 +102,7 @@ class AnswerParser:
 
     def __init__(
         self,
-        reasoning: ReasoningParser | None = None,
+        reasoning: ThinkParser | None = None,
         tool_calls: ToolCallReader | None = None,
         tokens: ReasoningTokens | None = None,
         *,

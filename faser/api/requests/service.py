@@ -7,8 +7,12 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
+from fastapi import Request as HttpRequest
+from pydantic import BaseModel
+
+from faser.api.bodies.body import read_body
 from faser.api.bodies.fields import FieldChecker
 from faser.api.middleware.key_limits import KeyLimits
 from faser.api.middleware.keys import CacheNamespaces
@@ -21,6 +25,8 @@ from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import NotReadyError, OverloadError, RequestError, UnknownModelError
 from faser.metrics.server import QUEUE_FULL, Metrics
 from faser.types import MAX_LOGPROBS, EngineState, EngineStats, ModelInfo, Request, RequestOutput
+
+_Body = TypeVar("_Body", bound=BaseModel)
 
 DEFAULT_MAX_REQUEST_BYTES = 32 << 20
 
@@ -182,6 +188,10 @@ class Service:
             in_progress=InProgress(),
             created_s=int(time.time()),
         )
+
+    async def read(self, http: HttpRequest, schema: type[_Body]) -> _Body:
+        """The body of a request. Raises as read_body."""
+        return await read_body(http, schema, max_bytes=self.settings.max_request_bytes)
 
     def model_name(self, asked: str | None) -> str:
         """The model name of the answer. asked: of the request. Raises UnknownModelError."""

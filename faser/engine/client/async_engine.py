@@ -88,7 +88,9 @@ class AsyncEngine:
     ) -> None:
         self.tokenizer = tokenizer
         self._config = config
-        self._metrics = metrics
+        self._metrics = metrics or Metrics(
+            model_name=config.model or "", max_model_len=0, speculation=config.speculation
+        )
         self._on_progress = on_progress
         self._answer_takers = [each for each in (recorder, refresher) if each is not None]
         self._refresher = refresher
@@ -182,12 +184,11 @@ class AsyncEngine:
         self._note_speed()
         self._room.take(request.tenant, request.sampling.n)
         self._idle.clear()
-        if self._metrics is not None:
-            self._metrics.admitted(
-                n=request.sampling.n,
-                max_tokens=request.sampling.max_tokens or 0,
-                prompt_tokens=len(request.prompt_token_ids),
-            )
+        self._metrics.admitted(
+            n=request.sampling.n,
+            max_tokens=request.sampling.max_tokens or 0,
+            prompt_tokens=len(request.prompt_token_ids),
+        )
         return stream
 
     async def drain(self, timeout_s: float) -> None:
@@ -303,24 +304,22 @@ class AsyncEngine:
         if size > info.vocab_size:
             raise ConfigError(f"the tokenizer has {size} tokens, but the model's vocabulary has {info.vocab_size}")
         self._info = info
-        if self._metrics is not None:
-            live = self._metrics.live
-            live.on_watch = lambda watched: self._supervisor.send(WatchSteps(watched))
-            live.on_watch(live.watched)  # to an engine that was started again too
-            self._metrics.cache_config(
-                block_size=info.block_size,
-                num_gpu_blocks=info.num_blocks,
-                cache_dtype=info.kv_cache_dtype,
-                max_model_len=info.max_model_len,
-            )
+        live = self._metrics.live
+        live.on_watch = lambda watched: self._supervisor.send(WatchSteps(watched))
+        live.on_watch(live.watched)  # to an engine that was started again too
+        self._metrics.cache_config(
+            block_size=info.block_size,
+            num_gpu_blocks=info.num_blocks,
+            cache_dtype=info.kv_cache_dtype,
+            max_model_len=info.max_model_len,
+        )
 
     def _enter(self, state: EngineState, reason: str) -> None:
         """Change the state. A drained engine only dies, and a dead one stays dead."""
         if self._state is EngineState.DEAD or (self._state is EngineState.DRAINING and state is EngineState.READY):
             return
         self._state, self._reason = state, reason
-        if self._metrics is not None:
-            self._metrics.engine_state(state)
+        self._metrics.engine_state(state)
         if self._refresher is not None and state is EngineState.READY:
             self._refresher.engine_ready()
         if state in (EngineState.READY, EngineState.DEAD):
@@ -333,8 +332,7 @@ class AsyncEngine:
         if stats is not None:
             self._stats = stats
             self._preemptions.note(stats.num_preemptions, now, self.info.kv_cache_bytes)
-            if self._metrics is not None:
-                self._metrics.engine(stats)
+            self._metrics.engine(stats)
         for request_id, own in _by_request(deltas).items():
             stream = self._streams.get(request_id)
             if stream is None:
@@ -361,11 +359,10 @@ class AsyncEngine:
             if not count:
                 continue
             timing.num_tokens[index] += count
-            if self._metrics is not None:
-                if timing.first_token_s is None:
-                    self._metrics.first_token(now - timing.arrival_s)
-                before = timing.last_token_s.get(index)
-                self._metrics.tokens(count, None if before is None else now - before)
+            if timing.first_token_s is None:
+                self._metrics.first_token(now - timing.arrival_s)
+            before = timing.last_token_s.get(index)
+            self._metrics.tokens(count, None if before is None else now - before)
             timing.first_token_s = timing.first_token_s or now
             timing.last_token_s[index] = now
         if stream.finished:
@@ -386,8 +383,6 @@ class AsyncEngine:
             self._idle.set()
             if self._refresher is not None:
                 self._refresher.work_ends()
-        if self._metrics is None:
-            return
         timing = stream.timing
         scheduled_s = timing.scheduled_s or now
         first_token_s = timing.first_token_s or now
@@ -433,8 +428,7 @@ class AsyncEngine:
         if self._refresher is not None:
             self._refresher.engine_ended()
         self._stats = EngineStats()
-        if self._metrics is not None:
-            self._metrics.engine_ended(restarts=restarts)
+        self._metrics.engine_ended(restarts=restarts)
 
 
 def _check_token_ids(request: Request, vocab_size: int) -> None:

@@ -80,16 +80,12 @@ class RefreshSettings:
     rules: LearningRules = field(default_factory=LearningRules)
 
 
-class Timer(Protocol):
-    def cancel(self) -> None: ...
+# call_later(delay_s, call): makes the call after the delay, unless what it returns is called before.
+CallLater = Callable[[float, Callable[[], None]], Callable[[], None]]
 
 
-# call_later(delay_s, call): makes the call after the delay, unless the timer is cancelled before.
-CallLater = Callable[[float, Callable[[], None]], Timer]
-
-
-def _call_later(delay_s: float, call: Callable[[], None]) -> Timer:
-    return asyncio.get_running_loop().call_later(delay_s, call)
+def _call_later(delay_s: float, call: Callable[[], None]) -> Callable[[], None]:
+    return asyncio.get_running_loop().call_later(delay_s, call).cancel
 
 
 class HeadRefresher:
@@ -123,7 +119,7 @@ class HeadRefresher:
         self._may_start = True
         self._is_idle = self._is_ready = self._is_closed = False
         self._call_later = call_later
-        self._timers: dict[str, Timer] = {}
+        self._timers: dict[str, Callable[[], None]] = {}  # each: what cancels it
 
     def begin(self, adopt: Callable[[str], None]) -> None:
         """adopt: asks the engine to adopt the head in a directory; `adopted` follows."""
@@ -307,8 +303,8 @@ class HeadRefresher:
             self._timers[name] = self._call_later(delay_s, call)
 
     def _cancel(self, name: str) -> None:
-        if (timer := self._timers.pop(name, None)) is not None:
-            timer.cancel()
+        if (cancel := self._timers.pop(name, None)) is not None:
+            cancel()
 
     def _show(self) -> None:
         state: LearnerState

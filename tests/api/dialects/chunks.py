@@ -17,13 +17,13 @@ ENVELOPE = Envelope(
 
 
 def usage() -> Usage:
-    counted = Usage([7], on_tokens=lambda _: None)
+    counted = Usage(
+        [7],
+        on_tokens=lambda _: None,
+        speculation=SpeculationReport(SpeculationParams(), num_choices=1, level="none", cap=0),
+    )
     counted.count_cached(0, 3)
     return counted
-
-
-def report() -> SpeculationReport:
-    return SpeculationReport(SpeculationParams(), num_choices=1, level="none", cap=0)
 
 
 def message() -> dict[str, Any]:

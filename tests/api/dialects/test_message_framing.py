@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from faser.api.bodies.errors import HttpError
 from faser.api.dialects.messages_answers import MessageFraming
-from tests.api.dialects.chunks import ARGUMENTS, ENVELOPE, TEXT, THINKING, choice, chunks, report, usage
+from tests.api.dialects.chunks import ARGUMENTS, ENVELOPE, TEXT, THINKING, choice, chunks, usage
 from tests.api.dialects.events import typed_payloads
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -18,11 +18,11 @@ EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 def streamed(size: int, finish_reason: str = "tool_calls") -> list[dict[str, Any]]:
     frame = MessageFraming(ENVELOPE)
     sent = b"".join(frame.events([chunk], usage()) for chunk in chunks(size, finish_reason))
-    return typed_payloads(sent + frame.end(usage(), report()))
+    return typed_payloads(sent + frame.end(usage()))
 
 
 def whole(**ending: Any) -> dict[str, Any]:
-    return MessageFraming(ENVELOPE).document([choice(**ending)], [], usage(), report())
+    return MessageFraming(ENVELOPE).document([choice(**ending)], [], usage())
 
 
 def test_thinking_text_and_calls_are_blocks_in_order() -> None:
@@ -90,7 +90,7 @@ def test_every_event_has_the_published_type_and_the_blocks_join_to_the_whole_mes
 def test_the_reason_for_the_end(finish_reason: str, stop_reason: Any, expected: Any) -> None:
     ended = choice(finish_reason, stop_reason)
     del ended["message"]["tool_calls"]
-    document = MessageFraming(ENVELOPE).document([ended], [], usage(), report())
+    document = MessageFraming(ENVELOPE).document([ended], [], usage())
     assert (document["stop_reason"], document["stop_sequence"]) == expected
 
 
@@ -103,7 +103,7 @@ def test_a_message_with_a_call_ends_with_tool_use_unless_it_was_cut(finish_reaso
 def test_arguments_cut_by_the_length_are_kept_as_text() -> None:
     cut = choice("length")
     cut["message"]["tool_calls"][1]["function"]["arguments"] = '{"city": "Be'
-    document = MessageFraming(ENVELOPE).document([cut], [], usage(), report())
+    document = MessageFraming(ENVELOPE).document([cut], [], usage())
     assert document["content"][-1]["input"] == {"arguments": '{"city": "Be'}
     Message.model_validate(document)
 

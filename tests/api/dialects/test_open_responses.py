@@ -12,7 +12,7 @@ import pytest
 
 from faser.api.dialects.responses_answers import ResponseFraming
 from faser.api.dialects.responses_requests import ResponsesBody, repeated
-from tests.api.dialects.chunks import ENVELOPE, chunks, report, usage
+from tests.api.dialects.chunks import ENVELOPE, chunks, usage
 from tests.api.dialects.events import typed_events, typed_payloads
 from tests.fake_engine import FakeEngine, saying
 
@@ -165,7 +165,7 @@ def test_a_response_that_is_cut_says_so(http: httpx.Client, engine: FakeEngine) 
 def test_reasoning_and_calls_are_complete_too(size: int) -> None:
     frame = ResponseFraming(ENVELOPE, repeated(ResponsesBody.model_validate({"input": "hi"}), ENVELOPE.sampling))
     sent = b"".join(frame.events([chunk], usage()) for chunk in chunks(size))
-    response = check_stream(typed_payloads(sent + frame.end(usage(), report())))
+    response = check_stream(typed_payloads(sent + frame.end(usage())))
     assert [item["type"] for item in response["output"]] == ["reasoning", "message", *["function_call"] * 2]
 
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from faser.api.bodies.errors import HttpError
 from faser.api.dialects.responses_answers import ResponseFraming
 from faser.api.dialects.responses_requests import ResponsesBody, repeated
-from tests.api.dialects.chunks import ARGUMENTS, ENVELOPE, TEXT, THINKING, choice, chunks, report, usage
+from tests.api.dialects.chunks import ARGUMENTS, ENVELOPE, TEXT, THINKING, choice, chunks, usage
 from tests.api.dialects.events import typed_payloads
 
 BODY = ResponsesBody.model_validate(
@@ -25,11 +25,11 @@ def framing() -> ResponseFraming:
 def streamed(size: int, finish_reason: str = "tool_calls") -> list[dict[str, Any]]:
     frame = framing()
     sent = b"".join(frame.events([chunk], usage()) for chunk in chunks(size, finish_reason))
-    return typed_payloads(sent + frame.end(usage(), report()))
+    return typed_payloads(sent + frame.end(usage()))
 
 
 def whole() -> dict[str, Any]:
-    return framing().document([choice()], [], usage(), report())
+    return framing().document([choice()], [], usage())
 
 
 def test_reasoning_text_and_calls_are_items_in_order() -> None:
@@ -104,7 +104,7 @@ def test_log_probabilities_are_those_of_the_text_beside_reasoning_and_calls() ->
     """Tokens of markup and of calls have none; a token that is part of the text has."""
     said = ["<think>", THINKING[:9], THINKING[9:], "</think>", TEXT[:3], TEXT[3:], "<tool_call>", ARGUMENTS[0]]
     answer = choice() | {"logprobs": {"content": [position(each) for each in said]}}
-    document = framing().document([answer], [], usage(), report())
+    document = framing().document([answer], [], usage())
     assert [each["token"] for each in document["output"][1]["content"][0]["logprobs"]] == [TEXT[:3], TEXT[3:]]
 
 
@@ -124,7 +124,7 @@ def test_log_probabilities_of_a_stream_wait_for_the_text_of_their_tokens() -> No
         chunk({"tool_calls": [call]}, "{}"),
     ]
     ended = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
-    sent = b"".join(frame.events([each], usage()) for each in [*steps, ended]) + frame.end(usage(), report())
+    sent = b"".join(frame.events([each], usage()) for each in [*steps, ended]) + frame.end(usage())
     output = typed_payloads(sent)[-1]["response"]["output"]
     assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
     assert [each["token"] for each in output[1]["content"][0]["logprobs"]] == ["a", "b"]
@@ -142,7 +142,7 @@ def test_an_answer_cut_by_its_length_is_incomplete() -> None:
 def test_an_answer_without_a_token_has_an_empty_message() -> None:
     frame = framing()
     empty = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
-    events = typed_payloads(frame.events([empty], usage()) + frame.end(usage(), report()))
+    events = typed_payloads(frame.events([empty], usage()) + frame.end(usage()))
     (item,) = events[-1]["response"]["output"]
     assert item["content"][0]["text"] == ""
     assert [event["type"].rpartition(".")[2] for event in events[2:]] == [

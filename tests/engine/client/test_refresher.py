@@ -86,9 +86,9 @@ class World:
     def learner(self) -> FakeLearner:
         return self.learners[-1]
 
-    def _later(self, delay_s: float, call: Callable[[], None]) -> FakeTimer:
+    def _later(self, delay_s: float, call: Callable[[], None]) -> Callable[[], None]:
         self.timers.append(FakeTimer(self.now_s + delay_s, call))
-        return self.timers[-1]
+        return self.timers[-1].cancel
 
     def wait(self, seconds: float = 2.0) -> None:
         end_s = self.now_s + seconds
