@@ -19,7 +19,7 @@ from faser.types import (
     SpeculationSummary,
     StepTrace,
 )
-from tests.api.answers.test_event_stream import events
+from tests.api.answers.test_handler import events
 from tests.api.server import http_client, openai_client, serving, settings
 from tests.fake_engine import FakeEngine, Step, delta, saying
 

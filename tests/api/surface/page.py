@@ -52,7 +52,7 @@ ROUTE_TESTS = {
     "GET /load": f"{_ROUTES}test_the_load_is_the_number_of_requests_that_generate",
     "GET /health": f"{_ROUTES}test_health_is_about_a_restart_from_outside_and_ready_about_requests",
     "GET /ready": f"{_ROUTES}test_health_is_about_a_restart_from_outside_and_ready_about_requests",
-    "GET /live": "tests/api/page/test_live.py::test_a_viewer_gets_the_history_and_then_a_sample_each_second",
+    "GET /live": "tests/api/page/test_live_feed.py::test_a_viewer_gets_the_history_and_then_a_sample_each_second",
     "GET /metrics": f"{_ROUTES}test_metrics_are_prometheus_text",
 }
 _HEAD = """# The HTTP API, route by route

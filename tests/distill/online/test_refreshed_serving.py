@@ -26,7 +26,7 @@ from faser.engine.text.tokenizer import load_tokenizer
 from faser.metrics.server import Metrics
 from faser.types import Request, SamplingParams
 from tests.distill.online.beginner import markov_target, write_beginner
-from tests.engine.client.test_refresher import FakeLearner
+from tests.engine.client.test_head_refresh import FakeLearner
 from tests.engine.test_head_engine import WIDTH
 
 RULES = LearningRules(epochs=6, rows=128, rate=5e-3, warm_up=2)

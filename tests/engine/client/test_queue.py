@@ -1,11 +1,17 @@
-"""Room in the queue: against its rule said in another way, and against floods of tenants that never stop."""
+"""Room in the queue: against its rule said in another way, and against floods of tenants that never stop.
+
+The speed of a queue against queues whose speed is known. All times are made up.
+
+When frequent preemption is logged. The counts and the times are made up.
+"""
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
-from faser.engine.client.queue import NO_TENANT, QueueRoom
+from faser.engine.client.queue import NO_TENANT, PreemptionLog, QueueRoom, QueueSpeed
 
 
 def filled(room: QueueRoom, tenant: str, num_samples: int = 1) -> int:
@@ -102,3 +108,84 @@ def test_samples_that_do_not_have_to_wait_are_always_accepted() -> None:
 def test_an_engine_that_nobody_shares_may_be_filled() -> None:
     room = QueueRoom(num_slots=64, num_waiting=1024)
     assert filled(room, NO_TENANT) == room.most_of(NO_TENANT) == 1088
+
+
+def after(num_ends: int, *, each_s: float, together: int = 1) -> QueueSpeed:
+    """A queue that was never empty, in which so many samples ended at once, every so many seconds."""
+    speed = QueueSpeed()
+    for _ in range(num_ends // together):
+        speed.pass_time(each_s * together)
+        speed.end(together)
+    return speed
+
+
+@pytest.mark.parametrize("each_s", [0.01, 0.5, 4.0])
+@pytest.mark.parametrize("together", [1, 16])
+def test_the_wait_is_the_number_of_samples_times_what_each_takes(each_s: float, together: int) -> None:
+    """Batches end together; what one of their samples takes is still a share of the batch's time."""
+    speed = after(2000, each_s=each_s, together=together)
+    assert speed.wait_s(300) == pytest.approx(300 * each_s, rel=0.1)
+
+
+def test_time_without_work_does_not_make_it_slower() -> None:
+    speed = after(1000, each_s=0.1)
+    before = speed.wait_s(50)  # an idle hour goes by here, of which it is not told
+    speed.pass_time(0.1)
+    speed.end(1)
+    assert speed.wait_s(50) == pytest.approx(before, rel=0.01)
+
+
+def test_it_follows_a_change_within_a_minute() -> None:
+    speed = after(1000, each_s=0.1)
+    for _ in range(60):
+        speed.pass_time(1.0)
+        speed.end(1)
+    assert speed.wait_s(10) == pytest.approx(10.0, rel=0.2)
+
+
+def test_before_anything_has_ended_each_takes_as_long_as_all_so_far() -> None:
+    speed = QueueSpeed()
+    assert speed.wait_s(5) == 0.0
+    speed.pass_time(2.0)
+    assert speed.wait_s(5) == 10.0
+
+
+def test_a_queue_that_has_stopped_waits_longer_and_longer() -> None:
+    speed = after(1000, each_s=0.1)
+    waits = []
+    for _ in range(6):
+        waits.append(speed.wait_s(10))
+        speed.pass_time(10.0)
+    assert waits == sorted(waits)
+    assert waits[-1] > 2 * waits[0]
+
+
+def warnings(counts: Sequence[tuple[float, int]], caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines that are logged. counts: (seconds, preemptions since the engine started)."""
+    log = PreemptionLog(max_num_seqs=64)
+    for at_s, count in counts:
+        log.note(count, at_s, 1 << 20)
+    return caplog.messages
+
+
+def test_a_storm_is_one_line_with_the_settings_that_help(caplog: pytest.LogCaptureFixture) -> None:
+    (line,) = warnings([(5000 + i / 100, i) for i in range(5000)], caplog)
+    assert line == (
+        "the KV cache is too small for this load: 20 sequences were preempted within a minute, and what they had "
+        "computed is computed again; raise --kv-cache-memory, which is 1MiB, or lower --max-num-seqs, which is 64"
+    )
+
+
+def test_a_storm_that_lasts_is_told_every_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:
+    assert len(warnings([(5000 + i, i) for i in range(1500)], caplog)) == 3
+
+
+def test_a_preemption_now_and_then_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert warnings([(5000 + 4 * i, i) for i in range(1000)], caplog) == []
+
+
+def test_an_engine_that_was_started_again_counts_from_zero(caplog: pytest.LogCaptureFixture) -> None:
+    counts = [(5000 + i, i) for i in range(15)] + [(5020 + i, i) for i in range(15)]
+    assert warnings(counts, caplog) == []
+    counts += [(5040 + i, 15 + i) for i in range(15)]
+    assert len(warnings(counts, caplog)) == 1
