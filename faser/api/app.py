@@ -54,7 +54,7 @@ def create_app(
     tracer: makes a span of each request for an answer; None: there are no traces.
     """
     keys = ApiKeys(settings.api_keys) if keys is None else keys
-    service = Service.build(engine, settings, metrics)
+    service = Service(engine, settings, metrics)
     app = FastAPI(title="FASER", version=settings.version, redirect_slashes=False, telemetry=_NO_TELEMETRY)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
     for router in _ROUTERS:

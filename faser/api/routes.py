@@ -85,7 +85,7 @@ def models_router(service: Service) -> APIRouter:
     @router.get("/load", responses=answers(*PLAIN_ERRORS))
     async def get_load() -> dict[str, int]:
         """As vLLM: HTTP requests that generate now."""
-        return {"server_load": service.in_progress.count}
+        return {"server_load": service.num_in_progress}
 
     return router
 

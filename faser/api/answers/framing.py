@@ -141,7 +141,7 @@ class ChoicesFraming:
             "system_fingerprint": envelope.system_fingerprint,
         }
         self._first_fields = formatter.first_chunk_fields()
-        self._num_told = 0  # completion tokens in the usage of the chunk before
+        self._num_reported = 0  # completion tokens in the usage of the chunk before
         self._writer = ChunkWriter(
             {**self._fields, "object": formatter.chunk_object_name},
             with_usage=self._streaming.ends_with_usage,
@@ -167,9 +167,9 @@ class ChoicesFraming:
         fields, self._first_fields = self._first_fields, {}
         if usage is not None:
             if "role" in chunk.get("delta", ()):
-                total = usage["prompt_tokens"] + self._num_told
-                usage = {**usage, "completion_tokens": self._num_told, "total_tokens": total}
-            self._num_told = usage["completion_tokens"]
+                total = usage["prompt_tokens"] + self._num_reported
+                usage = {**usage, "completion_tokens": self._num_reported, "total_tokens": total}
+            self._num_reported = usage["completion_tokens"]
         return self._writer.chunk([chunk], usage, fields)
 
     def failure(self, error: HttpError) -> bytes:

@@ -73,11 +73,7 @@ class HttpError(Exception):
         self.headers = headers or {}
 
 
-def error_response(error: HttpError) -> Response:
-    return _ErrorResponse(error)
-
-
-class _ErrorResponse(Response):
+class ErrorResponse(Response):
     """An error in the shape of OpenAI, or of the dialect of the route that sends it."""
 
     def __init__(self, error: HttpError) -> None:
@@ -154,7 +150,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HttpError)
-    return error_response(error)
+    return ErrorResponse(error)
 
 
 async def _on_faser_error(_: Request, error: Exception) -> Response:
@@ -162,7 +158,7 @@ async def _on_faser_error(_: Request, error: Exception) -> Response:
     answer = as_http_error(error)
     if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, EngineDiedError):
         _log.error("%s", error)
-    return error_response(answer)
+    return ErrorResponse(answer)
 
 
 async def _on_framework_error(request: Request, error: Exception) -> Response:
@@ -175,7 +171,7 @@ async def _on_framework_error(request: Request, error: Exception) -> Response:
             message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
         case _:
             message = str(error.detail)
-    return error_response(HttpError(error.status_code, message, headers=dict(error.headers or {})))
+    return ErrorResponse(HttpError(error.status_code, message, headers=dict(error.headers or {})))
 
 
 def _offered(app: FastAPI) -> str:
@@ -189,7 +185,7 @@ async def _on_validation_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     path = ".".join(str(part) for part in first["loc"][1:])
-    return error_response(HttpError(400, f"{path}: {first['msg']}", param=path))
+    return ErrorResponse(HttpError(400, f"{path}: {first['msg']}", param=path))
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:

@@ -45,7 +45,7 @@ Integer = Annotated[int, BeforeValidator(_as_integer)]
 Number = Annotated[float, BeforeValidator(_as_number)]
 Flag = Annotated[bool, BeforeValidator(_as_flag)]
 
-# Strict: each field takes its own type, with the tolerance of scalars.py; NaN and the infinities are not JSON.
+# Strict: each field takes its own type, with the tolerance above; NaN and the infinities are not JSON.
 OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 CLOSED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 

@@ -1,16 +1,11 @@
-"""Limits of connections: what each may send and for how long, how many there may be, and the errors beyond that.
-
-The errors are those of clients that are refused before the application sees their request.
-"""
+"""Limits of connections: what each may send, for how long, and how many the limit on open files has room for."""
 
 import contextlib
 import os
 import resource
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Self
 
-from faser.api.bodies.errors import HttpError, error_response
 from faser.config.server import ServerConfig
 from faser.errors import ConfigError
 
@@ -78,38 +73,3 @@ def connection_room(wanted: int | None) -> int:
         least = used + _RESERVED + _FEWEST_CONNECTIONS
         raise ConfigError(f"the limit on open files (ulimit -n) is {limit}; it must be at least {least}")
     return room if wanted is None else min(wanted, room)
-
-
-def not_http(reason: str) -> HttpError:
-    return HttpError(400, f"the request is not HTTP/1.1: {reason}")
-
-
-def too_slow(part: str, timeout_s: float) -> HttpError:
-    return HttpError(408, f"the {part} did not arrive within {timeout_s:g} s")
-
-
-def url_too_long(limit: int) -> HttpError:
-    return HttpError(414, f"the request line is too long; with the headers, at most {limit} bytes are allowed")
-
-
-def head_too_large(limit: int) -> HttpError:
-    return HttpError(
-        431, f"the request line and headers have more than {limit} bytes; at most that many are allowed"
-    )
-
-
-def too_many_headers(limit: int) -> HttpError:
-    return HttpError(431, f"the request has more than {limit} headers; at most that many are allowed")
-
-
-def overloaded() -> HttpError:
-    return HttpError(503, "all connections for requests are in use", headers={"Retry-After": "1"})
-
-
-def answer(error: HttpError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The error as bytes for the socket. Says that the connection closes."""
-    response = error_response(error)
-    status = HTTPStatus(error.status)
-    headers = [*default_headers, *response.raw_headers, (b"connection", b"close")]
-    lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode(), *(b": ".join(header) for header in headers)]
-    return b"\r\n".join([*lines, b"", bytes(response.body)])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from faser.api.bodies.errors import HttpError, error_response
+from faser.api.bodies.errors import ErrorResponse, HttpError
 from faser.api.http.paths import route_of
 from faser.api.middleware.keys import get_key_index
 
@@ -152,7 +152,7 @@ class KeyLimitsMiddleware:
             usage = self._usage[index] = KeyUsage(self._limits, self._clock)
         if (refusal := usage.refusal()) is not None:
             self._on_refused()
-            await error_response(refusal)(scope, receive, send)
+            await ErrorResponse(refusal)(scope, receive, send)
             return
         began_s = usage.begin()
         scope["state"][_USAGE] = usage

@@ -14,7 +14,7 @@ from hashlib import sha256
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from faser.api.bodies.errors import HttpError, error_response
+from faser.api.bodies.errors import ErrorResponse, HttpError
 
 # Orchestrators call these without a key.
 _OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
@@ -85,7 +85,7 @@ class ApiKeyMiddleware:
             try:
                 index = self._key_index(Headers(scope=scope))
             except HttpError as error:
-                await error_response(error)(scope, receive, send)
+                await ErrorResponse(error)(scope, receive, send)
                 return
             scope.setdefault("state", {})[_KEY_INDEX] = index
         await self._app(scope, receive, send)

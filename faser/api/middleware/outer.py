@@ -14,7 +14,7 @@ from contextlib import suppress
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from faser.api.bodies.errors import HttpError, error_response, internal_error
+from faser.api.bodies.errors import ErrorResponse, HttpError, internal_error
 from faser.errors import RequestError
 from faser.logs.context import begin, bind
 
@@ -70,13 +70,13 @@ class RequestIdMiddleware:
                 set_request_id(scope, given, REQUEST_ID_HEADER)
             await self._app(scope, receive, send_with_id)
         except RequestError as error:
-            await error_response(HttpError(400, str(error), param=error.param))(scope, receive, send_with_id)
+            await ErrorResponse(HttpError(400, str(error), param=error.param))(scope, receive, send_with_id)
         except Exception:
             request_id = get_request_id(scope)
             _log.exception("request %s failed", request_id)
             if started:
                 raise  # closes the connection: the client must not take half an answer for a whole one
-            await error_response(internal_error(request_id))(scope, receive, send_with_id)
+            await ErrorResponse(internal_error(request_id))(scope, receive, send_with_id)
 
 
 class UnreadBodyMiddleware:

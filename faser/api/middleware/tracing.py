@@ -58,10 +58,6 @@ def trace_of(scope: Scope) -> RequestTrace | None:
     return trace
 
 
-def set_trace(scope: Scope, trace: RequestTrace) -> None:
-    scope.setdefault("state", {})[_KEY] = trace
-
-
 class TracingMiddleware:
     """ASGI middleware, inside of the one that checks keys: a request without a key makes no span."""
 
@@ -85,7 +81,7 @@ class TracingMiddleware:
             return
         sent = _Sent(send)
         trace = RequestTrace()
-        set_trace(scope, trace)
+        scope.setdefault("state", {})[_KEY] = trace
         try:
             await self._app(scope, receive, sent)
         except BaseException as error:

@@ -55,7 +55,7 @@ def live_router(service: Service, keys: ApiKeys) -> APIRouter:
         service.engine,
         service.metrics.live,
         server_facts(settings.served_model_names[0], settings.version),
-        lambda: service.in_progress.count,
+        lambda: service.num_in_progress,
         keys.accepts,
         most_viewers=settings.most_viewers,
     )
@@ -131,7 +131,7 @@ class LiveFeed:
 
         self._history: deque[msgspec.Raw] = deque(maxlen=HISTORY_S)  # without their timelines
         self._last: Snapshot | None = None
-        self._told: dict[str, Any] | None = None  # the engine's part of the facts, as viewers have it
+        self._known_facts: dict[str, Any] | None = None  # the engine's part of the facts, as viewers have it
 
     @property
     def num_viewers(self) -> int:
@@ -185,8 +185,8 @@ class LiveFeed:
         return drained or state is EngineState.DEAD
 
     def _server(self) -> dict[str, Any]:
-        self._told = self._engine_facts()
-        return {**self._facts, "engine": self._told}
+        self._known_facts = self._engine_facts()
+        return {**self._facts, "engine": self._known_facts}
 
     def _engine_facts(self) -> dict[str, Any] | None:
         """None before the model is loaded."""
@@ -251,7 +251,7 @@ class LiveFeed:
         sample = self._sample(before, self._last)
         message = _event({"sample": sample})
         self._keep(sample)
-        is_news = self._engine_facts() != self._told
+        is_news = self._engine_facts() != self._known_facts
         server = _event({"server": self._server()}) if is_news else b""
         for viewer in self._viewers:
             if viewer.key_index is None or self._accepts_key(viewer.key_index):

@@ -16,7 +16,7 @@ from faser.api.bodies.body import read_body
 from faser.api.bodies.fields import FieldChecker
 from faser.api.middleware.key_limits import KeyLimits
 from faser.api.middleware.keys import CacheNamespaces
-from faser.api.parsing.registry import ServerParsers, choose_parsers
+from faser.api.parsing.registry import choose_parsers
 from faser.api.requests.chat_renderer import ChatRenderer
 from faser.api.requests.prompts import TextWorker
 from faser.config.speculation import SpeculationConfig
@@ -139,55 +139,28 @@ class EngineClient(Protocol):
         ...
 
 
-class InProgress:
-    """How many HTTP requests generate now; each enters this context."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    async def __aenter__(self) -> None:
-        self.count += 1
-
-    async def __aexit__(self, *_: object) -> None:
-        self.count -= 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One front-end. created_s: its start, in Unix seconds. in_progress: HTTP requests that generate now."""
+    """One front-end. created_s: its start, in Unix seconds. num_in_progress: HTTP requests that generate now.
 
-    engine: EngineClient
-    settings: ApiSettings
-    metrics: Metrics
-    chat_renderer: ChatRenderer
-    parsers: ServerParsers
-    fields: FieldChecker
-    namespaces: CacheNamespaces
-    text_worker: TextWorker
-    in_progress: InProgress
-    created_s: int
+    Raises ModelError if the chat template does not compile.
+    """
 
-    @classmethod
-    def build(cls, engine: EngineClient, settings: ApiSettings, metrics: Metrics) -> "Service":
-        """Raises ModelError if the chat template does not compile."""
-        renderer = ChatRenderer(engine.tokenizer, settings.chat_template)
-        return cls(
-            engine=engine,
-            settings=settings,
-            metrics=metrics,
-            chat_renderer=renderer,
-            parsers=choose_parsers(
-                tool_call_parser=settings.tool_call_parser,
-                auto=settings.enable_auto_tool_choice,
-                reasoning_parser=settings.reasoning_parser,
-                template=renderer.tool_template,
-            ),
-            fields=FieldChecker(strict=settings.strict_request_fields),
-            namespaces=CacheNamespaces(across_keys=settings.share_cache_across_keys),
-            text_worker=TextWorker(),
-            in_progress=InProgress(),
-            created_s=int(time.time()),
+    def __init__(self, engine: EngineClient, settings: ApiSettings, metrics: Metrics) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.metrics = metrics
+        self.chat_renderer = ChatRenderer(engine.tokenizer, settings.chat_template)
+        self.parsers = choose_parsers(
+            tool_call_parser=settings.tool_call_parser,
+            auto=settings.enable_auto_tool_choice,
+            reasoning_parser=settings.reasoning_parser,
+            template=self.chat_renderer.tool_template,
         )
+        self.fields = FieldChecker(strict=settings.strict_request_fields)
+        self.namespaces = CacheNamespaces(across_keys=settings.share_cache_across_keys)
+        self.text_worker = TextWorker()
+        self.created_s = int(time.time())
+        self.num_in_progress = 0
 
     async def read(self, http: HttpRequest, schema: type[_Body]) -> _Body:
         """The body of a request. Raises as read_body."""
@@ -217,16 +190,25 @@ class Service:
     async def submitted(self, requests: Sequence[Request], *, field: str) -> AsyncIterator[list[OutputReader]]:
         """One reader per request; exiting the context aborts unfinished requests.
 
-        field: the field of the body with the prompts. If the engine refuses a request, those submitted before
-        are aborted: all requests run, or none. Raises what EngineClient.submit raises.
+        field: the field of the body with the prompts; errors of the engine, which knows every prompt as `prompt`,
+        name it instead. If the engine refuses a request, those submitted before are aborted: all requests run, or
+        none. Raises what EngineClient.submit raises.
         """
-        async with AsyncExitStack() as stack, _named(field), self.in_progress:
-            num_following = sum(request.sampling.n for request in requests)
-            readers = []
-            for request in requests:
-                num_following -= request.sampling.n
-                readers.append(await stack.enter_async_context(self._submit(request, num_following)))
-            yield readers
+        self.num_in_progress += 1
+        try:
+            async with AsyncExitStack() as stack:
+                num_following = sum(request.sampling.n for request in requests)
+                readers = []
+                for request in requests:
+                    num_following -= request.sampling.n
+                    readers.append(await stack.enter_async_context(self._submit(request, num_following)))
+                yield readers
+        except RequestError as error:  # of an engine in this process at once, of one in another process later
+            if error.param != "prompt":
+                raise
+            raise RequestError(str(error), param=field) from None
+        finally:
+            self.num_in_progress -= 1
 
     def _submit(self, request: Request, num_following: int) -> OutputReader:
         try:
@@ -237,17 +219,3 @@ class Service:
         except NotReadyError:
             self.metrics.rejected(self.engine.state.value)
             raise
-
-
-@asynccontextmanager
-async def _named(field: str) -> AsyncIterator[None]:
-    """The engine knows every prompt as `prompt`: an error that names it names the field of the body instead.
-
-    That holds while requests are submitted, and later: an engine in another process refuses a request that way.
-    """
-    try:
-        yield
-    except RequestError as error:
-        if error.param != "prompt":
-            raise
-        raise RequestError(str(error), param=field) from None

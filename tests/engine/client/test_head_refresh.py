@@ -166,7 +166,7 @@ class FakeLearner:
         self.killed = True
 
 
-class World:
+class Harness:
     """A refresher between fakes."""
 
     def __init__(self, folder: Path) -> None:
@@ -232,132 +232,134 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def harness(tmp_path: Path) -> Harness:
     """With an engine that has just become ready."""
-    found = World(tmp_path)
+    found = Harness(tmp_path)
     found.refresher.begin(found.asked.append)
     found.refresher.engine_ready()
     return found
 
 
-def test_a_learner_computes_only_while_the_engine_is_idle(world: World) -> None:
-    world.wait()
-    assert world.learners == []
-    assert world.state() == "waiting"
-    world.traffic()
-    assert world.learners == [], "the engine has only just become idle"
-    world.wait()
-    assert world.learner.runs
-    assert world.state() == "learning"
-    world.refresher.work_begins()
-    assert not world.learner.runs, "it stands still before the engine gets the request"
-    assert world.state() == "paused"
-    world.wait()
-    world.refresher.work_ends()
-    assert not world.learner.runs
-    world.refresher.work_begins()
-    world.wait()
-    assert not world.learner.runs, "another request came within the moment"
-    world.refresher.work_ends()
-    world.wait()
-    assert world.learner.runs
-    assert len(world.learner.tasks) == 1
+def test_a_learner_computes_only_while_the_engine_is_idle(harness: Harness) -> None:
+    harness.wait()
+    assert harness.learners == []
+    assert harness.state() == "waiting"
+    harness.traffic()
+    assert harness.learners == [], "the engine has only just become idle"
+    harness.wait()
+    assert harness.learner.runs
+    assert harness.state() == "learning"
+    harness.refresher.work_begins()
+    assert not harness.learner.runs, "it stands still before the engine gets the request"
+    assert harness.state() == "paused"
+    harness.wait()
+    harness.refresher.work_ends()
+    assert not harness.learner.runs
+    harness.refresher.work_begins()
+    harness.wait()
+    assert not harness.learner.runs, "another request came within the moment"
+    harness.refresher.work_ends()
+    harness.wait()
+    assert harness.learner.runs
+    assert len(harness.learner.tasks) == 1
 
 
 def test_a_better_head_is_adopted_once_the_engine_is_idle(
-    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    harness: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.traffic()
-    world.wait()
-    world.refresher.work_begins()
-    world.learner.take(learned())  # had been sent before it was stopped
-    world.wait()
-    assert world.asked == []
-    world.refresher.work_ends()
-    world.wait()
-    (head,) = world.asked
-    assert head == world.learner.tasks[0].into
+    harness.traffic()
+    harness.wait()
+    harness.refresher.work_begins()
+    harness.learner.take(learned())  # had been sent before it was stopped
+    harness.wait()
+    assert harness.asked == []
+    harness.refresher.work_ends()
+    harness.wait()
+    (head,) = harness.asked
+    assert head == harness.learner.tasks[0].into
     with caplog.at_level("INFO", "faser.refresh"):
-        world.refresher.adopted(head, None)
+        harness.refresher.adopted(head, None)
     assert "it has 1.50 accepted tokens a draft, the one before 1.00" in caplog.text
-    assert world.outcome("accepted") == 1
-    world.traffic()
-    world.wait()
-    assert world.learner.tasks[1].head == head, "the next round begins with the head that is served"
-    world.learner.take(learned())
-    world.refresher.adopted(world.learner.tasks[1].into, None)
+    assert harness.outcome("accepted") == 1
+    harness.traffic()
+    harness.wait()
+    assert harness.learner.tasks[1].head == head, "the next round begins with the head that is served"
+    harness.learner.take(learned())
+    harness.refresher.adopted(harness.learner.tasks[1].into, None)
     assert [path.name for path in tmp_path.iterdir()] == ["head-2"], "a head that is served no more is removed"
 
 
-def test_a_head_that_is_no_better_or_does_not_fit_is_dropped_and_counted(world: World, tmp_path: Path) -> None:
-    world.traffic()
-    world.wait()
-    world.learner.take(learned(better=False))
-    assert (world.asked, world.outcome("refused")) == ([], 1)
-    world.traffic()
-    world.wait()
-    world.learner.take(learned())
-    world.refresher.adopted(world.asked[0], "too many heads")
-    assert (world.outcome("failed"), world.outcome("accepted")) == (1, 0)
+def test_a_head_that_is_no_better_or_does_not_fit_is_dropped_and_counted(harness: Harness, tmp_path: Path) -> None:
+    harness.traffic()
+    harness.wait()
+    harness.learner.take(learned(better=False))
+    assert (harness.asked, harness.outcome("refused")) == ([], 1)
+    harness.traffic()
+    harness.wait()
+    harness.learner.take(learned())
+    harness.refresher.adopted(harness.asked[0], "too many heads")
+    assert (harness.outcome("failed"), harness.outcome("accepted")) == (1, 0)
     assert not list(tmp_path.iterdir())
-    world.traffic()
-    world.wait()
-    assert world.learner.tasks[2].head is None
-    assert world.count("faser_learner_tokens_total") > 0
+    harness.traffic()
+    harness.wait()
+    assert harness.learner.tasks[2].head is None
+    assert harness.count("faser_learner_tokens_total") > 0
 
 
-def test_a_learner_that_dies_is_started_again_after_a_pause_and_not_for_ever(world: World, tmp_path: Path) -> None:
-    world.traffic()
-    world.wait()
-    world.learner.take(Unable("no memory"))
-    world.learner.lose("exit status 1")
-    assert world.state() == "dead"
-    world.traffic()
-    world.wait(30)
-    assert len(world.learners) == 1
-    world.wait(40)
-    assert len(world.learners) == 2
-    world.learner.lose("signal 9")
-    world.traffic()
-    world.wait(3000)
-    assert len(world.learners) == 2
-    assert world.count("faser_learner_deaths_total") == 2
-    assert world.state() == "dead"
+def test_a_learner_that_dies_is_started_again_after_a_pause_and_not_for_ever(
+    harness: Harness, tmp_path: Path
+) -> None:
+    harness.traffic()
+    harness.wait()
+    harness.learner.take(Unable("no memory"))
+    harness.learner.lose("exit status 1")
+    assert harness.state() == "dead"
+    harness.traffic()
+    harness.wait(30)
+    assert len(harness.learners) == 1
+    harness.wait(40)
+    assert len(harness.learners) == 2
+    harness.learner.lose("signal 9")
+    harness.traffic()
+    harness.wait(3000)
+    assert len(harness.learners) == 2
+    assert harness.count("faser_learner_deaths_total") == 2
+    assert harness.state() == "dead"
     assert not list(tmp_path.iterdir())
 
 
-def test_an_engine_that_starts_again_adopts_the_refreshed_head_again(world: World) -> None:
-    world.traffic()
-    world.wait()
-    world.learner.take(learned())
-    (head,) = world.asked
-    world.refresher.adopted(head, None)
-    world.refresher.engine_ended()
-    assert not world.learner.runs
-    world.wait()
-    world.refresher.engine_ready()
-    assert world.asked == [head, head]
-    world.refresher.adopted(head, None)
-    assert world.outcome("accepted") == 1
-    world.wait()
-    assert world.learner.runs
+def test_an_engine_that_starts_again_adopts_the_refreshed_head_again(harness: Harness) -> None:
+    harness.traffic()
+    harness.wait()
+    harness.learner.take(learned())
+    (head,) = harness.asked
+    harness.refresher.adopted(head, None)
+    harness.refresher.engine_ended()
+    assert not harness.learner.runs
+    harness.wait()
+    harness.refresher.engine_ready()
+    assert harness.asked == [head, head]
+    harness.refresher.adopted(head, None)
+    assert harness.outcome("accepted") == 1
+    harness.wait()
+    assert harness.learner.runs
 
 
-def test_without_traffic_for_an_hour_the_learner_and_what_it_knows_end(world: World) -> None:
-    world.traffic()
-    world.wait()
-    world.learner.take(learned(better=False))
-    assert not world.learner.killed
-    world.wait(3700)
-    assert world.learner.killed
+def test_without_traffic_for_an_hour_the_learner_and_what_it_knows_end(harness: Harness) -> None:
+    harness.traffic()
+    harness.wait()
+    harness.learner.take(learned(better=False))
+    assert not harness.learner.killed
+    harness.wait(3700)
+    assert harness.learner.killed
 
 
-def test_nothing_follows_the_end(world: World, tmp_path: Path) -> None:
-    world.traffic()
-    world.wait()
-    world.refresher.close()
-    assert world.learner.killed
-    world.traffic()
-    world.wait()
-    assert len(world.learners) == 1
+def test_nothing_follows_the_end(harness: Harness, tmp_path: Path) -> None:
+    harness.traffic()
+    harness.wait()
+    harness.refresher.close()
+    assert harness.learner.killed
+    harness.traffic()
+    harness.wait()
+    assert len(harness.learners) == 1
     assert not list(tmp_path.iterdir())
