@@ -1,5 +1,4 @@
-"""Error answers: one JSON shape for every status, but for the routes of Anthropic's Messages, which have their
-own.
+"""Error answers: one JSON shape for every status; the routes of Anthropic's Messages have a shape of their own.
 
 Owns the status, type and headers of every error. Only this module translates FaserErrors and the web framework's
 exceptions.
@@ -38,6 +37,7 @@ _ANTHROPIC_TYPES = {
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
+
 _log = logging.getLogger("faser.api")
 
 # The status that proxies log for a client that disconnected; it is not received.

@@ -9,7 +9,6 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from hashlib import sha256
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -63,7 +62,7 @@ class ApiKeys:
 
 
 def _digest(key: bytes) -> bytes:
-    return sha256(key).digest()
+    return hashlib.sha256(key).digest()
 
 
 class ApiKeyMiddleware:

@@ -1,5 +1,4 @@
-"""The outermost middleware: ids of requests, exceptions that nothing else has caught, and bodies that are never
-read.
+"""The outermost middleware: ids of requests, exceptions that nobody caught, and bodies that are never read.
 
 A request's id comes from the X-Request-Id header, or is generated; a route may replace it with the id in the body.
 Every answer repeats it in a header. A request that is answered before its body has been read ends its connection:
@@ -19,6 +18,7 @@ from faser.errors import RequestError
 from faser.logs.context import begin, bind
 
 _log = logging.getLogger("faser.api")
+
 REQUEST_ID_HEADER = "X-Request-Id"
 _MAX_ID_LENGTH = 256
 

@@ -19,7 +19,7 @@ from faser.engine.client.head_refresh import HeadRefresher
 from faser.engine.client.output_stream import OutputStream
 from faser.engine.client.queue import PreemptionLog, QueueRoom, QueueSpeed
 from faser.engine.client.supervisor import EngineSupervisor, Supervision
-from faser.engine.client.traffic import AnswerTaker, RequestTraffic
+from faser.engine.client.traffic import AnswerTaker
 from faser.engine.contract.messages import (
     Abort,
     AdoptedHead,
@@ -171,9 +171,10 @@ class AsyncEngine:
             raise NotReadyError(f"the engine is {self._state}: {self._reason}")
         request = self._with_token_limit(request)
         self._check_queue(request, num_following)
-        stream = OutputStream(request, self.tokenizer, lambda index: self._abort(request.request_id, index))
-        if self._answer_takers:
-            stream.traffic = RequestTraffic(request, self._answer_takers)
+        request_id = request.request_id
+        stream = OutputStream(
+            request, self.tokenizer, lambda index: self._abort(request_id, index), self._answer_takers
+        )
         if self._refresher is not None:
             self._refresher.work_begins()
         self._supervisor.send(Submit(request))
@@ -353,8 +354,6 @@ class AsyncEngine:
         num_tokens: Counter[int] = Counter()  # of this step, by sample
         for delta in output.deltas:
             num_tokens[delta.index] += len(delta.token_ids)
-            if stream.traffic is not None:
-                stream.traffic.add(delta)
         for index, count in num_tokens.items():
             if not count:
                 continue

@@ -6,11 +6,11 @@ only in text, and then aborts the sample in the engine.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
-from faser.engine.client.traffic import RequestTraffic
+from faser.engine.client.traffic import AnswerTaker, RequestTraffic
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.text.detokenizer import DetokenizedText, Detokenizer
 from faser.engine.text.tokenizer import Tokenizer
@@ -47,7 +47,14 @@ class Timing:
 class OutputStream:
     """One output per engine step that added to the request. Exiting the context early aborts the request."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, abort: Callable[[int | None], None]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        abort: Callable[[int | None], None],
+        takers: Sequence[AnswerTaker] = (),
+    ) -> None:
+        """abort: is told which sample ends; None: all. takers: get the answers that may be kept."""
         sampling = request.sampling
         self.request = request
         self.finished = False
@@ -66,7 +73,7 @@ class OutputStream:
             for index in range(sampling.n)
         }
         self.timing = Timing(arrival_s=request.arrival_s)
-        self.traffic: RequestTraffic | None = None  # takes its tokens; None: no answer is kept
+        self._traffic = RequestTraffic(request, takers)
         self.speculation: list[SpeculationSummary] = []  # of the samples that have ended
 
     def __aiter__(self) -> Self:
@@ -109,6 +116,8 @@ class OutputStream:
             num_cached_tokens=deltas[0].num_cached_tokens,
             prompt_logprobs=deltas[0].prompt_logprobs,
         )
+        for each in converted:
+            self._traffic.add(each)
         self.speculation += [each.speculation for each in converted if each.speculation is not None]
         self.finished = not self._detokenizers
         self._outputs.put_nowait(output)

@@ -27,11 +27,13 @@ from faser.engine.contract.learning import LearnableAnswer
 from faser.types import FinishReason, OutputDelta, Request
 
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
+
 WINDOW_S = 3600.0
-_MOST_TOKENS = 1 << 18  # of prompts and answers; 10 MB as Python keeps them
+_MOST_TOKENS = 1 << 18  # kept in memory, of prompts and answers; 10 MB as Python keeps them
 _HELD_OUT_EVERY = 6  # prompts
+
 _log = logging.getLogger("faser.traffic")
-_MOST_WAITING = 1 << 21  # tokens, 20 MiB at most; a disk takes as many in a second
+_MOST_WAITING = 1 << 21  # tokens to be written, 20 MiB at most; a disk takes as many in a second
 Outcome = Literal["recorded", "withheld", "dropped", "failed"]
 
 
@@ -70,7 +72,7 @@ class RequestTraffic:
     def __init__(self, request: Request, takers: Sequence[AnswerTaker]) -> None:
         self._request = request
         self._takers = takers
-        self._recordable = request.may_record and request.cache_salt is None
+        self._recordable = bool(takers) and request.may_record and request.cache_salt is None
         self._token_ids: list[list[int]] = [[] for _ in range(request.sampling.n)]
 
     def add(self, delta: OutputDelta) -> None:

@@ -24,9 +24,10 @@ from faser.machine import return_free_memory
 from faser.types import StructuredOutput, StructureKind
 
 # The keys of a JSON schema that hold further schemas: one, a list of them, or one for each name.
-SCHEMA_KEYS = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
-SCHEMA_LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems")
-SCHEMA_MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMA_KEYS = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
+_SCHEMA_LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMA_MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
 MAX_CACHED = 128  # grammars
 _WORD = 64  # the vocabulary is filled up to a multiple: masks are read in words of 64 bits
 _LIMITS = LLParserLimits(
@@ -199,13 +200,13 @@ def _place_of_fault(schema: Any, reason: str, tokenizer: LLTokenizer, *, any_whi
 
 def _schemas_in(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schemas directly within one, with their places."""
-    for key in SCHEMA_KEYS:
+    for key in _SCHEMA_KEYS:
         if isinstance(schema.get(key), dict):
             yield key, schema[key]
-    for key in SCHEMA_LIST_KEYS:
+    for key in _SCHEMA_LIST_KEYS:
         if isinstance(schema.get(key), list):
             yield from ((f"{key}/{i}", each) for i, each in enumerate(schema[key]) if isinstance(each, dict))
-    for key in SCHEMA_MAP_KEYS:
+    for key in _SCHEMA_MAP_KEYS:
         if isinstance(schema.get(key), dict):
             yield from ((f"{key}/{name}", each) for name, each in schema[key].items() if isinstance(each, dict))
 
