@@ -1,6 +1,4 @@
-"""The body of a chat: its messages, and the functions that the model may call. Bodies of other dialects become
-one.
-"""
+"""The body of a chat, which bodies of other dialects become: its messages, and the functions to be called."""
 
 import re
 from collections.abc import Mapping

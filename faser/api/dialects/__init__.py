@@ -1,5 +1,4 @@
-"""OpenAI's chats, completions and Responses, and Anthropic's Messages: a file for requests and one for answers
-each.
+"""OpenAI's chats, completions and Responses, Anthropic's Messages: a file for requests, and one for answers.
 
 generation.py has the steps that all share. Responses and Messages become the body of a chat; conversion.py has
 what they share. Start with completions_requests.py.

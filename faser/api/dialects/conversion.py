@@ -1,6 +1,4 @@
-"""What dialects share whose bodies become those of chats: they read parts of a body, word its errors, and write
-events.
-"""
+"""What Responses and Messages share: they read parts of a body, word its errors as chats do, and write events."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages, with blocks of content. A body becomes
-that of a chat.
-"""
+"""POST /v1/messages and /v1/messages/count_tokens: bodies with blocks of content, which become those of chats."""
 
 import time
 from collections.abc import Iterator, Sequence

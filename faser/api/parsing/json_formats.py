@@ -1,5 +1,4 @@
-"""Formats whose calls are JSON: Hermes (Qwen, SmolLM), Llama 3.1 and later, Mistral. One reader of JSON serves
-all.
+"""Formats whose calls are JSON: Hermes (Qwen, SmolLM), Llama 3.1 and later, Mistral. They share a reader.
 
 What is passed on is JSON by RFC 8259. One thing is mended: a control character in a string, such as the end of a
 line, becomes its escape. Everything else that is not JSON is refused, at the first such character.

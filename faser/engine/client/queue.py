@@ -1,6 +1,4 @@
-"""The queue in numbers: how much room it has (QueueRoom), how fast it moves (QueueSpeed), what it suffers
-(PreemptionLog).
-"""
+"""The queue in numbers: its room (QueueRoom), its speed (QueueSpeed), and what it suffers (PreemptionLog)."""
 
 import logging
 from collections import Counter, deque
