@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from rich.progress import Progress
 
-from faser.api.templates.chat_template import ChatTemplate
+from faser.api.requests.chat_template import ChatTemplate
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.source import resolve

@@ -6,8 +6,10 @@ HTTP, tensors or processes.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from faser.errors import RequestError
 
@@ -21,6 +23,8 @@ MAX_BAD_WORDS = 256
 MAX_STRUCTURE_CHARS = 1 << 18
 
 _MOST_NEGATIVE, _MOST_POSITIVE = -(2**63), 2**63 - 1  # integers in messages between processes
+
+_Number = TypeVar("_Number", int, float, int | None)
 
 # Reports progress: the name of a stage, how much of it is done, and how much there is; 0 of 0 where unknown.
 ProgressCallback = Callable[[str, int, int], None]
@@ -91,8 +95,51 @@ class StructuredOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of a number: [low, high], or (low, high] if above. high: None: no limit but infinity."""
+
+    low: float
+    high: float | None
+    above: bool
+
+    def __str__(self) -> str:
+        edge = "above" if self.above else "at least"
+        return f"{edge} {self.low}" if self.high is None else f"{edge} {self.low} and at most {self.high}"
+
+    def check(self, name: str, value: float) -> None:
+        """Raises RequestError for NaN, infinities and values outside."""
+        fits = value < math.inf and (value > self.low if self.above else value >= self.low)
+        if not fits or (self.high is not None and value > self.high):
+            raise RequestError(f"{name} is {value}; it must be {self}", param=name)
+
+
+def _number(
+    default: _Number,
+    low: float,
+    high: float | None = None,
+    *,
+    above: bool = False,
+    edits: bool = False,
+    has_default: bool = False,
+) -> _Number:
+    """A number among SamplingParams, with its limits.
+
+    edits: any other value than the default changes what the model would say. has_default: operators and files of
+    models may set what holds for requests without the field.
+    """
+    metadata = {"limits": Limits(low=low, high=high, above=above), "edits": edits, "has_default": has_default}
+    number: _Number = field(default=default, metadata=metadata)
+    return number
+
+
+_EDITS = {"edits": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one request's tokens are sampled. Checked when built.
+
+    The bodies of all dialects follow from these declarations (api/bodies/fields.py), and so does docs/api.md.
 
     temperature: 0 is greedy. top_k: 0 is off. max_tokens: None: the rest of the context.
     seed: None draws one. Equal seeds give equal tokens, whatever else is in the batch.
@@ -107,57 +154,44 @@ class SamplingParams:
     Raises RequestError that names the field, its value and the limit.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    n: int = _number(1, 1, MAX_SAMPLES)
+    temperature: float = _number(1.0, 0.0, 2.0, has_default=True)
+    top_p: float = _number(1.0, 0.0, 1.0, above=True, has_default=True)
+    min_tokens: int = _number(0, 0, edits=True)
+    top_k: int = _number(0, 0, _MOST_POSITIVE, has_default=True)
+    min_p: float = _number(0.0, 0.0, 1.0, has_default=True)
+    seed: int | None = _number(None, _MOST_NEGATIVE, _MOST_POSITIVE)
+    presence_penalty: float = _number(0.0, -2.0, 2.0, edits=True, has_default=True)
+    frequency_penalty: float = _number(0.0, -2.0, 2.0, edits=True, has_default=True)
+    repetition_penalty: float = _number(1.0, 0.0, above=True, edits=True, has_default=True)
+    logit_bias: tuple[tuple[int, float], ...] = field(default=(), metadata=_EDITS)
+    allowed_token_ids: tuple[int, ...] | None = field(default=None, metadata=_EDITS)
+    bad_words: tuple[tuple[int, ...], ...] = field(default=(), metadata=_EDITS)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: int = 0
-    max_tokens: int | None = 16
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: int | None = _number(16, 0, has_default=True)
+    logprobs: int | None = _number(None, 0, MAX_LOGPROBS)
+    prompt_logprobs: int | None = _number(None, 0, MAX_LOGPROBS)
     skip_special_tokens: bool = True
-    structured_output: StructuredOutput | None = None
+    structured_output: StructuredOutput | None = field(default=None, metadata=_EDITS)
 
     def __post_init__(self) -> None:
         if not all(self.bad_words):
             raise RequestError("bad_words contains an empty sequence of tokens", param="bad_words")
-        _within("n", self.n, 1, MAX_SAMPLES)
-        _within("temperature", self.temperature, 0.0, 2.0)
-        _within("top_p", self.top_p, 0.0, 1.0, above=True)
-        _within("top_k", self.top_k, 0, _MOST_POSITIVE)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _within("repetition_penalty", self.repetition_penalty, 0.0, None, above=True)
-        _within("min_tokens", self.min_tokens, 0, None)
-        for name, limit in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if limit is not None:
-                _within(name, limit, 0, MAX_LOGPROBS)
-        if self.seed is not None:
-            _within("seed", self.seed, _MOST_NEGATIVE, _MOST_POSITIVE)
-        if self.max_tokens is not None:
-            _within("max_tokens", self.max_tokens, 0, None)
-            if self.min_tokens > self.max_tokens:
-                raise RequestError(
-                    f"min_tokens is {self.min_tokens}; it must not exceed max_tokens, {self.max_tokens}",
-                    param="min_tokens",
-                )
+        for name, limits in SAMPLING_LIMITS.items():
+            if (value := getattr(self, name)) is not None:
+                limits.check(name, value)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}; it must not exceed max_tokens, {self.max_tokens}",
+                param="min_tokens",
+            )
         _at_most("logit_bias", len(self.logit_bias), "entries", MAX_LOGIT_BIAS)
         _at_most("stop_token_ids", len(self.stop_token_ids), "token ids", MAX_STOP_TOKEN_IDS)
         for token_id, bias in self.logit_bias:
-            _within(f"logit_bias.{token_id}", bias, -100.0, 100.0)
+            _BIAS_LIMITS.check(f"logit_bias.{token_id}", bias)
         _at_most("stop", len(self.stop), "strings", MAX_STOP_STRINGS)
         if any(not text for text in self.stop):
             raise RequestError("stop contains an empty string; it would match everywhere", param="stop")
@@ -176,15 +210,8 @@ class SamplingParams:
     @property
     def edits_logits(self) -> bool:
         """The request changes what the model would say: bias, penalties, allowed or banned tokens, structure."""
-        return not (
-            self.presence_penalty == self.frequency_penalty == 0.0
-            and self.repetition_penalty == 1.0
-            and not self.logit_bias
-            and self.allowed_token_ids is None
-            and not self.bad_words
-            and not self.min_tokens
-            and self.structured_output is None
-        )
+        edits: bool = _edits(self) != _NO_EDITS
+        return edits
 
     @property
     def needs_only_logits(self) -> bool:
@@ -192,14 +219,20 @@ class SamplingParams:
         return not self.edits_logits and self.logprobs is None and self.prompt_logprobs is None
 
 
-def _within(name: str, value: float, low: float, high: float | None, *, above: bool = False) -> None:
-    """Refuse NaN, infinities and values outside [low, high], or outside (low, high] if above."""
-    fits = value < math.inf and (value > low if above else value >= low)
-    if fits and (high is None or value <= high):
-        return
-    edge = "above" if above else "at least"
-    limit = f"{edge} {low}" if high is None else f"{edge} {low} and at most {high}"
-    raise RequestError(f"{name} is {value}; it must be {limit}", param=name)
+_DECLARED = fields(SamplingParams)
+_EDITING = [each for each in _DECLARED if each.metadata.get("edits")]
+_edits = attrgetter(*(each.name for each in _EDITING))
+_NO_EDITS = tuple(each.default for each in _EDITING)
+_BIAS_LIMITS = Limits(low=-100.0, high=100.0, above=False)
+_PRIORITIES = Limits(low=_MOST_NEGATIVE, high=_MOST_POSITIVE, above=False)
+
+# By name: the limits of the numbers; and ours of those that may have a default of the server's.
+SAMPLING_LIMITS: dict[str, Limits] = {
+    each.name: each.metadata["limits"] for each in _DECLARED if "limits" in each.metadata
+}
+SAMPLING_DEFAULTS: dict[str, Any] = {
+    each.name: each.default for each in _DECLARED if each.metadata.get("has_default")
+}
 
 
 def _at_most(name: str, count: int, what: str, limit: int) -> None:
@@ -274,7 +307,7 @@ class Request:
     may_record: bool = True
 
     def __post_init__(self) -> None:
-        _within("priority", self.priority, _MOST_NEGATIVE, _MOST_POSITIVE)
+        _PRIORITIES.check("priority", self.priority)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

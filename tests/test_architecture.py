@@ -325,7 +325,7 @@ def test_a_circle_of_folders_is_found_where_no_two_modules_form_one(tmp_path: Pa
     there = {
         "api.routes.chat": "import faser.api.pages.errors",
         "api.pages.errors": "",
-        "api.pages.app": "import faser.api.routes.chat",
+        "api.pages.app": "import faser.api.dialects.chat_requests",
     }
     package = plant(tmp_path, there)
     assert circles(module_imports(package)) == []
@@ -334,9 +334,9 @@ def test_a_circle_of_folders_is_found_where_no_two_modules_form_one(tmp_path: Pa
 
 def test_modules_beside_a_folder_may_lie_above_and_below_it_but_not_both(tmp_path: Path) -> None:
     there = {"api.routes.chat": "import faser.api.errors", "api.routes.models": "", "api.errors": ""}
-    app = {"api.app": "import faser.api.routes.chat"}
+    app = {"api.app": "import faser.api.dialects.chat_requests"}
     assert circles(folder_imports(plant(tmp_path / "one", there | app))) == []
-    both = {"api.errors": "import faser.api.routes.models"}
+    both = {"api.errors": "import faser.api.routes"}
     assert circles(folder_imports(plant(tmp_path / "both", there | both))) == [["api.errors", "api.routes"]]
 
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.paired import ratio
 from benchmarks.structured.schemas import Json, long_keys
-from faser.api.templates.chat_template import ChatTemplate
+from faser.api.requests.chat_template import ChatTemplate
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.build import build

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import faser
 from benchmarks.text_replay.traffic import Conversation, grown
-from faser.api.templates.chat_template import ChatTemplate
+from faser.api.requests.chat_template import ChatTemplate
 from faser.types import SamplingParams
 
 TOP = 8

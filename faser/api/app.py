@@ -2,32 +2,23 @@
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
+from starlette.middleware.cors import CORSMiddleware
 
-from faser.api.middleware.api_keys import ApiKeys
-from faser.api.middleware.auth import ApiKeyMiddleware
-from faser.api.middleware.cors import add_cors
+from faser.api.bodies.errors import add_error_handlers
+from faser.api.bodies.openapi import document, include
+from faser.api.dialects.chat_requests import chat_router
+from faser.api.dialects.completions_requests import completions_router
+from faser.api.dialects.messages_requests import messages_router
+from faser.api.dialects.responses_requests import responses_router
+from faser.api.http.paths import PathMiddleware
 from faser.api.middleware.key_limits import KeyLimitsMiddleware
-from faser.api.middleware.paths import PathMiddleware
-from faser.api.middleware.request_id import RequestIdMiddleware
-from faser.api.middleware.unread_body import UnreadBodyMiddleware
-from faser.api.page.files import PageFiles
-from faser.api.protocol.errors import add_error_handlers
-from faser.api.routes.chat import chat_router
-from faser.api.routes.completions import completions_router
-from faser.api.routes.health import health_router
-from faser.api.routes.invocations import invocations_router
-from faser.api.routes.live import LIVE_ROUTE, live_router
-from faser.api.routes.messages import messages_router
-from faser.api.routes.metrics import metrics_router
-from faser.api.routes.models import models_router
-from faser.api.routes.openapi import document
-from faser.api.routes.page import page_router
-from faser.api.routes.responses import responses_router
-from faser.api.routes.tokenize import tokenize_router
-from faser.api.serving.engine_client import EngineClient
-from faser.api.serving.requests.settings import ApiSettings
-from faser.api.serving.service import Service
-from faser.api.tracing.middleware import TracingMiddleware
+from faser.api.middleware.keys import ApiKeyMiddleware, ApiKeys
+from faser.api.middleware.outer import REQUEST_ID_HEADER, RequestIdMiddleware, UnreadBodyMiddleware
+from faser.api.middleware.tracing import TracingMiddleware
+from faser.api.page.files import PageFiles, page_router
+from faser.api.page.live_feed import LIVE_ROUTE, live_router
+from faser.api.requests.service import ApiSettings, EngineClient, Service
+from faser.api.routes import health_router, invocations_router, metrics_router, models_router, tokenize_router
 from faser.metrics.server import KEY_LIMIT, Metrics
 from faser.tracing import Tracer
 
@@ -63,15 +54,15 @@ def create_app(
     tracer: makes a span of each request for an answer; None: there are no traces.
     """
     keys = ApiKeys(settings.api_keys) if keys is None else keys
-    service = Service.build(engine, settings, metrics)
+    service = Service(engine, settings, metrics)
     app = FastAPI(title="FASER", version=settings.version, redirect_slashes=False, telemetry=_NO_TELEMETRY)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
     for router in _ROUTERS:
-        app.include_router(router(service))
+        include(app, router(service))
     page = PageFiles() if settings.page else None
     if page is not None:
-        app.include_router(page_router(page))
-        app.include_router(live_router(service, keys))
+        include(app, page_router(page))
+        include(app, live_router(service, keys))
     add_error_handlers(app)
     if settings.key_limits.any:  # a middleware added later is further out
         app.add_middleware(
@@ -88,7 +79,15 @@ def create_app(
         open_metrics=not settings.enable_metrics_auth,
         open_routes=frozenset() if page is None else page.routes,
     )
-    add_cors(app, settings.cors)  # outside of the keys: preflights have none, and pages can read a 401
+    if settings.cors.origins:  # outside of the keys: preflights have none, and pages can read a 401
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors.origins,
+            allow_methods=settings.cors.methods,
+            allow_headers=settings.cors.headers,
+            allow_credentials=settings.cors.credentials,
+            expose_headers=(REQUEST_ID_HEADER, "Retry-After"),
+        )
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(PathMiddleware)
     app.add_middleware(UnreadBodyMiddleware)  # added last, so outermost

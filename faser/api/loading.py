@@ -3,9 +3,9 @@
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from faser.api.bodies.errors import ErrorResponse, as_http_error
 from faser.api.http.paths import route_of
 from faser.api.page.files import PageFiles
-from faser.api.protocol.errors import as_http_error, error_response
 from faser.errors import NotReadyError
 from faser.metrics.server import CONTENT_TYPE, Metrics
 from faser.types import EngineState
@@ -53,7 +53,7 @@ class LoadingApp:
             return JSONResponse({"ready": False, "reason": state, "message": self.reason}, 503)
         if scope.get("method") == "POST":
             self._metrics.rejected(state)
-        return error_response(as_http_error(NotReadyError(f"the engine is {state}: {self.reason}")))
+        return ErrorResponse(as_http_error(NotReadyError(f"the engine is {state}: {self.reason}")))
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -16,10 +16,9 @@ from fastapi import FastAPI
 
 from faser import __version__
 from faser.api.app import create_app
-from faser.api.middleware.api_keys import ApiKeys
-from faser.api.middleware.cors import CorsSettings
 from faser.api.middleware.key_limits import KeyLimits
-from faser.api.serving.requests.settings import ApiSettings
+from faser.api.middleware.keys import ApiKeys
+from faser.api.requests.service import ApiSettings, CorsSettings
 from faser.config.declaration import Label
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
@@ -29,11 +28,9 @@ from faser.engine.checkpoints.files import CARD_ADVICE
 from faser.engine.checkpoints.source import check_source, resolve
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import LaunchedEngine
-from faser.engine.client.head_refresh.learner_process import LearnerProcess
-from faser.engine.client.head_refresh.refresher import HeadRefresher
+from faser.engine.client.head_refresh import HeadRefresher, LearnerProcess
 from faser.engine.client.supervisor import Supervision
-from faser.engine.client.traffic.recorder import Outcome, TrafficRecorder
-from faser.engine.client.traffic.request_traffic import AnswerTaker
+from faser.engine.client.traffic import AnswerTaker, Outcome, TrafficRecorder
 from faser.engine.contract.messages import Configure
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError, ModelError

@@ -22,7 +22,7 @@ import msgspec
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from faser.api.middleware.api_keys import ApiKeys
+from faser.api.middleware.keys import ApiKeys
 from faser.cli.application import build_application, fetch_model, make_metrics
 from faser.cli.console import TERMINATED, ProgressReporter, runs_bar
 from faser.cli.preparation import read_chat_template

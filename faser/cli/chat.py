@@ -308,7 +308,7 @@ class LocalAnswerer:
 
     def __enter__(self) -> Self:
         """Raises ConfigError if the model cannot be served or has no chat template."""
-        from faser.api.templates.chat_template import ChatTemplate
+        from faser.api.requests.chat_template import ChatTemplate
         from faser.cli.application import sampling_defaults
         from faser.cli.console import ProgressReporter
         from faser.engine.checkpoints.source import resolve

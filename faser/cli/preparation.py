@@ -48,7 +48,7 @@ def read_chat_template(path: str | None, named: str) -> str | None:
     """The template in the file. named: what messages call it. Raises UsageError if it does not compile."""
     if path is None:
         return None
-    from faser.api.templates.chat_template import ChatTemplate
+    from faser.api.requests.chat_template import ChatTemplate
 
     source = read_text(named, path)
     try:

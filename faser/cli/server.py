@@ -22,11 +22,10 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from faser.api.http.descriptors import raise_open_files_limit
-from faser.api.http.limits import HttpLimits
+from faser.api.http.limits import HttpLimits, raise_open_files_limit
 from faser.api.http.server import LimitedServer
 from faser.api.loading import LoadingApp
-from faser.api.middleware.api_keys import ApiKeys
+from faser.api.middleware.keys import ApiKeys
 from faser.api.page.files import PageFiles
 from faser.cli.application import (
     build_application,

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from faser.config.declaration import MODEL, OUTPUT, SERVER, Kind, Label, raise_problems, setting
 from faser.errors import RequestError
-from faser.types import SamplingParams
+from faser.types import SAMPLING_DEFAULTS, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,17 +300,7 @@ class ServerConfig:
         return found
 
 
-GENERATION_KEYS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "max_tokens",
-)
-_WHOLE_GENERATION_KEYS = ("top_k", "max_tokens")
+GENERATION_KEYS = tuple(SAMPLING_DEFAULTS)
 
 
 def sampling_problems(values: Mapping[str, Any], label: str) -> list[str]:
@@ -321,7 +311,7 @@ def sampling_problems(values: Mapping[str, Any], label: str) -> list[str]:
         if name not in GENERATION_KEYS:
             found.append(f"{label}: unknown key '{key}'. Known keys: {', '.join(GENERATION_KEYS)}")
             continue
-        whole = name in _WHOLE_GENERATION_KEYS
+        whole = isinstance(SAMPLING_DEFAULTS[name], int)
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
             found.append(f"{label}: {key} is {value!r}; it must be a {'whole ' if whole else ''}number")
             continue

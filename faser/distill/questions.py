@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from faser.api.templates.chat_template import ChatTemplate
+from faser.api.requests.chat_template import ChatTemplate
 from faser.distill.dataset import Dataset
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import ConfigError, ModelError, RequestError

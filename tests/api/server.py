@@ -10,10 +10,9 @@ import openai
 import uvicorn
 
 from faser.api.app import ApiSettings, create_app
-from faser.api.middleware.api_keys import ApiKeys
-from faser.api.middleware.cors import CorsSettings
 from faser.api.middleware.key_limits import KeyLimits
-from faser.api.serving.engine_client import EngineClient
+from faser.api.middleware.keys import ApiKeys
+from faser.api.requests.service import CorsSettings, EngineClient
 from faser.cli.preparation import listen
 from faser.cli.server import http_server
 from faser.config.server import ServerConfig

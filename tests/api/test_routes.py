@@ -235,8 +235,9 @@ def test_an_invocation_is_one_thing(http: httpx.Client, body: dict[str, object])
 
 def test_the_load_is_the_number_of_requests_that_generate(http: httpx.Client, engine: FakeEngine) -> None:
     engine.step_s = 0.05
-    with http.stream("POST", TEXT, json={"prompt": "hi", "stream": True}) as answer:
-        next(answer.iter_lines())
-        with http_client(str(http.base_url)) as other:
+    with http_client(str(http.base_url)) as other:
+        assert other.get("/load").json() == {"server_load": 0}
+        with http.stream("POST", TEXT, json={"prompt": "hi", "stream": True}) as answer:
+            next(answer.iter_lines())
             assert other.get("/load").json() == {"server_load": 1}
     until(lambda: http.get("/load").json() == {"server_load": 0})

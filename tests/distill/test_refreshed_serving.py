@@ -19,14 +19,13 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from faser.config.engine import EngineConfig
 from faser.engine.client.async_engine import AsyncEngine
-from faser.engine.client.head_refresh.learner_process import LearnerProcess
-from faser.engine.client.head_refresh.refresher import HeadRefresher, RefreshSettings
+from faser.engine.client.head_refresh import HeadRefresher, LearnerProcess, RefreshSettings
 from faser.engine.contract.messages import Configure, FromLearner, LearningRules
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.metrics.server import Metrics
 from faser.types import Request, SamplingParams
 from tests.distill.beginner import markov_target, write_beginner
-from tests.engine.client.head_refresh.test_refresher import FakeLearner
+from tests.engine.client.test_head_refresh import FakeLearner
 from tests.engine.test_head_engine import WIDTH
 
 RULES = LearningRules(epochs=6, rows=128, rate=5e-3, warm_up=2)

@@ -1,4 +1,5 @@
-"""Other dialects for chats: OpenAI's Responses and Anthropic's Messages. A request becomes the body of a chat.
+"""OpenAI's chats, completions and Responses, Anthropic's Messages: a file for requests, and one for answers.
 
-One folder per dialect, with its body, the conversion to a chat, and the frame of its answers.
+generation.py has the steps that all share. Responses and Messages become the body of a chat; conversion.py has
+what they share. Start with completions_requests.py.
 """

@@ -1,16 +1,16 @@
-"""What conversions to the body of a chat share: they read parts of the dialect's body and word its errors."""
+"""What Responses and Messages share: they read parts of a body, word its errors as chats do, and write events."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel
 
-from faser.api.protocol.body import checked, shown
-from faser.api.protocol.chat import ChatBody
-from faser.api.protocol.common import EngineFields
-from faser.api.protocol.unsupported_fields import UNSUPPORTED_IN_CHATS, UnsupportedField
+from faser.api.bodies.body import checked, shown
+from faser.api.bodies.chat import ChatBody
+from faser.api.bodies.fields import UNSUPPORTED_IN_CHATS, EngineFields, UnsupportedField
 from faser.errors import RequestError
 
 Json = dict[str, Any]
@@ -23,6 +23,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "stream_options": ({}, {"include_usage": True}),
 }
+_encode = msgspec.json.Encoder().encode
 
 
 def chat_body(fields: Mapping[str, Any], body: EngineFields) -> ChatBody:
@@ -108,3 +109,9 @@ def read_object(value: Any, path: str) -> Json:
 
 def wrong(value: Any, path: str, expected: str) -> RequestError:
     return RequestError(f"{path} is {shown(value)}; it must be {expected}", param=path)
+
+
+def typed_event(payload: dict[str, Any]) -> bytes:
+    """An event with a line that names it. payload: has a `type`, which names it too."""
+    kind: str = payload["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + _encode(payload) + b"\n\n"

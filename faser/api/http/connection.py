@@ -6,17 +6,17 @@ or its connection is closed. Knows no routes but the probes.
 
 import asyncio
 from collections import deque
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from faser.api.http import refusals
+from faser.api.bodies.errors import ErrorResponse, HttpError
 from faser.api.http.connection_pool import ConnectionPool, Phase
 from faser.api.http.limits import HttpLimits
 from faser.api.http.paths import route_of
-from faser.api.protocol.errors import HttpError
 
 # Answered even while all connections for requests are in use.
 PROBE_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})
@@ -141,7 +141,7 @@ class HttpConnection(HttpToolsProtocol):
         elif self._phase is Phase.BODY and not self._answer_has_begun:
             self._gone = True
             self._disconnect()
-            self.transport.write(refusals.answer(refusals.overloaded(), self.server_state.default_headers))
+            self.transport.write(self._encoded(_overloaded()))
             self.transport.close()
         else:
             self._gone = True
@@ -157,7 +157,9 @@ class HttpConnection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_headers += 1
         if self._num_headers > self._limits.max_headers:
-            self._refusal = refusals.too_many_headers(self._limits.max_headers)
+            limit = self._limits.max_headers
+            message = f"the request has more than {limit} headers; at most that many are allowed"
+            self._refusal = HttpError(431, message)
             raise ValueError(self._refusal.message)
         super().on_header(name, value)
 
@@ -186,7 +188,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """The parser, or one of the methods that it calls, has refused what came."""
-        self._refuse(self._refusal or refusals.not_http(msg))
+        self._refuse(self._refusal or HttpError(400, f"the request is not HTTP/1.1: {msg}"))
 
     def on_response_complete(self) -> None:
         self._unanswered.popleft()
@@ -204,7 +206,7 @@ class HttpConnection(HttpToolsProtocol):
         if phase is self._phase or self._gone or self.transport.is_closing():
             return
         if phase is Phase.ANSWERING and not self._pool.can_answer and not self._asks_for_probe():
-            self._refuse(refusals.overloaded())
+            self._refuse(_overloaded())
             return
         self._phase = phase
         self._pool.move(self, phase)
@@ -246,9 +248,9 @@ class HttpConnection(HttpToolsProtocol):
         elif self._phase is Phase.IDLE:
             self._close()
         elif self._phase is Phase.BODY:
-            self._refuse(refusals.too_slow("body", self._limits.body_timeout_s))
+            self._refuse(_too_slow("body", self._limits.body_timeout_s))
         elif self._phase is Phase.HEAD and (self._in_head or self._num_bytes_outside):
-            self._refuse(refusals.too_slow("request line and headers", self._limits.head_timeout_s))
+            self._refuse(_too_slow("request line and headers", self._limits.head_timeout_s))
         else:
             self._abort()
 
@@ -294,7 +296,7 @@ class HttpConnection(HttpToolsProtocol):
         self._refused = True
         self._disconnect()
         self.flow.resume_reading()
-        self.transport.write(refusals.answer(error, self.server_state.default_headers))
+        self.transport.write(self._encoded(error))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._settle()
@@ -322,4 +324,24 @@ class HttpConnection(HttpToolsProtocol):
     def _too_large(self) -> HttpError:
         limit = self._limits.max_head_bytes
         is_url = self._in_head and len(self.url) > limit // 2
-        return refusals.url_too_long(limit) if is_url else refusals.head_too_large(limit)
+        if is_url:
+            message = f"the request line is too long; with the headers, at most {limit} bytes are allowed"
+            return HttpError(414, message)
+        message = f"the request line and headers have more than {limit} bytes; at most that many are allowed"
+        return HttpError(431, message)
+
+    def _encoded(self, error: HttpError) -> bytes:
+        """The error as bytes for the socket. Says that the connection closes."""
+        response = ErrorResponse(error)
+        status = HTTPStatus(error.status)
+        headers = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode(), *(b": ".join(header) for header in headers)]
+        return b"\r\n".join([*lines, b"", bytes(response.body)])
+
+
+def _too_slow(part: str, timeout_s: float) -> HttpError:
+    return HttpError(408, f"the {part} did not arrive within {timeout_s:g} s")
+
+
+def _overloaded() -> HttpError:
+    return HttpError(503, "all connections for requests are in use", headers={"Retry-After": "1"})

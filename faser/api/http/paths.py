@@ -4,6 +4,8 @@ A proxy that serves FASER under a path (`--root-path`) may leave that path in fr
 away. Both are understood, as in vLLM.
 """
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 
 def route_of(path: str, root_path: str) -> str:
     """The route that a request asks for.
@@ -14,3 +16,16 @@ def route_of(path: str, root_path: str) -> str:
     if root_path and (route == root_path or route.startswith(f"{root_path}/")):
         route = route.removeprefix(root_path)
     return route.rstrip("/") or "/"
+
+
+class PathMiddleware:
+    """ASGI middleware around every one that reads paths."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            root_path = scope.get("root_path", "")
+            scope["path"] = root_path + route_of(scope["path"], root_path)
+        await self._app(scope, receive, send)

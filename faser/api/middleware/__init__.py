@@ -1,4 +1,4 @@
-"""ASGI middleware around all routes: request ids, CORS, API keys and their limits, and bodies that are never read.
+"""ASGI middleware around all routes: request ids, API keys, their limits, spans, and bodies that are never read.
 
-Imports protocol/ for error bodies. app.py puts it around the routes.
+Imports http/paths.py, and bodies/ for errors. app.py puts it around the routes.
 """

@@ -11,15 +11,42 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from faser.api.bodies.errors import ErrorResponse, HttpError
 from faser.api.http.paths import route_of
-from faser.api.middleware.auth import get_key_index
-from faser.api.middleware.token_bucket import TokenBucket
-from faser.api.protocol.errors import HttpError, error_response
+from faser.api.middleware.keys import get_key_index
 
+_MINUTE_S = 60.0
 _USAGE = "key_usage"
 _SMOOTHING = 0.2  # of the time that a request takes
-
 Clock = Callable[[], float]
+
+
+class TokenBucket:
+    """A rate limit that allows a minute's worth at once. Knows no clock: callers say what time it is.
+
+    Full at first. per_minute: how much flows in within a minute, and how much it holds. Its level may fall below
+    zero, because what a request will use is known only when it has been used: then the next one waits until the
+    debt is paid. Source: the token bucket of RFC 2697, with one colour.
+    """
+
+    def __init__(self, per_minute: int, now_s: float) -> None:
+        self._capacity = float(per_minute)
+        self._level = self._capacity
+        self._noted_s = now_s
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until it holds at least one; 0: it does now."""
+        self._fill(now_s)
+        return max(0.0, (1.0 - self._level) * _MINUTE_S / self._capacity)
+
+    def take(self, amount: int, now_s: float) -> None:
+        self._fill(now_s)
+        self._level -= amount
+
+    def _fill(self, now_s: float) -> None:
+        flowed = (now_s - self._noted_s) * self._capacity / _MINUTE_S
+        self._level = min(self._capacity, self._level + flowed)
+        self._noted_s = now_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +109,17 @@ class KeyUsage:
             self._tokens.take(num_tokens, self._clock())
 
 
+def _bucket(per_minute: int | None, clock: Clock) -> TokenBucket | None:
+    return None if per_minute is None else TokenBucket(per_minute, clock())
+
+
+def _refusal(message: str, wait_s: float) -> HttpError:
+    retry_after_s = max(1, math.ceil(wait_s))
+    return HttpError(
+        429, f"{message}; try again in {retry_after_s} s", headers={"Retry-After": str(retry_after_s)}
+    )
+
+
 class KeyLimitsMiddleware:
     """ASGI middleware inside the one that notes the key. on_refused: is called for each 429.
 
@@ -114,7 +152,7 @@ class KeyLimitsMiddleware:
             usage = self._usage[index] = KeyUsage(self._limits, self._clock)
         if (refusal := usage.refusal()) is not None:
             self._on_refused()
-            await error_response(refusal)(scope, receive, send)
+            await ErrorResponse(refusal)(scope, receive, send)
             return
         began_s = usage.begin()
         scope["state"][_USAGE] = usage
@@ -129,14 +167,3 @@ def use_tokens(scope: Scope, num_tokens: int) -> None:
     usage: KeyUsage | None = scope.get("state", {}).get(_USAGE)
     if usage is not None:
         usage.use_tokens(num_tokens)
-
-
-def _bucket(per_minute: int | None, clock: Clock) -> TokenBucket | None:
-    return None if per_minute is None else TokenBucket(per_minute, clock())
-
-
-def _refusal(message: str, wait_s: float) -> HttpError:
-    retry_after_s = max(1, math.ceil(wait_s))
-    return HttpError(
-        429, f"{message}; try again in {retry_after_s} s", headers={"Retry-After": str(retry_after_s)}
-    )

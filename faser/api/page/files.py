@@ -1,12 +1,15 @@
-"""PageFiles: the files of the page, read once, and the answers that carry them.
+"""The page that browsers show at /, and the files below /page/: read once, and the answers that carry them.
 
-The page is the same for every visitor and holds no secret, so it needs no key; what it asks of the server does.
+The page is the same for every visitor and holds no secret, so it needs no key; what it asks of the server does. A
+program that asks / for JSON learns the routes.
 """
 
 from hashlib import sha256
 from pathlib import Path
 
+from fastapi import APIRouter, Request
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Scope
 
@@ -75,3 +78,17 @@ class PageFiles:
         if tag in kept or "*" in kept:
             return Response(status_code=304, headers={**_HEADERS, "ETag": tag})
         return Response(body, headers={**_HEADERS, "ETag": tag}, media_type=media_type)
+
+
+def page_router(files: PageFiles) -> APIRouter:
+    router = APIRouter()
+
+    async def get_file(http: Request) -> Response:
+        shown = files.answer(http.scope)
+        if shown is None:
+            raise HTTPException(404)  # its message lists the routes
+        return shown
+
+    for route in sorted(files.routes):
+        router.add_api_route(route, get_file, methods=["GET", "HEAD"], include_in_schema=False)
+    return router

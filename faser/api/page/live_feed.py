@@ -1,4 +1,4 @@
-"""LiveFeed: what GET /live sends: a sample a second, made once for all viewers.
+"""GET /live: what the live view shows, a sample a second, made once for all viewers.
 
     {"server": {…}, "history": [sample, …]}    first, to each viewer: the last two minutes
     {"sample": {…}}                            each second
@@ -20,9 +20,14 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
 
-from faser.api.protocol.errors import HttpError
-from faser.api.serving.engine_client import EngineClient
+from faser.api.answers.handler import EventStream
+from faser.api.bodies.errors import HttpError
+from faser.api.bodies.openapi import PLAIN_ERRORS, answers
+from faser.api.middleware.keys import ApiKeys, get_key_index
+from faser.api.requests.service import EngineClient, Service
 from faser.errors import NotReadyError, OverloadError
 from faser.metrics.live import (
     HISTORY_S,
@@ -38,13 +43,39 @@ from faser.metrics.live import (
 from faser.types import EngineState
 
 MOST_VIEWERS_OF_A_KEY = 8
-
 _MOST_WAITING = 8  # messages that a viewer has not taken; with one more it does not keep up
 _LINGER_S = HISTORY_S
 _DRAIN_POLL_S = 0.1
 _RETRY_AFTER_S = 10
-
 _log = logging.getLogger("faser.api")
+LIVE_ROUTE = "/live"
+_EVENTS = {
+    "description": "Events, one a second.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+
+
+def live_router(service: Service, keys: ApiKeys) -> APIRouter:
+    """keys: of the server, now and later."""
+    router = APIRouter()
+    settings = service.settings
+    feed = LiveFeed(
+        service.engine,
+        service.metrics.live,
+        server_facts(settings.served_model_names[0], settings.version),
+        lambda: service.num_in_progress,
+        keys.accepts,
+        most_viewers=settings.most_viewers,
+    )
+
+    @router.get(
+        LIVE_ROUTE, responses={**answers(*PLAIN_ERRORS, 503), 200: _EVENTS}, response_class=StreamingResponse
+    )
+    async def get_live(request: Request) -> Response:
+        events = feed.messages(get_key_index(request.scope))
+        return EventStream(await anext(events), events)
+
+    return router
 
 
 class Viewer:
@@ -108,7 +139,7 @@ class LiveFeed:
 
         self._history: deque[msgspec.Raw] = deque(maxlen=HISTORY_S)  # without their timelines
         self._last: Snapshot | None = None
-        self._told: dict[str, Any] | None = None  # the engine's part of the facts, as viewers have it
+        self._known_facts: dict[str, Any] | None = None  # the engine's part of the facts, as viewers have it
 
     @property
     def num_viewers(self) -> int:
@@ -162,8 +193,8 @@ class LiveFeed:
         return drained or state is EngineState.DEAD
 
     def _server(self) -> dict[str, Any]:
-        self._told = self._engine_facts()
-        return {**self._facts, "engine": self._told}
+        self._known_facts = self._engine_facts()
+        return {**self._facts, "engine": self._known_facts}
 
     def _engine_facts(self) -> dict[str, Any] | None:
         """None before the model is loaded."""
@@ -228,7 +259,7 @@ class LiveFeed:
         sample = self._sample(before, self._last)
         message = _event({"sample": sample})
         self._keep(sample)
-        is_news = self._engine_facts() != self._told
+        is_news = self._engine_facts() != self._known_facts
         server = _event({"server": self._server()}) if is_news else b""
         for viewer in self._viewers:
             if viewer.key_index is None or self._accepts_key(viewer.key_index):

@@ -15,13 +15,11 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.engine.client.engine_host import LaunchedEngine, Transport
-from faser.engine.client.head_refresh.refresher import HeadRefresher
+from faser.engine.client.head_refresh import HeadRefresher
 from faser.engine.client.output_stream import OutputStream
-from faser.engine.client.preemption_log import PreemptionLog
-from faser.engine.client.queue_room import QueueRoom
-from faser.engine.client.queue_speed import QueueSpeed
+from faser.engine.client.queue import PreemptionLog, QueueRoom, QueueSpeed
 from faser.engine.client.supervisor import EngineSupervisor, Supervision
-from faser.engine.client.traffic.request_traffic import AnswerTaker, RequestTraffic
+from faser.engine.client.traffic import AnswerTaker
 from faser.engine.contract.messages import (
     Abort,
     AdoptedHead,
@@ -90,7 +88,9 @@ class AsyncEngine:
     ) -> None:
         self.tokenizer = tokenizer
         self._config = config
-        self._metrics = metrics
+        self._metrics = metrics or Metrics(
+            model_name=config.model or "", max_model_len=0, speculation=config.speculation
+        )
         self._on_progress = on_progress
         self._answer_takers = [each for each in (recorder, refresher) if each is not None]
         self._refresher = refresher
@@ -171,9 +171,10 @@ class AsyncEngine:
             raise NotReadyError(f"the engine is {self._state}: {self._reason}")
         request = self._with_token_limit(request)
         self._check_queue(request, num_following)
-        stream = OutputStream(request, self.tokenizer, lambda index: self._abort(request.request_id, index))
-        if self._answer_takers:
-            stream.traffic = RequestTraffic(request, self._answer_takers)
+        request_id = request.request_id
+        stream = OutputStream(
+            request, self.tokenizer, lambda index: self._abort(request_id, index), self._answer_takers
+        )
         if self._refresher is not None:
             self._refresher.work_begins()
         self._supervisor.send(Submit(request))
@@ -184,12 +185,11 @@ class AsyncEngine:
         self._note_speed()
         self._room.take(request.tenant, request.sampling.n)
         self._idle.clear()
-        if self._metrics is not None:
-            self._metrics.admitted(
-                n=request.sampling.n,
-                max_tokens=request.sampling.max_tokens or 0,
-                prompt_tokens=len(request.prompt_token_ids),
-            )
+        self._metrics.admitted(
+            n=request.sampling.n,
+            max_tokens=request.sampling.max_tokens or 0,
+            prompt_tokens=len(request.prompt_token_ids),
+        )
         return stream
 
     async def drain(self, timeout_s: float) -> None:
@@ -305,24 +305,22 @@ class AsyncEngine:
         if size > info.vocab_size:
             raise ConfigError(f"the tokenizer has {size} tokens, but the model's vocabulary has {info.vocab_size}")
         self._info = info
-        if self._metrics is not None:
-            live = self._metrics.live
-            live.on_watch = lambda watched: self._supervisor.send(WatchSteps(watched))
-            live.on_watch(live.watched)  # to an engine that was started again too
-            self._metrics.cache_config(
-                block_size=info.block_size,
-                num_gpu_blocks=info.num_blocks,
-                cache_dtype=info.kv_cache_dtype,
-                max_model_len=info.max_model_len,
-            )
+        live = self._metrics.live
+        live.on_watch = lambda watched: self._supervisor.send(WatchSteps(watched))
+        live.on_watch(live.watched)  # to an engine that was started again too
+        self._metrics.cache_config(
+            block_size=info.block_size,
+            num_gpu_blocks=info.num_blocks,
+            cache_dtype=info.kv_cache_dtype,
+            max_model_len=info.max_model_len,
+        )
 
     def _enter(self, state: EngineState, reason: str) -> None:
         """Change the state. A drained engine only dies, and a dead one stays dead."""
         if self._state is EngineState.DEAD or (self._state is EngineState.DRAINING and state is EngineState.READY):
             return
         self._state, self._reason = state, reason
-        if self._metrics is not None:
-            self._metrics.engine_state(state)
+        self._metrics.engine_state(state)
         if self._refresher is not None and state is EngineState.READY:
             self._refresher.engine_ready()
         if state in (EngineState.READY, EngineState.DEAD):
@@ -335,8 +333,7 @@ class AsyncEngine:
         if stats is not None:
             self._stats = stats
             self._preemptions.note(stats.num_preemptions, now, self.info.kv_cache_bytes)
-            if self._metrics is not None:
-                self._metrics.engine(stats)
+            self._metrics.engine(stats)
         for request_id, own in _by_request(deltas).items():
             stream = self._streams.get(request_id)
             if stream is None:
@@ -357,17 +354,14 @@ class AsyncEngine:
         num_tokens: Counter[int] = Counter()  # of this step, by sample
         for delta in output.deltas:
             num_tokens[delta.index] += len(delta.token_ids)
-            if stream.traffic is not None:
-                stream.traffic.add(delta)
         for index, count in num_tokens.items():
             if not count:
                 continue
             timing.num_tokens[index] += count
-            if self._metrics is not None:
-                if timing.first_token_s is None:
-                    self._metrics.first_token(now - timing.arrival_s)
-                before = timing.last_token_s.get(index)
-                self._metrics.tokens(count, None if before is None else now - before)
+            if timing.first_token_s is None:
+                self._metrics.first_token(now - timing.arrival_s)
+            before = timing.last_token_s.get(index)
+            self._metrics.tokens(count, None if before is None else now - before)
             timing.first_token_s = timing.first_token_s or now
             timing.last_token_s[index] = now
         if stream.finished:
@@ -388,8 +382,6 @@ class AsyncEngine:
             self._idle.set()
             if self._refresher is not None:
                 self._refresher.work_ends()
-        if self._metrics is None:
-            return
         timing = stream.timing
         scheduled_s = timing.scheduled_s or now
         first_token_s = timing.first_token_s or now
@@ -435,8 +427,7 @@ class AsyncEngine:
         if self._refresher is not None:
             self._refresher.engine_ended()
         self._stats = EngineStats()
-        if self._metrics is not None:
-            self._metrics.engine_ended(restarts=restarts)
+        self._metrics.engine_ended(restarts=restarts)
 
 
 def _check_token_ids(request: Request, vocab_size: int) -> None:

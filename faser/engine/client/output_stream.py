@@ -1,16 +1,16 @@
 """OutputStream: the outputs of one request, from the engine's token ids to text.
 
-Owns the detokenizers and the queue between the engine's messages and the reader. Finds stop strings, which
-exist only in text, and then aborts the sample in the engine.
+Owns the detokenizers and the queue between the engine's messages and the reader. Finds stop strings, which exist
+only in text, and then aborts the sample in the engine.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
-from faser.engine.client.timing import Timing
-from faser.engine.client.traffic.request_traffic import RequestTraffic
+from faser.engine.client.traffic import AnswerTaker, RequestTraffic
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.text.detokenizer import DetokenizedText, Detokenizer
 from faser.engine.text.tokenizer import Tokenizer
@@ -18,10 +18,43 @@ from faser.errors import FaserError
 from faser.types import FinishReason, OutputDelta, PositionLogprobs, Request, RequestOutput, SpeculationSummary
 
 
+class Timing:
+    """Times of one request, in seconds of time.monotonic(), and what else its metrics count."""
+
+    def __init__(self, *, arrival_s: float) -> None:
+        self.arrival_s = arrival_s
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: dict[int, float] = {}
+        self.num_tokens: Counter[int] = Counter()  # by sample
+        self.num_preemptions: dict[int, int] = {}
+        self.num_cached_tokens = 0  # of the prompt
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token after the first, of the slowest sample; None: no sample has two tokens."""
+        first_s = self.first_token_s
+        if first_s is None:
+            return None
+        means = [
+            (self.last_token_s[index] - first_s) / (count - 1)
+            for index, count in self.num_tokens.items()
+            if count > 1
+        ]
+        return max(means, default=None)
+
+
 class OutputStream:
     """One output per engine step that added to the request. Exiting the context early aborts the request."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, abort: Callable[[int | None], None]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        abort: Callable[[int | None], None],
+        takers: Sequence[AnswerTaker] = (),
+    ) -> None:
+        """abort: is told which sample ends; None: all. takers: get the answers that may be kept."""
         sampling = request.sampling
         self.request = request
         self.finished = False
@@ -40,7 +73,7 @@ class OutputStream:
             for index in range(sampling.n)
         }
         self.timing = Timing(arrival_s=request.arrival_s)
-        self.traffic: RequestTraffic | None = None  # takes its tokens; None: no answer is kept
+        self._traffic = RequestTraffic(request, takers)
         self.speculation: list[SpeculationSummary] = []  # of the samples that have ended
 
     def __aiter__(self) -> Self:
@@ -83,6 +116,8 @@ class OutputStream:
             num_cached_tokens=deltas[0].num_cached_tokens,
             prompt_logprobs=deltas[0].prompt_logprobs,
         )
+        for each in converted:
+            self._traffic.add(each)
         self.speculation += [each.speculation for each in converted if each.speculation is not None]
         self.finished = not self._detokenizers
         self._outputs.put_nowait(output)

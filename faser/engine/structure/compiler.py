@@ -1,30 +1,32 @@
-"""GrammarCompiler: compiles what requests ask for, once for equal ones.
+"""GrammarCompiler: from what requests ask for to matchers of llguidance, compiled once for equal ones.
 
-llguidance compiles in milliseconds, with the interpreter lock released, and builds the states of its lexer while
-masks are computed. The limits here bound both: a grammar beyond them is refused, so no request can hold up a step.
+A StructuredOutput is translated to JSON text or to Lark's notation (`grammar_text`), with only its form checked;
+whether the grammar makes sense is found when it is compiled. That takes llguidance milliseconds, with the
+interpreter lock released; it builds the states of its lexer while masks are computed. The limits here bound both:
+a grammar beyond them is refused, so no request can hold up a step.
 """
 
 import contextlib
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
-from faser.engine.structure.grammar_text import (
-    SCHEMA_KEYS,
-    SCHEMA_LIST_KEYS,
-    SCHEMA_MAP_KEYS,
-    grammar_text,
-    json_grammar,
-    read_json,
-)
+from faser.engine.structure.structural_tags import SpecialTokens, structural_tag_grammar
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import ModelError, RequestError
 from faser.machine import return_free_memory
 from faser.types import StructuredOutput, StructureKind
+
+# The keys of a JSON schema that hold further schemas: one, a list of them, or one for each name.
+_SCHEMA_KEYS = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
+_SCHEMA_LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMA_MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 MAX_CACHED = 128  # grammars
 _WORD = 64  # the vocabulary is filled up to a multiple: masks are read in words of 64 bits
@@ -39,6 +41,10 @@ _LIMITS = LLParserLimits(
 )
 _MOST_CHECKED = 200  # schemas within a schema that are compiled by themselves to find the faulty one
 _LONGEST_REASON = 600  # characters
+
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 
 class GrammarCompiler:
@@ -194,12 +200,80 @@ def _place_of_fault(schema: Any, reason: str, tokenizer: LLTokenizer, *, any_whi
 
 def _schemas_in(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schemas directly within one, with their places."""
-    for key in SCHEMA_KEYS:
+    for key in _SCHEMA_KEYS:
         if isinstance(schema.get(key), dict):
             yield key, schema[key]
-    for key in SCHEMA_LIST_KEYS:
+    for key in _SCHEMA_LIST_KEYS:
         if isinstance(schema.get(key), list):
             yield from ((f"{key}/{i}", each) for i, each in enumerate(schema[key]) if isinstance(each, dict))
-    for key in SCHEMA_MAP_KEYS:
+    for key in _SCHEMA_MAP_KEYS:
         if isinstance(schema.get(key), dict):
             yield from ((f"{key}/{name}", each) for name, each in schema[key].items() if isinstance(each, dict))
+
+
+def grammar_text(asked: StructuredOutput, *, any_whitespace: bool, special_tokens: SpecialTokens) -> str:
+    """The grammar of what is asked for. any_whitespace: as in json_options. Raises RequestError."""
+    match asked.kind:
+        case StructureKind.JSON_OBJECT:
+            return json_grammar({"type": "object"}, any_whitespace=any_whitespace)
+        case StructureKind.JSON:
+            return json_grammar(read_json(asked), any_whitespace=any_whitespace)
+        case StructureKind.REGEX:
+            return str(LLMatcher.grammar_from_lark(f"start: /{lark_regex(asked.text)}/"))
+        case StructureKind.CHOICE:
+            return str(LLMatcher.grammar_from_lark(_choice_grammar(asked)))
+        case StructureKind.GRAMMAR:
+            return str(LLMatcher.grammar_from_lark(lark_grammar(asked.text)))
+        case StructureKind.STRUCTURAL_TAG:
+            tree = read_json(asked)
+            options = dict(json_options(any_whitespace=any_whitespace))
+            return str(LLMatcher.grammar_from_lark(structural_tag_grammar(tree, options, special_tokens)))
+
+
+def json_grammar(schema: Any, *, any_whitespace: bool) -> str:
+    """The grammar of the JSON values that match a schema. Raises RequestError unless it is an object or true."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise RequestError(f"the JSON schema is {json.dumps(schema)[:80]}; it must be an object")
+    text = json.dumps(schema)
+    return str(LLMatcher.grammar_from_json_schema(text, overrides=json_options(any_whitespace=any_whitespace)))
+
+
+def json_options(*, any_whitespace: bool) -> "JsonCompileOptions":
+    """How llguidance writes JSON.
+
+    any_whitespace: between values there may be any. Otherwise it is as in json.dumps: a space follows each comma
+    and colon, so that the text between two values is known, and a model cannot fill its answer with blanks.
+    """
+    if any_whitespace:
+        return {"whitespace_flexible": True}
+    return {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def lark_grammar(text: str) -> str:
+    """Lark's notation of a grammar in Lark's or in GBNF's notation. Raises RequestError."""
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:  # the converter raises plain exceptions for bad input
+        raise RequestError(f"the grammar cannot be read: {error}") from None
+
+
+def lark_regex(text: str) -> str:
+    """The regular expression as it stands between slashes in Lark's notation; \\d, \\w and \\s are ASCII."""
+    return str(regex_to_lark(text, "dws"))
+
+
+def read_json(asked: StructuredOutput) -> Any:
+    """Raises RequestError for text that is not JSON, or is nested too deeply."""
+    try:
+        return json.loads(asked.text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{asked.kind} is not JSON: {error}") from None
+
+
+def _choice_grammar(asked: StructuredOutput) -> str:
+    choices = read_json(asked)
+    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
+        raise RequestError("choice must be a list of one or more strings")
+    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)

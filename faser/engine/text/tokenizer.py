@@ -9,9 +9,8 @@ from pathlib import Path
 
 import tokenizers
 
-from faser.engine.text.length_bound import LengthBound
-from faser.engine.text.token_spelling import TokenSpelling
 from faser.engine.text.tokenizer_settings import TokenizerSettings, read_settings
+from faser.engine.text.vocabulary import LengthBound, TokenSpelling
 from faser.errors import ModelError, RequestError
 
 _MARGIN_CHARS = 4096

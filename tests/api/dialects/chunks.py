@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from faser.api.serving.answers.framing import Envelope
-from faser.api.serving.answers.speculation_report import SpeculationReport
-from faser.api.serving.answers.usage import Usage
+from faser.api.answers.framing import Envelope
+from faser.api.answers.usage import SpeculationReport, Usage
 from faser.types import SamplingParams, SpeculationParams
 
 THINKING = "The user wants the weather. "
@@ -18,13 +17,13 @@ ENVELOPE = Envelope(
 
 
 def usage() -> Usage:
-    counted = Usage([7], on_tokens=lambda _: None)
+    counted = Usage(
+        [7],
+        on_tokens=lambda _: None,
+        speculation=SpeculationReport(SpeculationParams(), num_choices=1, level="none", cap=0),
+    )
     counted.count_cached(0, 3)
     return counted
-
-
-def report() -> SpeculationReport:
-    return SpeculationReport(SpeculationParams(), num_choices=1, level="none", cap=0)
 
 
 def message() -> dict[str, Any]:

@@ -1,12 +1,15 @@
-"""Limits of keys, each with a clock of its own or over HTTP: what one key uses, another still has."""
+"""Limits of keys, each with a clock of its own or over HTTP: what one key uses, another still has.
+
+The bucket by hand-computed levels.
+"""
 
 import threading
 
 import httpx
 import pytest
 
-from faser.api.middleware.key_limits import KeyLimits, KeyUsage
-from faser.api.protocol.errors import HttpError
+from faser.api.bodies.errors import HttpError
+from faser.api.middleware.key_limits import KeyLimits, KeyUsage, TokenBucket
 from tests.api.server import http_client, serving, settings, until
 from tests.fake_engine import FakeEngine, saying
 
@@ -159,3 +162,26 @@ def test_a_client_that_disconnects_gives_its_place_back() -> None:
 
 def metrics(http: httpx.Client) -> str:
     return http.get("/metrics").text
+
+
+def test_a_minutes_worth_may_be_taken_at_once_and_no_more() -> None:
+    bucket = TokenBucket(3, now_s=100.0)
+    for _ in range(3):
+        assert bucket.wait_s(100.0) == 0.0
+        bucket.take(1, 100.0)
+    assert bucket.wait_s(100.0) == 20.0
+    assert bucket.wait_s(115.0) == 5.0
+    assert bucket.wait_s(120.0) == 0.0
+
+
+def test_it_never_holds_more_than_a_minutes_worth() -> None:
+    bucket = TokenBucket(60, now_s=0.0)
+    bucket.take(60, 10_000.0)
+    assert bucket.wait_s(10_000.0) == 1.0
+
+
+def test_a_debt_is_paid_at_the_rate() -> None:
+    bucket = TokenBucket(600, now_s=0.0)
+    bucket.take(1600, 0.0)  # 1000 more than there were
+    assert bucket.wait_s(0.0) == 100.1
+    assert bucket.wait_s(100.1) < 1e-9

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from faser.api.parsing.events import AnswerEvent, Message, collect
-from faser.api.parsing.formats.registry import TOOL_PARSERS
+from faser.api.parsing.registry import TOOL_PARSERS
 from faser.api.parsing.tool_parser import ToolCallReader
 from faser.engine.text.detokenizer import Detokenizer
 from tests.fake_engine import byte_tokenizer

@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from faser.types import Request, SamplingParams
+from faser.api.bodies.fields import SAMPLING_FIELDS
+from faser.types import SAMPLING_LIMITS, Request, SamplingParams
 
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 COUNT, TOKENIZE, DETOKENIZE, INVOCATIONS = f"{MESSAGES}/count_tokens", "/tokenize", "/detokenize", "/invocations"
@@ -75,6 +76,18 @@ def _samples(name: str, value: Any, read: Any = None, *, note: str = "", **besid
     return Case(value=value, counts=lambda seen: getattr(seen.sampling, name) == wanted, beside=beside, note=note)
 
 
+def _declared(name: str) -> Case:
+    """A number or truth value as SamplingParams declares it: another value than its default reaches the engine."""
+    default, limits = getattr(SamplingParams(), name), SAMPLING_LIMITS.get(name)
+    if limits is None:
+        return _samples(name, not default)
+    value = default + (2 if isinstance(default, int) else 0.5)
+    if limits.high is None:
+        return _samples(name, value, note=f"above {limits.low:g}" if limits.above else "")
+    note = f"above {limits.low:g}, to {limits.high:g}" if limits.above else f"{limits.low:g} to {limits.high:g}"
+    return _samples(name, value if value <= limits.high else default / 2, note=note)
+
+
 def _asks(value: Any, counts: Check, *, note: str = "", **beside: Any) -> Case:
     return Case(value=value, counts=counts, beside=beside, note=note)
 
@@ -116,25 +129,22 @@ def _choice(seen: Seen) -> dict[str, Any]:
 
 
 ENGINE: dict[str, Case] = {
-    "min_tokens": _samples("min_tokens", 2),
+    **{
+        name: _declared(name)
+        for name in SAMPLING_FIELDS
+        if isinstance(getattr(SamplingParams(), name), int | float)
+    },
     "top_k": _samples("top_k", 5, note="-1 and 0: off"),
-    "min_p": _samples("min_p", 0.1, note="0 to 1"),
     "seed": _samples("seed", 7, note="equal seeds give equal tokens, whatever else runs"),
-    "presence_penalty": _samples("presence_penalty", 0.5, note="-2 to 2"),
-    "frequency_penalty": _samples("frequency_penalty", 0.5, note="-2 to 2"),
-    "repetition_penalty": _samples("repetition_penalty", 1.5, note="above 0"),
     "logit_bias": _samples("logit_bias", {"5": 1.5}, ((5, 1.5),), note="token ids to -100 … 100"),
     "allowed_token_ids": _samples("allowed_token_ids", [5, 6], (5, 6)),
     "bad_words": _asks(["no"], lambda seen: bool(seen.sampling.bad_words)),
     "stop_token_ids": _samples("stop_token_ids", [5], (5,)),
-    "include_stop_str_in_output": _samples("include_stop_str_in_output", True),
     "store": _asks(
         False,
         lambda seen: seen.request is not None and not seen.request.may_record,
         note="with `false` the answer is not recorded, whatever `--record-traffic` says",
     ),
-    "ignore_eos": _samples("ignore_eos", True),
-    "skip_special_tokens": _samples("skip_special_tokens", False),
     "truncate_prompt_tokens": _asks(1, lambda seen: len(seen.prompt) == 1, note="-1: the context length"),
     "truncation_side": _asks(
         "right",
@@ -166,8 +176,8 @@ GENERATION: dict[str, Case] = ENGINE | {
     "n": _asks(2, lambda seen: len(seen.json["choices"]) == 2),
     "best_of": _asks(2, lambda seen: len(seen.json["choices"]) == 2, n=2, note="must equal `n`"),
     "max_tokens": _samples("max_tokens", 3),
-    "temperature": _samples("temperature", 0.5, note="0 to 2"),
-    "top_p": _samples("top_p", 0.5, note="above 0, to 1"),
+    "temperature": _declared("temperature"),
+    "top_p": _declared("top_p"),
     "stop": _samples("stop", "x", ("x",), note="at most 16 strings"),
     "prompt_logprobs": _samples("prompt_logprobs", 1, note="not with `stream`"),
     "add_special_tokens": _hint(True, ""),

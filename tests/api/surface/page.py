@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from faser.api.app import create_app
-from faser.api.dialects.messages.body import UNSUPPORTED_IN_MESSAGES
-from faser.api.dialects.responses.body import UNSUPPORTED_IN_RESPONSES
-from faser.api.protocol.unsupported_fields import (
+from faser.api.bodies.fields import (
     HINTS,
     UNSUPPORTED_IN_CHATS,
     UNSUPPORTED_IN_COMPLETIONS,
     UNSUPPORTED_IN_TOKENIZE,
     UnsupportedField,
 )
+from faser.api.dialects.messages_requests import UNSUPPORTED_IN_MESSAGES
+from faser.api.dialects.responses_requests import UNSUPPORTED_IN_RESPONSES
 from faser.metrics.server import Metrics
 from tests.api.server import MODEL, settings
 from tests.api.surface.cases import (
@@ -52,7 +52,7 @@ ROUTE_TESTS = {
     "GET /load": f"{_ROUTES}test_the_load_is_the_number_of_requests_that_generate",
     "GET /health": f"{_ROUTES}test_health_is_about_a_restart_from_outside_and_ready_about_requests",
     "GET /ready": f"{_ROUTES}test_health_is_about_a_restart_from_outside_and_ready_about_requests",
-    "GET /live": "tests/api/routes/test_live.py::test_a_viewer_gets_the_history_and_then_a_sample_each_second",
+    "GET /live": "tests/api/page/test_live_feed.py::test_a_viewer_gets_the_history_and_then_a_sample_each_second",
     "GET /metrics": f"{_ROUTES}test_metrics_are_prometheus_text",
 }
 _HEAD = """# The HTTP API, route by route

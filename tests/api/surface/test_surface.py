@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from faser.api.protocol.unsupported_fields import HINTS
+from faser.api.bodies.fields import HINTS
 from tests.api.surface.cases import BASE, CASES, CHAT, COUNT, DETOKENIZE, TEXT, TOKENIZE, Seen
 from tests.api.surface.page import REFUSED, ROUTE_TESTS, page, schema_of
 from tests.fake_engine import FakeEngine

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from faser.api.templates.chat_renderer import ChatRenderer
+from faser.api.requests.chat_renderer import ChatRenderer
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.gguf.file import TENSOR_TYPES, Header
 from faser.engine.execution.models.loader import load_decoder

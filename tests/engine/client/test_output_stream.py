@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from faser.engine.client.output_stream import OutputStream
-from faser.engine.client.timing import Timing
+from faser.engine.client.output_stream import OutputStream, Timing
 from faser.engine.contract.plan import SequenceDelta
 from faser.types import (
     FinishReason,

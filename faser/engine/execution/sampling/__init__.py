@@ -9,11 +9,11 @@ kernels (kernels/cpu) and the Triton kernels (kernels/cuda/triton/sampling) give
 
 How to add a sampling parameter, with top_n_sigma as the example:
 
- 1. `faser/types.py`: a field of SamplingParams, its limits, and its default in `needs_only_logits`.
- 2. `faser/api/protocol/common.py` and `faser/api/serving/requests/sampling_params.py`: the field of the body.
- 3. `logits_processors/top_n_sigma.py`: a LogitsProcessor whose `edit` returns a RowsEdit: rows, and a function of
+ 1. `faser/types.py`: a field of SamplingParams with its limits and `edits`. Bodies of all dialects and docs/api.md
+    follow (`make docs`).
+ 2. `logits_processors/top_n_sigma.py`: a LogitsProcessor whose `edit` returns a RowsEdit: rows, and a function of
     their logits. Tensor operations apply it on every device before the kernels run, so no kernel changes.
- 4. `logits_processors/registry.py`: its place in the order.
+ 3. `logits_processors/registry.py`: its place in the order.
 
 Requests that use it are sampled by the Sampler; all others keep the path on which the runner samples. If it has to
 be faster, give it an edit of its own in kernels/interface/sampling/logits_processor_kernels.py with a case in both

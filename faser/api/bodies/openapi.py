@@ -1,0 +1,113 @@
+"""What /openapi.json says of routes that read their body and write their answer themselves."""
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "integer"},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+_MEANINGS = {
+    400: "A field is wrong or not supported; param names it.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not JSON, or is compressed.",
+    429: "The API key has used what it may.",
+    500: "The engine died, or the server has a bug.",
+    503: "The engine is not ready, or its queue is full.",
+    504: "The deadline came first.",
+}
+
+# Of routes that read a body; of all others.
+BODY_ERRORS = (400, 401, 404, 408, 413, 415, 429, 500, 503)
+PLAIN_ERRORS = (401, 429, 500)
+_BODY = "body"  # until the document is asked for
+
+
+def json_body(schema: type[BaseModel]) -> dict[str, Any]:
+    """For `openapi_extra` of a route that takes this body. `document` writes the schema out."""
+    return {_BODY: schema}
+
+
+def answers(*errors: int, content: str = "application/json", meaning: str = "The answer.") -> dict[int | str, Any]:
+    """The statuses of a route. content: the type of a 200; text/event-stream: of one that streams on request."""
+    kinds = ("application/json", content) if content == "text/event-stream" else (content,)
+    schema = {
+        kind: {"schema": {"type": "object"} if kind == "application/json" else {"type": "string"}}
+        for kind in kinds
+    }
+    found: dict[int | str, Any] = {200: {"description": meaning, "content": schema}}
+    for status in errors:
+        found[status] = {
+            "description": _MEANINGS[status],
+            "content": {"application/json": {"schema": _ERROR}},
+        }
+    return found
+
+
+GENERATED = answers(*BODY_ERRORS, 504, content="text/event-stream")  # of a route that generates
+
+
+def include(app: FastAPI, router: APIRouter) -> None:
+    """Add the routes of a router, which `documented` then has."""
+    app.include_router(router)
+    app.state.routes = (*documented(app), *(each for each in router.routes if isinstance(each, APIRoute)))
+
+
+def documented(app: FastAPI) -> tuple[APIRoute, ...]:
+    """The routes that the document has, in its order."""
+    routes: tuple[APIRoute, ...] = getattr(app.state, "routes", ())
+    return tuple(each for each in routes if each.include_in_schema)
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The document of an app, without FastAPI's own error format, which no route ever has."""
+    if app.openapi_schema is None:
+        for route in documented(app):
+            extra = route.openapi_extra or {}
+            if (schema := extra.pop(_BODY, None)) is not None:
+                content = {"application/json": {"schema": _inlined(schema)}}
+                extra["requestBody"] = {"required": True, "content": content}
+        made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        for operations in made["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        made.get("components", {}).pop("schemas", None)
+        app.openapi_schema = made
+    return app.openapi_schema
+
+
+def _inlined(schema: type[BaseModel]) -> dict[str, Any]:
+    """The schema with its definitions inlined: the app's document has no section for them."""
+    document = schema.model_json_schema()
+    definitions = document.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolve(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return resolve(definitions[node["$ref"].rpartition("/")[2]])
+        return {key: resolve(value) for key, value in node.items()}
+
+    inlined: dict[str, Any] = resolve(document)
+    return inlined

@@ -1,0 +1,136 @@
+"""POST /v1/chat/completions: from the body of a chat to its handler. All dialects of chats go this way."""
+
+import time
+from collections.abc import Callable
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from faser.api.answers.framing import AnswerFraming, Envelope, TokenFormatter
+from faser.api.answers.handler import GenerationHandler
+from faser.api.bodies.chat import ChatBody
+from faser.api.bodies.fields import UNSUPPORTED_IN_CHATS
+from faser.api.bodies.openapi import GENERATED, json_body
+from faser.api.dialects.chat_answers import ChatFormatter
+from faser.api.dialects.generation import (
+    build_handler,
+    check_shared_fields,
+    read_stream_options,
+    tokenization_rules,
+)
+from faser.api.requests.prompts import TokenizedPrompt, count_chars, tokenize_prompts
+from faser.api.requests.sampling import check_alternatives, sampling_params
+from faser.api.requests.service import ApiSettings, Service
+from faser.api.requests.tool_use import ToolUse, read_tool_use
+from faser.engine.text.tokenizer import Tokenizer
+from faser.errors import RequestError
+from faser.types import ModelInfo, SamplingParams
+
+
+def chat_router(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", openapi_extra=json_body(ChatBody), responses=GENERATED)
+    async def create_chat_completion(http: Request) -> Response:
+        return await answer_chat(service, http, await service.read(http, ChatBody))
+
+    return router
+
+
+async def answer_chat(service: Service, http: Request, body: ChatBody) -> Response:
+    handler = await chat_handler(service, http, body, arrival_s=time.monotonic())
+    return await handler.respond(http.receive)
+
+
+async def chat_handler(
+    service: Service,
+    http: Request,
+    body: ChatBody,
+    *,
+    arrival_s: float,
+    frame: Callable[[Envelope], AnswerFraming] | None = None,
+) -> GenerationHandler:
+    """arrival_s, by time.monotonic(), is when the body was complete. frame: as of build_handler.
+
+    Raises RequestError whose param is a field of ChatBody, and NotReadyError.
+    """
+    info = check_shared_fields(service, body, http, UNSUPPORTED_IN_CHATS)
+    read_stream_options(body, force_usage=False)
+    tokenizer = service.engine.tokenizer
+    sampling = _sampling(body, service.settings, tokenizer)
+    tool_use = read_tool_use(body, service.parsers, asks_structure=sampling.structured_output is not None)
+    prompt = await chat_prompt(service, body, info, tool_use)
+    sampling = tool_use.constrain(sampling, prompt.text or "", tokenizer)
+    _check_room(body.max_completion_tokens, len(prompt.token_ids), info.max_model_len)
+    formatter = ChatFormatter(
+        token_formatter=TokenFormatter(tokenizer=tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        parsing=tool_use.parsing(tokenizer),
+        calls_by_name=tool_use.choice.by_name,
+        return_token_ids=bool(body.return_token_ids),
+        return_prompt_text=bool(body.return_prompt_text),
+        prompt=prompt,
+        echo=_echo(body),
+        asks_prompt_logprobs=body.prompt_logprobs is not None,
+    )
+    return await build_handler(service, http, body, formatter, [prompt], sampling, arrival_s, frame)
+
+
+def _sampling(body: ChatBody, settings: ApiSettings, tokenizer: Tokenizer) -> SamplingParams:
+    """Raises RequestError. Without max_tokens the answer may fill the rest of the context."""
+    asks_alternatives = body.top_logprobs or 0
+    if asks_alternatives and not body.logprobs:
+        raise RequestError(
+            f"top_logprobs is {asks_alternatives}; it needs logprobs to be true", param="top_logprobs"
+        )
+    check_alternatives("top_logprobs", body.top_logprobs, settings)
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if max_tokens is None:
+        default = settings.generation_defaults.get("max_tokens")
+        max_tokens = None if default is None else int(default)
+    elif max_tokens < 1:
+        raise RequestError(f"{name} is {max_tokens}; it must be at least 1", param=name)
+    logprobs = asks_alternatives if body.logprobs else None
+    return sampling_params(body, settings, tokenizer, max_tokens=max_tokens, logprobs=logprobs)
+
+
+async def chat_prompt(
+    service: Service, body: ChatBody, info: ModelInfo, tool_use: ToolUse | None = None
+) -> TokenizedPrompt:
+    """The messages as token ids. The chat template writes the special tokens.
+
+    tool_use: of the body, if it has been read.
+    """
+    tools = (tool_use or read_tool_use(body, service.parsers)).described()
+    text = await service.text_worker.run(
+        count_chars((body.messages, tools, body.chat_template_kwargs, body.documents, body.reasoning_effort)),
+        lambda: service.chat_renderer.render(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template_kwargs=body.chat_template_kwargs,
+            template_fields={"reasoning_effort": body.reasoning_effort, "documents": body.documents},
+            tools=tools,
+        ),
+    )
+    rules = tokenization_rules(body, info, field=ChatFormatter.prompt_field, add_special_tokens=False)
+    (prompt,) = await tokenize_prompts([text], service.engine.tokenizer, rules, service.text_worker)
+    return prompt
+
+
+def _check_room(max_completion_tokens: int | None, num_prompt_tokens: int, limit: int) -> None:
+    """The engine checks the same, but knows this field as max_tokens."""
+    if max_completion_tokens is not None and limit > num_prompt_tokens > limit - max_completion_tokens:
+        together = num_prompt_tokens + max_completion_tokens
+        raise RequestError(
+            f"This model's maximum context length is {limit} tokens. The prompt has {num_prompt_tokens} tokens "
+            f"and max_completion_tokens is {max_completion_tokens}: together {together}.",
+            param="max_completion_tokens",
+        )
+
+
+def _echo(body: ChatBody) -> str:
+    """The text that the answer continues, if the body asks to have it repeated."""
+    last = body.messages[-1]
+    content = last.get("content") if body.echo and last.get("role") == "assistant" else ""
+    return content if isinstance(content, str) else ""

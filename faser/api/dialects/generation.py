@@ -1,0 +1,191 @@
+"""From a checked body to its GenerationHandler: the steps that all dialects share."""
+
+import math
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+from fastapi import Request as HttpRequest
+from starlette.datastructures import Headers
+
+from faser.api.answers.framing import AnswerFormatter, AnswerFraming, ChoicesFraming, Envelope, Streaming
+from faser.api.answers.generation_record import describe
+from faser.api.answers.handler import GenerationHandler
+from faser.api.bodies.fields import GenerationBody, UnsupportedField
+from faser.api.middleware.keys import get_key_index, tenant_of
+from faser.api.middleware.outer import get_request_id, set_request_id
+from faser.api.middleware.tracing import trace_of
+from faser.api.requests.prompts import TokenizationRules, TokenizedPrompt, read_prediction
+from faser.api.requests.service import ApiSettings, Service
+from faser.api.requests.speculation import check_trace, speculation_params
+from faser.errors import RequestError
+from faser.types import ModelInfo, Request, SamplingParams
+
+TIMEOUT_HEADER = "X-Request-Timeout"
+
+
+def check_shared_fields(
+    service: Service, body: GenerationBody, http: HttpRequest, unsupported: Mapping[str, UnsupportedField]
+) -> ModelInfo:
+    """Check the fields that concern neither the prompt nor sampling, and that the engine is ready.
+
+    Raises RequestError, or NotReadyError if the engine accepts no requests now.
+    """
+    service.fields.check(body.model_extra, unsupported)
+    if body.request_id is not None:
+        set_request_id(http.scope, body.request_id, "request_id")
+    service.model_name(body.model)
+    return service.ready_info()
+
+
+def tokenization_rules(
+    body: GenerationBody, info: ModelInfo, *, field: str, add_special_tokens: bool
+) -> TokenizationRules:
+    """field: the body's field with the prompt. add_special_tokens: the route's default."""
+    truncate = info.max_model_len if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
+    given = body.add_special_tokens
+    return TokenizationRules(
+        limit=info.max_model_len,
+        field=field,
+        add_special_tokens=add_special_tokens if given is None else given,
+        truncate=truncate,
+        keeps_start=body.truncation_side == "right",
+    )
+
+
+def check_capacity(service: Service, num_prompts: int, sampling: SamplingParams) -> None:
+    """Raises RequestError for more samples than the server can ever hold: a retry would not help."""
+    num_samples, limit = num_prompts * sampling.n, service.engine.max_samples
+    if num_prompts > 1 and num_samples > limit:
+        raise RequestError(
+            f"prompt has {num_prompts} prompts and n is {sampling.n}, together {num_samples} samples; this server "
+            f"holds at most {limit}",
+            param="prompt",
+        )
+
+
+def read_stream_options(body: GenerationBody, *, force_usage: bool) -> Streaming | None:
+    """None: the body asks for one JSON answer. Raises RequestError for stream_options without stream."""
+    options = body.stream_options
+    if not body.stream:
+        if options is not None:
+            raise RequestError(
+                "stream_options is set but stream is not true; leave it out or set stream", param="stream_options"
+            )
+        return None
+    if options is None:
+        return Streaming(ends_with_usage=force_usage, continuous_usage=force_usage)
+    with_usage = bool(options.include_usage) or force_usage
+    return Streaming(
+        ends_with_usage=with_usage,
+        continuous_usage=with_usage and (bool(options.continuous_usage_stats) or force_usage),
+        obfuscates=bool(options.include_obfuscation),
+    )
+
+
+async def build_handler(
+    service: Service,
+    http: HttpRequest,
+    body: GenerationBody,
+    formatter: AnswerFormatter,
+    prompts: Sequence[TokenizedPrompt],
+    sampling: SamplingParams,
+    arrival_s: float,
+    frame: Callable[[Envelope], AnswerFraming] | None = None,
+) -> GenerationHandler:
+    """arrival_s: time.monotonic() when the body was complete.
+
+    frame: makes the frame of the answer; None: choices, as of chats and completions.
+    """
+    settings, scope = service.settings, http.scope
+    predicted = await read_prediction(
+        body.prediction, service.engine.tokenizer, service.text_worker, limit=service.engine.info.max_model_len
+    )
+    request_id = get_request_id(scope)
+    # Clients choose request ids and may repeat one; the engine needs unique ids.
+    unique = uuid.uuid4().hex[:12]
+    namespace = service.namespaces.name(get_key_index(scope), body.cache_salt)
+    streaming = read_stream_options(body, force_usage=settings.force_include_usage)
+    speculation = speculation_params(body.speculative, http.headers, settings.speculation)
+    streams_choices = streaming is not None and frame is None
+    check_trace(speculation, streams_choices=streams_choices, shares_cache=namespace is None)
+    tenant = tenant_of(scope, unique)
+    deadline_s = deadline_of(body.timeout, http.headers, settings.request_timeout_s, arrival_s)
+    requests = tuple(
+        Request(
+            request_id=f"{request_id}-{unique}-{index}",
+            prompt_token_ids=prompt.token_ids,
+            sampling=sampling,
+            priority=body.priority or 0,
+            arrival_s=arrival_s,
+            cache_salt=namespace,
+            shares_cache=namespace is None,
+            speculation=speculation,
+            predicted_token_ids=predicted or (),
+            tenant=tenant,
+            deadline_s=deadline_s,
+            may_record=body.store is not False,
+        )
+        for index, prompt in enumerate(prompts)
+    )
+    envelope = Envelope(
+        request_id=request_id,
+        created_s=int(time.time()),
+        model=service.model_name(body.model),
+        system_fingerprint=_fingerprint(settings),
+        sampling=sampling,
+    )
+    handler = GenerationHandler(
+        service=service,
+        scope=scope,
+        requests=requests,
+        prompts=tuple(prompts),
+        formatter=formatter,
+        envelope=envelope,
+        framing=ChoicesFraming(envelope, formatter, streaming) if frame is None else frame(envelope),
+        streams=streaming is not None,
+        predicted=predicted,
+    )
+    if (trace := trace_of(scope)) is not None:
+        trace.describe = lambda: describe(handler)
+    return handler
+
+
+def _fingerprint(settings: ApiSettings) -> str:
+    """With synthetic acceptance the answers are not the model's; the fingerprint says so."""
+    return f"faser-{settings.version}{'-synthetic' if settings.speculation.synthetic else ''}"
+
+
+def deadline_of(
+    body_timeout: float | None, headers: Headers, server_timeout_s: float | None, arrival_s: float
+) -> float | None:
+    """When the request must be finished, by the clock of arrival_s; None: it has no deadline.
+
+    Raises RequestError for a timeout that is not a number of seconds above 0.
+    """
+    given = [
+        each
+        for each in (server_timeout_s, _checked("timeout", body_timeout), _header(headers))
+        if each is not None
+    ]
+    return arrival_s + min(given) if given else None
+
+
+def _header(headers: Headers) -> float | None:
+    text = headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return None
+    try:
+        return _checked(TIMEOUT_HEADER, float(text))
+    except ValueError:
+        raise _refusal(TIMEOUT_HEADER, text[:80]) from None
+
+
+def _checked(name: str, timeout_s: float | None) -> float | None:
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
+        raise _refusal(name, timeout_s)
+    return timeout_s
+
+
+def _refusal(name: str, value: object) -> RequestError:
+    return RequestError(f"{name} is {value}; it must be a number of seconds above 0", param=name)

@@ -1,0 +1,221 @@
+"""What all routes share: the engine as they see it, the operator's settings, and the Service that holds both.
+
+AsyncEngine is the EngineClient; tests use a fake.
+"""
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, Self, TypeVar
+
+from fastapi import Request as HttpRequest
+from pydantic import BaseModel
+
+from faser.api.bodies.body import read_body
+from faser.api.bodies.fields import FieldChecker
+from faser.api.middleware.key_limits import KeyLimits
+from faser.api.middleware.keys import CacheNamespaces
+from faser.api.parsing.registry import choose_parsers
+from faser.api.requests.chat_renderer import ChatRenderer
+from faser.api.requests.prompts import TextWorker
+from faser.config.speculation import SpeculationConfig
+from faser.engine.client.output_stream import Timing
+from faser.engine.text.tokenizer import Tokenizer
+from faser.errors import NotReadyError, OverloadError, RequestError, UnknownModelError
+from faser.metrics.server import QUEUE_FULL, Metrics
+from faser.types import MAX_LOGPROBS, EngineState, EngineStats, ModelInfo, Request, RequestOutput
+
+_Body = TypeVar("_Body", bound=BaseModel)
+
+DEFAULT_MAX_REQUEST_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorsSettings:
+    """Origins: no page of another origin is let in while there are none. "*" stands for all."""
+
+    origins: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ("*",)
+    headers: tuple[str, ...] = ("*",)
+    credentials: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """Settings of one front-end.
+
+    served_model_names: at least one; a request without a model name gets the first.
+    model: the model as the operator names it, a path or hub id, from which load generators load the tokenizer;
+        None: the first served name.
+    api_keys: empty: no key is required. enable_metrics_auth: /metrics requires a key too.
+    share_cache_across_keys: requests with different keys reuse each other's KV blocks and past answers.
+    chat_template: Jinja text that replaces the model's; None keeps the model's.
+    tool_call_parser, reasoning_parser: names, or auto: as the template suggests.
+    enable_auto_tool_choice: requests may leave it to the model whether it calls functions.
+    generation_defaults: values for fields that a request leaves out, by the names of SamplingParams.
+    key_limits: of each API key. request_timeout_s: longest time a request may take; None: no limit.
+    speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
+    page: / shows the page. most_viewers: of its live view, at once.
+    """
+
+    served_model_names: tuple[str, ...]
+    model: str | None = None
+    api_keys: tuple[str, ...] = ()
+    share_cache_across_keys: bool = False
+    max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
+    strict_request_fields: bool = False
+    chat_template: str | None = None
+    tool_call_parser: str = "auto"
+    enable_auto_tool_choice: bool = True
+    reasoning_parser: str = "auto"
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)
+    version: str = "0"
+    force_include_usage: bool = False
+    max_logprobs: int = MAX_LOGPROBS
+    enable_metrics_auth: bool = False
+    key_limits: KeyLimits = field(default_factory=KeyLimits)
+    cors: CorsSettings = field(default_factory=CorsSettings)
+    request_timeout_s: float | None = None
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    spec_decode_metrics: str = "none"
+    page: bool = True
+    most_viewers: int = 32
+
+
+class OutputReader(Protocol):
+    """The outputs of one accepted request. Exiting the context before the end aborts the request."""
+
+    @property
+    def timing(self) -> Timing:
+        """When its outputs came, so far."""
+        ...
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> RequestOutput:
+        """What the next engine step added to the request. Raises the FaserError with which the request fails."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class EngineClient(Protocol):
+    """One engine; all calls come from one event loop."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def state_reason(self) -> str:
+        """The reason for the state, in words; may be empty."""
+        ...
+
+    @property
+    def info(self) -> ModelInfo:
+        """Raises NotReadyError before the model is loaded."""
+        ...
+
+    @property
+    def max_samples(self) -> int:
+        """How many samples the engine holds at most, running and waiting."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    def submit(self, request: Request, *, num_following: int = 0) -> OutputReader:
+        """Accept a request and start it.
+
+        num_following: samples of requests that the same client submits together with it; there must be room for
+        all of them.
+        Raises RequestError (the request can never be served), OverloadError (the queue is full), NotReadyError.
+        """
+        ...
+
+
+class Service:
+    """One front-end. created_s: its start, in Unix seconds. num_in_progress: HTTP requests that generate now.
+
+    Raises ModelError if the chat template does not compile.
+    """
+
+    def __init__(self, engine: EngineClient, settings: ApiSettings, metrics: Metrics) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.metrics = metrics
+        self.chat_renderer = ChatRenderer(engine.tokenizer, settings.chat_template)
+        self.parsers = choose_parsers(
+            tool_call_parser=settings.tool_call_parser,
+            auto=settings.enable_auto_tool_choice,
+            reasoning_parser=settings.reasoning_parser,
+            template=self.chat_renderer.tool_template,
+        )
+        self.fields = FieldChecker(strict=settings.strict_request_fields)
+        self.namespaces = CacheNamespaces(across_keys=settings.share_cache_across_keys)
+        self.text_worker = TextWorker()
+        self.created_s = int(time.time())
+        self.num_in_progress = 0
+
+    async def read(self, http: HttpRequest, schema: type[_Body]) -> _Body:
+        """The body of a request. Raises as read_body."""
+        return await read_body(http, schema, max_bytes=self.settings.max_request_bytes)
+
+    def model_name(self, asked: str | None) -> str:
+        """The model name of the answer. asked: of the request. Raises UnknownModelError."""
+        served = self.settings.served_model_names
+        if asked is None:
+            return served[0]
+        if asked not in served:
+            raise UnknownModelError(
+                f"the model {asked[:200]!r} does not exist here; served: {', '.join(served)}", param="model"
+            )
+        return asked
+
+    def ready_info(self) -> ModelInfo:
+        """The model's properties. Raises NotReadyError, and counts it, unless the engine accepts requests."""
+        engine = self.engine
+        if engine.state is not EngineState.READY:
+            self.metrics.rejected(engine.state.value)
+            because = f": {engine.state_reason}" if engine.state_reason else ""
+            raise NotReadyError(f"the engine is {engine.state}{because}")
+        return engine.info
+
+    @asynccontextmanager
+    async def submitted(self, requests: Sequence[Request], *, field: str) -> AsyncIterator[list[OutputReader]]:
+        """One reader per request; exiting the context aborts unfinished requests.
+
+        field: the field of the body with the prompts; errors of the engine, which knows every prompt as `prompt`,
+        name it instead. If the engine refuses a request, those submitted before are aborted: all requests run, or
+        none. Raises what EngineClient.submit raises.
+        """
+        self.num_in_progress += 1
+        try:
+            async with AsyncExitStack() as stack:
+                num_following = sum(request.sampling.n for request in requests)
+                readers = []
+                for request in requests:
+                    num_following -= request.sampling.n
+                    readers.append(await stack.enter_async_context(self._submit(request, num_following)))
+                yield readers
+        except RequestError as error:  # of an engine in this process at once, of one in another process later
+            if error.param != "prompt":
+                raise
+            raise RequestError(str(error), param=field) from None
+        finally:
+            self.num_in_progress -= 1
+
+    def _submit(self, request: Request, num_following: int) -> OutputReader:
+        try:
+            return self.engine.submit(request, num_following=num_following)
+        except OverloadError:
+            self.metrics.rejected(QUEUE_FULL)
+            raise
+        except NotReadyError:
+            self.metrics.rejected(self.engine.state.value)
+            raise

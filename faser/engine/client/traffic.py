@@ -1,0 +1,284 @@
+"""Finished answers that are kept: which of them may be, in memory for a learner, or in a file for `faser distill`.
+
+RequestTraffic gathers the answers to one request and decides which may be kept, for TrafficMemory and
+TrafficRecorder.
+"""
+
+import errno
+import fcntl
+import itertools
+import json
+import logging
+import os
+import stat
+import threading
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Literal, Protocol
+
+from faser.engine.contract.messages import LearnableAnswer
+from faser.types import FinishReason, OutputDelta, Request
+
+_ENDED = (FinishReason.STOP, FinishReason.LENGTH)
+
+WINDOW_S = 3600.0
+_MOST_TOKENS = 1 << 18  # kept in memory, of prompts and answers; 10 MB as Python keeps them
+_HELD_OUT_EVERY = 6  # prompts
+
+_log = logging.getLogger("faser.traffic")
+_MOST_WAITING = 1 << 21  # tokens to be written, 20 MiB at most; a disk takes as many in a second
+Outcome = Literal["recorded", "withheld", "dropped", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedAnswer:
+    """One sample. ended_at: in Unix seconds."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    ended_at: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_token_ids) + len(self.token_ids)
+
+
+class AnswerTaker(Protocol):
+    """Keeps finished answers. Its methods return at once."""
+
+    def put(self, answer: FinishedAnswer) -> None: ...
+
+    def withhold(self) -> None:
+        """A sample has ended that must not be kept."""
+        ...
+
+
+class RequestTraffic:
+    """The answers to one request, while they grow.
+
+    Requests of clients that keep them apart, by a cache_salt or a key, are withheld, and so are those that say
+    `store: false`.
+    """
+
+    def __init__(self, request: Request, takers: Sequence[AnswerTaker]) -> None:
+        self._request = request
+        self._takers = takers
+        self._recordable = bool(takers) and request.may_record and request.cache_salt is None
+        self._token_ids: list[list[int]] = [[] for _ in range(request.sampling.n)]
+
+    def add(self, delta: OutputDelta) -> None:
+        """One step of one sample."""
+        token_ids, reason = self._token_ids[delta.index], delta.finish_reason
+        if self._recordable:
+            token_ids += delta.token_ids
+        if reason not in _ENDED:
+            return
+        if not self._recordable:
+            for taker in self._takers:
+                taker.withhold()
+        elif token_ids:
+            answer = FinishedAnswer(
+                request=self._request,
+                token_ids=tuple(token_ids),
+                finish_reason=reason,
+                stop_reason=delta.stop_reason,
+                ended_at=int(time.time()),
+            )
+            for taker in self._takers:
+                taker.put(answer)
+
+
+class TrafficMemory:
+    """The finished answers of the last hour, as a learner takes them. Knows no learner.
+
+    window_s: how long an answer is kept. most_tokens: of all that are kept; older answers go first. Which answers
+    are held out follows from their prompts: all answers to one prompt are, or none is, in every round.
+    """
+
+    def __init__(
+        self,
+        *,
+        window_s: float = WINDOW_S,
+        most_tokens: int = _MOST_TOKENS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._window_s = window_s
+        self._most_tokens = most_tokens
+        self._clock = clock
+        self._kept: deque[tuple[float, LearnableAnswer]] = deque()
+        self._num_tokens = 0
+        self._numbers = itertools.count()
+        self._next_new = 0  # number of the first answer that no round has had
+
+    def put(self, finished: FinishedAnswer) -> None:
+        prompt = finished.request.prompt_token_ids
+        answer = LearnableAnswer(
+            number=next(self._numbers),
+            prompt=prompt,
+            answer=finished.token_ids,
+            temperature=finished.request.sampling.temperature,
+            held_out=is_held_out(prompt),
+        )
+        self._kept.append((self._clock(), answer))
+        self._num_tokens += finished.num_tokens
+        self.forget_old()
+
+    def forget_old(self) -> None:
+        """Drop what is older than the window, and the oldest of what is too much."""
+        oldest_s = self._clock() - self._window_s
+        while self._kept and (self._num_tokens > self._most_tokens or self._kept[0][0] <= oldest_s):
+            _, answer = self._kept.popleft()
+            self._num_tokens -= len(answer.prompt) + len(answer.answer)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of answers to learn from that no round has had."""
+        return learned_tokens([each for _, each in self._kept if each.number >= self._next_new])
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._kept
+
+    def begin_round(self) -> tuple[LearnableAnswer, ...]:
+        """All answers that are kept; none of them is new any more."""
+        self.forget_old()
+        answers = tuple([each for _, each in self._kept])
+        if answers:
+            self._next_new = answers[-1].number + 1
+        return answers
+
+
+def is_held_out(prompt: Sequence[int]) -> bool:
+    """Whether answers to this prompt measure heads, and no head ever learns from them."""
+    return zlib.crc32(array("q", prompt).tobytes()) % _HELD_OUT_EVERY == 0
+
+
+def learned_tokens(answers: Sequence[LearnableAnswer]) -> int:
+    """Tokens of the answers that are not held out."""
+    return sum([len(each.answer) for each in answers if not each.held_out])
+
+
+class TrafficRecorder:
+    """Appends finished answers to a file, as JSON lines that `faser distill --from-traffic` reads.
+
+    A line has the tokens of one sample and of its prompt:
+
+        {"prompt_token_ids": [...], "answer_token_ids": [...], "temperature": 0.8, "finish_reason": "stop",
+         "time": 5}
+
+    time: of the end, in Unix seconds. "stop_reason" is there where a stop string or a token of stop_token_ids
+    ended the sample; an answer without it that has finish_reason "stop" ends with the model's own end token.
+
+    A thread writes. What it cannot take in time is dropped and counted: neither the event loop nor a step ever
+    waits for the disk. A disk that is full ends the recording, not the server. No other process records to the
+    file. Use this object from one thread.
+
+    count: told what became of each finished sample; also called by the writing thread.
+    Raises OSError if the file cannot be opened, and BlockingIOError if another process records to it.
+    """
+
+    def __init__(self, path: Path, count: Callable[[Outcome], None]) -> None:
+        self._path = path
+        self._count = count
+        self._file = _open_private(path)
+        self._queue: SimpleQueue[FinishedAnswer | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting = 0  # tokens
+        self._failed = False
+        self._thread = threading.Thread(target=self._write_all, name="faser-traffic", daemon=True)
+        self._thread.start()
+
+    def put(self, answer: FinishedAnswer) -> None:
+        """Record an answer, or drop it if too many wait."""
+        with self._lock:
+            fits = self._waiting + answer.num_tokens <= _MOST_WAITING
+            if fits:
+                self._waiting += answer.num_tokens
+        if fits:
+            self._queue.put(answer)
+        else:
+            self._count("dropped")
+
+    def withhold(self) -> None:
+        """A sample has ended that must not be recorded."""
+        self._count("withheld")
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, for timeout_s at most. No answer may follow."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            _log.warning("answers are not recorded: %s did not take them within %g s", self._path, timeout_s)
+
+    def _write_all(self) -> None:
+        while (answer := self._queue.get()) is not None:
+            outcome: Outcome = "recorded" if not self._failed and self._write(_line(answer)) else "failed"
+            with self._lock:
+                self._waiting -= answer.num_tokens
+            self._count(outcome)
+        os.close(self._file)
+
+    def _write(self, line: bytes) -> bool:
+        """False: the disk does not take the line, and nothing of it is left in the file."""
+        end = os.fstat(self._file).st_size
+        remaining = memoryview(line)
+        try:
+            while remaining:
+                remaining = remaining[os.write(self._file, remaining) :]
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file, end)
+            self._failed = True
+            _log.warning("answers are no longer recorded: %s: %s", self._path, error.strerror)
+            return False
+        return True
+
+
+def _line(answer: FinishedAnswer) -> bytes:
+    record = {
+        "prompt_token_ids": answer.request.prompt_token_ids,
+        "answer_token_ids": answer.token_ids,
+        "temperature": answer.request.sampling.temperature,
+        "finish_reason": answer.finish_reason.value,
+        "time": answer.ended_at,
+    }
+    if answer.stop_reason is not None:
+        record["stop_reason"] = answer.stop_reason
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def _open_private(path: Path) -> int:
+    """A regular file to append to, which only its owner can read, and whose last line is complete.
+
+    A link is refused: who may write in the folder could have the prompts appended to any file of this user.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, "it is a link; name the file itself") from None
+        raise
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(0, "it is not a regular file")
+        if found.st_nlink > 1:
+            raise OSError(0, f"the file has {found.st_nlink} names; it must have one")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(file, 0o600)
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            os.write(file, b"\n")
+    except BaseException:
+        os.close(file)
+        raise
+    return file

@@ -1,0 +1,92 @@
+"""Reasoning in answers. Oracles: values written by hand, and for token counts the text up to each token."""
+
+import pytest
+
+from faser.api.parsing.answer_parser import AnswerParsing
+from faser.api.parsing.events import Message, collect
+from faser.api.parsing.registry import TOOL_PARSERS
+from tests.fake_engine import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+OPEN, CLOSED, FREE = "[assistant]<think>\n", "[assistant]<think>\n\n</think>\n\n", "[assistant]"
+
+
+def message_of(
+    pieces: list[str], prompt: str, *, always: bool = False, tools: bool = False, shows: bool = True
+) -> tuple[Message, int]:
+    """(message, number of reasoning tokens). A token is a byte."""
+    parsing = AnswerParsing(
+        tokenizer=TOKENIZER,
+        reasoning=True,
+        always_reasons=always,
+        shows_reasoning=shows,
+        tool_parser=TOOL_PARSERS["hermes"] if tools else None,
+        declared={"now": {}} if tools else {},
+    )
+    parser = parsing.start(prompt)
+    events = [
+        event
+        for at, piece in enumerate(pieces)
+        for event in parser.push(piece, tuple(piece.encode()), complete=at == len(pieces) - 1)
+    ]
+    return collect(events), parser.num_reasoning_tokens
+
+
+@pytest.mark.parametrize(
+    "prompt, text, reasoning, content, counted",
+    [
+        (FREE, "<think>\nHm, 1 < 2.\n</think>\n\nYes.", "Hm, 1 < 2.", "Yes.", 27),
+        (FREE, "\n <think>Hm</think>Yes.", "Hm", "Yes.", 19),
+        (FREE, "Yes. <think>no</think>", "", "Yes. <think>no</think>", 0),
+        (FREE, "  <thin", "", "  <thin", 0),
+        (FREE, "<think>Hm, cut", "Hm, cut", "", 14),
+        (FREE, "<think>Hm </thi", "Hm </thi", "", 15),
+        (OPEN, "Hm\n</think>\n\n  Yes.\n", "Hm", "  Yes.\n", 11),
+        (OPEN, "<think>\nHm</think>Yes.", "Hm", "Yes.", 18),
+        (OPEN, "</think>Yes.", "", "Yes.", 8),
+        (CLOSED, "Yes, </think> is a mark.", "", "Yes, </think> is a mark.", 0),
+    ],
+)
+def test_reasoning_is_divided_off_wherever_the_text_is_cut(
+    prompt: str, text: str, reasoning: str, content: str, counted: int
+) -> None:
+    expected = (Message(reasoning=reasoning, content=content), counted)
+    assert message_of([text], prompt) == expected
+    assert message_of(list(text), prompt) == expected
+    for at in range(len(text) + 1):
+        assert message_of([text[:at], text[at:]], prompt) == expected, at
+
+
+def test_a_model_that_always_reasons_needs_no_first_mark() -> None:
+    assert message_of(["Hm</think>Yes."], FREE, always=True) == (Message(reasoning="Hm", content="Yes."), 10)
+    assert message_of(["Yes."], CLOSED, always=True) == (Message(content="Yes."), 0)
+
+
+def test_a_users_mark_in_the_prompt_does_not_open_the_reasoning() -> None:
+    assert message_of(["Yes."], "[user]what is <think>?[assistant]") == (Message(content="Yes."), 0)
+
+
+def test_calls_are_looked_for_after_the_reasoning_only() -> None:
+    call = '<tool_call>{"name": "now"}</tool_call>'
+    text = f"<think>shall I {call}?</think>\nI do. {call}"
+    for pieces in ([text], list(text), [text[:40], text[40:]]):
+        message, _ = message_of(pieces, FREE, tools=True)
+        assert (message.reasoning, message.content) == (f"shall I {call}?", "I do.")
+        assert [each.name for each in message.tool_calls] == ["now"]
+
+
+def test_reasoning_that_nobody_asked_to_see_is_counted_and_left_out() -> None:
+    assert message_of(["<think>Hm</think>Yes."], FREE, shows=False) == (Message(content="Yes."), 17)
+
+
+def test_tokens_of_many_bytes_are_counted_one_by_one_within_a_step() -> None:
+    """The step's tokens: "<think>", "Hm</", "think>", "Yes": the third ends the reasoning."""
+    from faser.api.parsing.answer_parser import ReasoningTokens
+
+    class Words:
+        def token_bytes(self, token_id: int) -> bytes:
+            return [b"<think>", b"Hm</", b"think>", b"Yes"][token_id]
+
+    tokens = ReasoningTokens(Words(), open_at_start=False)  # type: ignore[arg-type]
+    tokens.take((0, 1, 2, 3, 3))
+    assert tokens.count == 3
