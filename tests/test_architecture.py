@@ -323,21 +323,21 @@ def test_a_circle_of_modules_is_found(tmp_path: Path) -> None:
 
 def test_a_circle_of_folders_is_found_where_no_two_modules_form_one(tmp_path: Path) -> None:
     there = {
-        "api.routes.chat": "import faser.api.pages.errors",
+        "api.rooms.chat": "import faser.api.pages.errors",
         "api.pages.errors": "",
-        "api.pages.app": "import faser.api.dialects.chat_requests",
+        "api.pages.app": "import faser.api.rooms.chat",
     }
     package = plant(tmp_path, there)
     assert circles(module_imports(package)) == []
-    assert circles(folder_imports(package)) == [["api.pages", "api.routes"]]
+    assert circles(folder_imports(package)) == [["api.pages", "api.rooms"]]
 
 
 def test_modules_beside_a_folder_may_lie_above_and_below_it_but_not_both(tmp_path: Path) -> None:
-    there = {"api.routes.chat": "import faser.api.errors", "api.routes.models": "", "api.errors": ""}
-    app = {"api.app": "import faser.api.dialects.chat_requests"}
+    there = {"api.rooms.chat": "import faser.api.errors", "api.rooms.models": "", "api.errors": ""}
+    app = {"api.app": "import faser.api.rooms.chat"}
     assert circles(folder_imports(plant(tmp_path / "one", there | app))) == []
-    both = {"api.errors": "import faser.api.routes"}
-    assert circles(folder_imports(plant(tmp_path / "both", there | both))) == [["api.errors", "api.routes"]]
+    both = {"api.errors": "import faser.api.rooms.models"}
+    assert circles(folder_imports(plant(tmp_path / "both", there | both))) == [["api.errors", "api.rooms"]]
 
 
 def test_a_module_without_a_layer_is_found(tmp_path: Path) -> None:
