@@ -121,7 +121,6 @@ def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -
     )
     table = BlockTable(config.max_num_seqs, -(-MAX_LEN // kv.block_size))
     parts = DrafterParts(
-        target=pair.runner,
         table=table,
         sampling=sampler.state,
         max_rows=MAX_ROWS,

@@ -24,7 +24,7 @@ from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.control.timing.clock import WallClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs, GraphSizes
+from faser.engine.execution.cuda_graphs.batch_sizes import GraphSizes
 from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
@@ -163,7 +163,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
             max_positions=_BLOCK * _WIDTH,
         )
         parts = DrafterParts(
-            target=target, table=table, sampling=sampler.state, max_rows=rows, model=model, samples_in_runner=True
+            table=table, sampling=sampler.state, max_rows=rows, model=model, samples_in_runner=True
         )
         speculation = SpeculativeExecution(
             drafter=make_drafter(config, parts),
@@ -248,7 +248,7 @@ def _runner(
         backend.graph_capture,
         sizes=sizes,
         max_logit_rows=rows,
-        drafts=DraftGraphs(windows=(WINDOW,)) if drafts is None else DraftGraphs(),
+        draft_windows=(WINDOW,) if drafts is None else (),
         lane_captures={each: backend.graph_capture_on(each) for each in places},
         report=lambda *_: None,
     )

@@ -64,7 +64,7 @@ class TableRunner:
         self._table = logits
         self._fed: Tensor | None = None
 
-    def forward(self, batch: RowBatch, _num_layers: int | None = None) -> None:
+    def forward(self, batch: RowBatch) -> None:
         self._fed = batch.token_ids
 
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> Tensor:

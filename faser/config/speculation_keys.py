@@ -82,7 +82,7 @@ KEYS: tuple[Key, ...] = (
     _key(
         "model",
         "Draft model: directory, .gguf file or hub id. It needs the vocabulary of the model it drafts for. Or a "
-        "head (EAGLE, Medusa): directory or hub id. 'none': no model. None: with auto, on a CPU, the default "
+        "head (EAGLE-3): directory or hub id. 'none': no model. None: with auto, on a CPU, the default "
         "model's own head, and no model for others.",
         Kind.TEXT,
         field="model",
@@ -111,15 +111,6 @@ KEYS: tuple[Key, ...] = (
         methods=_OWN_MODEL,
         low=1,
         high=1 << 24,
-    ),
-    _key(
-        "draft_layers",
-        "Layers of the model that layer_skip drafts with. None: a quarter.",
-        Kind.INTEGER,
-        field="draft_layers",
-        methods=("layer_skip",),
-        low=1,
-        high=1024,
     ),
     _key(
         "prompt_lookup_min",

@@ -22,11 +22,18 @@ from faser.config.speculation_values import (
     read_rates,
     read_table,
 )
-from faser.config.vllm_speculation_keys import FOREIGN_KEYS, FOREIGN_METHODS, OLD_REJECTION_METHODS
+from faser.config.vllm_speculation_keys import (
+    FOREIGN_KEYS,
+    FOREIGN_METHODS,
+    OLD_REJECTION_METHODS,
+    REMOVED_METHODS,
+)
 from faser.types import NO_TARGETS, Slo, SpeculationParams
 
 _KEYS = {key.name: key for key in KEYS}
 _ADAPTIVE = "enable_adaptive_verification"
+_QUOTED = [f"'{each}'" for each in (*TEXT_METHODS, *PASS_METHODS)]
+_OWN_METHODS = f"{', '.join(_QUOTED[:-1])} or {_QUOTED[-1]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +187,10 @@ class _Parser:
         method = self._given.get("method")
         if isinstance(method, str) and (method in FOREIGN_METHODS or method.endswith("_mtp")):
             reason = FOREIGN_METHODS.get(method, FOREIGN_METHODS["mtp"])
-            names = [f"'{each}'" for each in (*TEXT_METHODS, *PASS_METHODS)]
-            self.problems.append(_not_supported(method, reason, f"{', '.join(names[:-1])} or {names[-1]}"))
+            self.problems.append(_not_supported(method, reason, _OWN_METHODS))
+            del self._given["method"]
+        elif isinstance(method, str) and method in REMOVED_METHODS:
+            self.problems.append(f"'{method}' was removed: {REMOVED_METHODS[method]}. Use {_OWN_METHODS}.")
             del self._given["method"]
         rejection = self._given.get("rejection_sample_method")
         if rejection in OLD_REJECTION_METHODS:

@@ -73,8 +73,11 @@ FOREIGN_KEYS: dict[str, ForeignKey] = {
 }
 
 FOREIGN_METHODS: dict[str, str] = {
-    **{method: REFUSED_HEADS[method] for method in ("mtp", "mlp_speculator", "dflash", "dspark")},
+    **{method: REFUSED_HEADS[method] for method in ("mtp", "mlp_speculator", "dflash", "dspark", "eagle", "medusa")},
     "custom_class": "no code of the operator's runs in the engine",
     "extract_hidden_states": "hidden states are not handed out",
+}
+REMOVED_METHODS: dict[str, str] = {
+    "layer_skip": "drafts of the model's own first layers did not pay (docs/speculation.md)",
 }
 OLD_REJECTION_METHODS = ("strict", "probabilistic", "rejection_sampler", "typical_acceptance_sampler")

@@ -47,7 +47,6 @@ def test_null_is_the_same_as_absent(key: Key) -> None:
     [
         ({"method": "ngram"}, "method", "ngram"),
         ({"method": "ngram_gpu"}, "method", "ngram"),
-        ({"method": "layer_skip", "draft_layers": 3}, "draft_layers", 3),
         ({"model": "d"}, "model", "d"),
         ({"method": "draft_model", "model": "d", "revision": "r"}, "revision", "r"),
         ({"model": "d", "max_model_len": 512}, "draft_max_model_len", 512),
@@ -118,7 +117,7 @@ def test_a_method_of_vllms_that_is_not_built_is_refused_by_name(method: str) -> 
     (problem,) = problems(method=method)
     assert problem.startswith(f"'{method}' is known from vLLM but not supported by FASER {__version__}: ")
     assert problem.endswith(
-        " Remove it or use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model', 'layer_skip', 'eagle3', "
+        " Remove it or use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model', 'eagle3', "
         "'eagle' or 'medusa'."
     )
 

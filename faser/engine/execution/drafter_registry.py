@@ -74,7 +74,6 @@ class DrafterParts:
     native index of texts may hold.
     """
 
-    target: Runner
     table: BlockTable
     sampling: SamplingState
     max_rows: int
@@ -89,7 +88,7 @@ class DrafterParts:
 
 
 def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
-    """The drafter of config.method. Raises ConfigError for draft_layers that the target does not have."""
+    """The drafter of config.method."""
     if config.method in MODEL_DRAFTERS:
         return MODEL_DRAFTERS[config.method](config, parts)
     if config.method != AUTO:
@@ -160,14 +159,6 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     )
 
 
-def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
-    from faser.engine.execution.drafters.layer_skip import LayerSkip, draft_layers
-
-    sampler = _draft_sampler(config, parts.sampling, parts.target.sampling_kernels)
-    num_layers = draft_layers(config.draft_layers, parts.target.num_layers)
-    return LayerSkip(_draft_loop(parts, parts.target, sampler, num_layers))
-
-
 def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     head = parts.head
     assert head is not None, f"method {config.method} without a loaded head"
@@ -199,7 +190,6 @@ def _head_drafter(config: SpeculationConfig, parts: DrafterParts, head: HeadPart
 
 MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] = {
     "draft_model": _draft_model,
-    "layer_skip": _layer_skip,
     **dict.fromkeys(HEAD_METHODS, _head),
 }
 
@@ -257,19 +247,15 @@ def _text_library(progress: ProgressCallback | None) -> ctypes.CDLL | None:
     return text_library(cache_dir() / "kernels", progress=progress)
 
 
-def _draft_loop(
-    parts: DrafterParts, runner: Runner, sampler: DraftSampler, num_layers: int | None = None
-) -> DraftLoop:
+def _draft_loop(parts: DrafterParts, runner: Runner, sampler: DraftSampler) -> DraftLoop:
     """A loop that waits after each pass, unless the runner can choose the tokens of this sampler itself."""
     from faser.engine.execution.drafters.device_fed_passes import DeviceFedPassLoop
 
     named = WithTopIds(sampler, parts.num_top) if parts.num_top else sampler
-    waiting = PassLoop(runner, parts.table, named, max_rows=parts.max_rows, num_layers=num_layers)
+    waiting = PassLoop(runner, parts.table, named, max_rows=parts.max_rows)
     if not (parts.samples_in_runner and isinstance(sampler, GreedyDraftSampler | SampleAndMatchDraftSampler)):
         return waiting
-    return DeviceFedPassLoop(
-        runner, parts.table, sampler, max_rows=parts.max_rows, waiting=waiting, num_layers=num_layers
-    )
+    return DeviceFedPassLoop(runner, parts.table, sampler, max_rows=parts.max_rows, waiting=waiting)
 
 
 def _draft_sampler(

@@ -23,7 +23,6 @@ from faser.engine.execution.drafter_registry import (
 )
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_model import DraftModel
-from faser.engine.execution.drafters.layer_skip import LayerSkip
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
@@ -32,7 +31,6 @@ from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter
 from faser.engine.execution.text_lookup.native_lookup import NativeLookup
 from faser.engine.execution.text_lookup.text_and_model import TextAndModel
-from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals
@@ -60,7 +58,6 @@ def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
         max_positions=MAX_LEN,
     )
     return DrafterParts(
-        target=make_runner(directory),
         table=table,
         sampling=SamplingState(NUM_SLOTS),
         max_rows=MAX_ROWS,
@@ -79,7 +76,6 @@ def test_every_drafter_has_one_constructor() -> None:
     "method, model, kind",
     [
         ("draft_model", "some/model", DraftModel),
-        ("layer_skip", None, LayerSkip),
         ("ngram", None, LookupDrafter),
         ("suffix", None, LookupDrafter),
         ("ngram_model", None, LookupDrafter),
@@ -140,11 +136,6 @@ def test_nothing_is_loaded_for_a_policy_that_never_drafts() -> None:
     assert not SpeculationConfig(method="draft_model", model="some/model", policy="off").needs_draft_model
 
 
-def test_layers_that_the_target_does_not_have_are_refused(tiny_checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match="draft_layers is 2; the target has 2 layers"):
-        make_drafter(SpeculationConfig(method="layer_skip", draft_layers=2), parts(tiny_checkpoint))
-
-
 class CountingChoice(TorchSamplingKernels):
     """Counts the questions."""
 
@@ -171,21 +162,15 @@ def counted_runner(directory: Path) -> tuple[Runner, CountingChoice]:
     return Runner(decoder, backend, kv_shape(decoder)), backend.counting
 
 
-@pytest.mark.parametrize("method", ["draft_model", "layer_skip"])
 @pytest.mark.parametrize("sampled", ["greedy", "coupled", "probabilistic"])
-def test_tokens_are_chosen_on_the_backend_of_the_model_that_drafts(
-    tiny_checkpoint: Path, method: str, sampled: str
-) -> None:
-    """Not on the target's where a second model drafts: the two may run at the same time on other threads."""
-    (target, of_target), (model, of_model) = (counted_runner(tiny_checkpoint) for _ in range(2))
+def test_tokens_are_chosen_on_the_backend_of_the_model_that_drafts(tiny_checkpoint: Path, sampled: str) -> None:
+    runner, kernels = counted_runner(tiny_checkpoint)
     own = parts(tiny_checkpoint, with_model=True)
     assert own.model is not None
-    own = replace(own, target=target, model=replace(own.model, runner=model))
-    name = "some/model" if method == "draft_model" else None
-    config = SpeculationConfig(method=method, model=name, draft_layers=1, draft_sample_method=sampled)
+    own = replace(own, model=replace(own.model, runner=runner))
+    config = SpeculationConfig(method="draft_model", model="some/model", draft_sample_method=sampled)
     drafter = make_drafter(config, own)
     world = World(drafter=drafter, table=own.table, rng=random.Random(0))
     world.start(0, [1, 2, 3], temperature=1.0)
     assert len(world.propose({0: 3}).drafts[0].token_ids) == 3
-
-    assert (of_model.num_asked, of_target.num_asked) == ((3, 0) if method == "draft_model" else (0, 3))
+    assert kernels.num_asked == 3

@@ -14,13 +14,10 @@ from faser.errors import ModelError
 class HeadKind(StrEnum):
     """The arithmetic of a head. Values are vLLM's names of the methods.
 
-    EAGLE3: Li et al., arXiv 2503.01840. EAGLE: arXiv 2401.15077; its successor, EAGLE-2, has the same weights.
-    MEDUSA: Cai et al., arXiv 2401.10774.
+    EAGLE3: Li et al., arXiv 2503.01840.
     """
 
     EAGLE3 = "eagle3"
-    EAGLE = "eagle"
-    MEDUSA = "medusa"
 
 
 class FeatureNorm(StrEnum):

@@ -86,23 +86,12 @@ class GraphSizes:
             if count * each > self.max_sequences
         ]
 
-    def expected_bytes(self, num_kinds: int, num_depths: int = 1) -> int:
+    def expected_bytes(self, num_kinds: int) -> int:
         """Estimated device memory of the graphs, in addition to what eager steps need.
 
-        num_kinds: kinds of attention layers that the model has. num_depths: numbers of layers that are captured.
+        num_kinds: kinds of attention layers that the model has.
         """
-        return len(self.batch_sizes) * num_depths * (_BACKBONE_BYTES + num_kinds * _WRAPPER_BYTES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftGraphs:
-    """The graphs that a drafting runner needs.
-
-    windows: of the draft samplers. depths: numbers of layers that draft; None: all layers.
-    """
-
-    windows: tuple[float, ...] = ()
-    depths: tuple[int | None, ...] = (None,)
+        return len(self.batch_sizes) * (_BACKBONE_BYTES + num_kinds * _WRAPPER_BYTES)
 
 
 class BatchSizeIndex:

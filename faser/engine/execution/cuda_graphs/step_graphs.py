@@ -1,6 +1,6 @@
 """The CUDA graphs of one runner on one lane, or on the whole device.
 
-    backbone       rows -> hidden states          one graph per GraphBatchSize and number of layers
+    backbone       rows -> hidden states          one graph per GraphBatchSize
     LM head        hidden states -> logits        one graph per number of rows
     sampler        logits -> tokens               one graph per number of rows and truncation flags
     draft sampler  logits -> tokens and margins   one graph per number of rows, truncation flags and window
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from faser.config.speculation import MAX_DRAFT_TOKENS
-from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizeIndex, DraftGraphs, GraphSizes, next_size
+from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizeIndex, GraphSizes, next_size
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
@@ -81,11 +81,6 @@ class GraphParts:
     inputs: GraphInputs
     logit_rows: StagingBuffer
 
-    @property
-    def num_layers(self) -> int:
-        return self.decoder.spec.num_layers
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackboneGraph:
     """max_blocks: most blocks that all sequences of a step have together."""
@@ -112,7 +107,7 @@ class StepGraphs:
             each: BatchSizeIndex(sizes, one_row_each=False, rows_each=each)
             for each in range(2, sizes.max_rows_each + 1)
         }
-        self._backbones: dict[tuple[GraphBatchSize, int], BackboneGraph] = {}
+        self._backbones: dict[GraphBatchSize, BackboneGraph] = {}
         self._lm_heads: dict[int, CapturedGraph] = {}
         self._samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
         self._draft_samplers: dict[tuple[int, TruncationFlags, float], CapturedGraph] = {}
@@ -121,16 +116,16 @@ class StepGraphs:
     def num_graphs(self) -> int:
         return len(self._backbones) + len(self._lm_heads) + len(self._samplers) + len(self._draft_samplers)
 
-    def num_expected(self, drafts: DraftGraphs) -> int:
+    def num_expected(self, draft_windows: tuple[float, ...]) -> int:
         """The number of graphs after `capture_all`."""
-        backbones = len(self._sizes.batch_sizes) * len(self._depths(drafts))
-        return backbones + len(self._logit_sizes) * (1 + len(_ALL_FLAGS) * (1 + len(drafts.windows)))
+        samplers = len(_ALL_FLAGS) * (1 + len(draft_windows))
+        return len(self._sizes.batch_sizes) + len(self._logit_sizes) * (1 + samplers)
 
-    def backbone(self, batch: RowBatch, depth: int) -> BackboneGraph | None:
-        """The smallest graph of the first `depth` layers that the batch fits into.
+    def backbone(self, batch: RowBatch) -> BackboneGraph | None:
+        """The smallest graph that the batch fits into.
 
-        None: the step has more rows than all graphs, other layers, more blocks than there is room for, or a long
-        prompt whose attention would be slow.
+        None: the step has more rows than all graphs, more blocks than there is room for, or a long prompt whose
+        attention would be slow.
         """
         layout = batch.layout
         num_rows, num_sequences = batch.num_rows, layout.seq_len.shape[0]
@@ -139,7 +134,7 @@ class StepGraphs:
         uniform = self._uniform(layout, num_rows, num_sequences)
         if uniform is not None and (batch_size is None or uniform.rows <= batch_size.rows):
             batch_size = uniform
-        backbone = None if batch_size is None else self._backbones.get((batch_size, depth))
+        backbone = None if batch_size is None else self._backbones.get(batch_size)
         if (
             backbone is None
             or _rereads_prompts(backbone.batch_size, layout)
@@ -174,21 +169,16 @@ class StepGraphs:
         size = next_size(self._logit_sizes, num_rows)
         return None if size is None else self._draft_samplers.get((size, flags, window))
 
-    def capture_all(self, drafts: DraftGraphs, progress: Callable[[], None]) -> None:
+    def capture_all(self, draft_windows: tuple[float, ...], progress: Callable[[], None]) -> None:
         """Capture the largest first: their memory is enough for the smaller ones. Calls progress in between."""
         for batch_size in reversed(self._sizes.batch_sizes):
-            for depth in self._depths(drafts):
-                self._backbones[batch_size, depth] = self._capture_backbone(batch_size, depth)
-                progress()
+            self._backbones[batch_size] = self._capture_backbone(batch_size)
+            progress()
         for size in reversed(self._logit_sizes):
-            self._capture_heads(size, drafts.windows)
+            self._capture_heads(size, draft_windows)
             progress()
 
-    def _depths(self, drafts: DraftGraphs) -> tuple[int, ...]:
-        most = self._parts.num_layers
-        return tuple(dict.fromkeys(most if each is None else each for each in (None, *drafts.depths)))
-
-    def _capture_backbone(self, batch_size: GraphBatchSize, depth: int) -> BackboneGraph:
+    def _capture_backbone(self, batch_size: GraphBatchSize) -> BackboneGraph:
         parts = self._parts
         # Sequences may share blocks, so all of them together may count more blocks than the cache has.
         max_blocks = min(
@@ -199,7 +189,7 @@ class StepGraphs:
         def run() -> None:
             hidden = parts.decoder.embed(parts.inputs.read(batch_size.rows, parts.token_sampler))
             # The same graphs serve steps with and without rows for a head: what no head reads is not read.
-            parts.decoder.run_layers(hidden, 0, depth, parts.cache, plan, captures=True)
+            parts.decoder.run_layers(hidden, 0, parts.decoder.spec.num_layers, parts.cache, plan, captures=True)
 
         return BackboneGraph(batch_size=batch_size, plan=plan, max_blocks=max_blocks, graph=self._captured(run))
 

@@ -58,14 +58,12 @@ class DeviceFedPassLoop:
         *,
         max_rows: int,
         waiting: DraftLoop,
-        num_layers: int | None = None,
     ) -> None:
         self._runner = runner
         self._table = table
         self._sampler = sampler
         self._max_rows = max_rows
         self._waiting = waiting
-        self._num_layers = num_layers
 
     @torch.inference_mode()
     def draft(
@@ -97,9 +95,9 @@ class DeviceFedPassLoop:
         """Launch the passes over the inputs; returns the last of them, and how many there are."""
         *before, last = spread(inputs, self._max_rows)
         for pieces in before:
-            self._runner.forward(rows_of(pieces, self._table), self._num_layers)
+            self._runner.forward(rows_of(pieces, self._table))
         batch = rows_of(last, self._table)
-        self._runner.forward(batch, self._num_layers)
+        self._runner.forward(batch)
         requests = self._sampler.metadata(progress.slots, progress.draft_starts)
         pending = self._runner.sample_drafts(batch.last_rows, requests, self._sampler.window)
         sequences = _Sequences(progress.draft_starts, batch.layout.block_table, requests)
@@ -113,7 +111,7 @@ class DeviceFedPassLoop:
         sequences = last.sequences if sources is None else last.sequences.of(sources)
         rows = sequences.rows
         feed = TokenFeedback(pending=last.pending, rows=rows, sources=rows if sources is None else sources)
-        self._runner.forward(sequences.batch(last.depth, feed), self._num_layers)
+        self._runner.forward(sequences.batch(last.depth, feed))
         pending = self._runner.sample_drafts(rows, sequences.requests_after(last.depth), self._sampler.window)
         return _Pass(depth=last.depth + 1, active=active, sequences=sequences, pending=pending)
 

@@ -85,7 +85,7 @@ class HeadRunner:
         return self._drafting.draft(stack, self._cache, rows, rules, self.head.draft_room(batch.num_rows))
 
     @torch.inference_mode()
-    def forward(self, batch: RowBatch, _num_layers: int | None = None) -> None:
+    def forward(self, batch: RowBatch) -> None:
         """A pass as `read` runs it, to be timed."""
         self._hidden = self.read(batch, self._dummy_states[: batch.num_rows])
 

@@ -1,6 +1,6 @@
 """The drafting loop: a first pass over tokens that a model has not computed, then one for every further token.
 
-Owns the drafts of one proposal, for a draft model and for layers of the target alike; remembers nothing from one
+Owns the drafts of one proposal, remembers nothing from one
 proposal to the next.
 
     position      start ............... n - 1 | n       n + 1     ...
@@ -75,7 +75,7 @@ class DraftLoop(Protocol):
 
 
 class PassLoop:
-    """See DraftLoop. Drafts with the first num_layers layers of a runner's model (None: all).
+    """See DraftLoop.
 
     max_rows: most rows of a pass.
     """
@@ -87,13 +87,11 @@ class PassLoop:
         sampler: DraftSampler,
         *,
         max_rows: int,
-        num_layers: int | None = None,
     ) -> None:
         self._runner = runner
         self._table = table
         self._sampler = sampler
         self._max_rows = max_rows
-        self._num_layers = num_layers
 
     def draft(
         self,
@@ -118,7 +116,7 @@ class PassLoop:
         parts, passes = [], 0
         for pieces in chunks(inputs, self._max_rows):
             batch = rows_of(pieces, self._table)
-            self._runner.forward(batch, self._num_layers)
+            self._runner.forward(batch)
             passes += 1
             ends = [i for i, piece in enumerate(pieces) if piece.ends]
             if ends:
@@ -133,7 +131,7 @@ class PassLoop:
         ones = np.ones(len(token_ids), dtype=np.int32)
         starts = (rows.positions - 1).astype(np.int32)
         batch = self._table.lay_out(rows.slots.tolist(), starts, ones, token_ids)
-        self._runner.forward(batch, self._num_layers)
+        self._runner.forward(batch)
         return self._sample(batch.last_rows, rows)
 
     @torch.inference_mode()

@@ -72,7 +72,6 @@ def _speculation(
             max_positions=parts.draft.max_positions,
         )
     drafter_parts = DrafterParts(
-        target=parts.runner,
         table=table,
         sampling=sampler.state,
         matchers=matchers,

@@ -10,7 +10,6 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.contract.step_times import Role, StepTimes
-from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.startup.parts import EngineParts
 from faser.engine.execution.startup.step_times.interference_cells import InterferenceSetup
@@ -33,9 +32,6 @@ _CPU_STEPS_S, _GPU_STEPS_S = 3.5, 30.0
 def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
     """Measured now, unless the same engine was measured on this machine before and is as fast as it was then."""
     config, draft, head = parts.config, parts.draft, parts.head
-    num_layers = None
-    if config.speculation.skips_layers:
-        num_layers = draft_layers(config.speculation.draft_layers, parts.runner.num_layers)
     models = [parts.target] if draft is None else [parts.target, draft]
     limits = DummyBatchLimits(
         num_blocks=parts.kv.num_blocks,
@@ -55,7 +51,6 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
             "device": _device_name(parts.backend.device),
             "recorded": (config.records_steps, config.cudagraph_capture_sizes),
             "threads": config.threads,
-            "draft_layers": num_layers,
             "head": None if head is None else (asdict(head.runner.head.spec), head.runner.head.weight_bytes),
             "lanes": None
             if setup is None
@@ -63,19 +58,16 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
             "rows": (limits.max_rows, limits.max_logit_rows, limits.max_len),
         }
     )
-    draft_runner = parts.runner if num_layers is not None else parts.pass_runner
     timers = {Role.STEP: StepProfiler(parts.runner, limits).seconds_now}
-    if draft_runner is not None:
-        passes = StepProfiler(draft_runner, limits, num_layers=num_layers, rows_each=1)
-        timers[Role.PASS] = passes.seconds_now
+    if parts.pass_runner is not None:
+        timers[Role.PASS] = StepProfiler(parts.pass_runner, limits, rows_each=1).seconds_now
     return cached_profile(
         cache_dir() / "cost" / f"{described}.json",
         measure=lambda: profile(
             parts.runner,
-            draft_runner,
+            parts.pass_runner,
             limits,
             progress=report,
-            draft_layers=num_layers,
             lanes=setup,
             budget_s=_GPU_STEPS_S if config.on_gpu else _CPU_STEPS_S,
         ),

@@ -11,7 +11,6 @@ from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
 from faser.engine.checkpoints.weight_files import gguf_file
-from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.weights import WeightSource
@@ -50,8 +49,6 @@ def check_models(
     if draft_directory is not None:
         models.append(read_model_config(draft_directory))
         _check_vocabulary(models[1], draft_directory, target)
-    if config.speculation.skips_layers:
-        draft_layers(config.speculation.draft_layers, target.spec.num_layers)
     if config.kv_cache_memory is not None:
         cached = [cached_model(config, each.spec, compute_dtype(config, each)) for each in models]
         if head is not None:

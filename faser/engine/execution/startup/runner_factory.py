@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from enum import Enum
 
 from faser.config.engine import EngineConfig
-from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs, GraphSizes
+from faser.engine.execution.cuda_graphs.batch_sizes import GraphSizes
 from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
 from faser.engine.execution.drafters.draft_samplers import WINDOW
-from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, HostTokenSampler, TokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
@@ -54,7 +53,7 @@ def make_runner(
         capture,
         sizes=_sizes(config, model, role),
         max_logit_rows=most,
-        drafts=_draft_graphs(config, decoder.spec.num_layers, role),
+        draft_windows=(WINDOW,) if role is ModelRole.DRAFTER else (),
         lane_captures={
             each: lane for each in device_lanes if (lane := backend.graph_capture_on(each)) is not None
         },
@@ -74,9 +73,7 @@ def expected_graph_bytes(
     if not config.records_steps:
         return num_device_lanes * LANE_BYTES
     spec, sizes = model.decoder.spec, _sizes(config, model, role)
-    depths = dict.fromkeys((None, *_draft_graphs(config, spec.num_layers, role).depths))
-    num_kinds = len(set(spec.windows))
-    graph_bytes = sizes.expected_bytes(num_kinds, len(depths))
+    graph_bytes = sizes.expected_bytes(len(set(spec.windows)))
     return graph_bytes + num_device_lanes * (graph_bytes + LANE_BYTES)
 
 
@@ -91,13 +88,3 @@ def _sizes(config: EngineConfig, model: LoadedModel, role: ModelRole) -> GraphSi
         requested=config.cudagraph_capture_sizes,
         block_size=config.block_size,
     )
-
-
-def _draft_graphs(config: EngineConfig, num_layers: int, role: ModelRole) -> DraftGraphs:
-    """The target's own layers draft only with layer skipping."""
-    speculation = config.speculation
-    if role is ModelRole.DRAFTER:
-        return DraftGraphs(windows=(WINDOW,))
-    if speculation.skips_layers:
-        return DraftGraphs(windows=(WINDOW,), depths=(draft_layers(speculation.draft_layers, num_layers),))
-    return DraftGraphs()

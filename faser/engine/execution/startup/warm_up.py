@@ -58,7 +58,7 @@ class WarmUp:
     """backend: the engine's own, so that its kernels' workspaces are kept.
 
     logits: [R, V] float32, the model's buffer for the logits of a step; overwritten. verifies, drafts: whether the
-    model verifies drafts, and whether it makes them; with layer skipping the target does both.
+    model verifies drafts, and whether it makes them.
     """
 
     def __init__(
@@ -188,13 +188,13 @@ class ResidentModel:
 
 
 def make_warm_up(config: EngineConfig, resident: ResidentModel) -> WarmUp:
-    speculation, is_target = config.speculation, resident.role is ModelRole.TARGET
+    is_target = resident.role is ModelRole.TARGET
     return WarmUp(
         resident.backend,
         resident.model.decoder.logit_rows,
-        speculation,
+        config.speculation,
         verifies=is_target,
-        drafts=not is_target or (speculation.policy != "off" and speculation.method == "layer_skip"),
+        drafts=not is_target,
     )
 
 

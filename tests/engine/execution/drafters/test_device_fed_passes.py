@@ -193,11 +193,8 @@ def fed_loop(
     table: BlockTable,
     choice: RunnerDraftSampler,
     waiting: DraftLoop | None = None,
-    num_layers: int | None = None,
 ) -> DeviceFedPassLoop:
-    return DeviceFedPassLoop(
-        runner, table, choice, max_rows=MAX_ROWS, waiting=waiting or Never(), num_layers=num_layers
-    )
+    return DeviceFedPassLoop(runner, table, choice, max_rows=MAX_ROWS, waiting=waiting or Never())
 
 
 def late(broken: frozenset[int] = frozenset()) -> LateChooser:
@@ -229,13 +226,9 @@ def random_inputs(rng: random.Random, texts: list[list[int]], computed: list[int
 
 
 @pytest.mark.parametrize("choose", [greedy, coupled])
-@pytest.mark.parametrize(
-    "broken, num_layers",
-    [(frozenset(), None), (frozenset({7, 8, 20, 33}), None), (frozenset(), 1)],
-    ids=["sound", "broken", "first layer"],
-)
+@pytest.mark.parametrize("broken", [frozenset(), frozenset({7, 8, 20, 33})], ids=["sound", "broken"])
 def test_without_a_rule_the_round_is_that_of_the_loop_that_waits(
-    pair: Pair, choose: Choice, broken: frozenset[int], num_layers: int | None
+    pair: Pair, choose: Choice, broken: frozenset[int]
 ) -> None:
     """Catch-up in pieces, other lengths for everybody, temperatures, truncations; logits that are no numbers."""
     num_slots, rng = 8, random.Random(3)
@@ -244,8 +237,8 @@ def test_without_a_rule_the_round_is_that_of_the_loop_that_waits(
     for slot in range(num_slots):
         start(state, slot, temperature=0.0 if slot % 3 == 0 else 0.9)
     chooser = late(broken)
-    plain = PassLoop(pair.plain, table, Flawed(choice, broken), max_rows=MAX_ROWS, num_layers=num_layers)
-    fed = fed_loop(pair.runner(chooser), table, choice, num_layers=num_layers)
+    plain = PassLoop(pair.plain, table, Flawed(choice, broken), max_rows=MAX_ROWS)
+    fed = fed_loop(pair.runner(chooser), table, choice)
     texts = [[rng.randrange(VOCAB_SIZE) for _ in range(80)] for _ in range(num_slots)]
     computed = [0] * num_slots
     num_pieces = 0
@@ -631,10 +624,9 @@ def requests(**sampling: Any) -> list[Request]:
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What engines are made of; the chooser of each of the two runners."""
+    """What engines are made of; the chooser of the runner that drafts."""
 
     world: pruning_world.World
-    of_target: LateChooser
     of_drafter: LateChooser
 
 
@@ -643,10 +635,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Eng
     """On two lanes where there are two cores."""
     backend = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
     partition = pruning_world.PatientCores() if len(os.sched_getaffinity(0)) > 1 else None
-    choosers = (wide(), wide())
+    chooser = wide()
     directories = pruning_world.write_pair(tmp_path_factory.mktemp("pair"), noise=0.01)
-    world = pruning_world.make_world(directories, backend, partition, choosers=choosers)
-    return Engines(world, *choosers)
+    world = pruning_world.make_world(directories, backend, partition, choosers=(wide(), chooser))
+    return Engines(world, chooser)
 
 
 def wide() -> LateChooser:
@@ -665,20 +657,17 @@ def speculation(**given: Any) -> SpeculationConfig:
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("how", ["draft_model", "coupled", "layer_skip", "beside"])
+@pytest.mark.parametrize("how", ["draft_model", "coupled", "beside"])
 def test_engines_give_the_tokens_that_they_give_without_drafts(
     engines: Engines, sampling: str, policy: str, how: str
 ) -> None:
     world, asked = engines.world, requests(**SAMPLING[sampling])
     given: dict[str, Any] = {"policy": policy}
-    if how == "layer_skip":
-        given |= {"method": "layer_skip", "model": None}
-    elif how == "coupled":
+    if how == "coupled":
         given |= {"draft_sample_method": "coupled"}
     elif how == "beside" and world.lanes is None:
         pytest.skip("two lanes take two cores")
-    chooser = engines.of_target if how == "layer_skip" else engines.of_drafter
-    chooser.asked.clear()
+    engines.of_drafter.asked.clear()
     engine = pruning_world.make_engine(
         world,
         speculation(**given),
@@ -692,21 +681,19 @@ def test_engines_give_the_tokens_that_they_give_without_drafts(
     stats = engine.stats().speculation
     assert stats is not None
     drafted = sum(each.drafted for each in stats.methods)
-    assert not drafted or chooser.asked, "drafts came from elsewhere"
+    assert not drafted or engines.of_drafter.asked, "drafts came from elsewhere"
     if policy == "fixed":  # the others may find that drafting does not pay
         assert drafted > 50
 
 
-@pytest.mark.parametrize("method", ["draft_model", "layer_skip"])
 @pytest.mark.parametrize("sampled", ["greedy", "coupled", "probabilistic"])
 @pytest.mark.parametrize("samples_in_runner", [False, True])
 def test_the_runner_that_drafts_is_asked_for_point_masses_where_it_may_choose(
-    pair: Pair, method: str, sampled: str, samples_in_runner: bool
+    pair: Pair, sampled: str, samples_in_runner: bool
 ) -> None:
     """Drawn tokens stay with the loop that waits: a guess has no probabilities."""
-    of_target, of_model, table, state = late(), late(), full_table(1), SamplingState(1)
+    of_model, table, state = late(), full_table(1), SamplingState(1)
     parts = DrafterParts(
-        target=pair.runner(of_target),
         table=table,
         sampling=state,
         max_rows=MAX_ROWS,
@@ -718,8 +705,7 @@ def test_the_runner_that_drafts_is_asked_for_point_masses_where_it_may_choose(
         num_top=4,
         samples_in_runner=samples_in_runner,
     )
-    name = "some/model" if method == "draft_model" else None
-    config = SpeculationConfig(method=method, model=name, draft_layers=1, draft_sample_method=sampled)
+    config = SpeculationConfig(method="draft_model", model="some/model", draft_sample_method=sampled)
     drafter = make_drafter(config, parts)
     begun = SequenceStart(slot=0, sampling=SamplingParams(), seed=1, prompt_len=3, token_ids=(1, 2, 3))
     state.start(begun)
@@ -727,8 +713,7 @@ def test_the_runner_that_drafts_is_asked_for_point_masses_where_it_may_choose(
     plan = DraftPlan(step=1, requests=(DraftRequest(slot=0, max_tokens=3, new_blocks=()),))
     assert len(drafter.propose(plan).drafts[0].token_ids) == 3
     asked = 3 if samples_in_runner and sampled != "probabilistic" else 0
-    expected = (asked, 0) if method == "draft_model" else (0, asked)
-    assert (len(of_model.asked), len(of_target.asked)) == expected
+    assert len(of_model.asked) == asked
     named = drafter.propose(replace(plan, wants_top_ids=True))
     assert named.top_ids is not None
-    assert (len(of_model.asked), len(of_target.asked)) == expected
+    assert len(of_model.asked) == asked

@@ -12,7 +12,6 @@ import pytest
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart, StopRule
-from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs
 from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
 from faser.engine.execution.drafters.device_fed_passes import DeviceFedPassLoop
 from faser.engine.execution.drafters.draft_samplers import (
@@ -63,7 +62,7 @@ def runner(side: Side) -> GraphRunner:
 
 
 def recorded(side: Side) -> GraphRunner:
-    return side.graph_runner(SIZES, drafts=DraftGraphs(windows=(WINDOW,)))
+    return side.graph_runner(SIZES, draft_windows=(WINDOW,))
 
 
 def random_inputs(rng: random.Random, texts: list[list[int]], computed: list[int]) -> list[DraftInput]:

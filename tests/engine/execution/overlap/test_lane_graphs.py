@@ -27,7 +27,7 @@ from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs, GraphSizes
+from faser.engine.execution.cuda_graphs.batch_sizes import GraphSizes
 from faser.engine.execution.cuda_graphs.graph_runner import LANES_STAGE, STAGE, GraphRunner
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
@@ -138,7 +138,7 @@ def world_on(
         ),
         drafter=drafter.graph_runner(
             sizes,
-            drafts=DraftGraphs(windows=(WINDOW,)),
+            draft_windows=(WINDOW,),
             lane_captures={each: draft_capture(draft_backend, each) for each in device_lanes.draft},
         ),
     )
@@ -160,7 +160,6 @@ def overlapping_engine(world: World, share: float) -> Engine:
         max_positions=BLOCK_SIZE * WIDTH,
     )
     parts = DrafterParts(
-        target=world.target,
         table=table,
         sampling=sampler.state,
         max_rows=MAX_ROWS,

@@ -75,7 +75,6 @@ def sides(world: World, given: dict[str, Any]) -> Sides:
     table = BlockTable(NUM_SLOTS, MAX_LEN // BLOCK_SIZE)
     sampler = Sampler(NUM_SLOTS, world.target.vocab_size, (), "cpu", world.target.sampling_kernels)
     parts = DrafterParts(
-        target=world.target,
         table=table,
         sampling=sampler.state,
         max_rows=MAX_ROWS,

@@ -149,7 +149,6 @@ def make_engine(
             max_positions=MAX_LEN,
         )
         parts = DrafterParts(
-            target=world.target,
             table=table,
             sampling=sampler.state,
             max_rows=MAX_ROWS,

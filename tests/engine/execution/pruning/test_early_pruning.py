@@ -183,8 +183,8 @@ SAMPLING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize(
     "given_config",
-    [{}, {"draft_sample_method": "greedy"}, {"method": "layer_skip", "draft_layers": 4}, {"method": "auto"}],
-    ids=["coupled", "greedy", "layer_skip", "auto"],
+    [{}, {"draft_sample_method": "greedy"}, {"method": "auto"}],
+    ids=["coupled", "greedy", "auto"],
 )
 def test_whatever_is_pruned_tokens_and_log_probabilities_are_those_without_speculation(
     world: World, sampling: str, given_config: dict[str, Any]
@@ -561,7 +561,7 @@ def model_drafter(pair: tuple[Path, Path], num_top: int) -> Drafter:
         runner=runner, kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), max_positions=MAX_LEN
     )
     parts = DrafterParts(
-        target=runner, table=table, sampling=SamplingState(NUM_SLOTS), max_rows=20, model=model, num_top=num_top
+        table=table, sampling=SamplingState(NUM_SLOTS), max_rows=20, model=model, num_top=num_top
     )
     drafter = make_drafter(speculation(draft_sample_method="greedy"), parts)
     for slot, prompt in enumerate(PROMPTS):

@@ -30,7 +30,7 @@ from tests.kernels.cuda.fake_graph import fake_backend
 
 WIDTH, SLOTS, CAP = 2000, 4, 3
 SAMPLED = SpeculationConfig(
-    policy="fixed", method="layer_skip", num_speculative_tokens=CAP, draft_sample_method="probabilistic"
+    policy="fixed", method="draft_model", num_speculative_tokens=CAP, draft_sample_method="probabilistic"
 )
 GIVEN = SLOTS * (CAP + 1) * WIDTH * 4  # bytes of a step's logits, which every work below makes for itself
 

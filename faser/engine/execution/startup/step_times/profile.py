@@ -81,15 +81,13 @@ def profile(
     limits: DummyBatchLimits,
     *,
     progress: ProgressCallback,
-    draft_layers: int | None = None,
     lanes: InterferenceSetup | None = None,
     budget_s: float = 3.5,
     meter: BusyMeter | None = None,
 ) -> StepTimes:
     """Time the target's steps and the drafter's passes, within about budget_s seconds.
 
-    draft_runner: the draft model's or the head's, or the target's own where its first draft_layers layers draft;
-    None: no passes. lanes: measure their interference too, within its own time budget. meter: None: this
+    draft_runner: the draft model's or the head's; None: no passes. lanes: measure their interference too, within its own time budget. meter: None: this
     machine's. The KV cache keeps keys and values of dummy sequences, in blocks that no sequence holds.
     """
     meter = meter or BusyMeter()
@@ -100,7 +98,7 @@ def profile(
         step = StepProfiler(runner, limits).table(budget_s * (1 - share), counter)
     tables = {Role.STEP: step, Role.TEXT: CostTable(rows=(1, 2), seconds=(_TEXT_S, 2 * _TEXT_S))}
     if draft_runner is not None:
-        passes = StepProfiler(draft_runner, limits, num_layers=draft_layers, rows_each=1)
+        passes = StepProfiler(draft_runner, limits, rows_each=1)
         with meter.watch():
             tables[Role.PASS] = passes.table(budget_s * share, counter)
     counter.finish()

@@ -67,7 +67,7 @@ class TimedRunner(Protocol):
 
     def fill_cache(self, layout: RowLayout, /) -> None: ...
 
-    def forward(self, batch: RowBatch, num_layers: int | None = None, /) -> None: ...
+    def forward(self, batch: RowBatch, /) -> None: ...
 
     def logits(self, rows: NDArray[np.int64], /) -> torch.Tensor: ...
 
@@ -83,14 +83,12 @@ class StepProfiler:
         runner: TimedRunner,
         limits: DummyBatchLimits,
         *,
-        num_layers: int | None = None,
         rows_each: int = ROWS_EACH,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._runner = runner
         self._clock = clock
         self._limits = limits
-        self._num_layers = num_layers
         self._rows_each = rows_each
 
     def table(self, budget_s: float, progress: ProfileProgress) -> CostTable:
@@ -208,7 +206,7 @@ class StepProfiler:
 
     def enqueue(self, batch: RowBatch) -> PendingResult[None]:
         """A forward, the logits of all its rows and their greedy tokens, as in verification."""
-        self._runner.forward(batch, self._num_layers)
+        self._runner.forward(batch)
         num_rows, most = len(batch.token_ids), self._limits.max_logit_rows
         token_ids = [
             self._runner.logits(np.arange(first, min(first + most, num_rows))).argmax(dim=-1)

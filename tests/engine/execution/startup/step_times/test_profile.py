@@ -72,7 +72,7 @@ def test_every_row_count_that_a_step_can_have_is_measured(runner: Runner) -> Non
 
 
 def test_a_draft_model_has_its_passes_measured(runner: Runner) -> None:
-    times = profile(runner, runner, LIMITS, progress=silent, draft_layers=1)
+    times = profile(runner, runner, LIMITS, progress=silent)
     assert times.tables[Role.PASS].rows[0] == 1
 
 
@@ -257,7 +257,7 @@ def test_a_profile_says_when_it_was_made_and_how_busy_others_were_in_its_busiest
     busy = CoreUse(ran_s=7.0, waited_s=3.0, used_s=20.0, total_s=20.0)
     for reads in ([start, quiet, start, busy], [start, busy, start, quiet]):
         meter = BusyMeter(iter(reads).__next__)
-        times = profile(runner, runner, LIMITS, progress=silent, draft_layers=1, budget_s=0.0, meter=meter)
+        times = profile(runner, runner, LIMITS, progress=silent, budget_s=0.0, meter=meter)
         assert times.busy_share == pytest.approx(0.3)
         assert times.measured_at.endswith("UTC")
 
