@@ -26,11 +26,9 @@ from benchmarks.selected_drafter import SelectedDrafter
 from faser.config.environment import cache_dir
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafter_registry import make_lookup
-from faser.engine.execution.drafters.drafter import Continuation, Drafter
-from faser.engine.execution.text_lookup.lookup import LookupDrafter, TextLookup
-from faser.engine.execution.text_lookup.native_lookup import text_rules
-from faser.engine.execution.text_lookup.text_and_model import TextAndModel
+from faser.engine.execution.drafting.drafter import Continuation, Drafter
+from faser.engine.execution.drafting.registry import make_lookup
+from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel, TextLookup, text_rules
 from faser.kernels.cpu.text_index import TextIndex, TextRules, text_library
 from faser.types import SamplingParams
 

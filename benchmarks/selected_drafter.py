@@ -16,8 +16,8 @@ from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.drafter_selection import DrafterSelection, TextRound
 from faser.engine.control.speculation.policies.fixed import Fixed
 from faser.engine.control.speculation.policies.policy import Candidates, Ints
-from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.text_lookup.text_and_model import with_point_masses
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.text import with_point_masses
 
 
 class SelectedDrafter:

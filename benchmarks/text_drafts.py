@@ -17,10 +17,10 @@ from pathlib import Path
 
 import faser
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafters.drafter import Continuation, Drafter
-from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
-from faser.engine.execution.text_lookup.python.suffix import SuffixDrafter
+from faser.engine.execution.drafting.drafter import Continuation, Drafter
 from faser.types import SamplingParams
+from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
+from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
 
 CAP = 16
 PLAN = DraftPlan(step=0, released=(), requests=(DraftRequest(slot=0, max_tokens=CAP, new_blocks=()),))

@@ -21,17 +21,16 @@ from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.control.speculation.policies.survival import Survival
 from faser.engine.control.timing.cost_model import CostModel
-from faser.engine.execution.drafters.draft_samplers import (
+from faser.engine.execution.drafting.drafter import Drafter, Proposals
+from faser.engine.execution.drafting.samplers import (
     GreedyDraftSampler,
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
-from faser.engine.execution.drafters.drafter import Drafter, Proposals
+from faser.engine.execution.drafting.text import CombinedLookup, TextAndModel
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.text_lookup.lookup import CombinedLookup
-from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
-from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 from faser.engine.execution.verifiers.verifier import Verifier
+from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 
 CAP = 8
 

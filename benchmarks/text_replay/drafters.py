@@ -13,9 +13,8 @@ from typing import Protocol
 from benchmarks.text_replay.recording import Answer
 from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafters.drafter import Continuation
-from faser.engine.execution.text_lookup.python.ngram_model import NgramModelDrafter
-from faser.engine.execution.text_lookup.rules import (
+from faser.engine.execution.drafting.drafter import Continuation
+from faser.engine.execution.drafting.text import (
     CORPUS_TOKENS,
     DRAFT_PER_CONTEXT_TOKEN,
     MAX_CONTEXT,
@@ -23,6 +22,7 @@ from faser.engine.execution.text_lookup.rules import (
 )
 from faser.kernels.cpu.text_index import TextIndex, TextRules
 from faser.types import SamplingParams
+from tests.engine.execution.drafting.oracle.ngram_model import NgramModelDrafter
 
 CAP = 16  # tokens of a draft from a look-up
 CHAIN = 8  # tokens of a chain of successors

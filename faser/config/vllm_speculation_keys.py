@@ -73,7 +73,10 @@ FOREIGN_KEYS: dict[str, ForeignKey] = {
 }
 
 FOREIGN_METHODS: dict[str, str] = {
-    **{method: REFUSED_HEADS[method] for method in ("mtp", "mlp_speculator", "dflash", "dspark", "eagle", "medusa")},
+    **{
+        method: REFUSED_HEADS[method]
+        for method in ("mtp", "mlp_speculator", "dflash", "dspark", "eagle", "medusa")
+    },
     "custom_class": "no code of the operator's runs in the engine",
     "extract_hidden_states": "hidden states are not handed out",
 }

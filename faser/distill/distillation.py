@@ -17,6 +17,7 @@ import torch
 
 from faser.config.engine import EngineConfig
 from faser.distill.conversations.dataset import Dataset, held_out
+from faser.distill.speculators_writer import write_speculators
 from faser.distill.states.recorder import Report, record
 from faser.distill.states.state_files import StateFolder
 from faser.distill.target import FrozenTarget
@@ -28,8 +29,7 @@ from faser.distill.training.trainable_head import TrainableHead
 from faser.distill.training.trainer import Trainer, TrainingProgress, TrainingSettings
 from faser.distill.training.vocabulary import frequent_tokens
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
-from faser.engine.execution.heads.speculators_writer import write_speculators
+from faser.engine.checkpoints.heads import FeatureNorm, HeadKind, HeadSpec
 from faser.errors import ConfigError
 from faser.files import write_atomically
 

@@ -18,16 +18,22 @@ import pytest
 import torch
 
 from faser.config.engine import EngineConfig
+from faser.distill.speculators_writer import write_speculators
 from faser.engine.build import Built, build
-from faser.engine.checkpoints.heads.head_spec import HeadKind
+from faser.engine.checkpoints.heads import HeadKind
 from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.engine import Engine
-from faser.engine.execution.heads import tensors
-from faser.engine.execution.heads.speculators_writer import write_speculators
+from faser.engine.execution.drafting import head_tensors as tensors
 from faser.errors import ModelError
 from faser.types import Request, SamplingParams, SpeculationParams
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
-from tests.engine.execution.heads.seeded import flat_config, head_layers, head_spec, seeded_weights, write_seeded
+from tests.engine.execution.drafting.seeded_heads import (
+    flat_config,
+    head_layers,
+    head_spec,
+    seeded_weights,
+    write_seeded,
+)
 
 STEP_TIMES = StepTimes.proportional(step_s=1e-2, pass_s=1e-3)
 STATE_LAYERS = (2, 3, 6)

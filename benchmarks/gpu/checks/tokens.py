@@ -17,7 +17,7 @@ from benchmarks.gpu.common.record import Json
 from benchmarks.losslessness.law import p_value
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.drafters.draft_samplers import WINDOW
+from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import HostTokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels

@@ -6,15 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from faser.distill.speculators_writer import write_speculators
 from faser.distill.target import FrozenTarget
-from faser.engine.checkpoints.heads.head_spec import HeadSpec
-from faser.engine.checkpoints.heads.reader import read_head_spec
-from faser.engine.checkpoints.heads.trainable import untrainable
+from faser.engine.checkpoints.heads import HeadSpec, read_head_spec, untrainable
 from faser.engine.checkpoints.quantization.stored import StoredLowBit
-from faser.engine.execution.heads import tensors
-from faser.engine.execution.heads.sources import open_head
-from faser.engine.execution.heads.speculators_writer import write_speculators
-from faser.engine.execution.heads.vocabulary import draft_token_ids
+from faser.engine.execution.drafting import head_tensors as tensors
+from faser.engine.execution.drafting.head_tensors import draft_token_ids
+from faser.engine.execution.drafting.head_weights import open_head
 from faser.engine.execution.models.stored_codes import CodeSource
 from faser.errors import ModelError
 

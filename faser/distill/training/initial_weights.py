@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.heads.head_spec import HeadSpec
-from faser.engine.execution.heads import tensors
+from faser.engine.checkpoints.heads import HeadSpec
+from faser.engine.execution.drafting import head_tensors as tensors
 
 _LAYER = tensors.layer_prefix(0)
 _INTO_STREAM = (_LAYER + "self_attn.o_proj.weight", _LAYER + "mlp.down_proj.weight")

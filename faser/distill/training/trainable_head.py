@@ -18,8 +18,8 @@ from torch.nn.functional import linear, silu
 
 from faser.distill.training.arithmetic import rms_norm, rotate
 from faser.distill.training.batch import Batch
-from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadSpec
-from faser.engine.execution.heads import tensors
+from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
+from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.models.rope import rotary_angles
 
 _LAYER = tensors.layer_prefix(0)

@@ -20,7 +20,7 @@ from faser.distill.training.muon import Muon
 from faser.distill.training.sample_store import SampleStore, batches_of_epoch
 from faser.distill.training.trainable_head import TrainableHead
 from faser.distill.training.unrolled_loss import unrolled_loss
-from faser.engine.execution.heads import tensors
+from faser.engine.execution.drafting import head_tensors as tensors
 
 _LAST_RATE = 0.05  # of the highest rate, at the end
 _HEAD_RATE = 0.5  # of the rate, for the rows that begin as the target's

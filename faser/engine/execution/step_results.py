@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from faser.engine.contract.plan import DraftPlan, Drafts, SequenceResult, SequenceRows
-from faser.engine.execution.drafters.drafter import Proposals
+from faser.engine.execution.drafting.drafter import Proposals
 from faser.engine.execution.verifiers.verifier import AcceptanceResult
 from faser.types import PositionLogprobs
 

@@ -34,7 +34,7 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
 from faser.errors import ConfigError
 from faser.types import SamplingParams
 from tests.benchmarks.simulator.running import machine

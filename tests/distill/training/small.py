@@ -7,7 +7,7 @@ from faser.distill.training.batch import Sample
 from faser.distill.training.initial_weights import initial_weights
 from faser.distill.training.trainable_head import TrainableHead
 from faser.engine.checkpoints.families.architecture import DecoderSpec, RopeSpec
-from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
+from faser.engine.checkpoints.heads import FeatureNorm, HeadKind, HeadSpec
 
 VOCAB, HIDDEN, DRAFTS, STEPS = 40, 16, 12, 3
 

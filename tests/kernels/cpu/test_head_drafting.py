@@ -14,15 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from faser.engine.checkpoints.heads.head_spec import FeatureNorm
+from faser.engine.checkpoints.heads import FeatureNorm
 from faser.engine.contract.plan import SequenceRows, SequenceStart, StopRule
-from faser.engine.execution.drafters.draft_samplers import GreedyDraftSampler, SampleAndMatchDraftSampler
-from faser.engine.execution.drafters.draft_vocabulary import DraftVocabularySampler
-from faser.engine.execution.drafters.head_passes import HeadInput, HeadPassLoop
-from faser.engine.execution.drafters.head_runner import HeadRunner
-from faser.engine.execution.drafters.passes import DraftBatch, DraftInput
-from faser.engine.execution.drafters.states import HiddenStates
-from faser.engine.execution.heads.loader import load_head
+from faser.engine.execution.drafting.head import HeadInput, HeadPassLoop, HeadRunner
+from faser.engine.execution.drafting.head_states import HiddenStates
+from faser.engine.execution.drafting.head_weights import load_head
+from faser.engine.execution.drafting.loop import DraftBatch, DraftInput
+from faser.engine.execution.drafting.samplers import (
+    DraftVocabularySampler,
+    GreedyDraftSampler,
+    SampleAndMatchDraftSampler,
+)
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.state import SamplingState
@@ -30,7 +32,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.interface.shapes import KvShape
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
-from tests.engine.execution.heads.seeded import head_spec, write_seeded
+from tests.engine.execution.drafting.seeded_heads import head_spec, write_seeded
 
 NUM_SLOTS, BLOCK_SIZE, MAX_PLACES, MAX_ROWS = 5, 16, 64, 100
 

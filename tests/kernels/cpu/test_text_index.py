@@ -1,6 +1,6 @@
 """Texts in native memory: what they refuse, what they cost, and that equal keys are not taken for equal contexts.
 
-tests/engine/execution/text_lookup/test_native_lookup.py compares its drafts with those of Python. Planted bugs
+tests/engine/execution/drafting/test_native_lookup.py compares its drafts with those of Python. Planted bugs
 that these tests have caught: found contexts are not compared; keys, holes or chains of forgotten text stay;
 contexts reach from one output into the next; a closed text or an index is not freed; half a refused call is done;
 a look-up, or a call of extend, indexes a whole text; an index grows beyond its bytes.

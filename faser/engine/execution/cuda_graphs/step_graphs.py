@@ -81,6 +81,7 @@ class GraphParts:
     inputs: GraphInputs
     logit_rows: StagingBuffer
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackboneGraph:
     """max_blocks: most blocks that all sequences of a step have together."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, head_versions, make_drafter
-from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
-from faser.engine.execution.drafters.drafter import Drafter
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.drafter import Drafter
+from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, head_versions, make_drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.rank_judge import NUM_TOP

@@ -11,16 +11,13 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.heads.head_spec import HeadSpec
-from faser.engine.checkpoints.heads.reader import kind_of_directory, read_head_spec
-from faser.engine.checkpoints.heads.trainable import untrainable
+from faser.engine.checkpoints.heads import HeadSpec, kind_of_directory, read_head_spec, untrainable
 from faser.engine.checkpoints.source import resolve
-from faser.engine.execution.drafter_registry import HeadParts
-from faser.engine.execution.drafters.head_cache import HeadCache
-from faser.engine.execution.drafters.head_runner import HeadRunner
-from faser.engine.execution.drafters.states import HiddenStates, ring_rows
-from faser.engine.execution.heads.head import Head
-from faser.engine.execution.heads.loader import load_head
+from faser.engine.execution.drafting.eagle3 import Head
+from faser.engine.execution.drafting.head import HeadCache, HeadRunner
+from faser.engine.execution.drafting.head_states import HiddenStates, ring_rows
+from faser.engine.execution.drafting.head_weights import load_head
+from faser.engine.execution.drafting.registry import HeadParts
 from faser.engine.execution.models.rounded_source import QUANTIZATIONS
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.startup.model_loading import LoadedModel

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
-from faser.engine.checkpoints.heads.head_spec import HeadSpec
+from faser.engine.checkpoints.heads import HeadSpec
 from faser.engine.checkpoints.weight_files import gguf_file
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder

@@ -15,7 +15,7 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.ngram_model import NgramModel
-from faser.engine.execution.drafter_registry import HeadParts
+from faser.engine.execution.drafting.registry import HeadParts
 from faser.engine.execution.overlap.factory import make_lanes
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_on_lanes
 from faser.engine.execution.overlap.partition import Partition

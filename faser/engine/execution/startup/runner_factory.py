@@ -6,7 +6,7 @@ from enum import Enum
 from faser.config.engine import EngineConfig
 from faser.engine.execution.cuda_graphs.batch_sizes import GraphSizes
 from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
-from faser.engine.execution.drafters.draft_samplers import WINDOW
+from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, HostTokenSampler, TokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels

@@ -16,7 +16,7 @@ from torch import Tensor
 from faser.config.engine import EngineConfig
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.drafters.draft_samplers import (
+from faser.engine.execution.drafting.samplers import (
     WINDOW,
     DraftRows,
     DraftSampler,

@@ -22,12 +22,11 @@ from faser.config.drafters import DRAFT_METHODS
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, Drafts, SequenceStart, StopRule
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.drafter_selection import DrafterSelection
-from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.text_lookup.lookup import CombinedLookup
-from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
-from faser.engine.execution.text_lookup.python.suffix import SuffixDrafter
-from faser.engine.execution.text_lookup.text_and_model import TextAndModel
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.text import CombinedLookup, TextAndModel
 from faser.types import SamplingParams
+from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
+from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
 
 CAP, MODEL_CAP = 8, 5
 NUM_SLOTS = 8

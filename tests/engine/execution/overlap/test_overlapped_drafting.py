@@ -20,15 +20,14 @@ import torch
 
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
 from faser.engine.control.sequences.kv_cache import KvManager
-from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
-from faser.engine.execution.drafters.draft_model import DraftModel
-from faser.engine.execution.drafters.draft_samplers import (
+from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
+from faser.engine.execution.drafting.loop import PassLoop
+from faser.engine.execution.drafting.samplers import (
     DraftSampler,
     GreedyDraftSampler,
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
-from faser.engine.execution.drafters.passes import PassLoop
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
@@ -37,7 +36,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
-from tests.engine.execution.drafters.drafting import MAX_LEN, MAX_ROWS, NUM_BLOCKS, NUM_SLOTS, World, kv_shape
+from tests.engine.execution.drafting.driving import MAX_LEN, MAX_ROWS, NUM_BLOCKS, NUM_SLOTS, World, kv_shape
 
 BLOCK_SIZE = 16  # the native kernels' smallest
 Choice = Callable[[SamplingState], DraftSampler]

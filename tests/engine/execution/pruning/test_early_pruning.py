@@ -26,9 +26,10 @@ from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceR
 from faser.engine.contract.step_times import CostTable
 from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.control.speculation.policies.policy import Candidates, Policy
-from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
-from faser.engine.execution.drafters.drafter import NO_TOP, Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.drafter import NO_TOP, Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafting.text import CombinedLookup, TextAndModel
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.gate import Floats, Ints, Lesson, Look, Split
 from faser.engine.execution.pruning.rank_judge import UNKNOWN, DraftedTokens, RankJudge
@@ -36,8 +37,6 @@ from faser.engine.execution.pruning.step_seconds import StepSeconds
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.text_lookup.lookup import CombinedLookup
-from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 from faser.engine.execution.verifiers.verifier import AcceptanceResult
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
@@ -560,9 +559,7 @@ def model_drafter(pair: tuple[Path, Path], num_top: int) -> Drafter:
     model = DraftModelParts(
         runner=runner, kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), max_positions=MAX_LEN
     )
-    parts = DrafterParts(
-        table=table, sampling=SamplingState(NUM_SLOTS), max_rows=20, model=model, num_top=num_top
-    )
+    parts = DrafterParts(table=table, sampling=SamplingState(NUM_SLOTS), max_rows=20, model=model, num_top=num_top)
     drafter = make_drafter(speculation(draft_sample_method="greedy"), parts)
     for slot, prompt in enumerate(PROMPTS):
         table.append(slot, (3 * slot, 3 * slot + 1, 3 * slot + 2))

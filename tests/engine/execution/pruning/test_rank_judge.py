@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from faser.engine.execution.drafters.drafter import NO_TOP
+from faser.engine.execution.drafting.drafter import NO_TOP
 from faser.engine.execution.pruning.rank_judge import UNKNOWN, RankJudge, drafted_tokens
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.pruning.pruning_world import ForwardedStep, four_sequences, write_pair

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.drafters.draft_samplers import DraftRows, ProbabilisticDraftSampler
-from faser.engine.execution.drafters.passes import DraftInput, DraftProgress
+from faser.engine.execution.drafting.loop import DraftInput, DraftProgress
+from faser.engine.execution.drafting.samplers import DraftRows, ProbabilisticDraftSampler
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.startup.warm_up import WarmUp, draft_lengths

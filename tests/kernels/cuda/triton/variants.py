@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.drafters.draft_samplers import (
+from faser.engine.execution.drafting.samplers import (
     WINDOW,
     DraftRows,
     ProbabilisticDraftSampler,
