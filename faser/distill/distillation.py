@@ -29,7 +29,7 @@ from faser.distill.training.trainable_head import TrainableHead
 from faser.distill.training.trainer import Trainer, TrainingProgress, TrainingSettings
 from faser.distill.training.vocabulary import frequent_tokens
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.heads import FeatureNorm, HeadKind, HeadSpec
+from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.errors import ConfigError
 from faser.files import write_atomically
 
@@ -227,7 +227,6 @@ def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: in
         mlp_bias=False,
     )
     return HeadSpec(
-        kind=HeadKind.EAGLE3,
         decoder=decoder,
         draft_vocab_size=draft_vocab_size,
         target_hidden_size=target.hidden_size,

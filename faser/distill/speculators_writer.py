@@ -1,4 +1,4 @@
-"""Writes an EAGLE-3 head as a directory in the format of the `speculators` library (see checkpoints/heads).
+"""Writes an EAGLE-3 head as a directory in the format of the `speculators` library: see checkpoints/heads.py.
 
 Matrices may be rounded to 8 bits, in the layout of compressed-tensors: signed bytes and a half float for each 32
 of them.
@@ -20,7 +20,7 @@ from faser.engine.checkpoints.families.architecture import (
     RopeSpec,
     YarnScaling,
 )
-from faser.engine.checkpoints.heads import FeatureNorm, HeadKind, HeadSpec
+from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.files import replacing, write_atomically
 from faser.kernels.interface.low_bit.quantise import INT8, quantise
@@ -41,12 +41,10 @@ def write_speculators(
 ) -> None:
     """Write config.json and model.safetensors. The config is written last: a directory that has one is whole.
 
-    weights: under the names of tensors.py and of their shapes; without embed_tokens and lm_head the target's are
-    meant. draft_ids: [Vd], ascending, the target's token of each row of the logits; None: all of them. dtype: of
-    what is stored as floats. int8: round the matrices whose rows
-    are whole groups of 32.
+    weights: with the names and shapes of head_tensors.py; without embed_tokens and lm_head the target's are meant.
+    draft_ids: [Vd], ascending, the target's token of each row of the logits; None: all of them. dtype: of what is
+    stored as floats. int8: round the matrices whose rows are whole groups of 32.
     """
-    assert spec.kind is HeadKind.EAGLE3, f"speculators has no {spec.kind} heads"
     shapes = tensors.eagle3_shapes(spec)
     for name, weight in weights.items():
         assert tuple(weight.shape) == shapes[name], (name, tuple(weight.shape), shapes[name])
@@ -182,7 +180,7 @@ def _rounded(name: str, weight: Tensor) -> dict[str, Tensor]:
 
 
 def _vocabulary(draft_ids: Tensor, spec: HeadSpec) -> dict[str, Tensor]:
-    """d2t, as offsets, and t2d (see vocabulary.py)."""
+    """d2t, as offsets, and t2d (see head_tensors.py)."""
     assert draft_ids.shape == (spec.draft_vocab_size,), (draft_ids.shape, spec.draft_vocab_size)
     assert bool((draft_ids.diff() > 0).all()), "t2d has the tokens in ascending order"
     marked = torch.zeros(spec.decoder.vocab_size, dtype=torch.bool)

@@ -19,7 +19,7 @@ from faser.errors import ModelError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedHead:
-    """weights: float32 under the names of tensors.py, without the embedding. draft_ids: [Vd] int64, ascending."""
+    """weights: float32, named as in head_tensors.py, without the embedding. draft_ids: [Vd] int64, ascending."""
 
     spec: HeadSpec
     weights: dict[str, Tensor]

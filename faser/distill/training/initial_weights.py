@@ -14,7 +14,7 @@ _SMALLER = 0.25  # what a layer adds to the stream at first, against other produ
 
 
 def initial_weights(spec: HeadSpec, *, head_rows: Tensor, final_norm: Tensor, seed: int) -> dict[str, Tensor]:
-    """Every weight but the embedding, float32 with gradients, under the names of tensors.py.
+    """Every weight but the embedding, float32 with gradients, under the names of head_tensors.py.
 
     head_rows: [Vd, H], of the target's head. final_norm: [H], the target's. At first features are the last state
     that the head reads, and its logits those that the target's own head gives it.

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 GGUF_WEIGHTS = "model.gguf"  # in a directory whose other files are those of the hub
-TORCH_WEIGHTS = "pytorch_model.bin"  # of some heads; no model is read from one
+TORCH_WEIGHTS = "pytorch_model.bin"  # of some heads; no model is read from it
 
 
 def gguf_file(checkpoint: Path) -> Path | None:

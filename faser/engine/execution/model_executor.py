@@ -12,10 +12,15 @@ from faser.engine.contract.executor import LaunchedStep
 from faser.engine.contract.plan import DraftPlan, Drafts, SequenceResult, SequenceRows, StepPlan, StepResult
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.drafting.draft_model import DraftKvCache
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.drafting.head import HeadVersions
-from faser.engine.execution.drafting.head_states import HiddenStates
-from faser.engine.execution.drafting.proposals import ProposedDrafts, without_forbidden
+from faser.engine.execution.drafting.drafter import (
+    Continuation,
+    Drafter,
+    Proposals,
+    ProposedDrafts,
+    without_forbidden,
+)
+from faser.engine.execution.drafting.head_memory import HiddenStates
+from faser.engine.execution.drafting.head_versions import HeadVersions
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import PendingResult

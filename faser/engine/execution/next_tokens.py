@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.contract.plan import SequenceRows
-from faser.engine.execution.drafting.proposals import ProposedDrafts
+from faser.engine.execution.drafting.drafter import ProposedDrafts
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner

@@ -7,7 +7,7 @@ from faser.distill.training.batch import Sample
 from faser.distill.training.initial_weights import initial_weights
 from faser.distill.training.trainable_head import TrainableHead
 from faser.engine.checkpoints.families.architecture import DecoderSpec, RopeSpec
-from faser.engine.checkpoints.heads import FeatureNorm, HeadKind, HeadSpec
+from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 
 VOCAB, HIDDEN, DRAFTS, STEPS = 40, 16, 12, 3
 
@@ -29,7 +29,6 @@ def small_spec() -> HeadSpec:
         tie_word_embeddings=False,
     )
     return HeadSpec(
-        kind=HeadKind.EAGLE3,
         decoder=decoder,
         draft_vocab_size=DRAFTS,
         target_hidden_size=HIDDEN,

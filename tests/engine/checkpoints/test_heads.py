@@ -14,10 +14,9 @@ from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import DecoderSpec, Llama3Scaling
 from faser.engine.checkpoints.heads import (
     FeatureNorm,
-    HeadKind,
     HeadSpec,
-    head_kind,
-    kind_of_directory,
+    describes_head,
+    is_head,
     read_head_spec,
 )
 from faser.errors import ModelError
@@ -57,17 +56,14 @@ SPECULATORS: dict[str, Any] = {
 FLAT: dict[str, Any] = LAYERS | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}
 
 
-def read(
-    tmp_path: Path, config: dict[str, Any], target: DecoderSpec = TARGET, *, method: str | None = None
-) -> HeadSpec:
+def read(tmp_path: Path, config: dict[str, Any], target: DecoderSpec = TARGET) -> HeadSpec:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    return read_head_spec(tmp_path, target, method=method)
+    return read_head_spec(tmp_path, target)
 
 
 def test_a_speculators_directory_says_everything(tmp_path: Path) -> None:
     found = read(tmp_path, SPECULATORS)
     assert found == HeadSpec(
-        kind=HeadKind.EAGLE3,
         decoder=found.decoder,
         draft_vocab_size=32000,
         target_hidden_size=4096,
@@ -123,64 +119,75 @@ def test_layers_may_be_those_of_qwen3_with_a_window_and_a_rotary_embedding_of_th
 
 def test_a_flat_directory_has_its_fields_beside_the_layers_or_in_eagle_config(tmp_path: Path) -> None:
     found = read(tmp_path, FLAT)
-    assert (found.kind, found.state_layers, found.norm_before_residual) == (HeadKind.EAGLE3, (2, 16, 29), False)
+    assert (found.state_layers, found.norm_before_residual) == ((2, 16, 29), False)
     nested = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [4, 8], "norm_before_fc": True}}
     found = read(tmp_path, FLAT | nested | {"norm_before_fc": False, "num_aux_hidden_states": 2})
     assert (found.state_layers, found.feature_norm) == ((4, 8), FeatureNorm.TOGETHER)
 
 
 @pytest.mark.parametrize(
-    ("config", "kind"),
+    ("config", "is_one"),
     [
-        (SPECULATORS, HeadKind.EAGLE3),
-        (FLAT, HeadKind.EAGLE3),
-        (FLAT | {"architectures": ["Eagle3LlamaForCausalLM"]}, HeadKind.EAGLE3),
-        (FLAT | {"architectures": ["LlamaForCausalLM"]}, HeadKind.EAGLE3),
-        (LAYERS | {"architectures": ["EagleLlamaForCausalLM"]}, HeadKind.EAGLE),
-        ({"model_type": "eagle", "architectures": ["EAGLEModel"], "model": LAYERS}, HeadKind.EAGLE),
-        ({"medusa_num_heads": 3, "medusa_num_layers": 1}, HeadKind.MEDUSA),
-        ({"architectures": ["MedusaModel"]}, HeadKind.MEDUSA),
-        (LAYERS | {"architectures": ["LlamaForCausalLM"]}, None),
-        ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, None),
-        ({}, None),
+        (SPECULATORS, True),
+        (FLAT, True),
+        (FLAT | {"architectures": ["Eagle3LlamaForCausalLM"]}, True),
+        (FLAT | {"architectures": ["LlamaForCausalLM"]}, True),
+        (LAYERS | {"architectures": ["LlamaForCausalLM"]}, False),
+        ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, False),
+        ({}, False),
     ],
 )
-def test_the_kind_is_found_without_being_named(config: dict[str, Any], kind: HeadKind | None) -> None:
-    assert head_kind(config) is kind
+def test_a_head_is_known_by_its_config(config: dict[str, Any], is_one: bool) -> None:
+    assert describes_head(config) is is_one
 
 
 @pytest.mark.parametrize(
-    ("names", "kind"),
+    ("config", "kind"),
     [
-        (["fc.weight", "layers.0.self_attn.q_proj.weight"], HeadKind.EAGLE),
-        (["model.fc.weight", "model.layers.0.hidden_norm.weight"], HeadKind.EAGLE3),
-        (["model.embed_tokens.weight", "model.layers.0.mlp.fc.weight"], None),
-        ([], None),
+        (LAYERS | {"architectures": ["EagleLlamaForCausalLM"]}, "eagle"),
+        ({"model_type": "eagle", "architectures": ["EAGLEModel"], "model": LAYERS}, "eagle"),
+        ({"medusa_num_heads": 3, "medusa_num_layers": 1}, "medusa"),
+        ({"architectures": ["MedusaModel"]}, "medusa"),
+        ({"model_type": "medusa", "hidden_size": 2048}, "medusa"),
+    ],
+)
+def test_an_older_kind_is_refused_with_its_reason(config: dict[str, Any], kind: str) -> None:
+    with pytest.raises(ModelError, match=REFUSED_HEADS[kind]):
+        describes_head(config)
+
+
+@pytest.mark.parametrize(
+    ("names", "is_one"),
+    [
+        (["model.fc.weight", "model.layers.0.hidden_norm.weight"], True),
+        (["model.embed_tokens.weight", "model.layers.0.mlp.fc.weight"], False),
+        ([], False),
     ],
 )
 def test_a_head_that_is_described_like_a_model_is_known_by_its_tensors(
-    names: list[str], kind: HeadKind | None, tmp_path: Path
+    names: list[str], is_one: bool, tmp_path: Path
 ) -> None:
+    write_like_a_model(tmp_path, names)
+    assert is_head(tmp_path) is is_one
+    if is_one:
+        assert read_head_spec(tmp_path, TARGET).state_layers == (2, 16, 29)
+
+
+def test_a_head_of_eagle_that_is_described_like_a_model_is_refused(tmp_path: Path) -> None:
+    write_like_a_model(tmp_path, ["fc.weight", "layers.0.self_attn.q_proj.weight"])
+    for read_it in (lambda: is_head(tmp_path), lambda: read_head_spec(tmp_path, TARGET)):
+        with pytest.raises(ModelError, match="of kind eagle, which is not supported"):
+            read_it()
+
+
+def write_like_a_model(tmp_path: Path, names: list[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LAYERS | {"architectures": ["LlamaForCausalLM"]}))
     save_file({name: np.zeros(2, np.float32) for name in names}, tmp_path / "model.safetensors")
     (tmp_path / "model-2.safetensors").write_bytes(b"cut")
-    assert kind_of_directory(tmp_path) is kind
-    if kind is not None:
-        assert read_head_spec(tmp_path, TARGET).kind is kind
 
 
 def test_a_directory_without_a_config_has_no_head(tmp_path: Path) -> None:
-    assert kind_of_directory(tmp_path) is None
-
-
-def test_the_operator_names_a_kind_that_the_files_do_not(tmp_path: Path) -> None:
-    config = LAYERS | {"architectures": ["LlamaForCausalLM"]}
-    with pytest.raises(ModelError, match=r'does not say which kind of head it is; name it: "method": eagle3 or'):
-        read(tmp_path, config)
-    found = read(tmp_path, config, method="eagle")
-    assert (found.kind, found.state_layers, found.states_are_normed) == (HeadKind.EAGLE, (32,), True)
-    with pytest.raises(ModelError, match=r"method is eagle; the config.json of the head describes eagle3"):
-        read(tmp_path, FLAT, method="eagle")
+    assert not is_head(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dflash2", "dspark", "peagle"])
@@ -222,14 +229,6 @@ def test_a_kind_that_is_not_computed_is_refused_with_its_reason(kind: str, tmp_p
             "transformer_layer_config is missing",
         ),
         (
-            {"model_type": "eagle", "model": LAYERS, "truncated_vocab_size": 32000},
-            "truncated_vocab_size is 32000; .* all 128256 tokens",
-        ),
-        (
-            {"model_type": "medusa", "hidden_size": 2048},
-            "hidden_size of the heads is 2048; that of the model is 4096",
-        ),
-        (
             FLAT | {"architectures": ["DeepSeekMTPModel"], "draft_vocab_size": None},
             "none of these families is served",
         ),
@@ -252,14 +251,6 @@ def test_a_target_of_few_layers_needs_a_head_that_names_its_layers(tmp_path: Pat
 def test_a_head_may_be_narrower_than_its_target(tmp_path: Path) -> None:
     found = read(tmp_path, FLAT | {"hidden_size": 2048, "target_hidden_size": 4096})
     assert (found.hidden_size, found.target_hidden_size, found.states_size) == (2048, 4096, 3 * 4096)
-
-
-def test_medusa_heads_have_the_sizes_of_their_target(tmp_path: Path) -> None:
-    found = read(tmp_path, {"medusa_num_heads": 3, "medusa_num_layers": 2})
-    assert (found.max_draft_tokens, found.num_draft_tokens, found.medusa_blocks) == (3, 3, 2)
-    assert (found.hidden_size, found.draft_vocab_size, found.state_layers) == (4096, 128256, (32,))
-    found = read(tmp_path, {"model_type": "medusa", "num_heads": 4, "num_hidden_layers": 1, "hidden_size": 4096})
-    assert (found.max_draft_tokens, found.medusa_blocks) == (4, 1)
 
 
 def test_a_directory_without_a_config_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from faser.distill.speculators_writer import write_speculators
-from faser.engine.checkpoints.heads import FeatureNorm, HeadKind, untrainable
+from faser.engine.checkpoints.heads import FeatureNorm, untrainable
 from tests.engine.execution.drafting.seeded_heads import head_layers, head_spec, seeded_weights
 
 FORM: dict[str, Any] = {"feature_norm": FeatureNorm.EACH, "norm_before_residual": True}
@@ -21,7 +21,6 @@ def test_a_head_of_faser_distill_can_be_trained(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"kind": HeadKind.EAGLE}, "it is of the kind eagle, not eagle3"),
         (
             {"layers": head_layers(num_layers=2, windows=(None, None), rotary=(True, True))},
             "it has 2 layers, not 1",

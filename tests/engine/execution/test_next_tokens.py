@@ -3,7 +3,7 @@
 import pytest
 
 from faser.engine.contract.plan import SequenceRows, SequenceStart
-from faser.engine.execution.drafting.proposals import ProposedDrafts
+from faser.engine.execution.drafting.drafter import ProposedDrafts
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner

@@ -17,7 +17,7 @@ import torch
 from faser.engine.checkpoints.heads import FeatureNorm
 from faser.engine.contract.plan import SequenceRows, SequenceStart, StopRule
 from faser.engine.execution.drafting.head import HeadInput, HeadPassLoop, HeadRunner
-from faser.engine.execution.drafting.head_states import HiddenStates
+from faser.engine.execution.drafting.head_memory import HiddenStates
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput
 from faser.engine.execution.drafting.samplers import (

@@ -1,21 +1,16 @@
-"""The seam of heads: from the target's hidden states and a token to the logits of the token after it.
+"""EAGLE-3 heads: from the target's hidden states and a token to the logits of the token after it.
 
     position           …        p - 1                p                  p + 1
     token                                          x_p                x_{p+1}
     target's states         states of p - 1
-                                   \  features()    |
+                                   \\  features()    |
     head's row of p                 `------------> run() --> hidden --> logits() of token p + 1
     head's row of p + 1                                         `----> run() with x_{p+1}, hidden as features
 
 The row of a position takes the token at that position and the states of the position before, those that predicted
 the token. A drafted row takes the head's own output of the row before in place of features. A head knows neither
 sequences nor positions: its cache holds one entry for each row that it ran, in the order of the plan's positions.
-
-Source: Li et al., arXiv 2503.01840, section 3.1; the "features" of arXiv 2401.15077, section 3.
-
-The decoder layers of a head: from the queries, keys and values of the first one to the output of the last.
-
-EAGLE-3 heads (Li et al., arXiv 2503.01840): the arithmetic of a row, on one backend.
+The arithmetic of a row:
 
     states of K layers --(norms)--> fc --> features --> hidden_norm --.
                                                |                      |--> q, k, v --> attention, feed-forward
@@ -24,10 +19,11 @@ EAGLE-3 heads (Li et al., arXiv 2503.01840): the arithmetic of a row, on one bac
 
 With norm_before_residual the stream begins with the normalised features. With norm_output the output is
 normalised, and the logits are a product of it.
+
+Source: Li et al., arXiv 2503.01840, section 3.1.
 """
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,62 +32,29 @@ from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.engine.execution.models.decoder import Buffers, decoder_layer
 from faser.engine.execution.models.weights import LayerWeights
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.blocks import (
-    Blocks,
-    DecoderStack,
-    LayerBuffers,
-    Layers,
-    NormedLinear,
-)
+from faser.kernels.interface.blocks import Blocks, DecoderStack, LayerBuffers, Layers, NormedLinear
 from faser.kernels.interface.head_drafting import DraftRoom, Eagle3Stack
 from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
 
 
-class Head(Protocol):
-    """A loaded head. It runs one step at a time, and allocates nothing during it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Weights:
+    """feature_norms: one for each state layer, one for all together, or none. norm: before the logits.
 
-    Tensors are on the backend's device, activations in the type of the target's. What a method returns is a part
-    of a buffer, which the next call of the same method overwrites. R: at most max_rows, N: at most max_logit_rows.
+    layers: the first one's qkv is a product of an embedding and features side by side, its input_norm is of the
+    embedding, and hidden_norm of the features. embedding and head may be the target's. num_bytes: of what is not
+    the target's.
     """
 
-    @property
-    def spec(self) -> HeadSpec: ...
-
-    @property
-    def draft_ids(self) -> Tensor | None:
-        """[Vd] int64, distinct: the target's id of each row of the logits; None: the target's vocabulary."""
-        ...
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the packed weights; those shared with the target are not counted."""
-        ...
-
-    @property
-    def drafting_stack(self) -> Eagle3Stack | None:
-        """What HeadDrafting takes; None: it drafts no such heads."""
-        ...
-
-    def draft_room(self, rows: int) -> DraftRoom:
-        """The buffers of that many rows, the same object each time, for heads with a drafting_stack."""
-        ...
-
-    def features(self, states: Tensor) -> Tensor:
-        """[R, Hh] of the target's states [R, K * H], the layers of spec.state_layers side by side; unchanged."""
-        ...
-
-    def run(self, token_ids: Tensor, features: Tensor, cache: KvCache, plan: AttentionPlan) -> Tensor:
-        """[R, Hh], the output of the rows; their keys and values enter the cache.
-
-        token_ids: [R] int64, contiguous, of the target's vocabulary. features: [R, Hh], unchanged; may be what
-        run returned, its first R rows. cache: of spec.decoder's layers and heads. plan: of these rows.
-        """
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, Vd] float32 for any N rows of what run returned; unchanged."""
-        ...
+    embedding: PackedLinear
+    feature_norms: tuple[Tensor, ...]
+    fc: PackedLinear
+    hidden_norm: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: PackedLinear
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,79 +88,16 @@ class HeadBuffers:
         )
 
 
-class LayerStack:
-    """Runs a head's layers, whose first product is the caller's.
-
-    angles: see Decoder. logits: the product after the layers, which is fetched ahead; None: another one follows.
-    """
-
-    def __init__(
-        self,
-        spec: HeadSpec,
-        backend: Backend,
-        weights: tuple[LayerWeights, ...],
-        angles: Tensor,
-        buffers: Buffers,
-        logits: NormedLinear | None = None,
-    ) -> None:
-        self._spec = spec.decoder
-        self._buffers = buffers
-        self._rooms: dict[int, LayerBuffers] = {}  # by the number of rows
-        self._blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
-        self._layers: Layers = backend.fused_layers or SeparateLayers(backend, self._blocks)
-        self._logits = logits
-        layers = zip(weights, self._spec.windows, self._spec.rotary, strict=True)
-        self.stack = DecoderStack(
-            layers=tuple(
-                decoder_layer(self._spec, each, window, angles if rotates else None, projects=number > 0)
-                for number, (each, window, rotates) in enumerate(layers)
-            ),
-            head=logits,
-        )
-
-    def run(self, hidden: Tensor, cache: KvCache, plan: AttentionPlan) -> Tensor:
-        """Run all layers over hidden [R, H], in place. The room for R rows holds the first layer's qkv."""
-        self._layers.run(self.stack, 0, len(self.stack.layers), hidden, cache, plan, self.room(len(hidden)))
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, Vd] float32 of N rows, unchanged."""
-        assert self._logits is not None, "these layers have no logits after them"
-        rows = len(hidden)
-        return self._blocks.normed_linear(hidden, self._logits, self._buffers.logits[:rows], self.room(rows).block)
-
-    def room(self, rows: int) -> LayerBuffers:
-        """The buffers of the first rows; the same object for the same number of rows."""
-        found = self._rooms.get(rows)
-        if found is None:
-            buffers = self._buffers
-            found = self._rooms[rows] = LayerBuffers(
-                qkv=buffers.qkv[:rows], mixed=buffers.mixed[:rows], block=buffers.scratch(rows)
-            )
-        return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Weights:
-    """feature_norms: one for each state layer, one for all together, or none. norm: before the logits.
-
-    layers: the first one's qkv is a product of an embedding and features side by side, its input_norm is of the
-    embedding, and hidden_norm of the features. embedding and head may be the target's. num_bytes: of what is not
-    the target's.
-    """
-
-    embedding: PackedLinear
-    feature_norms: tuple[Tensor, ...]
-    fc: PackedLinear
-    hidden_norm: Tensor
-    layers: tuple[LayerWeights, ...]
-    norm: Tensor
-    head: PackedLinear
-    num_bytes: int
-
-
 class Eagle3Head:
-    """See Head. draft_ids: on the backend's device. angles: see Decoder; entries of the cache are below P."""
+    """A loaded head. It runs one step at a time, and allocates nothing during it.
+
+    Tensors are on the backend's device, activations in the type of the target's. What a method returns is a part
+    of a buffer, which the next call of the same method overwrites. R: at most max_rows, N: at most max_logit_rows.
+
+    draft_ids: [Vd] int64, distinct: the target's id of each row of the logits; None: the target's vocabulary.
+    angles: see Decoder; entries of the cache are below P.
+    drafting_stack: what HeadDrafting takes; None: it drafts no such heads.
+    """
 
     def __init__(
         self,
@@ -208,101 +108,108 @@ class Eagle3Head:
         angles: Tensor,
         buffers: HeadBuffers,
     ) -> None:
-        self._spec = spec
-        self._draft_ids = draft_ids
+        self.spec = spec
+        self.draft_ids = draft_ids
         self._backend = backend
         self._weights = weights
         self._buffers = buffers
         self._eps = spec.decoder.rms_norm_eps
+        self._blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
+        self._layers: Layers = backend.fused_layers or SeparateLayers(backend, self._blocks)
+        self._rooms: dict[int, DraftRoom] = {}  # by the number of rows
         assert weights.layers[0].input_norm is not None, "embeddings are normalised"
         self._embedding_norm = weights.layers[0].input_norm
-        logits = None
+        self._logits = None
         if not spec.norm_output:
-            logits = NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head)
-        self._stack = LayerStack(spec, backend, weights.layers, angles, buffers.layers, logits)
-        self._rooms: dict[int, DraftRoom] = {}  # by the number of rows
-        self._drafting_stack = None
-        if logits is not None:
-            self._drafting_stack = Eagle3Stack(
-                embedding=weights.embedding,
-                embedding_norm=self._embedding_norm,
-                state_norms=weights.feature_norms,
-                fc=weights.fc,
-                feature_norm=weights.hidden_norm,
-                eps=self._eps,
-                residual_is_normed=spec.norm_before_residual,
-                qkv=weights.layers[0].qkv,
-                layers=self._stack.stack,
-                draft_ids=None if draft_ids is None else draft_ids.numpy(force=True),
-            )
-
-    @property
-    def spec(self) -> HeadSpec:
-        return self._spec
-
-    @property
-    def draft_ids(self) -> Tensor | None:
-        return self._draft_ids
+            self._logits = NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head)
+        layers = zip(weights.layers, spec.decoder.windows, spec.decoder.rotary, strict=True)
+        self._stack = DecoderStack(
+            layers=tuple(
+                decoder_layer(spec.decoder, each, window, angles if rotates else None, projects=number > 0)
+                for number, (each, window, rotates) in enumerate(layers)
+            ),
+            head=self._logits,
+        )
+        self.drafting_stack = None if self._logits is None else self._drafting_stack()
 
     @property
     def weight_bytes(self) -> int:
+        """Bytes of the packed weights; those shared with the target are not counted."""
         return self._weights.num_bytes
 
-    @property
-    def drafting_stack(self) -> Eagle3Stack | None:
-        return self._drafting_stack
-
     def draft_room(self, rows: int) -> DraftRoom:
-        assert rows <= len(self._buffers.features), "more rows than the buffers hold"
+        """The buffers of that many rows, the same object each time."""
         found = self._rooms.get(rows)
         if found is None:
-            buffers = self._buffers
+            assert rows <= len(self._buffers.features), "more rows than the buffers hold"
+            buffers, layers = self._buffers, self._buffers.layers
             found = self._rooms[rows] = DraftRoom(
                 states=buffers.states[:rows],
                 features=buffers.features[:rows],
                 embedded=buffers.embedded[:rows],
                 joined=buffers.joined[:rows],
-                hidden=buffers.layers.hidden[:rows],
-                layers=self._stack.room(rows),
-                logits=buffers.layers.logits,
+                hidden=layers.hidden[:rows],
+                layers=LayerBuffers(qkv=layers.qkv[:rows], mixed=layers.mixed[:rows], block=layers.scratch(rows)),
+                logits=layers.logits,
             )
         return found
 
     def features(self, states: Tensor) -> Tensor:
-        rows = len(states)
-        assert rows <= len(self._buffers.features), "more rows than the buffers hold"
-        return self._backend.linear(self._normed(states), self._weights.fc, self._buffers.features[:rows])
+        """[R, Hh] of the target's states [R, K * H], the layers of spec.state_layers side by side; unchanged."""
+        room = self.draft_room(len(states))
+        return self._backend.linear(self._normed(states, room), self._weights.fc, room.features)
 
     def run(self, token_ids: Tensor, features: Tensor, cache: KvCache, plan: AttentionPlan) -> Tensor:
-        backend, buffers, weights, eps = self._backend, self._buffers, self._weights, self._eps
+        """[R, Hh], the output of the rows; their keys and values enter the cache.
+
+        token_ids: [R] int64, contiguous, of the target's vocabulary. features: [R, Hh], unchanged; may be what
+        run returned, its first R rows. cache: of spec.decoder's layers and heads. plan: of these rows.
+        """
+        backend, weights, eps = self._backend, self._weights, self._eps
         rows, width = features.shape
-        assert rows <= len(buffers.features), "more rows than the buffers hold"
-        joined, hidden = buffers.joined[:rows], buffers.layers.hidden[:rows]
-        embedded = backend.embed(token_ids, weights.embedding, buffers.embedded[:rows])
+        room = self.draft_room(rows)
+        joined, hidden = room.joined, room.hidden
+        embedded = backend.embed(token_ids, weights.embedding, room.embedded)
         backend.rms_norm(embedded, self._embedding_norm, eps, joined[:, :width])
         normed = backend.rms_norm(features, weights.hidden_norm, eps, joined[:, width:])
-        hidden.copy_(normed if self._spec.norm_before_residual else features)
-        backend.linear(joined, weights.layers[0].qkv, self._stack.room(rows).qkv)
-        self._stack.run(hidden, cache, plan)
-        return backend.rms_norm(hidden, weights.norm, eps, hidden) if self._spec.norm_output else hidden
+        hidden.copy_(normed if self.spec.norm_before_residual else features)
+        backend.linear(joined, weights.layers[0].qkv, room.layers.qkv)
+        self._layers.run(self._stack, 0, len(self._stack.layers), hidden, cache, plan, room.layers)
+        return backend.rms_norm(hidden, weights.norm, eps, hidden) if self.spec.norm_output else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """[N, Vd] float32 of any N rows of what run returned; unchanged."""
         rows = len(hidden)
         assert rows <= len(self._buffers.layers.logits), "more rows than the logits buffer holds"
-        if self._spec.norm_output:
-            return self._backend.linear(hidden, self._weights.head, self._buffers.layers.logits[:rows])
-        return self._stack.logits(hidden)
+        logits = self._buffers.layers.logits[:rows]
+        if self._logits is None:
+            return self._backend.linear(hidden, self._weights.head, logits)
+        return self._blocks.normed_linear(hidden, self._logits, logits, self.draft_room(rows).layers.block)
 
-    def _normed(self, states: Tensor) -> Tensor:
+    def _normed(self, states: Tensor, room: DraftRoom) -> Tensor:
         """The states after the norms that stand before the projection, if there are any."""
         norms = self._weights.feature_norms
         if not norms:
             return states
-        normed = self._buffers.states[: len(states)]
-        if self._spec.feature_norm is FeatureNorm.TOGETHER:
-            return self._backend.rms_norm(states, norms[0], self._eps, normed)
-        width = self._spec.target_hidden_size
+        if self.spec.feature_norm is FeatureNorm.TOGETHER:
+            return self._backend.rms_norm(states, norms[0], self._eps, room.states)
+        width = self.spec.target_hidden_size
         for index, norm in enumerate(norms):
             part = slice(index * width, (index + 1) * width)
-            self._backend.rms_norm(states[:, part], norm, self._eps, normed[:, part])
-        return normed
+            self._backend.rms_norm(states[:, part], norm, self._eps, room.states[:, part])
+        return room.states
+
+    def _drafting_stack(self) -> Eagle3Stack:
+        weights, draft_ids = self._weights, self.draft_ids
+        return Eagle3Stack(
+            embedding=weights.embedding,
+            embedding_norm=self._embedding_norm,
+            state_norms=weights.feature_norms,
+            fc=weights.fc,
+            feature_norm=weights.hidden_norm,
+            eps=self._eps,
+            residual_is_normed=self.spec.norm_before_residual,
+            qkv=weights.layers[0].qkv,
+            layers=self._stack,
+            draft_ids=None if draft_ids is None else draft_ids.numpy(force=True),
+        )

@@ -1,7 +1,7 @@
 """The drafting loop without a wait between passes: the device feeds the tokens of one pass to the next.
 
-Owns the order in which passes are launched and read. DraftProgress of passes.py decides which tokens are kept,
-once the host has read them; until then they stay on the device, and the host lays out one pass while another runs.
+Owns the order in which passes are launched and read. DraftProgress of loop.py decides which tokens are kept, once
+the host has read them; until then they stay on the device, and the host lays out one pass while another runs.
 
     device    | pass 1               | pass 2               | pass 3               |
     host      launch 1, launch 2     | read 1, launch 3     | read 2, launch 4     | read 3 ...
@@ -17,12 +17,10 @@ This loop has not run on a GPU yet.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from faser.engine.contract.plan import StopRule
 from faser.engine.execution.drafting.loop import (
@@ -30,39 +28,26 @@ from faser.engine.execution.drafting.loop import (
     DraftInput,
     DraftLoop,
     DraftProgress,
-    Piece,
-    chunks,
-    rows_of,
+    Ints,
+    ModelPasses,
+    OneRowEach,
 )
-from faser.engine.execution.drafting.samplers import RunnerDraftSampler, drafted_by_runner
-from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
-from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.drafting.samplers import PointMassSampler, drafted_by_runner
+from faser.engine.execution.runner.batch import TokenFeedback
 from faser.engine.execution.sampling.token_samplers import PendingTokens
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
-from faser.kernels.interface.shapes import RowLayout
-
-Ints = NDArray[np.int64]
 
 
-class DeviceFedPassLoop:
+class FedPassLoop:
     """See DraftLoop. The runner samples. `until` is asked while the pass before the one that it may prevent runs.
 
     waiting: the loop that drafts where likely tokens are to be named, which the runner does not do.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        table: BlockTable,
-        sampler: RunnerDraftSampler,
-        *,
-        max_rows: int,
-        waiting: DraftLoop,
-    ) -> None:
-        self._runner = runner
-        self._table = table
+    def __init__(self, passes: ModelPasses, sampler: PointMassSampler, waiting: DraftLoop) -> None:
+        self._passes = passes
+        self._runner = passes.runner
         self._sampler = sampler
-        self._max_rows = max_rows
         self._waiting = waiting
 
     @torch.inference_mode()
@@ -79,111 +64,61 @@ class DeviceFedPassLoop:
         if not inputs:
             return DraftBatch()
         progress = DraftProgress(inputs)
-        running, passes = self._launch_first(inputs, progress)
+        running, num_passes = self._launch_first(inputs, progress)
         staying = running.active
         while len(active := staying[progress.max_tokens[staying] > running.depth]) and not (
             until is not None and until()
         ):
-            last, running = running, self._launch_next(running, active)
+            last, running = running, self._launch_next(running, active, progress)
             progress.count_fed(active)
-            passes += 1
+            num_passes += 1
             staying = _read(last, progress, stop)
         _read(running, progress, stop)
-        return progress.batch(passes)
+        return progress.batch(num_passes)
 
     def _launch_first(self, inputs: Sequence[DraftInput], progress: DraftProgress) -> tuple["_Pass", int]:
         """Launch the passes over the inputs; returns the last of them, and how many there are."""
-        *before, last = spread(inputs, self._max_rows)
-        for pieces in before:
-            self._runner.forward(rows_of(pieces, self._table))
-        batch = rows_of(last, self._table)
-        self._runner.forward(batch)
+        batch, num_passes = self._passes.read(inputs)
         requests = self._sampler.metadata(progress.slots, progress.draft_starts)
-        pending = self._runner.sample_drafts(batch.last_rows, requests, self._sampler.window)
-        sequences = _Sequences(progress.draft_starts, batch.layout.block_table, requests)
-        first = _Pass(depth=1, active=np.arange(len(inputs)), sequences=sequences, pending=pending)
-        return first, len(before) + 1
-
-    def _launch_next(self, last: "_Pass", active: Ints) -> "_Pass":
-        """Launch a pass over the tokens that the last one samples for the active sequences."""
-        all_active = len(active) == len(last.active)
-        sources = None if all_active else np.searchsorted(last.active, active)
-        sequences = last.sequences if sources is None else last.sequences.of(sources)
-        rows = sequences.rows
-        feed = TokenFeedback(pending=last.pending, rows=rows, sources=rows if sources is None else sources)
-        self._runner.forward(sequences.batch(last.depth, feed))
-        pending = self._runner.sample_drafts(rows, sequences.requests_after(last.depth), self._sampler.window)
-        return _Pass(depth=last.depth + 1, active=active, sequences=sequences, pending=pending)
-
-
-def spread(inputs: Sequence[DraftInput], max_rows: int) -> list[Sequence[DraftInput | Piece]]:
-    """All tokens of the inputs in as few passes as possible, and the last one of every input in the last pass.
-
-    So the runner samples once for all of them. Three inputs with last tokens A, B and C, in passes of 6 rows:
-
-        in order     a a a a a A | b B c c c c | C
-        here         a a a a a b | c c c c     | A B C
-    """
-    assert len(inputs) <= max_rows, f"{len(inputs)} sequences draft; a pass has {max_rows} rows"
-    num_rows = sum(len(each.token_ids) for each in inputs)
-    room = (-(-num_rows // max_rows) - 1) * max_rows  # of all passes before the last
-    if not room:
-        return [inputs]
-    early, last = [], []
-    for each in inputs:
-        count = min(room, len(each.token_ids) - 1)
-        room -= count
-        if count:
-            early.append(replace(each, token_ids=each.token_ids[:count]))
-        last.append(replace(each, start=each.start + count, token_ids=each.token_ids[count:]))
-    return [*chunks(early, max_rows), last]
-
-
-class _Sequences:
-    """S sequences with one row each in a pass: everything that is the same in every pass.
-
-    draft_starts: [S] positions of the first draft tokens. requests: of these tokens. rows: [S] row numbers.
-    """
-
-    def __init__(self, draft_starts: Ints, block_table: Tensor, requests: SamplingMetadata) -> None:
-        self._draft_starts = draft_starts
-        self._block_table = block_table
-        self._requests = requests
-        self.rows = np.arange(len(draft_starts))
-        self._token_ids = torch.from_numpy(np.zeros_like(draft_starts))  # the device puts in the fed tokens
-        self._query_start = torch.from_numpy(np.arange(len(draft_starts) + 1, dtype=np.int32))
-
-    def of(self, chosen: Ints) -> "_Sequences":
-        table = self._block_table[torch.from_numpy(chosen)]
-        return _Sequences(self._draft_starts[chosen], table, self._requests.among(chosen))
-
-    def batch(self, depth: int, feed: TokenFeedback) -> RowBatch:
-        """The rows of draft token number depth, from 1 on, of every sequence."""
-        seq_len = (self._draft_starts + depth).astype(np.int32)
-        return RowBatch(
-            token_ids=self._token_ids,
-            layout=RowLayout(
-                query_start=self._query_start,
-                seq_len=torch.from_numpy(seq_len),
-                positions=torch.from_numpy(seq_len - 1),
-                block_table=self._block_table,
-            ),
-            last_rows=feed.rows,
-            feedback=feed,
+        first = _Pass(
+            depth=1,
+            active=np.arange(len(inputs)),
+            sequences=OneRowEach.of(self._passes.table, progress.slots, progress.places),
+            requests=requests,
+            pending=self._runner.sample_drafts(batch.last_rows, requests, self._sampler.window),
         )
+        return first, num_passes
 
-    def requests_after(self, depth: int) -> SamplingMetadata:
-        """Of the tokens that follow draft token number depth."""
-        return self._requests.at(self._draft_starts + depth)
+    def _launch_next(self, last: "_Pass", active: Ints, progress: DraftProgress) -> "_Pass":
+        """Launch a pass over the tokens that the last one samples for the active sequences."""
+        sequences, requests, sources = last.sequences, last.requests, last.sequences.rows
+        if len(active) < len(last.active):
+            sources = np.searchsorted(last.active, active)
+            sequences, requests = sequences.take(sources), requests.among(sources)
+        feed = TokenFeedback(pending=last.pending, rows=sequences.rows, sources=sources)
+        placeholders = torch.zeros(len(active), dtype=torch.int64)  # the device puts in the fed tokens
+        self._runner.forward(sequences.next_batch(placeholders, feed))
+        following = requests.at(progress.draft_starts[active] + last.depth)
+        return _Pass(
+            depth=last.depth + 1,
+            active=active,
+            sequences=sequences,
+            requests=requests,
+            pending=self._runner.sample_drafts(sequences.rows, following, self._sampler.window),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pass:
-    """A launched pass. It samples draft token number depth, from 1 on. active: [S] numbers of the inputs."""
+    """A launched pass. It samples draft token number depth, from 1 on, for S sequences.
+
+    active: [S] their numbers among the inputs. requests: what was asked for, by the first tokens of their drafts.
+    """
 
     depth: int
     active: Ints
-    sequences: _Sequences
+    sequences: OneRowEach
+    requests: SamplingMetadata
     pending: PendingTokens
 
 

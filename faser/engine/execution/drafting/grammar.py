@@ -19,30 +19,36 @@ _SURE = 0.99  # the confidence of each token
 class GrammarDrafter:
     """See Drafter. Remembers nothing of a slot: the matchers belong to the sampler.
 
-    cap: most tokens of a draft.
+    cap: most tokens of a draft. alone: there is a draft for every request, perhaps an empty one. Beside others
+    there are none at all where no request has one, which is the usual case.
     """
 
     drafts_overlapped = True
 
-    def __init__(self, matchers: SequenceMatchers, *, cap: int) -> None:
+    def __init__(self, matchers: SequenceMatchers, *, cap: int, alone: bool) -> None:
         self._matchers = matchers
         self._cap = cap
+        self._alone = alone
 
     def start(self, start: SequenceStart) -> None:
         pass
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
-        structured, drafts = self._matchers.slots, []
+        structured, found = self._matchers.slots, {}
         for request in plan.requests:
-            draft = Draft(slot=request.slot, method=METHOD)
             if request.slot in structured:
                 limit = min(request.max_tokens, self._cap)
                 token_ids = tuple(self._matchers.forced(request.slot, request.unverified, limit))
+                confidences = (_SURE,) * len(token_ids)
                 if token_ids:
-                    confidences = (_SURE,) * len(token_ids)
-                    draft = Draft(slot=request.slot, method=METHOD, token_ids=token_ids, confidences=confidences)
-            drafts.append(draft)
-        return Proposals(drafts=tuple(drafts))
+                    found[request.slot] = Draft(
+                        slot=request.slot, method=METHOD, token_ids=token_ids, confidences=confidences
+                    )
+        if not found and not self._alone:
+            return Proposals(drafts=())
+        return Proposals(
+            drafts=tuple([found.get(each.slot) or Draft(slot=each.slot, method=METHOD) for each in plan.requests])
+        )
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         pass

@@ -1,8 +1,6 @@
 """The tensors of a head's checkpoint: names as in the `speculators` format, shapes from the spec.
 
-The one module that spells these names. Opens no file and holds no tensor.
-
-The vocabulary of a head's logits, as two tensors of its checkpoint describe it.
+The one module that spells these names. Two of the tensors describe the vocabulary of the head's logits:
 
     d2t   [Vd] integers, offsets: row r of the logits is of the target's token r + d2t[r]
     t2d   [V] booleans: whether the token has a row; the rows are in the order of the tokens
@@ -10,19 +8,16 @@ The vocabulary of a head's logits, as two tensors of its checkpoint describe it.
 Both say the same. vLLM and speculators read d2t, speculators trains with t2d.
 """
 
-from collections.abc import Collection
-
 import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.heads import FeatureNorm, HeadKind, HeadSpec
+from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.engine.execution.models.tensors import Shape, layer_shapes
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ModelError
 
 EMBEDDING = "embed_tokens.weight"
 FC = "fc.weight"
-FC_BIAS = "fc.bias"
 FEATURE_NORM = "input_norm.weight"
 HIDDEN_NORM = "layers.0.hidden_norm.weight"
 NORM = "norm.weight"
@@ -44,56 +39,6 @@ def feature_norms(spec: HeadSpec) -> tuple[str, ...]:
     return (FEATURE_NORM,) if spec.feature_norm is FeatureNorm.TOGETHER else ()
 
 
-def tensor_shapes(spec: HeadSpec, names: Collection[str]) -> dict[str, Shape]:
-    """Every tensor of a head, of any kind. names: of the checkpoint, which may have biases."""
-    match spec.kind:
-        case HeadKind.EAGLE3:
-            return eagle3_shapes(spec)
-        case HeadKind.EAGLE:
-            return eagle_shapes(spec, fc_bias=FC_BIAS in names)
-        case HeadKind.MEDUSA:
-            return medusa_shapes(spec, bias=medusa_bias(0, 0) in names, own_heads=medusa_head(0) in names)
-
-
-def medusa_block(head: int, block: int) -> str:
-    return f"blocks.{head}.layers.{block}.weight"
-
-
-def medusa_bias(head: int, block: int) -> str:
-    return f"blocks.{head}.layers.{block}.bias"
-
-
-def medusa_head(head: int) -> str:
-    """The product of one head's logits; lm_head.weight where one product is of all heads."""
-    return f"lm_heads.{head}.weight"
-
-
-def medusa_shapes(spec: HeadSpec, *, bias: bool, own_heads: bool) -> dict[str, Shape]:
-    """Every tensor of Medusa heads, under vLLM's names."""
-    assert spec.max_draft_tokens is not None, "as many as there are heads"
-    hidden, heads = spec.hidden_size, range(spec.max_draft_tokens)
-    shapes: dict[str, Shape] = {}
-    for head in heads:
-        for block in range(spec.medusa_blocks):
-            shapes[medusa_block(head, block)] = (hidden, hidden)
-            if bias:
-                shapes[medusa_bias(head, block)] = (hidden,)
-    names = map(medusa_head, heads) if own_heads else [HEAD]
-    return shapes | dict.fromkeys(names, (spec.draft_vocab_size, hidden))
-
-
-def eagle_shapes(spec: HeadSpec, *, fc_bias: bool = False) -> dict[str, Shape]:
-    """Every tensor of an EAGLE head. The first layer has no input norm."""
-    hidden = spec.hidden_size
-    shapes: dict[str, Shape] = {EMBEDDING: (spec.decoder.vocab_size, hidden), FC: (hidden, 2 * hidden)}
-    if fc_bias:
-        shapes[FC_BIAS] = (hidden,)
-    shapes |= _layers(spec)
-    del shapes[f"{_FIRST}input_layernorm.weight"]
-    shapes[HEAD] = (spec.draft_vocab_size, hidden)
-    return shapes
-
-
 def eagle3_shapes(spec: HeadSpec) -> dict[str, Shape]:
     """Every tensor of an EAGLE-3 head but the map of its vocabulary; products are [out, in].
 
@@ -104,7 +49,9 @@ def eagle3_shapes(spec: HeadSpec) -> dict[str, Shape]:
     width = spec.states_size if spec.feature_norm is FeatureNorm.TOGETHER else spec.target_hidden_size
     shapes |= dict.fromkeys(feature_norms(spec), (width,))
     shapes[FC] = (hidden, spec.states_size)
-    shapes |= _layers(spec)
+    of_layer = layer_shapes(spec.decoder)
+    for layer in range(spec.decoder.num_layers):
+        shapes |= {layer_prefix(layer) + name: shape for name, shape in of_layer.items()}
     shapes |= {_FIRST + name: (shapes[_FIRST + name][0], 2 * hidden) for name in _BY_FIRST_LAYER}
     shapes[HIDDEN_NORM] = (hidden,)
     shapes[NORM] = (hidden,)
@@ -119,16 +66,6 @@ def ignorable(name: str) -> bool:
         or name.startswith("verifier_")
         or name.endswith(".rotary_emb.inv_freq")
     )
-
-
-def _layers(spec: HeadSpec) -> dict[str, Shape]:
-    """The tensors of plain decoder layers."""
-    each = layer_shapes(spec.decoder)
-    return {
-        layer_prefix(layer) + name: shape
-        for layer in range(spec.decoder.num_layers)
-        for name, shape in each.items()
-    }
 
 
 def draft_token_ids(source: WeightSource, spec: HeadSpec) -> Tensor | None:

@@ -1,39 +1,47 @@
-"""Makes the drafter that a configuration names, and imports only that one.
+"""Makes the drafter that a configuration names: one row for each of config/drafters.py, with its constructor.
 
-Owns one constructor for each row of config/drafters.py: of drafters that run a model in MODEL_DRAFTERS, of those
-that copy text in TEXT_DRAFTERS, of those that follow a grammar in GRAMMAR_DRAFTERS. The native index answers
-several text methods with one call; make_lookup prefers it and puts every other text drafter next to it.
+A row of TEXT_DRAFTERS may answer for several methods, as the native index does with one call. To add a drafter,
+write its file, its row in config/drafters.py and its row here, and describe it in docs/speculation.md.
 """
 
-import ctypes
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from faser.config.drafters import HEAD_METHODS, TEXT_METHODS
+from faser.config.drafters import TEXT_METHODS
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
-from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.drafter import Drafter
-from faser.engine.execution.drafting.head import HeadCache, HeadRunner, HeadVersions
-from faser.engine.execution.drafting.head_states import HiddenStates
-from faser.engine.execution.drafting.loop import DraftLoop, PassLoop
+from faser.engine.execution.drafting.fed_loop import FedPassLoop
+from faser.engine.execution.drafting.grammar import GrammarDrafter
+from faser.engine.execution.drafting.head import HeadDrafter, HeadLoop, HeadRunner
+from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
+from faser.engine.execution.drafting.head_versions import HeadVersions
+from faser.engine.execution.drafting.loop import DraftLoop, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import (
     DraftSampler,
+    DraftVocabularySampler,
     GreedyDraftSampler,
+    PointMassSampler,
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
     WithTopIds,
 )
-from faser.engine.execution.drafting.text import CombinedLookup, LookupDrafter, TextLookup
+from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel, ngram_table, text_rules
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.structure.sequence_matchers import SequenceMatchers
-from faser.kernels.cpu.text_index import UNLIMITED
+from faser.errors import ConfigError
+from faser.kernels.cpu.text_index import UNLIMITED, text_library
 from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
 from faser.types import ProgressCallback
+
+_log = logging.getLogger("faser")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +71,13 @@ class HeadParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterParts:
-    """What drafters work on. max_rows: the most rows of a pass. model, head: None where none is loaded.
+    """What drafters work on.
 
-    sampling, matchers: the parameters and grammars of every slot, of the target's sampler. num_top: how many
-    likely tokens a model names for each token that it drafts; 0: none. samples_in_runner: the runner samples
-    drafts that are point masses, and feeds them to the next pass without a wait. progress: called while the native
-    text look-up is compiled. ngram_model: None where there is none for the target. text_index_bytes: what the
-    native index of texts may hold.
+    table: the target's blocks. sampling, matchers: the parameters and grammars of every slot, of the target's
+    sampler. max_rows: the most rows of a pass. model, head: None where none is loaded. num_top: how many likely
+    tokens a model names for each token that it drafts; 0: none. samples_in_runner: the runner samples drafts that
+    are point masses, and feeds them to the next pass without a wait. progress: called while the native index is
+    compiled. ngram_model: None where there is none for the target. text_index_bytes: what the index may hold.
     """
 
     table: BlockTable
@@ -86,173 +94,103 @@ class DrafterParts:
 
 
 def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
-    """The drafter of config.method."""
-    if config.method in MODEL_DRAFTERS:
-        return MODEL_DRAFTERS[config.method](config, parts)
-    if config.method != AUTO:
-        return LookupDrafter(_lookup(config, (config.method,), parts))
-    from faser.engine.execution.drafting.text import TextAndModel
-
-    make = None if config.pass_method is None else MODEL_DRAFTERS[config.pass_method]
-    return TextAndModel(_lookup(config, TEXT_METHODS, parts), None if make is None else make(config, parts))
+    """The drafter of config.method. Raises ConfigError where that method cannot be had on this machine."""
+    model = None if config.pass_method is None else MODEL_DRAFTERS[config.pass_method](config, parts)
+    if config.method == AUTO:
+        return TextAndModel(text_drafters(config, TEXT_METHODS, parts), model)
+    return text_drafters(config, (config.method,), parts)[0] if model is None else model
 
 
 def head_versions(drafter: Drafter) -> HeadVersions | None:
     """The part of a drafter of make_drafter that takes refreshed heads; None: it has none."""
-    from faser.engine.execution.drafting.text import TextAndModel
-
     own = drafter.model if isinstance(drafter, TextAndModel) else drafter
     return own if isinstance(own, HeadVersions) else None
 
 
-def _lookup(config: SpeculationConfig, methods: tuple[str, ...], parts: DrafterParts) -> TextLookup:
-    library = _text_library(parts.progress)
-    return make_lookup(
-        config, methods, library, parts.matchers, parts.ngram_model, max_bytes=parts.text_index_bytes
-    )
-
-
-def make_lookup(
-    config: SpeculationConfig,
-    methods: tuple[str, ...],
-    library: ctypes.CDLL | None,
-    matchers: SequenceMatchers | None = None,
-    ngram_model: NgramModel | None = None,
-    *,
-    max_bytes: int = UNLIMITED,
-) -> TextLookup:
-    """Looks drafts up in text by each of the methods, of which those of the native index come first.
-
-    library: holds the native index; None: every method is done in Python. matchers: None: no answer has a
-    structure, so that grammars draft nothing. ngram_model: None leaves out the method of that name. max_bytes:
-    what the native index may hold.
-    """
-    copying = [
-        method
-        for method in methods
-        if method not in GRAMMAR_DRAFTERS and (method != "ngram_model" or ngram_model is not None)
-    ]
-    num_native = 0 if library is None else sum(method in NATIVE_METHODS for method in copying)
-    drafters = tuple(TEXT_DRAFTERS[method](config, ngram_model) for method in copying[num_native:])
-    occasional: tuple[Drafter, ...] = ()
-    if matchers is not None:
-        occasional = tuple(make(config, matchers) for name, make in GRAMMAR_DRAFTERS.items() if name in methods)
-    if library is None or not num_native:
-        return CombinedLookup(drafters, None, occasional)
-    native = _native_lookup(config, tuple(copying[:num_native]), library, ngram_model, max_bytes)
-    return CombinedLookup(drafters, native, occasional) if drafters or occasional else native
+def text_drafters(config: SpeculationConfig, methods: Sequence[str], parts: DrafterParts) -> list[Drafter]:
+    """Those of these methods that there are: with method auto some may be missing."""
+    found: list[Drafter] = []
+    for answered, make in TEXT_DRAFTERS.items():
+        own = [method for method in answered if method in methods]
+        if own and (drafter := make(config, own, parts, not found)) is not None:
+            found.append(drafter)
+    return found
 
 
 def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
-    from faser.engine.execution.drafting.draft_model import DraftModel
-
     model = parts.model
     assert model is not None, f"method {config.method} without a loaded draft model"
     sampler = _draft_sampler(config, parts.sampling, model.runner.sampling_kernels)
-    return DraftModel(
-        _draft_loop(parts, model.runner, sampler),
-        model.kv,
-        sampler,
-        max_positions=model.max_positions,
-    )
+    passes = ModelPasses(model.runner, parts.table, max_rows=parts.max_rows)
+    loop: DraftLoop = PassLoop(passes, WithTopIds(sampler, parts.num_top) if parts.num_top else sampler)
+    if parts.samples_in_runner and (point_masses := _point_masses(sampler)) is not None:
+        loop = FedPassLoop(passes, point_masses, loop)
+    return DraftModel(loop, model.kv, sampler, max_positions=model.max_positions)
 
 
 def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     head = parts.head
     assert head is not None, f"method {config.method} without a loaded head"
-    first, load_version = _head_drafter(config, parts, head, head.runner), head.load_version
+    make, load_version = partial(_head_drafter, config, parts, head), head.load_version
     if load_version is None:
-        return first
-    return HeadVersions(first, lambda path: _head_drafter(config, parts, head, load_version(path)))
+        return make(head.runner)
+    return HeadVersions(make(head.runner), lambda path: make(load_version(path)))
 
 
 def _head_drafter(config: SpeculationConfig, parts: DrafterParts, head: HeadParts, runner: HeadRunner) -> Drafter:
     """runner: of this version of the head."""
-    from faser.engine.execution.drafting.head import HeadDrafter, HeadPassLoop
-    from faser.engine.execution.drafting.samplers import DraftVocabularySampler
-
-    method = config.pass_method
-    assert method is not None, "a head takes passes"
     sampler = _draft_sampler(config, parts.sampling, runner.sampling_kernels)
-    predicts = sampler if isinstance(sampler, GreedyDraftSampler | SampleAndMatchDraftSampler) else None
+    predicts = _point_masses(sampler)
     if parts.num_top:
         sampler = WithTopIds(sampler, parts.num_top)
     if (draft_ids := runner.head.draft_ids) is not None:
         sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
         predicts = predicts if sampler.in_order else None
-    loop = HeadPassLoop(runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
-    most = runner.head.spec.max_draft_tokens
-    return HeadDrafter(method, loop, head.states, head.cache, max_tokens=most)
+    loop = HeadLoop(runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
+    return HeadDrafter(loop, head.states, head.cache)
+
+
+def _lookup(
+    config: SpeculationConfig, methods: Sequence[str], parts: DrafterParts, _alone: bool
+) -> Drafter | None:
+    """None with method auto where the native index cannot be built, or where there is nothing to look up."""
+    if parts.ngram_model is None:
+        methods = [method for method in methods if method != "ngram_model"]
+    if not methods:
+        return None
+    try:
+        library = text_library(cache_dir() / "kernels", progress=parts.progress)
+    except ConfigError as error:
+        if config.method != AUTO:
+            raise ConfigError(f"method {config.method} needs the native index of texts: {error}") from error
+        _log.warning("drafts are not looked up in text, which needs the native index of texts: %s", error)
+        return None
+    ngrams = None
+    if parts.ngram_model is not None and "ngram_model" in methods:
+        ngrams = ngram_table(library, parts.ngram_model)
+    return LookupDrafter(library, text_rules(config, methods, ngrams, max_bytes=parts.text_index_bytes))
+
+
+def _grammar(
+    config: SpeculationConfig, _methods: Sequence[str], parts: DrafterParts, alone: bool
+) -> Drafter | None:
+    """None where no answer has a structure."""
+    if parts.matchers is None:
+        return None
+    return GrammarDrafter(parts.matchers, cap=config.cap, alone=alone)
 
 
 MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] = {
     "draft_model": _draft_model,
-    **dict.fromkeys(HEAD_METHODS, _head),
+    "eagle3": _head,
 }
-
-
-def _suffix(config: SpeculationConfig, _model: NgramModel | None) -> Drafter:
-    from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
-
-    return SuffixDrafter(cap=config.cap, max_cached_requests=config.suffix_max_cached_requests)
-
-
-def _ngram(config: SpeculationConfig, _model: NgramModel | None) -> Drafter:
-    from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
-
-    return NgramDrafter(min_n=config.prompt_lookup_min, max_n=config.prompt_lookup_max, cap=config.cap)
-
-
-def _ngram_model(config: SpeculationConfig, model: NgramModel | None) -> Drafter:
-    from tests.engine.execution.drafting.oracle.ngram_model import NgramModelDrafter
-
-    assert model is not None, "method ngram_model without an n-gram model"
-    return NgramModelDrafter(model, cap=config.cap)
-
-
-def _grammar(config: SpeculationConfig, matchers: SequenceMatchers) -> Drafter:
-    from faser.engine.execution.drafting.grammar import GrammarDrafter
-
-    return GrammarDrafter(matchers, cap=config.cap)
-
-
-GRAMMAR_DRAFTERS: dict[str, Callable[[SpeculationConfig, SequenceMatchers], Drafter]] = {"grammar": _grammar}
-TEXT_DRAFTERS: dict[str, Callable[[SpeculationConfig, NgramModel | None], Drafter]] = {
-    "suffix": _suffix,
-    "ngram": _ngram,
-    "ngram_model": _ngram_model,
+# By all the methods that one drafter answers for, in the order of its drafts. alone: no other one is before it.
+TEXT_DRAFTERS: dict[
+    tuple[str, ...], Callable[[SpeculationConfig, Sequence[str], DrafterParts, bool], Drafter | None]
+] = {
+    ("suffix", "ngram", "ngram_model"): _lookup,
+    ("grammar",): _grammar,
 }
-NATIVE_METHODS = ("suffix", "ngram", "ngram_model")  # in the order in which the native index answers
-
-
-def _native_lookup(
-    config: SpeculationConfig,
-    methods: tuple[str, ...],
-    library: ctypes.CDLL,
-    model: NgramModel | None,
-    max_bytes: int,
-) -> TextLookup:
-    from faser.engine.execution.drafting.text import NativeLookup, ngram_table, text_rules
-
-    table = None if model is None or "ngram_model" not in methods else ngram_table(library, model)
-    return NativeLookup(library, text_rules(config, methods, table, max_bytes=max_bytes))
-
-
-def _text_library(progress: ProgressCallback | None) -> ctypes.CDLL | None:
-    from faser.kernels.cpu.text_index import text_library
-
-    return text_library(cache_dir() / "kernels", progress=progress)
-
-
-def _draft_loop(parts: DrafterParts, runner: Runner, sampler: DraftSampler) -> DraftLoop:
-    """A loop that waits after each pass, unless the runner can choose the tokens of this sampler itself."""
-    from faser.engine.execution.drafting.fed_loop import DeviceFedPassLoop
-
-    named = WithTopIds(sampler, parts.num_top) if parts.num_top else sampler
-    waiting = PassLoop(runner, parts.table, named, max_rows=parts.max_rows)
-    if not (parts.samples_in_runner and isinstance(sampler, GreedyDraftSampler | SampleAndMatchDraftSampler)):
-        return waiting
-    return DeviceFedPassLoop(runner, parts.table, sampler, max_rows=parts.max_rows, waiting=waiting)
 
 
 def _draft_sampler(
@@ -268,3 +206,7 @@ def _draft_sampler(
             return ProbabilisticDraftSampler(sampling, kernels=kernels)
         case _:
             raise AssertionError(f"draft_sample_method {config.draft_sample_method!r} was let through")
+
+
+def _point_masses(sampler: DraftSampler) -> PointMassSampler | None:
+    return sampler if isinstance(sampler, GreedyDraftSampler | SampleAndMatchDraftSampler) else None

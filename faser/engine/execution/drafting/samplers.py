@@ -3,13 +3,8 @@
 All report a confidence in nats: by how much the token's logit exceeds the best other one. The logits are raw: the
 target's logits processors do not run on them, which costs acceptance and never exactness. What a request asked for
 is read from the sampler's SamplingState. The arithmetic is that of SamplingKernels, by tensor operations where no
-other kernels are given.
-
-Draft tokens of a vocabulary that is a part of the target's, as heads have: a draft sampler around another one.
-
-The other one samples in the small vocabulary, whose tokens are in the order of the target's ids. So what depends
-on that order (ties, and where along [0, 1] a token's probability lies) is as in the whole vocabulary, with a
-probability of 0 for all other tokens.
+other kernels are given. The last two samplers stand around another one: they name likely tokens as well, or
+sample in the smaller vocabulary of a head.
 """
 
 from dataclasses import dataclass, replace
@@ -75,19 +70,6 @@ class DraftSampler(Protocol):
         ...
 
 
-class RunnerDraftSampler(DraftSampler, Protocol):
-    """A sampler of point masses whose tokens a runner can draft where its logits are; see Runner.guess."""
-
-    @property
-    def window(self) -> float:
-        """As in Runner.guess; without effect where all temperatures are 0."""
-        ...
-
-    def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
-        """What the runner needs to draft tokens at these positions of these slots. positions: kept, not copied."""
-        ...
-
-
 def draft_tokens(token_ids: Ints, margins: Reals) -> DraftTokens:
     """Point masses. token_ids, margins: as SamplingKernels gives them, NO_TOKEN and infinities among them."""
     return DraftTokens(
@@ -110,8 +92,17 @@ class TokensAhead:
     uniforms: Reals
 
 
-class PredictingSampler(RunnerDraftSampler, Protocol):
-    """A sampler of point masses, of which all that it needs is known before the first token is drafted."""
+class PointMassSampler(DraftSampler, Protocol):
+    """A sampler of point masses. All that it needs is known ahead, so a runner can draft where its logits are."""
+
+    @property
+    def window(self) -> float:
+        """As in Runner.sample_drafts; without effect where all temperatures are 0."""
+        ...
+
+    def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
+        """What a runner needs to draft tokens at these positions of these slots. positions: kept, not copied."""
+        ...
 
     def ahead(self, slots: Ints, draft_starts: Ints, width: int) -> TokensAhead | None:
         """For drafts of up to `width` tokens. None: every token is the most likely one."""
@@ -249,7 +240,11 @@ class WithTopIds:
 
 
 class DraftVocabularySampler:
-    """See DraftSampler. logits of `choose`: [R, Vd]; its tokens, and its probabilities, are of the target's V.
+    """Samples in a vocabulary that is a part of the target's. logits of `choose`: [R, Vd]; its tokens: of V.
+
+    The other sampler gets the small vocabulary in the order of the target's ids. So what depends on that order
+    (ties, and where along [0, 1] a token's probability lies) is as in the whole vocabulary, with a probability of
+    0 for all other tokens.
 
     draft_ids: [Vd] int64, the target's id of each token of the small vocabulary, each once. vocab_size: V.
     """

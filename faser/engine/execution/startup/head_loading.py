@@ -11,11 +11,11 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.heads import HeadSpec, kind_of_directory, read_head_spec, untrainable
+from faser.engine.checkpoints.heads import EAGLE3, HeadSpec, is_head, read_head_spec, untrainable
 from faser.engine.checkpoints.source import resolve
-from faser.engine.execution.drafting.eagle3 import Head
-from faser.engine.execution.drafting.head import HeadCache, HeadRunner
-from faser.engine.execution.drafting.head_states import HiddenStates, ring_rows
+from faser.engine.execution.drafting.eagle3 import Eagle3Head
+from faser.engine.execution.drafting.head import HeadRunner
+from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates, ring_rows
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.registry import HeadParts
 from faser.engine.execution.models.rounded_source import QUANTIZATIONS
@@ -76,41 +76,33 @@ def check_refreshable(files: DraftFiles) -> None:
 class LoadedHead:
     """states: where the target's steps leave theirs. max_places: of one sequence in the head's cache."""
 
-    head: Head
+    head: Eagle3Head
     states: HiddenStates
     max_places: int
 
 
 def with_kind_of_model(config: EngineConfig, directory: Path | None) -> EngineConfig:
-    """The config, which says of the model in directory whether it is a draft model or a head, and of which kind.
+    """The config, which says of the model in directory whether it is a draft model or a head.
 
     directory: of what `model` names; None: it names nothing. Raises ModelError for a head that is not supported.
     """
     speculation = config.speculation
     if directory is None or speculation.method != AUTO or speculation.model_method is not None:
         return config
-    kind = kind_of_directory(directory)
-    if kind is None:
+    if not is_head(directory):
         return config
-    return replace(config, speculative_config={**(config.speculative_config or {}), "model_method": kind.value})
+    return replace(config, speculative_config={**(config.speculative_config or {}), "model_method": EAGLE3})
 
 
 def find_head(config: EngineConfig, directory: Path | None, target: DecoderSpec) -> HeadSpec | None:
     """The head in directory; None where the config drafts without one.
 
-    Raises ModelError: see read_head_spec; ConfigError for longer drafts than a head that drafts alone can make.
+    Raises ModelError: see read_head_spec.
     """
     if not config.speculation.needs_head:
         return None
     assert directory is not None, "a head has a directory"
-    speculation = config.speculation
-    spec = read_head_spec(directory, target, method=speculation.pass_method)
-    asked, most = speculation.num_speculative_tokens, spec.max_draft_tokens
-    if speculation.method != AUTO and asked is not None and most is not None and asked > most:
-        raise ConfigError(
-            f"num_speculative_tokens is {asked}; the heads in {directory} draft at most {most} tokens"
-        )
-    return spec
+    return read_head_spec(directory, target)
 
 
 def load_drafting_head(
@@ -135,12 +127,11 @@ def _max_places(config: EngineConfig, target: LoadedModel) -> int:
 
 def _load(
     config: EngineConfig, directory: Path, target: LoadedModel, backend: Backend, progress: ProgressCallback
-) -> Head:
+) -> Eagle3Head:
     return load_head(
         directory,
         target.decoder,
         backend,
-        method=config.speculation.pass_method,
         max_positions=_max_places(config, target),
         max_rows=config.max_num_batched_tokens,
         max_logit_rows=config.max_num_seqs,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from faser.distill.speculators_writer import write_speculators
 from faser.engine.checkpoints.families.architecture import DecoderSpec, RopeSpec
-from faser.engine.checkpoints.heads import HeadKind, HeadSpec
+from faser.engine.checkpoints.heads import HeadSpec
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.drafting.eagle3 import Head
 from faser.engine.execution.drafting.head_weights import load_head
@@ -50,7 +50,6 @@ def head_layers(**changes: Any) -> DecoderSpec:
 
 def head_spec(layers: DecoderSpec | None = None, **changes: Any) -> HeadSpec:
     base = HeadSpec(
-        kind=HeadKind.EAGLE3,
         decoder=layers or head_layers(),
         draft_vocab_size=DRAFT_VOCAB,
         target_hidden_size=TARGET_HIDDEN,
@@ -65,8 +64,8 @@ def draft_vocabulary(size: int = DRAFT_VOCAB, *, seed: int = 5) -> Tensor:
 
 
 def seeded_weights(spec: HeadSpec, *, seed: int = 11) -> dict[str, Tensor]:
-    """Every tensor of a head, under the names of tensors.py; an EAGLE head has a bias."""
-    return random_weights(tensors.tensor_shapes(spec, [tensors.FC_BIAS]), seed=seed)
+    """Every tensor of a head, under the names of head_tensors.py."""
+    return random_weights(tensors.eagle3_shapes(spec), seed=seed)
 
 
 def write_seeded(

@@ -7,9 +7,8 @@ out.
 import torch
 
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest
-from faser.engine.execution.drafting.drafter import Proposals
+from faser.engine.execution.drafting.drafter import Proposals, without_forbidden
 from faser.engine.execution.drafting.grammar import GrammarDrafter
-from faser.engine.execution.drafting.proposals import without_forbidden
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from tests.engine.structure.languages import EOS, LANGUAGES, the_compiler, the_tokenizer
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from faser.engine.execution.drafting.head import HeadCache
+from faser.engine.execution.drafting.head_memory import HeadCache
 from faser.engine.execution.runner.batch import BlockTable
 
 NUM_SLOTS, NUM_BLOCKS, BLOCK_SIZE, MAX_BLOCKS = 4, 10, 4, 6

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceRows, StopRule
-from faser.engine.execution.drafting.head import HeadCache, HeadDrafter, HeadPassLoop, HeadRunner
-from faser.engine.execution.drafting.head_states import HiddenStates
+from faser.engine.execution.drafting.head import HeadDrafter, HeadPassLoop, HeadRunner
+from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.samplers import (
     DraftRows,

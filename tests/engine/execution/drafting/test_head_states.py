@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from faser.engine.contract.plan import SequenceRows
-from faser.engine.execution.drafting.head_states import HiddenStates, ring_rows
+from faser.engine.execution.drafting.head_memory import HiddenStates, ring_rows
 
 NUM_SLOTS, WIDTH, MOST_EACH = 3, 2, 12
 

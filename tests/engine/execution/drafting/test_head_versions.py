@@ -13,7 +13,7 @@ import torch
 
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Continuation, Proposals
-from faser.engine.execution.drafting.head import MOST_REFRESHED, HeadVersions
+from faser.engine.execution.drafting.head_versions import MOST_REFRESHED, HeadVersions
 from faser.types import SamplingParams
 
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.engine.contract.plan import Draft, SequenceRows
-from faser.engine.execution.drafting.drafter import Proposals
-from faser.engine.execution.drafting.proposals import ProposedDrafts, proposal_lines
+from faser.engine.execution.drafting.drafter import Proposals, ProposedDrafts, proposal_lines
 
 drafts_strategy = st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, max_size=4)
 

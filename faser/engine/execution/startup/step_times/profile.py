@@ -87,8 +87,9 @@ def profile(
 ) -> StepTimes:
     """Time the target's steps and the drafter's passes, within about budget_s seconds.
 
-    draft_runner: the draft model's or the head's; None: no passes. lanes: measure their interference too, within its own time budget. meter: None: this
-    machine's. The KV cache keeps keys and values of dummy sequences, in blocks that no sequence holds.
+    draft_runner: the draft model's or the head's; None: no passes. lanes: measure their interference too, within
+    its own time budget. meter: None: this machine's. The KV cache keeps keys and values of dummy sequences, in
+    blocks that no sequence holds.
     """
     meter = meter or BusyMeter()
     share = 0.0 if draft_runner is None else _DRAFT_SHARE

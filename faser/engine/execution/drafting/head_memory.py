@@ -1,15 +1,4 @@
-"""HiddenStates: what the target handed over for a head to read: rows of states, by slot and position.
-
-Owns a ring of rows, in which every step that captures leaves its rows, over the oldest ones. So memory is bounded
-and nothing is allocated in a step; a slot whose rows were overwritten before the head read them has lost them,
-which is a gap in what its head knows and no error.
-
-    ring    | step 7: rows of slots 0 and 2 | step 8: rows of slot 0 | step 5: overwritten next | step 6 ... |
-    slot 0    [   ]                           [                    ]
-
-Only rows of committed tokens are kept: of γ draft tokens of which a were accepted, the rows of the pending token
-and of the first a draft tokens.
-"""
+"""What a head is yet to read, and what it has computed: the target's states, and the blocks of its own cache."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,6 +10,7 @@ from torch import Tensor
 
 from faser.config.drafters import MOST_STATES_READ
 from faser.engine.contract.plan import SequenceRows
+from faser.engine.execution.runner.batch import BlockTable
 
 # 19,000 rows of the default model, 2,700 of a model with 4,096 numbers a state; on a GPU four times as many.
 CPU_BYTES, GPU_BYTES = 64 << 20, 256 << 20
@@ -40,7 +30,19 @@ class StatePiece:
 
 
 class HiddenStates:
-    """width: of a row, K * H. num_rows: of the ring; at least as many as a step has.
+    """What the target handed over for a head to read: rows of states, by slot and position.
+
+    A ring of rows, in which every step that captures leaves its rows, over the oldest ones. So memory is bounded
+    and nothing is allocated in a step; a slot whose rows were overwritten before the head read them has lost them,
+    which is a gap in what its head knows and no error.
+
+        ring    | step 7: rows of slots 0 and 2 | step 8: rows of slot 0 | step 5: overwritten next | step 6 ... |
+        slot 0    [   ]                           [                    ]
+
+    Only rows of committed tokens are kept: of γ draft tokens of which a were accepted, the rows of the pending
+    token and of the first a draft tokens.
+
+    width: of a row, K * H. num_rows: of the ring; at least as many as a step has.
 
     most_each: positions of one slot from which on its oldest rows are forgotten.
     """
@@ -162,3 +164,55 @@ def ring_rows(width: int, dtype: torch.dtype, *, max_rows: int, on_gpu: bool) ->
     """Rows of a ring within its share of memory, and room for two of the largest steps in any case."""
     budget = GPU_BYTES if on_gpu else CPU_BYTES
     return max(2 * max_rows, budget // (width * dtype.itemsize))
+
+
+class HeadCache:
+    """Which blocks of a head's own KV cache each slot holds, and how many rows the head has computed there.
+
+    A row's place is its number among the rows that the head has computed for the slot, not its position in the
+    sequence: so the cache knows nothing of prefixes that others have computed, and a gap in the states leaves no
+    hole. Rotary embeddings turn by distance, so only distances across a gap are wrong.
+
+        position   | cached prefix | 40  41  42 ...... 58 | gap | 64 ... 70 |
+        row        |               |  0   1   2 ...... 18 |     | 19 ... 25 | draft rows: overwritten by the next
+
+    table: the head's own, with as many slots as the engine's. num_blocks: of its cache.
+    """
+
+    def __init__(self, table: BlockTable, *, num_slots: int, num_blocks: int, block_size: int) -> None:
+        self.table = table
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._num_rows = [0] * num_slots
+
+    def num_rows(self, slot: int) -> int:
+        """Rows that the head has computed since the slot began anew."""
+        return self._num_rows[slot]
+
+    def set_rows(self, slot: int, num_rows: int) -> None:
+        """The first num_rows places of the slot are rows of committed tokens."""
+        self._num_rows[slot] = num_rows
+
+    def reserve(self, slot: int, num_places: int) -> bool:
+        """Let the slot hold blocks for this many places; False and unchanged where too few are free."""
+        wanted = -(-num_places // self._block_size) - len(self.table.blocks(slot))
+        if wanted <= 0:
+            return True
+        if wanted > len(self._free):
+            return False
+        self.table.append(slot, tuple([self._free.pop() for _ in range(wanted)]))
+        return True
+
+    def begin_anew(self, slot: int) -> None:
+        """Give all blocks of the slot back: nothing of it is computed."""
+        self._free.extend(reversed(self.table.blocks(slot)))
+        self.table.clear(slot)
+        self._num_rows[slot] = 0
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless every block is free or held by one slot that has room. Slow: for tests."""
+        held = [block for slot in range(len(self._num_rows)) for block in self.table.blocks(slot)]
+        assert sorted([*held, *self._free]) == list(range(self._num_blocks))
+        for slot, num_rows in enumerate(self._num_rows):
+            assert num_rows <= len(self.table.blocks(slot)) * self._block_size
