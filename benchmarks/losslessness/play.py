@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.losslessness.law import Ints, World
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.drafting.loop import DraftInput, PassLoop
+from faser.engine.execution.drafting.loop import DraftInput, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
@@ -81,7 +81,8 @@ class TableModel:
         table = BlockTable(NUM_SLOTS, 1)
         runner = cast(Runner, TableRunner(world.draft_logits))
         self._sampling = SamplingState(NUM_SLOTS)
-        self._loop = PassLoop(runner, table, make_sampler(self._sampling), max_rows=4 * NUM_SLOTS)
+        passes = ModelPasses(runner, table, max_rows=4 * NUM_SLOTS)
+        self._loop = PassLoop(passes, make_sampler(self._sampling))
         self._num_known = [0] * NUM_SLOTS
         self._last = [0] * NUM_SLOTS
 

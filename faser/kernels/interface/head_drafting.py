@@ -105,7 +105,7 @@ class DraftedTokens:
 
 
 class HeadDrafting(Protocol):
-    """Drafts as HeadPassLoop does pass by pass, which is the oracle."""
+    """Drafts as PassLoop does pass by pass, which is the oracle."""
 
     def takes(self, stack: Eagle3Stack) -> bool:
         """Whether it can draft with this head."""

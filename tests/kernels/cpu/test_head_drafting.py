@@ -16,7 +16,7 @@ import torch
 
 from faser.engine.checkpoints.heads import FeatureNorm
 from faser.engine.contract.plan import SequenceRows, SequenceStart, StopRule
-from faser.engine.execution.drafting.head import HeadInput, HeadPassLoop, HeadRunner
+from faser.engine.execution.drafting.head import HeadLoop, HeadRunner
 from faser.engine.execution.drafting.head_memory import HiddenStates
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput
@@ -79,8 +79,17 @@ class Loops:
             rows = SequenceRows(slot=slot, start=0, token_ids=tuple(tokens), new_blocks=(), samples=True)
             noise = torch.randn(count, spec.states_size, generator=torch.Generator().manual_seed(slot))
             ring.take_in([rows], [0], noise.to(dtype), {slot: 1})
-            drafts = DraftInput(slot=slot, start=0, token_ids=tokens, max_tokens=self.rng.randint(1, 6))
-            self.inputs.append(HeadInput(rows=drafts, position=1, pieces=ring.pieces(slot, 0)))
+            most = self.rng.randint(1, 6)
+            self.inputs.append(
+                DraftInput(
+                    slot=slot,
+                    start=0,
+                    token_ids=tokens,
+                    max_tokens=most,
+                    shift=1,
+                    states=ring.pieces(slot, 0),
+                )
+            )
         self.loops = []
         for in_one_call in (False, True):
             head = load_head(folder / "head", decoder, backend, max_positions=MAX_PLACES, max_rows=MAX_ROWS)
@@ -102,7 +111,7 @@ class Loops:
             own = SampleAndMatchDraftSampler(state, kernels=kernels) if samples else GreedyDraftSampler(kernels)
             sampler = DraftVocabularySampler(own, head.draft_ids, VOCAB_SIZE)
             predicts = own if in_one_call else None
-            self.loops.append(HeadPassLoop(runner, table, ring, sampler, max_rows=max_rows, predicts=predicts))
+            self.loops.append(HeadLoop(runner, table, ring, sampler, max_rows=max_rows, predicts=predicts))
 
     def draft(self, slots: list[int], stop: StopRule | None) -> tuple[DraftBatch, DraftBatch]:
         inputs = [self.inputs[slot] for slot in slots]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
-from faser.engine.execution.drafting.loop import PassLoop
+from faser.engine.execution.drafting.loop import ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import GreedyDraftSampler
 from faser.engine.execution.runner.batch import BlockTable
 from tests.checkpoints import VOCAB_SIZE
@@ -37,7 +37,7 @@ def make_world(directory: Path, seed: int = 0, *, max_positions: int = MAX_LEN) 
     table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
     kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     choice = GreedyDraftSampler()
-    loop = PassLoop(make_runner(directory), table, choice, max_rows=MAX_ROWS)
+    loop = PassLoop(ModelPasses(make_runner(directory), table, max_rows=MAX_ROWS), choice)
     drafter = DraftModel(loop, kv, choice, max_positions=max_positions)
     return World(drafter, table, random.Random(seed)), kv
 

@@ -29,15 +29,23 @@ from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceS
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
-from faser.engine.execution.drafting.fed_loop import DeviceFedPassLoop, Ints, spread
-from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, DraftLoop, PassLoop
+from faser.engine.execution.drafting.fed_loop import FedPassLoop
+from faser.engine.execution.drafting.loop import (
+    DraftBatch,
+    DraftInput,
+    DraftLoop,
+    Ints,
+    ModelPasses,
+    PassLoop,
+    spread,
+)
 from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafting.samplers import (
     DraftRows,
     DraftSampler,
     DraftTokens,
     GreedyDraftSampler,
-    RunnerDraftSampler,
+    PointMassSampler,
     SampleAndMatchDraftSampler,
     WithTopIds,
     drafted_by_runner,
@@ -130,6 +138,9 @@ class Script:
     def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
         return replace(SamplingMetadata.greedy(positions), seeds=slots.astype(np.uint64))
 
+    def ahead(self, _slots: Ints, _draft_starts: Ints, _width: int) -> None:
+        raise AssertionError("nothing is drafted in one call")
+
     def draft(self, logits: Tensor, requests: SamplingMetadata, window: float) -> Late:
         assert (len(logits), window) == (len(requests), self.window)
         slots, positions = requests.seeds.tolist(), requests.positions.tolist()
@@ -151,7 +162,7 @@ def greedy(_state: SamplingState) -> GreedyDraftSampler:
     return GreedyDraftSampler()
 
 
-Choice = Callable[[SamplingState], RunnerDraftSampler]
+Choice = Callable[[SamplingState], PointMassSampler]
 
 
 class Pair:
@@ -190,10 +201,10 @@ class Never:
 def fed_loop(
     runner: Runner,
     table: BlockTable,
-    choice: RunnerDraftSampler,
+    choice: PointMassSampler,
     waiting: DraftLoop | None = None,
-) -> DeviceFedPassLoop:
-    return DeviceFedPassLoop(runner, table, choice, max_rows=MAX_ROWS, waiting=waiting or Never())
+) -> FedPassLoop:
+    return FedPassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice, waiting or Never())
 
 
 def late(broken: frozenset[int] = frozenset()) -> LateChooser:
@@ -236,7 +247,7 @@ def test_without_a_rule_the_round_is_that_of_the_loop_that_waits(
     for slot in range(num_slots):
         start(state, slot, temperature=0.0 if slot % 3 == 0 else 0.9)
     chooser = late(broken)
-    plain = PassLoop(pair.plain, table, Flawed(choice, broken), max_rows=MAX_ROWS)
+    plain = PassLoop(ModelPasses(pair.plain, table, max_rows=MAX_ROWS), Flawed(choice, broken))
     fed = fed_loop(pair.runner(chooser), table, choice)
     texts = [[rng.randrange(VOCAB_SIZE) for _ in range(80)] for _ in range(num_slots)]
     computed = [0] * num_slots
@@ -258,7 +269,7 @@ def test_the_price_of_a_row_keeps_the_same_tokens(pair: Pair, choose: Choice) ->
     choice = choose(state)
     for slot in range(num_slots):
         start(state, slot, temperature=0.7)
-    plain = PassLoop(pair.plain, table, choice, max_rows=MAX_ROWS)
+    plain = PassLoop(ModelPasses(pair.plain, table, max_rows=MAX_ROWS), choice)
     fed = fed_loop(pair.runner(late()), table, choice)
     texts = [[rng.randrange(VOCAB_SIZE) for _ in range(80)] for _ in range(num_slots)]
     computed = [0] * num_slots
@@ -375,7 +386,7 @@ def test_the_rule_means_what_it_says_one_pass_later(
         assert found.confidences[s] == tuple(margins[s, KNOWN + k] for k in range(length))
         assert found.num_fed[s] == min(words.launched[s] - 1, length)
 
-    waited = PassLoop(pair.plain, table, script, max_rows=MAX_ROWS).draft(asked, stop)
+    waited = PassLoop(ModelPasses(pair.plain, table, max_rows=MAX_ROWS), script).draft(asked, stop)
     assert 0 <= found.passes - waited.passes <= 1
     for token_ids, others in zip(found.token_ids, waited.token_ids, strict=True):
         assert token_ids[: len(others)] == others
@@ -433,7 +444,7 @@ def test_until_ends_all_drafts_where_they_are(pair: Pair) -> None:
 
 def test_where_likely_tokens_are_to_be_named_the_loop_that_waits_drafts(pair: Pair) -> None:
     table, choice, chooser = full_table(2), GreedyDraftSampler(), late()
-    plain = PassLoop(pair.plain, table, WithTopIds(choice, 3), max_rows=MAX_ROWS)
+    plain = PassLoop(ModelPasses(pair.plain, table, max_rows=MAX_ROWS), WithTopIds(choice, 3))
     loop = fed_loop(pair.runner(chooser), table, choice, plain)
     found = loop.draft(inputs_of([3, 2]), None, wants_top_ids=True)
     assert found.top_ids is not None
@@ -507,7 +518,7 @@ class Twins:
         for runner in (pair.plain, pair.runner(chooser)):
             table, state = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE)), SamplingState(NUM_SLOTS)
             choice = choose(state)
-            loop: DraftLoop = PassLoop(runner, table, choice, max_rows=MAX_ROWS)
+            loop: DraftLoop = PassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice)
             if runner is not pair.plain:
                 loop = fed_loop(runner, table, choice)
             kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart, StopRule
 from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
-from faser.engine.execution.drafting.fed_loop import DeviceFedPassLoop
-from faser.engine.execution.drafting.loop import DraftInput, PassLoop
+from faser.engine.execution.drafting.fed_loop import FedPassLoop
+from faser.engine.execution.drafting.loop import DraftInput, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import (
     WINDOW,
     GreedyDraftSampler,
-    RunnerDraftSampler,
+    PointMassSampler,
     SampleAndMatchDraftSampler,
 )
 from faser.engine.execution.runner.batch import BlockTable
@@ -89,14 +89,14 @@ def test_recorded_passes_draft_what_passes_that_wait_draft(side: Side, runner: G
         table.append(slot, tuple(range(slot * WIDTH, (slot + 1) * WIDTH)))
     arithmetic = side.backend.sampling_kernels
     state = SamplingState(SLOTS)
-    choice: RunnerDraftSampler = (
+    choice: PointMassSampler = (
         SampleAndMatchDraftSampler(state, kernels=arithmetic) if coupled else GreedyDraftSampler(arithmetic)
     )
     for slot in range(SLOTS):
         sampling = SamplingParams(temperature=0.8 * (slot % 2), top_p=0.9)
         state.start(SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=1, token_ids=(1,)))
-    waiting = PassLoop(runner, table, choice, max_rows=MAX_ROWS)
-    fed = DeviceFedPassLoop(runner, table, choice, max_rows=MAX_ROWS, waiting=waiting)
+    waiting = PassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice)
+    fed = FedPassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice, waiting)
     texts = [[rng.randrange(VOCAB_SIZE) for _ in range(BLOCK_SIZE * WIDTH)] for _ in range(SLOTS)]
     computed = [0] * SLOTS
     num_drafted = 0
@@ -119,8 +119,8 @@ def test_a_pass_like_the_one_before_sends_its_layout_only(tmp_path: Path) -> Non
     for slot in (0, 1):
         table.append(slot, tuple(range(slot * WIDTH, (slot + 1) * WIDTH)))
     choice, looping = GreedyDraftSampler(side.backend.sampling_kernels), recorded(side)
-    waiting = PassLoop(looping, table, choice, max_rows=MAX_ROWS)
-    fed = DeviceFedPassLoop(looping, table, choice, max_rows=MAX_ROWS, waiting=waiting)
+    waiting = PassLoop(ModelPasses(looping, table, max_rows=MAX_ROWS), choice)
+    fed = FedPassLoop(ModelPasses(looping, table, max_rows=MAX_ROWS), choice, waiting)
     inputs = [DraftInput(slot=slot, start=0, token_ids=(1, 2, 3), max_tokens=MOST_TOKENS) for slot in (0, 1)]
     sends = accelerator.sends
     assert fed.draft(inputs, None).passes == MOST_TOKENS

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceRows, StopRule
-from faser.engine.execution.drafting.head import HeadDrafter, HeadPassLoop, HeadRunner
+from faser.engine.execution.drafting.head import HeadDrafter, HeadLoop, HeadRunner
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.samplers import (
@@ -172,8 +172,8 @@ class Drafting:
         table = BlockTable(NUM_SLOTS, -(-MAX_PLACES // BLOCK_SIZE))
         self.cache = HeadCache(table, num_slots=NUM_SLOTS, num_blocks=num_blocks, block_size=BLOCK_SIZE)
         own = DraftVocabularySampler(sampler or GreedyDraftSampler(), head.draft_ids, VOCAB_SIZE)
-        loop = HeadPassLoop(self.head_runner, table, self.ring, own, max_rows=MAX_ROWS)
-        drafter = HeadDrafter(METHOD, loop, self.ring, self.cache)
+        loop = HeadLoop(self.head_runner, table, self.ring, own, max_rows=MAX_ROWS)
+        drafter = HeadDrafter(loop, self.ring, self.cache)
         self.world = World(drafter, BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE)), rng)
         self.oracle = Oracle(make_decoder(target), head_directory)
         self.computed: dict[int, int] = {}  # by slot, leading tokens whose keys and values the target has

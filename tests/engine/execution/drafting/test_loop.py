@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart, StopRule
-from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop
+from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import DraftRows, DraftTokens
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
@@ -60,7 +60,7 @@ def make_loop(runner: Runner, choice: ScriptedChoice, num_slots: int) -> PassLoo
     each = NUM_BLOCKS // num_slots
     for slot in range(num_slots):
         table.append(slot, tuple(range(slot * each, slot * each + min(each, 16))))
-    return PassLoop(runner, table, choice, max_rows=MAX_ROWS)
+    return PassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice)
 
 
 def inputs_of(limits: list[int]) -> list[DraftInput]:
