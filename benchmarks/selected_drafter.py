@@ -16,8 +16,7 @@ from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.drafter_selection import DrafterSelection, TextRound
 from faser.engine.control.speculation.policies.fixed import Fixed
 from faser.engine.control.speculation.policies.policy import Candidates, Ints
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.drafting.text import with_point_masses
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals, with_point_masses
 
 
 class SelectedDrafter:

@@ -22,15 +22,16 @@ from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.control.speculation.policies.survival import Survival
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.execution.drafting.drafter import Drafter, Proposals
+from faser.engine.execution.drafting.registry import load_index
 from faser.engine.execution.drafting.samplers import (
     GreedyDraftSampler,
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
-from faser.engine.execution.drafting.text import CombinedLookup, TextAndModel
+from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verifiers.verifier import Verifier
-from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
+from faser.kernels.cpu.text_index import TextRules
 
 CAP = 8
 
@@ -100,7 +101,7 @@ SAMPLINGS = tuple(samplings(WIDE.vocab))
 
 
 def text(_world: World) -> Drafter:
-    return NgramDrafter(min_n=1, max_n=3, cap=CAP)
+    return LookupDrafter(load_index(), TextRules(cap=CAP, min_n=1, max_n=3))
 
 
 def greedy(world: World) -> Drafter:
@@ -117,7 +118,7 @@ def sampled(world: World) -> Drafter:
 
 def mixed(world: World) -> Drafter:
     """Text or sampled drafts, by what did better before."""
-    both = TextAndModel(CombinedLookup([text(world)]), sampled(world))
+    both = TextAndModel([text(world)], sampled(world))
     return SelectedDrafter(both, num_slots=NUM_SLOTS, cap=CAP, model_cap=CAP)
 
 

@@ -19,10 +19,11 @@ from faser.engine.execution.drafting.text import (
     DRAFT_PER_CONTEXT_TOKEN,
     MAX_CONTEXT,
     MIN_FOLLOWING_SHARE,
+    LookupDrafter,
+    ngram_table,
 )
 from faser.kernels.cpu.text_index import TextIndex, TextRules
 from faser.types import SamplingParams
-from tests.engine.execution.drafting.oracle.ngram_model import NgramModelDrafter
 
 CAP = 16  # tokens of a draft from a look-up
 CHAIN = 8  # tokens of a chain of successors
@@ -187,8 +188,8 @@ class Recycled:
 class Counted:
     """The engine's n-gram model. Learns nothing while answers come."""
 
-    def __init__(self, model: NgramModel) -> None:
-        self._drafter = NgramModelDrafter(model, cap=CAP)
+    def __init__(self, library: ctypes.CDLL, model: NgramModel) -> None:
+        self._drafter = LookupDrafter(library, TextRules(cap=CAP, ngrams=ngram_table(library, model)))
 
     def begin(self, answer: Answer) -> None:
         length = len(answer.prompt)

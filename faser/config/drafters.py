@@ -1,6 +1,6 @@
 """The drafters of FASER: one row each, with everything that other modules need to know of them. Loads no torch.
 
-To add a drafter, write its class, add its row here and its constructor to engine/execution/drafter_registry.py,
+To add a drafter, write its class, add its row here and its row in engine/execution/drafting/registry.py,
 and describe it in docs/speculation.md. The order of the rows is the order of methods in arrays and metrics:
 drafters that run a model come first.
 """

@@ -7,7 +7,7 @@ from faser.config.speculation import METHODS, SpeculationConfig
 
 
 def test_the_order_of_methods_in_arrays_and_metrics_stays() -> None:
-    by_model = ("draft_model", "eagle3", "eagle", "medusa")
+    by_model = ("draft_model", "eagle3")
     assert (*by_model, "suffix", "ngram", "ngram_model", "grammar") == DRAFT_METHODS
     assert set(METHODS) == {"auto", *DRAFT_METHODS}
 

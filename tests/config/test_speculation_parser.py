@@ -117,8 +117,15 @@ def test_a_method_of_vllms_that_is_not_built_is_refused_by_name(method: str) -> 
     (problem,) = problems(method=method)
     assert problem.startswith(f"'{method}' is known from vLLM but not supported by FASER {__version__}: ")
     assert problem.endswith(
-        " Remove it or use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model', 'eagle3', "
-        "'eagle' or 'medusa'."
+        " Remove it or use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model' or 'eagle3'."
+    )
+
+
+def test_a_method_that_faser_had_is_refused_by_name() -> None:
+    (problem,) = problems(method="layer_skip")
+    assert problem == (
+        "'layer_skip' was removed: drafts of the model's own first layers did not pay (docs/speculation.md). "
+        "Use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model' or 'eagle3'."
     )
 
 

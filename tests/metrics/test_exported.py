@@ -46,8 +46,6 @@ _REFUSED = ("queue_full", "key_limit", "loading", "warming", "restarting", "drai
 _METHODS = (
     "draft_model",
     "eagle3",
-    "eagle",
-    "medusa",
     "suffix",
     "ngram",
     "ngram_model",

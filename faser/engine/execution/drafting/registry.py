@@ -4,6 +4,7 @@ A row of TEXT_DRAFTERS may answer for several methods, as the native index does 
 write its file, its row in config/drafters.py and its row here, and describe it in docs/speculation.md.
 """
 
+import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,14 @@ class HeadParts:
     load_version: Callable[[Path], HeadRunner] | None = None
 
 
+def load_index(progress: ProgressCallback | None = None) -> ctypes.CDLL:
+    """The library with the native index of texts. progress: called while it is compiled.
+
+    Raises ConfigError where it did not come with the package and cannot be compiled.
+    """
+    return text_library(cache_dir() / "kernels", progress=progress)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterParts:
     """What drafters work on.
@@ -76,8 +85,8 @@ class DrafterParts:
     table: the target's blocks. sampling, matchers: the parameters and grammars of every slot, of the target's
     sampler. max_rows: the most rows of a pass. model, head: None where none is loaded. num_top: how many likely
     tokens a model names for each token that it drafts; 0: none. samples_in_runner: the runner samples drafts that
-    are point masses, and feeds them to the next pass without a wait. progress: called while the native index is
-    compiled. ngram_model: None where there is none for the target. text_index_bytes: what the index may hold.
+    are point masses, and feeds them to the next pass without a wait. load_index: asked where a method needs it.
+    ngram_model: None where there is none for the target. text_index_bytes: what the index may hold.
     """
 
     table: BlockTable
@@ -88,7 +97,7 @@ class DrafterParts:
     head: HeadParts | None = None
     num_top: int = 0
     samples_in_runner: bool = False
-    progress: ProgressCallback | None = None
+    load_index: Callable[[], ctypes.CDLL] = load_index
     ngram_model: NgramModel | None = None
     text_index_bytes: int = UNLIMITED
 
@@ -159,7 +168,7 @@ def _lookup(
     if not methods:
         return None
     try:
-        library = text_library(cache_dir() / "kernels", progress=parts.progress)
+        library = parts.load_index()
     except ConfigError as error:
         if config.method != AUTO:
             raise ConfigError(f"method {config.method} needs the native index of texts: {error}") from error

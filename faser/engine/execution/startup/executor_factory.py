@@ -1,10 +1,17 @@
 """Makes the executor from the loaded parts of an engine: sampler, drafter, verifier, early pruning."""
 
 from collections.abc import Callable
+from functools import partial
 
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.drafter import Drafter
-from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, head_versions, make_drafter
+from faser.engine.execution.drafting.registry import (
+    DrafterParts,
+    DraftModelParts,
+    head_versions,
+    load_index,
+    make_drafter,
+)
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.rank_judge import NUM_TOP
@@ -80,7 +87,7 @@ def _speculation(
         head=parts.head,
         num_top=0 if pruning is None else NUM_TOP,
         samples_in_runner=config.schedules_async,
-        progress=report,
+        load_index=partial(load_index, report),
         ngram_model=parts.ngram_model,
         text_index_bytes=parts.text_index_bytes,
     )

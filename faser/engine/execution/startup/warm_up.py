@@ -143,7 +143,7 @@ class WarmUp:
         sampler.choose(self._logits[:num_sequences], rows)
 
     def _join_draft_probs(self, num_sequences: int) -> None:
-        """Takes the memory of a draft's probabilities as execution/drafters/passes.py does, and computes nothing.
+        """Takes the memory of a draft's probabilities as execution/drafting/loop.py does, and computes nothing.
 
         One tensor per pass, all of them joined, and the joined one reordered; the last pass's input is alive too.
         """

@@ -23,7 +23,7 @@ from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, Drafts, S
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.drafter_selection import DrafterSelection
 from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.drafting.text import CombinedLookup, TextAndModel
+from faser.engine.execution.drafting.text import TextAndModel
 from faser.types import SamplingParams
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
@@ -119,7 +119,7 @@ def selected(
     text: Sequence[Drafter], model: Drafter | None = None, *, model_cap: int = MODEL_CAP
 ) -> SelectedDrafter:
     """text: drafters of text methods, in order."""
-    drafter = TextAndModel(CombinedLookup(text), model)
+    drafter = TextAndModel(text, model)
     return SelectedDrafter(drafter, num_slots=NUM_SLOTS, cap=CAP, model_cap=0 if model is None else model_cap)
 
 

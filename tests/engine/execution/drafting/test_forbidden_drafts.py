@@ -83,7 +83,7 @@ def test_the_grammar_drafts_for_answers_with_a_structure_alone() -> None:
     matchers.start(STRUCTURED, LANGUAGES["schema"].asked, ())
     matchers.start(2, LANGUAGES["choice"].asked, ids("the quick fox"))
     requests = tuple(DraftRequest(slot=slot, max_tokens=3, new_blocks=()) for slot in (FREE, STRUCTURED, 2))
-    drafter = GrammarDrafter(matchers, cap=2)
+    drafter = GrammarDrafter(matchers, cap=2, alone=True)
     free, structured, ended = drafter.propose(DraftPlan(step=1, requests=requests)).drafts
     assert free == Draft(slot=FREE, method="grammar")
     assert structured.token_ids == tuple(matchers.forced(STRUCTURED, (), 2))

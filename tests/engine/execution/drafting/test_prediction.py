@@ -14,7 +14,7 @@ from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Continuation, Drafter
-from faser.engine.execution.drafting.text import LookupDrafter, NativeLookup, prediction_prefix
+from faser.engine.execution.drafting.text import LookupDrafter, prediction_prefix
 from faser.kernels.cpu.text_index import TextRules, text_library
 from faser.types import Request, SamplingParams
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
@@ -36,9 +36,7 @@ def start(predicted: tuple[int, ...], *, slot: int = 0, prompt: tuple[int, ...] 
 
 
 def native(rules: TextRules) -> Drafter:
-    library = text_library(cache_dir() / "kernels")
-    assert library is not None
-    return LookupDrafter(NativeLookup(library, rules))
+    return LookupDrafter(text_library(cache_dir() / "kernels"), rules)
 
 
 def drafted(drafter: Drafter, slot: int = 0) -> tuple[int, ...]:

@@ -1,8 +1,10 @@
 """Which drafter a configuration gets, and whether a model must be loaded for it."""
 
+import ctypes
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -12,24 +14,23 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.checkpoints.ngram_model import count
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
+from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.registry import (
-    GRAMMAR_DRAFTERS,
     MODEL_DRAFTERS,
-    NATIVE_METHODS,
     TEXT_DRAFTERS,
     DrafterParts,
     DraftModelParts,
     make_drafter,
-    make_lookup,
+    text_drafters,
 )
-from faser.engine.execution.drafting.text import CombinedLookup, LookupDrafter, NativeLookup, TextAndModel
+from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.kernels.cpu import library as native_library
-from faser.kernels.cpu.build import library_path
+from faser.engine.structure.sequence_matchers import SequenceMatchers
+from faser.errors import ConfigError
 from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals
 from faser.kernels.torch.backend import TorchBackend
 from faser.types import SamplingParams
@@ -43,8 +44,12 @@ from tests.engine.execution.drafting.driving import (
     kv_shape,
     make_runner,
 )
+from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
+from tests.engine.execution.drafting.oracle.ngram_model import NgramModelDrafter
+from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
 
 NGRAMS = count([(0, 1, 1, 0, 1, 0, 0, 1)])
+NATIVE = ("suffix", "ngram", "ngram_model")
 
 
 def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
@@ -64,9 +69,9 @@ def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
 
 
 def test_every_drafter_has_one_constructor() -> None:
-    assert sorted((*MODEL_DRAFTERS, *TEXT_DRAFTERS, *GRAMMAR_DRAFTERS)) == sorted(DRAFTERS)
     assert tuple(MODEL_DRAFTERS) == PASS_METHODS
-    assert TEXT_METHODS[: len(NATIVE_METHODS)] == NATIVE_METHODS
+    assert tuple(method for methods in TEXT_DRAFTERS for method in methods) == TEXT_METHODS
+    assert {*MODEL_DRAFTERS, *TEXT_METHODS} == {*DRAFTERS}
 
 
 @pytest.mark.parametrize(
@@ -90,17 +95,17 @@ def test_every_method_has_its_drafter(
     assert isinstance(drafter, kind)
 
 
-def test_without_an_n_gram_model_the_others_look_up_alone(kernel_cache: Path) -> None:
-    for library in (None, native_library.load(library_path(cache_dir=kernel_cache))):
-        assert make_lookup(SpeculationConfig(), TEXT_METHODS, library).num_methods == 2
-        assert make_lookup(SpeculationConfig(), TEXT_METHODS, library, None, NGRAMS).num_methods == 3
+def test_without_an_n_gram_model_the_others_look_up_alone(tiny_checkpoint: Path) -> None:
+    own = parts(tiny_checkpoint)
+    for ngram_model, methods in ((NGRAMS, NATIVE), (None, NATIVE[:-1])):
+        (lookup,) = text_drafters(SpeculationConfig(), TEXT_METHODS, replace(own, ngram_model=ngram_model))
+        assert isinstance(lookup, LookupDrafter)
+        assert lookup.methods == methods
 
 
-@pytest.mark.parametrize(
-    "methods", [("suffix",), ("ngram",), ("ngram_model",), ("suffix", "ngram"), ("suffix", "ngram", "ngram_model")]
-)
-def test_the_native_look_up_and_the_one_in_python_draft_the_same(
-    kernel_cache: Path, methods: tuple[str, ...]
+@pytest.mark.parametrize("methods", [NATIVE[:1], NATIVE[1:2], NATIVE[2:], NATIVE[:2], NATIVE])
+def test_what_is_looked_up_is_what_the_drafters_in_python_propose(
+    tiny_checkpoint: Path, methods: tuple[str, ...]
 ) -> None:
     config = SpeculationConfig(
         num_speculative_tokens=7,
@@ -108,25 +113,59 @@ def test_the_native_look_up_and_the_one_in_python_draft_the_same(
         prompt_lookup_min=3,
         prompt_lookup_max=4,
     )
-    library = native_library.load(library_path(cache_dir=kernel_cache))
-    native = make_lookup(config, methods, library, None, NGRAMS)
-    plain = make_lookup(config, methods, None, None, NGRAMS)
-    assert (type(native), type(plain)) == (NativeLookup, CombinedLookup)
+    (lookup,) = text_drafters(config, methods, parts(tiny_checkpoint))
+    oracles: dict[str, Drafter] = {
+        "suffix": SuffixDrafter(cap=7, max_cached_requests=2),
+        "ngram": NgramDrafter(min_n=3, max_n=4, cap=7),
+        "ngram_model": NgramModelDrafter(NGRAMS, cap=7),
+    }
+    oracle = TextAndModel([oracles[method] for method in methods])
 
     rng = random.Random(8)
-    plan = DraftPlan(step=0, requests=(DraftRequest(slot=0, max_tokens=20, new_blocks=()),))
+    plan = DraftPlan(step=0, from_text=True, requests=(DraftRequest(slot=0, max_tokens=20, new_blocks=()),))
     drafted = [0] * len(methods)
     for _ in range(100):
         token_ids = tuple(rng.randrange(2) for _ in range(rng.randrange(5, 40)))
         start = SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=5, token_ids=token_ids)
-        for lookup in (native, plain):
-            lookup.start(start)
-        columns = native.look_up(plan)
-        assert columns == plain.look_up(plan)
-        drafted = [most + len(draft.token_ids) for most, (draft,) in zip(drafted, columns, strict=True)]
-        for lookup in (native, plain):
-            lookup.release(0)
+        for each in (lookup, oracle):
+            each.start(start)
+        drafts = lookup.propose(plan).drafts
+        assert drafts == oracle.propose(plan).drafts
+        drafted = [most + len(draft.token_ids) for most, draft in zip(drafted, drafts, strict=True)]
+        for each in (lookup, oracle):
+            each.release(0)
     assert min(drafted) > 100
+
+
+def no_index() -> ctypes.CDLL:
+    raise ConfigError("no C++ compiler found; install g++")
+
+
+class NoStructures:
+    """Matchers of sequences none of which has a structure."""
+
+    slots = ()
+
+
+def test_without_the_index_auto_goes_on_without_text_and_the_log_says_what_to_install(
+    tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    matchers = cast(SequenceMatchers, NoStructures())
+    own = replace(parts(tiny_checkpoint, with_model=True), matchers=matchers, load_index=no_index)
+    drafter = make_drafter(SpeculationConfig(model="some/model"), own)
+    assert isinstance(drafter, TextAndModel)
+    assert isinstance(drafter.model, DraftModel)
+    plan = DraftPlan(step=0, from_text=True, requests=(DraftRequest(slot=0, max_tokens=2, new_blocks=()),))
+    assert [each.method for each in drafter.propose(plan).drafts] == ["grammar"], "one draft, and an empty one"
+    (message,) = caplog.messages
+    assert message.startswith("drafts are not looked up in text, which needs the native index of texts: ")
+    assert message.endswith("install g++")
+
+
+@pytest.mark.parametrize("method", NATIVE)
+def test_without_the_index_a_method_that_needs_it_is_refused(tiny_checkpoint: Path, method: str) -> None:
+    with pytest.raises(ConfigError, match=rf"method {method} needs the native index of texts: .* install g\+\+"):
+        make_drafter(SpeculationConfig(method=method), replace(parts(tiny_checkpoint), load_index=no_index))
 
 
 def test_nothing_is_loaded_for_a_policy_that_never_drafts() -> None:

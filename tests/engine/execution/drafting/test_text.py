@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import faser
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Continuation
-from faser.engine.execution.drafting.text import CombinedLookup, LookupDrafter, NativeLookup
+from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.text_index import TextRules
@@ -46,9 +46,9 @@ def library_file(kernel_cache: Path) -> Path:
 class Both(NamedTuple):
     """The native lookup, and in Python the corpus and everything else."""
 
-    native: NativeLookup
+    native: LookupDrafter
     suffix: SuffixDrafter
-    oracle: CombinedLookup
+    oracle: TextAndModel
 
     def start(self, start: SequenceStart) -> None:
         self.native.start(start)
@@ -64,10 +64,10 @@ class Both(NamedTuple):
 
     def compare(self, plan: DraftPlan) -> int:
         """Tokens drafted. Fails where the two differ in anything."""
-        found = self.native.look_up(plan)
-        assert found == self.oracle.look_up(plan)
+        found = self.native.propose(plan)
+        assert found == self.oracle.propose(plan)
         assert self.native.index.num_remembered == self.suffix.corpus.num_tokens
-        return sum(len(draft.token_ids) for column in found for draft in column)
+        return sum(len(draft.token_ids) for draft in found.drafts)
 
 
 def both(library: Path, rules: TextRules) -> Both:
@@ -80,8 +80,8 @@ def both(library: Path, rules: TextRules) -> Both:
         corpus_tokens=rules.max_tokens,
     )
     ngram = NgramDrafter(min_n=rules.min_n, max_n=rules.max_n, cap=rules.cap)
-    native = NativeLookup(native_library.load(library), rules)
-    return Both(native, suffix, CombinedLookup([suffix, ngram]))
+    native = LookupDrafter(native_library.load(library), rules)
+    return Both(native, suffix, TextAndModel([suffix, ngram]))
 
 
 def start_of(
@@ -106,6 +106,7 @@ def start_of(
 def plan_for(slots: Sequence[int], most: int = 16, unverified: Sequence[Sequence[int]] | None = None) -> DraftPlan:
     return DraftPlan(
         step=0,
+        from_text=True,
         requests=tuple(
             DraftRequest(
                 slot=slot,
@@ -253,7 +254,7 @@ def test_one_method_alone_drafts_what_it_drafts_beside_the_other(library_file: P
         min_n=0 if suffix else RULES.min_n,
         max_n=0 if suffix else RULES.max_n,
     )
-    alone = LookupDrafter(NativeLookup(native_library.load(library_file), rules))
+    alone = LookupDrafter(native_library.load(library_file), rules)
     for _ in range(60):
         start = start_of(1, [rng.randrange(3) for _ in range(20)], prompt_len=5)
         pair.start(start)
@@ -262,7 +263,7 @@ def test_one_method_alone_drafts_what_it_drafts_beside_the_other(library_file: P
         pair.commit(came)
         alone.commit(came)
         found = alone.propose(plan_for([1]))
-        assert found.drafts == pair.native.look_up(plan_for([1]))[0 if suffix else 1]
+        assert found.drafts[0] == pair.native.propose(plan_for([1])).drafts[0 if suffix else 1]
         assert found.probs is None
         pair.release(1)
         alone.release(1)
@@ -277,20 +278,21 @@ def test_a_wide_step_has_the_drafts_of_many_narrow_ones(library_file: Path) -> N
     rng.shuffle(slots)
     unverified = [[rng.randrange(4) for _ in range(rng.randrange(5))] for _ in slots]
 
-    together = lookup.look_up(plan_for(slots, unverified=unverified))
+    together = lookup.propose(plan_for(slots, unverified=unverified)).drafts
 
     apart = [
-        lookup.look_up(plan_for([slot], unverified=[each])) for slot, each in zip(slots, unverified, strict=True)
+        lookup.propose(plan_for([slot], unverified=[each])).drafts
+        for slot, each in zip(slots, unverified, strict=True)
     ]
-    assert together == tuple(tuple(each[method][0] for each in apart) for method in range(2))
-    assert lookup.look_up(plan_for([])) == ((), ())
+    assert together == tuple(each[method] for method in range(2) for each in apart)
+    assert lookup.propose(plan_for([])).drafts == ()
 
 
 def test_drafts_may_be_asked_for_in_another_thread(library_file: Path) -> None:
     pair = both(library_file, RULES)
     pair.start(start_of(0, [1, 2, 3, 1, 2, 3, 1, 2]))
     with ThreadPoolExecutor(1) as lane:
-        assert lane.submit(pair.native.look_up, plan_for([0])).result() == pair.oracle.look_up(plan_for([0]))
+        assert lane.submit(pair.native.propose, plan_for([0])).result() == pair.oracle.propose(plan_for([0]))
     assert pair.native.drafts_overlapped
 
 
@@ -300,6 +302,6 @@ def test_nothing_of_a_released_slot_is_kept(library_file: Path) -> None:
     lookup.release(0)
 
     with pytest.raises(KeyError):
-        lookup.look_up(plan_for([0]))
+        lookup.propose(plan_for([0]))
     lookup.start(start_of(0, [1, 2]))
-    assert [draft.token_ids for (draft,) in lookup.look_up(plan_for([0]))] == [(), ()]
+    assert [draft.token_ids for draft in lookup.propose(plan_for([0])).drafts] == [(), ()]

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from faser.engine.contract.plan import PLACEHOLDER, Draft, DraftPlan, DraftRequest, SequenceRows
-from faser.engine.execution.drafting.drafter import NO_TOP, Proposals
-from faser.engine.execution.drafting.text import CombinedLookup, TextAndModel, with_text_drafts
+from faser.engine.execution.drafting.drafter import NO_TOP, Continuation, Proposals, with_text_drafts
+from faser.engine.execution.drafting.text import TextAndModel
 from tests.engine.control.speculation.test_drafter_selection import KnownDrafter, start_of
 
 PROBS = torch.tensor([[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 0.5, 0.5]], dtype=torch.float64)
@@ -15,8 +15,7 @@ PROBS = torch.tensor([[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 0.5, 0.5]], dtype=torch
 def both() -> tuple[TextAndModel, KnownDrafter]:
     quality: dict[int, float | None] = dict.fromkeys(range(3), 1.0)
     model = KnownDrafter("draft_model", quality)
-    text = CombinedLookup([KnownDrafter("suffix", quality), KnownDrafter("ngram", quality)])
-    drafter = TextAndModel(text, model)
+    drafter = TextAndModel([KnownDrafter("suffix", quality), KnownDrafter("ngram", quality)], model)
     for slot in range(3):
         drafter.start(start_of(slot))
     return drafter, model
@@ -52,6 +51,17 @@ def test_a_plan_without_requests_does_not_reach_the_model() -> None:
     """KnownDrafter refuses it."""
     drafter, _ = both()
     assert drafter.propose(plan((), from_text=False)).drafts == ()
+
+
+def test_each_drafter_gets_every_call() -> None:
+    parts = [KnownDrafter(method, {}) for method in ("suffix", "ngram", "draft_model")]
+    drafter = TextAndModel(parts[:2], parts[2])
+    drafter.start(start_of(0))
+    before = [each.to_come[0] for each in parts]
+    drafter.commit([Continuation(slot=0, token_ids=(5, 6))])
+    assert [each.to_come[0] for each in parts] == [num_known + 2 for num_known in before]
+    drafter.release(0)
+    assert not any(each.to_come for each in parts)
 
 
 def lines(top: int) -> Tensor:
@@ -90,7 +100,7 @@ def test_without_lines_nothing_is_added(drafted: int) -> None:
 def test_drafting_overlaps_steps_if_all_drafters_can() -> None:
     for text, model in [(True, True), (True, False), (False, True)]:
         drafter = TextAndModel(
-            CombinedLookup([KnownDrafter("suffix", {}, drafts_overlapped=text)]),
+            [KnownDrafter("suffix", {}, drafts_overlapped=text)],
             KnownDrafter("draft_model", {}, drafts_overlapped=model),
         )
         assert drafter.drafts_overlapped == (text and model)

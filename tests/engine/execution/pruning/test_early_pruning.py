@@ -29,7 +29,7 @@ from faser.engine.control.speculation.policies.policy import Candidates, Policy
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.drafter import NO_TOP, Continuation, Drafter, Proposals
 from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.execution.drafting.text import CombinedLookup, TextAndModel
+from faser.engine.execution.drafting.text import TextAndModel
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.gate import Floats, Ints, Lesson, Look, Split
 from faser.engine.execution.pruning.rank_judge import UNKNOWN, DraftedTokens, RankJudge
@@ -610,7 +610,7 @@ def test_likely_tokens_are_named_only_when_asked_for(pair: tuple[Path, Path]) ->
 
 def test_among_drafts_of_a_model_those_from_text_name_nothing(pair: tuple[Path, Path]) -> None:
     """Two tokens of a match of five are worth more than one of the model, and less than three."""
-    both = TextAndModel(CombinedLookup([TextDrafter()]), model_drafter(pair, 9))
+    both = TextAndModel([TextDrafter()], model_drafter(pair, 9))
     selected = SelectedDrafter(both, num_slots=NUM_SLOTS, cap=CAP, model_cap=CAP)
     found = selected.propose(drafting_plan((0, 2, 3, 1)))
     assert [draft.method for draft in found.drafts] == ["draft_model", "ngram", "draft_model", "draft_model"]

@@ -12,7 +12,7 @@ import pytest
 from faser.engine.checkpoints.ngram_model import count
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Continuation
-from faser.engine.execution.drafting.text import NativeLookup, ngram_table
+from faser.engine.execution.drafting.text import LookupDrafter, ngram_table
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.text_index import TextRules
@@ -90,7 +90,7 @@ def test_every_native_draft_is_that_of_python_to_the_bit(kernel_cache: Path, kin
         texts = [[int(kinds * rng.random() ** 2) for _ in range(60)] for _ in range(5)]
         model = count(texts, longest=longest, fewest=1 + longest % 2)
         library = native_library.load(library_path(cache_dir=kernel_cache))
-        native = NativeLookup(library, TextRules(cap=5, ngrams=ngram_table(library, model)))
+        native = LookupDrafter(library, TextRules(cap=5, ngrams=ngram_table(library, model)))
         python = NgramModelDrafter(model, cap=5)
         for slot in range(3):
             token_ids = tuple(rng.randrange(kinds) for _ in range(slot * 2))
@@ -99,9 +99,9 @@ def test_every_native_draft_is_that_of_python_to_the_bit(kernel_cache: Path, kin
         for _ in range(40):
             unverified = {slot: tuple(rng.randrange(kinds) for _ in range(rng.randrange(5))) for slot in (2, 0, 1)}
             plan = plan_for(unverified, most=rng.randrange(1, 8))
-            (found,) = native.look_up(plan)
-            assert found == python.propose(plan).drafts
-            drafted += sum(len(draft.token_ids) for draft in found)
+            found = native.propose(plan)
+            assert found == python.propose(plan)
+            drafted += sum(len(draft.token_ids) for draft in found.drafts)
             came = [
                 Continuation(slot=slot, token_ids=tuple(rng.randrange(kinds) for _ in range(rng.randrange(3))))
                 for slot in range(3)
