@@ -4,12 +4,13 @@ What a look-up costs decides whether speculation pays with small models, so one 
 all requests (kernels/cpu/native/lookup.cpp, ngrams.cpp):
 
     suffix        what most often followed the longest context, in the sequence and in past answers:
-                  SuffixDecoding, arXiv 2411.04975, sections 3 and 4. Sequences with different salts share nothing
+                  SuffixDecoding, arXiv 2411.04975, sections 3 and 4
     ngram         what followed the last few tokens the last time they occurred in the sequence: prompt lookup
                   decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding)
     ngram_model   chains of the token that an n-gram model finds likeliest
 
-A prediction of the answer is text to draft from too. It is put before the tokens of its sequence:
+Past answers change no token of any request, but a client that times its own requests could learn that others were
+answered with the same text: sequences with different salts share nothing. A prediction of the answer is text to draft from too. It is put before the tokens of its sequence:
 
     text     end of the prompt, prediction | prompt | answer so far
     context                                  … and its end occurs here as well, right before the prediction

@@ -1,4 +1,4 @@
-"""Heads in float64 with whole sequences, written from the papers: the oracle of the heads' arithmetic.
+"""EAGLE-3 heads in float64 with whole sequences, written from the paper: the oracle of the heads' arithmetic.
 
 Knows no cache, no plan and no backend. Rotation multiplies complex numbers, attention is a sum for each position.
 """
@@ -69,12 +69,9 @@ def feed_forward(x: Tensor, weights: Mapping[str, Tensor], prefix: str) -> Tenso
     return (gate * torch.sigmoid(gate) * up) @ weights[f"{prefix}mlp.down_proj.weight"].T
 
 
-def layer(
-    x: Tensor, weights: Mapping[str, Tensor], prefix: str, shape: Shape, *, input_norm: bool = True
-) -> Tensor:
+def layer(x: Tensor, weights: Mapping[str, Tensor], prefix: str, shape: Shape) -> Tensor:
     """A pre-norm decoder layer over the stream x, [T, H]."""
-    normed = norm(x, weights[f"{prefix}input_layernorm.weight"], shape.eps) if input_norm else x
-    x = x + attention(normed, weights, prefix, shape)
+    x = x + attention(norm(x, weights[f"{prefix}input_layernorm.weight"], shape.eps), weights, prefix, shape)
     normed = norm(x, weights[f"{prefix}post_attention_layernorm.weight"], shape.eps)
     return x + feed_forward(normed, weights, prefix)
 
@@ -121,33 +118,8 @@ class Eagle3:
         return outputs @ self.weights["lm_head.weight"].T
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle:
-    """arXiv 2401.15077. weights: float64, under the names of the authors, and the target's final norm and head."""
-
-    weights: Mapping[str, Tensor]
-    shape: Shape
-    num_layers: int = 1
-
-    def features(self, states: list[Tensor]) -> Tensor:
-        """states: after the target's last layer, [T, H]."""
-        return norm(states[0], self.weights["target's final norm"], self.shape.eps)
-
-    def outputs(self, token_ids: list[int], features: Tensor) -> Tensor:
-        joined = torch.cat((self.weights["embed_tokens.weight"][token_ids], features), -1)
-        x = joined @ self.weights["fc.weight"].T
-        if "fc.bias" in self.weights:
-            x = x + self.weights["fc.bias"]
-        for index in range(self.num_layers):
-            x = layer(x, self.weights, f"layers.{index}.", self.shape, input_norm=index > 0)
-        return x
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        return outputs @ self.weights["lm_head.weight"].T
-
-
 def draft(
-    head: Eagle3 | Eagle, token_ids: list[int], features: Tensor, draft_ids: list[int], count: int
+    head: Eagle3, token_ids: list[int], features: Tensor, draft_ids: list[int], count: int
 ) -> tuple[list[int], Tensor]:
     """`count` tokens after the last one, greedily, and the logits that they come from, [count, Vd].
 

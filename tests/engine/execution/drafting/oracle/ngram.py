@@ -2,8 +2,7 @@
 
 Owns a copy of each sequence's tokens and, for each n, the latest position of every n-gram. A draft depends on its
 own sequence alone. Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding),
-which scans the prompt; here an index answers, brought up to date only when a sequence drafts. The native index
-(native_lookup.py) proposes the same drafts; engines use this class only where it cannot be compiled.
+which scans the prompt; here an index answers, brought up to date only when a sequence drafts.
 """
 
 from collections.abc import Callable, Sequence

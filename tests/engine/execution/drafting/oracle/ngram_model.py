@@ -1,7 +1,6 @@
 """NgramModelDrafter: chains of the token that an n-gram model finds likeliest.
 
-Owns the last tokens of each sequence. The native index proposes the same drafts (kernels/cpu/native/ngrams.cpp);
-engines use this class only where it cannot be compiled.
+Owns the last tokens of each sequence.
 """
 
 from collections.abc import Callable, Sequence

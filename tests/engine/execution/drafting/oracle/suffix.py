@@ -1,7 +1,6 @@
 """SuffixDrafter: what most often followed the longest context, in this sequence and in past outputs.
 
-Owns each sequence's text and the corpus of what sequences generated before their slots were released. The native
-index (native_lookup.py) proposes the same drafts; engines use this class only where it cannot be compiled.
+Owns each sequence's text and the corpus of what sequences generated before their slots were released.
 Source: SuffixDecoding, arXiv 2411.04975, sections 3 and 4. Their global tree is our corpus, their tree of a
 request the text of a sequence; the score of a draft, the tokens expected to be accepted, is the same. They count
 every occurrence of a context in a tree; we count the latest OCCURRENCES of the longest one found. Their estimate
