@@ -10,7 +10,9 @@ all requests (kernels/cpu/native/lookup.cpp, ngrams.cpp):
     ngram_model   chains of the token that an n-gram model finds likeliest
 
 Past answers change no token of any request, but a client that times its own requests could learn that others were
-answered with the same text: sequences with different salts share nothing. A prediction of the answer is text to draft from too. It is put before the tokens of its sequence:
+answered with the same text: sequences with different salts share nothing.
+
+A prediction of the answer is text to draft from too. It is put before the tokens of its sequence:
 
     text     end of the prompt, prediction | prompt | answer so far
     context                                  … and its end occurs here as well, right before the prediction

@@ -21,7 +21,7 @@ import torch
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
-from faser.engine.execution.drafting.loop import PassLoop
+from faser.engine.execution.drafting.loop import ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import (
     DraftSampler,
     GreedyDraftSampler,
@@ -72,7 +72,7 @@ def make_world(
     state = SamplingState(NUM_SLOTS)
     choice = choose(state)
     drafter = DraftModel(
-        PassLoop(runner, table, choice, max_rows=MAX_ROWS), kv, choice, max_positions=max_positions
+        PassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice), kv, choice, max_positions=max_positions
     )
     return World(drafter, table, random.Random(seed), kv=KvManager(NUM_BLOCKS, BLOCK_SIZE), sampling=state), kv
 
@@ -90,7 +90,7 @@ class Afresh:
         kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         state = SamplingState(NUM_SLOTS)
         choice = self._choose(state)
-        loop = PassLoop(self._runner, table, choice, max_rows=MAX_ROWS)
+        loop = PassLoop(ModelPasses(self._runner, table, max_rows=MAX_ROWS), choice)
         drafter = DraftModel(loop, kv, choice, max_positions=MAX_LEN)
         start = SequenceStart(
             slot=slot,
