@@ -25,7 +25,7 @@ from faser.engine.engine import Engine
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.errors import ModelError
 from faser.types import Request, SamplingParams, SpeculationParams
-from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.drafting.seeded_heads import (
     head_layers,
     head_spec,
@@ -214,3 +214,19 @@ def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
     write_seeded(tmp_path / "head", head_spec(state_layers=(2, 3, 9)))
     with pytest.raises(ModelError, match="names layer 9; the model has layers 0 to 5"):
         built(path, {"model": str(tmp_path / "head")})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"speculators_model_type": "dflash"}, "of kind dflash, which is not supported: it drafts a block"),
+        ({"architectures": ["PEagleDraftModel"]}, "PEagleDraftModel of the head is not supported: it drafts the"),
+        ({"model_type": "eagle"}, "of kind eagle, which is not supported: EAGLE-3's heads draft better"),
+        ({"medusa_num_heads": 2}, "of kind medusa, which is not supported: its heads do not read what"),
+    ],
+)
+def test_a_head_that_is_not_computed_stops_the_start(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
+    write_checkpoint(head, config, random_weights({"fc.weight": (VOCAB_SIZE, head_spec().hidden_size)}))
+    with pytest.raises(ModelError, match=message):
+        built(path, {"model": str(head)})
