@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.execution.drafting.drafter import Continuation, Proposals, one_each
 from faser.engine.execution.drafting.loop import DraftInput, DraftLoop
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable
@@ -58,9 +58,7 @@ class DraftModel:
             self._kv.fill(slot, request.unverified + token_ids[:num_fed])
             drafts[slot] = Draft(slot=slot, method=METHOD, token_ids=token_ids, confidences=confidences)
         return Proposals(
-            drafts=tuple(
-                [drafts.get(each.slot) or Draft(slot=each.slot, method=METHOD) for each in plan.requests]
-            ),
+            drafts=one_each(plan, METHOD, drafts),
             passes=batch.passes,
             catchup_tokens=sum([max(0, len(each.token_ids) - _USUAL_ROWS) for each in inputs]),
             probs=batch.probs,

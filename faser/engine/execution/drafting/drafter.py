@@ -12,7 +12,7 @@ While the target verifies a draft, the next one can be made: it continues DraftR
                   may not be the first token of the new draft
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -95,6 +95,11 @@ class Drafter(Protocol):
     def release(self, slot: int) -> None:
         """The slot is free. The drafter may remember the text of the sequence, but nothing by its slot."""
         ...
+
+
+def one_each(plan: DraftPlan, method: str, drafts: Mapping[int, Draft]) -> tuple[Draft, ...]:
+    """A draft for every request, in their order. drafts: by slot; where there is none, an empty one."""
+    return tuple([drafts.get(each.slot) or Draft(slot=each.slot, method=method) for each in plan.requests])
 
 
 def without_forbidden(plan: DraftPlan, proposals: Proposals, matchers: SequenceMatchers) -> Proposals:

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.config.drafters import MOST_STATES_READ
+from faser.engine.checkpoints.heads import EAGLE3
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.execution.drafting.drafter import Continuation, Proposals, one_each
 from faser.engine.execution.drafting.eagle3 import Eagle3Head
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, Ints, PassLoop, chunks, cut, rows_of
@@ -32,8 +33,6 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.head_drafting import DraftedTokens, DraftRules, HeadRows, StopNumbers
 from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
 from faser.kernels.interface.shapes import KvCache, KvShape, RowLayout
-
-METHOD = "eagle3"
 
 
 class HeadDrafter:
@@ -58,16 +57,14 @@ class HeadDrafter:
         catchup_tokens = 0
         for each, token_ids, confidences in zip(inputs, batch.token_ids, batch.confidences, strict=True):
             slot, count = each.slot, len(each.token_ids)
-            drafts[slot] = Draft(slot=slot, method=METHOD, token_ids=token_ids, confidences=confidences)
+            drafts[slot] = Draft(slot=slot, method=EAGLE3, token_ids=token_ids, confidences=confidences)
             line = self._lines[slot]
             catchup_tokens += max(0, count - line.num_new)
             self._cache.set_rows(slot, each.start + count)
             line.next_state = len(line.token_ids) - 1
             self._states.forget(slot, line.next_state - 1)  # keeps the last one, to draft from it again
         return Proposals(
-            drafts=tuple(
-                [drafts.get(each.slot) or Draft(slot=each.slot, method=METHOD) for each in plan.requests]
-            ),
+            drafts=one_each(plan, EAGLE3, drafts),
             passes=batch.passes,
             catchup_tokens=catchup_tokens,
             probs=batch.probs,
@@ -90,7 +87,7 @@ class HeadDrafter:
 
         The state of position p goes with the token at p + 1.
         """
-        assert not request.unverified, f"slot {request.slot}: {METHOD} continues no unverified tokens"
+        assert not request.unverified, f"slot {request.slot}: {EAGLE3} continues no unverified tokens"
         slot, line = request.slot, self._lines[request.slot]
         num_known = len(line.token_ids)
         last = num_known - 2  # the state that predicted the last known token
