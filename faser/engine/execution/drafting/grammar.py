@@ -9,7 +9,7 @@ answer.
 from collections.abc import Callable, Sequence
 
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.execution.drafting.drafter import Continuation, Proposals, one_each
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 
 METHOD = "grammar"
@@ -46,9 +46,7 @@ class GrammarDrafter:
                     )
         if not found and not self._alone:
             return Proposals(drafts=())
-        return Proposals(
-            drafts=tuple([found.get(each.slot) or Draft(slot=each.slot, method=METHOD) for each in plan.requests])
-        )
+        return Proposals(drafts=one_each(plan, METHOD, found))
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         pass
