@@ -82,7 +82,7 @@ class HiddenStates:
     ) -> None:
         """A step has computed these rows. query_start: [S], the first row of each sequence in states, [R, K * H].
 
-        num_tokens: by slot, how many tokens the step brought: accepted draft tokens and one more, or 0 where it
+        num_tokens: by slot, how many tokens the step committed: accepted draft tokens and one more, or 0 where it
         failed. The states of refused draft tokens are not kept.
         """
         first_row = self._write(states)

@@ -129,7 +129,7 @@ class Flawed:
 
 @dataclass
 class Script:
-    """Chooses token `position` with the margin it was told for (slot, position), whoever asks."""
+    """Chooses token `position` with the margin that is scripted for (slot, position), whoever asks."""
 
     margins: Mapping[tuple[int, int], float]
     draws: bool = False
@@ -144,14 +144,14 @@ class Script:
     def draft(self, logits: Tensor, requests: SamplingMetadata, window: float) -> Late:
         assert (len(logits), window) == (len(requests), self.window)
         slots, positions = requests.seeds.tolist(), requests.positions.tolist()
-        told = np.array([self.margins[key] for key in zip(slots, positions, strict=True)])
-        choices = SampledTokens(token_ids=requests.positions.copy(), margins=told)
+        scripted = np.array([self.margins[key] for key in zip(slots, positions, strict=True)])
+        choices = SampledTokens(token_ids=requests.positions.copy(), margins=scripted)
         return Late(torch.from_numpy(choices.token_ids), choices, lambda: None)
 
     def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
         assert len(logits) == len(rows.slots)
-        told = [self.margins[key] for key in zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)]
-        return DraftTokens(token_ids=rows.positions.copy(), margins=np.array(told))
+        scripted = [self.margins[key] for key in zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)]
+        return DraftTokens(token_ids=rows.positions.copy(), margins=np.array(scripted))
 
 
 def coupled(state: SamplingState) -> SampleAndMatchDraftSampler:
@@ -290,7 +290,7 @@ def test_the_price_of_a_row_keeps_the_same_tokens(pair: Pair, choose: Choice) ->
 
 @dataclass
 class Words:
-    """Oracle: the rule's words, sequence by sequence, where a pass is launched before the last one is judged."""
+    """Oracle: the rule's words, sequence by sequence, where a pass is launched before the last one is read."""
 
     margins: Mapping[tuple[int, int], float]
     limits: list[int]
@@ -306,11 +306,11 @@ class Words:
             self.passes += 1
             for s in on:
                 self.launched[s] += 1
-            willing = self.judge(self.passes - 1)
-        self.judge(self.passes)
+            willing = self.read(self.passes - 1)
+        self.read(self.passes)
 
-    def judge(self, number: int) -> list[int]:
-        """Keep what pass `number` brought; who is to go on."""
+    def read(self, number: int) -> list[int]:
+        """Keep the tokens of pass `number`; who is to go on."""
         on = []
         for s, launched in enumerate(self.launched):
             if launched < number or self.lengths[s] < number - 1:
@@ -595,16 +595,16 @@ def test_whatever_was_fed_too_far_later_drafts_are_those_of_a_drafter_that_waits
         drafts, stray = twins.propose(requests, random_rule(rng), chunks)
         num_stray += stray
         num_drafted += sum(len(draft.token_ids) for draft in drafts)
-        came: dict[int, tuple[int, ...]] = {}
+        committed: dict[int, tuple[int, ...]] = {}
         for slot, line in twins.fed.lines.items():
             chunk, draft_ids = chunks[slot], line.draft
             whole = rng.random() < 0.7
             agreed = chunk if whole else chunk[: rng.randint(0, len(chunk))]
             own = draft_ids[0] if draft_ids and whole and rng.random() < 0.8 else rng.randrange(VOCAB_SIZE)
-            came[slot] = (*agreed, own)
-            passed = slot in requests and (*chunk, *draft_ids[:1]) == came[slot]
+            committed[slot] = (*agreed, own)
+            passed = slot in requests and (*chunk, *draft_ids[:1]) == committed[slot]
             chunks[slot] = draft_ids[1:] if passed else ()
-        twins.each(lambda world, came=came: world.commit(came))  # type: ignore[misc]
+        twins.each(lambda world, committed=committed: world.commit(committed))  # type: ignore[misc]
     assert num_stray > 5
     assert num_drafted > 100
 

@@ -65,7 +65,7 @@ def test_nothing_is_left_of_a_draft_that_begins_wrongly() -> None:
 
 
 def test_a_drawn_draft_keeps_the_token_that_is_forbidden() -> None:
-    """It has to be judged: what it was drawn from is part of the residual."""
+    """It has to be verified: what it was drawn from is part of the residual."""
     drawn, point_mass = (cut("the quick dog", drawn=drawn)[1] for drawn in (True, False))
     assert drawn == ids("the quick dog")[: len(point_mass) + 1]
     assert cut("dog", drawn=True)[1] == ids("dog")[:1]

@@ -186,12 +186,12 @@ class Drafting:
     def release(self, slot: int) -> None:
         self.world.release(slot)
 
-    def step(self, rows: list[SequenceRows], brought: dict[int, int]) -> None:
-        """The target computes rows. brought: by slot, tokens that the step brings."""
+    def step(self, rows: list[SequenceRows], num_tokens: dict[int, int]) -> None:
+        """The target computes rows. num_tokens: by slot, how many tokens the step commits."""
         batch = replace(self.world.table.gather(tuple(rows)), captures=True)
         self.runner.forward(batch)
         states = self.runner.states(batch.num_rows)
-        self.ring.take_in(rows, batch.layout.query_start.tolist(), states, brought)
+        self.ring.take_in(rows, batch.layout.query_start.tolist(), states, num_tokens)
 
     def prefill(self, slot: int, most: int) -> None:
         """Compute the prompt but its last token, in chunks."""

@@ -62,7 +62,7 @@ def test_a_slot_finds_the_states_of_its_committed_positions(seed: int, num_rows:
                 del length[slot]
                 ring.release(slot)
                 kept = {key: each for key, each in kept.items() if key[0] != slot}
-        batch, query_start, brought = [], [], {}
+        batch, query_start, num_tokens = [], [], {}
         values: list[float] = []
         for slot in length:
             count = rng.randint(1, 4)
@@ -70,7 +70,7 @@ def test_a_slot_finds_the_states_of_its_committed_positions(seed: int, num_rows:
             batch.append(rows_of(slot, length[slot], count, drafts))
             query_start.append(len(values))
             accepted = rng.randint(0, drafts)
-            brought[slot] = accepted + 1
+            num_tokens[slot] = accepted + 1
             values += [value + i for i in range(count)]
             value += count
         if not batch or len(values) > num_rows:
@@ -78,11 +78,11 @@ def test_a_slot_finds_the_states_of_its_committed_positions(seed: int, num_rows:
         if written % num_rows + len(values) > num_rows:
             written += num_rows - written % num_rows
         for rows, start in zip(batch, query_start, strict=True):
-            committed = len(rows.token_ids) - rows.num_drafts + brought[rows.slot] - 1
+            committed = len(rows.token_ids) - rows.num_drafts + num_tokens[rows.slot] - 1
             for i in range(committed):
                 kept[rows.slot, rows.start + i] = (values[start + i], written + start + i)
             length[rows.slot] += committed
-        ring.take_in(batch, query_start, torch.tensor(values)[:, None].expand(-1, WIDTH), brought)
+        ring.take_in(batch, query_start, torch.tensor(values)[:, None].expand(-1, WIDTH), num_tokens)
         written += len(values)
         ring.check_invariants()
         slot = rng.choice([*length])

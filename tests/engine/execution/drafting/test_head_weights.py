@@ -80,7 +80,7 @@ def test_tensors_that_only_training_needs_are_passed_over(tiny_checkpoint: Path,
 
 
 def test_progress_counts_the_bytes_of_all_tensors(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    spec, backend, told = head_spec(), TorchBackend(), []
+    spec, backend, reports = head_spec(), TorchBackend(), []
     write_seeded(tmp_path, spec)
     head = load_head(
         tmp_path,
@@ -88,11 +88,11 @@ def test_progress_counts_the_bytes_of_all_tensors(tiny_checkpoint: Path, tmp_pat
         backend,
         max_positions=MAX_POSITIONS,
         max_rows=4,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: reports.append((done, total)),
     )
     size = sum(each.nbytes for each in seeded_weights(spec).values())
-    assert told[-1] == (size, size)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert reports[-1] == (size, size)
+    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
     assert head.weight_bytes == size
 
 

@@ -1,8 +1,8 @@
-"""From a draft model's logits to a token and a confidence; and that a drawn token's law is the reported one.
+"""From a draft model's logits to a token and a confidence; and that drawn tokens have the reported distribution.
 
 Planted bugs that these tests have caught: the noise of the target's own choice; one number for a position however
-often it is drafted; the law of temperature 1 for every slot; an infinite lead; another slot's temperature; logits
-overwritten.
+often it is drafted; probabilities of temperature 1 for every slot; an infinite lead; another slot's temperature;
+logits overwritten.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_margins_are_finite_whatever_the_logits() -> None:
 
 
 def test_a_drawn_token_has_the_law_that_is_reported() -> None:
-    """Oracles: softmax in float64 for the law; chi-square over 40,000 seeds for the tokens, 99.99 % quantile."""
+    """Oracles: softmax in float64; for the tokens chi-square over 40,000 seeds, 99.99 % quantile."""
     num_slots, temperature = 40_000, 1.4
     state = SamplingState(num_slots)
     choice = ProbabilisticDraftSampler(state)
@@ -79,10 +79,10 @@ def test_a_drawn_token_has_the_law_that_is_reported() -> None:
     logits = random_logits(1).expand(num_slots, -1).contiguous()
     found = choice.choose(logits, rows(list(range(num_slots)), [17] * num_slots))
     assert found.probs is not None
-    law = (logits[0].double() / temperature).softmax(-1)
-    torch.testing.assert_close(found.probs, law.expand(num_slots, -1), atol=1e-6, rtol=0)
+    distribution = (logits[0].double() / temperature).softmax(-1)
+    torch.testing.assert_close(found.probs, distribution.expand(num_slots, -1), atol=1e-6, rtol=0)
     counts = np.bincount(found.token_ids, minlength=VOCAB)
-    expected = law.numpy() * num_slots
+    expected = distribution.numpy() * num_slots
     assert ((counts - expected) ** 2 / expected).sum() < 37.4  # 11 degrees of freedom
 
 
@@ -116,7 +116,7 @@ def test_a_draw_depends_on_seed_and_position_alone() -> None:
 
 def test_a_draw_says_nothing_of_the_targets_choice_nor_of_the_next_drafts() -> None:
     """Were draft and target drawn with one number, a refused draft would tell what the target is to choose;
-    and a position that is drafted again may not repeat the draw that was already judged.
+    and a position that is drafted again may not repeat the draw that was already verified.
 
     Oracle: independent draws agree with probability sum of p squared.
     """
@@ -179,10 +179,10 @@ def test_coupled_drafts_agree_with_the_target_more_often_than_the_likeliest_toke
     draft_logits = random_logits(num_slots) / 3
     target_logits = draft_logits + 0.2 * torch.randn(num_slots, VOCAB, generator=torch.Generator().manual_seed(1))
     at = rows(list(range(num_slots)), [7] * num_slots)
-    came = np.array([row.token_id for row in sampler.sample(target_logits, at.slots.tolist(), [7] * num_slots)])
+    sampled = np.array([row.token_id for row in sampler.sample(target_logits, at.slots.tolist(), [7] * num_slots)])
 
-    by_coupling = (choice.choose(draft_logits, at).token_ids == came).mean()
-    by_likeliest = (GreedyDraftSampler().choose(draft_logits, at).token_ids == came).mean()
+    by_coupling = (choice.choose(draft_logits, at).token_ids == sampled).mean()
+    by_likeliest = (GreedyDraftSampler().choose(draft_logits, at).token_ids == sampled).mean()
 
     assert by_coupling > 0.7 > 0.5 > by_likeliest
 

@@ -165,9 +165,9 @@ def test_every_draft_is_that_of_python_to_the_bit(
             running[slot], prompts[slot] = list(token_ids), len(token_ids)
             pair.start(start_of(slot, token_ids, salt=salt, predicted=other))
         elif what == "go on":
-            came = [Continuation(slot=each, token_ids=tuple(token_ids[each:])) for each in running]
-            pair.commit(came)
-            for each in came:
+            committed = [Continuation(slot=each, token_ids=tuple(token_ids[each:])) for each in running]
+            pair.commit(committed)
+            for each in committed:
                 running[each.slot] += each.token_ids
         else:
             pair.release(slot)
@@ -259,9 +259,9 @@ def test_one_method_alone_drafts_what_it_drafts_beside_the_other(library_file: P
         start = start_of(1, [rng.randrange(3) for _ in range(20)], prompt_len=5)
         pair.start(start)
         alone.start(start)
-        came = [Continuation(slot=1, token_ids=tuple(rng.randrange(3) for _ in range(20)))]
-        pair.commit(came)
-        alone.commit(came)
+        committed = [Continuation(slot=1, token_ids=tuple(rng.randrange(3) for _ in range(20)))]
+        pair.commit(committed)
+        alone.commit(committed)
         found = alone.propose(plan_for([1]))
         assert found.drafts[0] == pair.native.propose(plan_for([1])).drafts[0 if suffix else 1]
         assert found.probs is None

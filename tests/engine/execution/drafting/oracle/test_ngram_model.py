@@ -102,10 +102,10 @@ def test_every_native_draft_is_that_of_python_to_the_bit(kernel_cache: Path, kin
             found = native.propose(plan)
             assert found == python.propose(plan)
             drafted += sum(len(draft.token_ids) for draft in found.drafts)
-            came = [
+            committed = [
                 Continuation(slot=slot, token_ids=tuple(rng.randrange(kinds) for _ in range(rng.randrange(3))))
                 for slot in range(3)
             ]
             for each in (native, python):
-                each.commit(came)
+                each.commit(committed)
     assert drafted > 300

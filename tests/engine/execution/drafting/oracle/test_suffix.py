@@ -199,9 +199,9 @@ def test_long_texts_are_drafted_as_counting_says(kinds: int) -> None:
     drafted = 0
     for _ in range(120):
         phrase = rng.choice(phrases)
-        came = phrase[: rng.randrange(1, len(phrase) + 1)]
-        tokens += came
-        drafter.commit([Continuation(slot=0, token_ids=tuple(came))])
+        committed = phrase[: rng.randrange(1, len(phrase) + 1)]
+        tokens += committed
+        drafter.commit([Continuation(slot=0, token_ids=tuple(committed))])
         unverified = rng.choice(phrases)[: rng.randrange(4)]
         for after in ([], unverified):
             draft = draft_of(drafter, 0, CAP, unverified=after)
