@@ -82,8 +82,7 @@ KEYS: tuple[Key, ...] = (
     _key(
         "model",
         "Draft model: directory, .gguf file or hub id. It needs the vocabulary of the model it drafts for. Or a "
-        "head (EAGLE-3): directory or hub id. 'none': no model. None: with auto, on a CPU, the default "
-        "model's own head, and no model for others.",
+        "head (EAGLE-3): directory or hub id. None, or 'none': no model.",
         Kind.TEXT,
         field="model",
         methods=_OWN_MODEL,
