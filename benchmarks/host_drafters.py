@@ -1,4 +1,4 @@
-"""What drafts from text cost on the host, in microseconds: looked up in Python and natively, and chosen among.
+"""What drafts from text cost on the host, in microseconds: looked up, and chosen among.
 
     python -m benchmarks.host_drafters OUT.json [--prompt-tokens 2000] [--steps 60]
 
@@ -23,15 +23,12 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.selected_drafter import SelectedDrafter
-from faser.config.environment import cache_dir
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafter_registry import make_lookup
-from faser.engine.execution.drafters.drafter import Continuation, Drafter
-from faser.engine.execution.text_lookup.lookup import LookupDrafter, TextLookup
-from faser.engine.execution.text_lookup.native_lookup import text_rules
-from faser.engine.execution.text_lookup.text_and_model import TextAndModel
-from faser.kernels.cpu.text_index import TextIndex, TextRules, text_library
+from faser.engine.execution.drafting.drafter import Continuation, Drafter
+from faser.engine.execution.drafting.registry import load_index
+from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel, text_rules
+from faser.kernels.cpu.text_index import TextIndex, TextRules
 from faser.types import SamplingParams
 
 CAP = 16
@@ -47,13 +44,13 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for (text, make_text, tokens_per_step), sequences in itertools.product(TEXTS, NUM_SEQUENCES):
-        for (name, make), where in itertools.product(DRAFTERS.items(), ("python", "native")):
-            drafter = make(where == "native")
+        for name, make in DRAFTERS.items():
+            drafter = make()
             _fill_corpus(drafter)
             costs = _measure(
                 drafter, make_text(), sequences, options.prompt_tokens, options.steps, tokens_per_step
             )
-            rows.append({"text": text, "sequences": sequences, "drafter": name, "lookup": where, **costs})
+            rows.append({"text": text, "sequences": sequences, "drafter": name, **costs})
             print(json.dumps(rows[-1]))
     long_texts = [_index(num_tokens) for num_tokens in (8192, 32_768, 131_072)]
     print(json.dumps(long_texts))
@@ -66,16 +63,15 @@ def main() -> None:
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def _lookup(methods: tuple[str, ...], *, native: bool) -> TextLookup:
-    library = text_library(cache_dir() / "kernels") if native else None
-    return make_lookup(SpeculationConfig(), methods, library)
+def _lookup(*methods: str) -> LookupDrafter:
+    return LookupDrafter(load_index(), text_rules(SpeculationConfig(), methods))
 
 
-DRAFTERS: dict[str, Callable[[bool], Drafter]] = {
-    "ngram": lambda native: LookupDrafter(_lookup(("ngram",), native=native)),
-    "suffix": lambda native: LookupDrafter(_lookup(("suffix",), native=native)),
-    "selection of both": lambda native: SelectedDrafter(
-        TextAndModel(_lookup(("suffix", "ngram"), native=native)), num_slots=max(NUM_SEQUENCES), cap=CAP
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram": lambda: _lookup("ngram"),
+    "suffix": lambda: _lookup("suffix"),
+    "selection of both": lambda: SelectedDrafter(
+        TextAndModel([_lookup("suffix", "ngram")]), num_slots=max(NUM_SEQUENCES), cap=CAP
     ),
 }
 
@@ -176,8 +172,7 @@ def _measure(
 
 
 def _index(num_tokens: int) -> dict[str, float]:
-    rules, library = text_rules(SpeculationConfig(), ("suffix", "ngram")), text_library(cache_dir() / "kernels")
-    assert library is not None, "there is no native look-up"
+    rules, library = text_rules(SpeculationConfig(), ("suffix", "ngram")), load_index()
     text, taken = Zipfian(seed=1).take(num_tokens), []
     for _ in range(9):
         index, calls = TextIndex(library, rules), []

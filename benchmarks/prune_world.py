@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from faser.engine.execution.drafting.draft_model import DraftKvCache
-from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.sampling.verify import make_verifier
 
 from faser.config.engine import EngineConfig
@@ -20,6 +18,8 @@ from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.rank_judge import NUM_TOP
@@ -126,7 +126,6 @@ def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -
     )
     table = BlockTable(config.max_num_seqs, -(-MAX_LEN // kv.block_size))
     parts = DrafterParts(
-        target=pair.runner,
         table=table,
         sampling=sampler.state,
         max_rows=MAX_ROWS,

@@ -57,7 +57,7 @@ def sampler(count):
 def draft(count):
     slots = np.arange(count)
     if NEW:
-        from faser.engine.execution.drafters.draft_samplers import DraftRows, SampleAndMatchDraftSampler
+        from faser.engine.execution.drafting.samplers import DraftRows, SampleAndMatchDraftSampler
         from faser.engine.execution.sampling.state import SamplingState
         starts = SamplingState(count)
         made = SampleAndMatchDraftSampler(starts, kernels=choice)

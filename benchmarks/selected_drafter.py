@@ -16,8 +16,7 @@ from faser.engine.control.speculation.acceptance import Acceptance, DraftReader,
 from faser.engine.control.speculation.control import DrafterSelection, TextRound
 from faser.engine.control.speculation.policies import Fixed
 from faser.engine.control.speculation.policy import Candidates, Ints
-from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.text_lookup.text_and_model import with_point_masses
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals, with_point_masses
 
 
 class SelectedDrafter:

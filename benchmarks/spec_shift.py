@@ -27,7 +27,7 @@ from faser.engine.build import build_engine
 from faser.engine.checkpoints.source import resolve
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.engine import Engine
-from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.types import Request, SamplingParams
 

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import faser
+from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafters.drafter import Continuation, Drafter
-from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
-from faser.engine.execution.text_lookup.python.suffix import SuffixDrafter
+from faser.engine.execution.drafting.drafter import Continuation, Drafter
+from faser.engine.execution.drafting.registry import load_index
+from faser.engine.execution.drafting.text import LookupDrafter, text_rules
 from faser.types import SamplingParams
 
 CAP = 16
@@ -35,15 +36,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2500, help="most tokens of a file")
     options = parser.parse_args()
     drafters: dict[str, Drafter] = {
-        "ngram": NgramDrafter(min_n=2, max_n=5, cap=CAP),
-        "suffix": SuffixDrafter(cap=CAP),
-        "suffix without corpus": SuffixDrafter(cap=CAP, corpus_tokens=0),
+        "ngram": _lookup("ngram"),
+        "suffix": _lookup("suffix"),
+        "suffix without corpus": _lookup("suffix", suffix_max_cached_requests=0),
     }
     texts = list(_texts(options.tokens))
     rows = {name: _judge(drafter, texts) for name, drafter in drafters.items()}
     result = {"files": len(texts), "tokens": sum(map(len, texts)), "drafters": rows}
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
+
+
+def _lookup(method: str, **given: int) -> Drafter:
+    config = SpeculationConfig(num_speculative_tokens=CAP, prompt_lookup_min=2, **given)  # type: ignore[arg-type]
+    return LookupDrafter(load_index(), text_rules(config, (method,)))
 
 
 def _texts(most: int) -> Iterator[tuple[int, ...]]:

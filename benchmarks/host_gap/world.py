@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faser.engine.execution.drafting.draft_model import DraftKvCache
-from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.engine.execution.sampling.verify import make_verifier
@@ -28,13 +25,16 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
 from faser.engine.execution.overlap.streams import plain_streams
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
-from faser.engine.execution.runner.graphs import DraftGraphs, GraphSizes
+from faser.engine.execution.runner.graphs import GraphSizes
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.kv_cache import KvShape
@@ -161,7 +161,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
             max_positions=_BLOCK * _WIDTH,
         )
         parts = DrafterParts(
-            target=target, table=table, sampling=sampler.state, max_rows=rows, model=model, samples_in_runner=True
+            table=table, sampling=sampler.state, max_rows=rows, model=model, samples_in_runner=True
         )
         speculation = SpeculativeExecution(
             drafter=make_drafter(config, parts),
@@ -246,7 +246,7 @@ def _runner(
         backend.graph_capture,
         sizes=sizes,
         max_logit_rows=rows,
-        drafts=DraftGraphs(windows=(WINDOW,)) if drafts is None else DraftGraphs(),
+        draft_windows=(WINDOW,) if drafts is None else (),
         lane_captures={each: backend.graph_capture_on(each) for each in places},
         report=lambda *_: None,
     )

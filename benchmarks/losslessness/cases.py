@@ -30,7 +30,7 @@ from benchmarks.losslessness.scenarios import (
     stale,
     text,
 )
-from faser.engine.execution.drafters.drafter import Drafter
+from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.sampling.noise import Purpose
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verifiers.block import Block

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from benchmarks.losslessness.law import Ints, World
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
-from faser.engine.execution.drafters.draft_samplers import DraftSampler
-from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.drafters.passes import DraftInput, PassLoop
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.loop import DraftInput, ModelPasses, PassLoop
+from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
@@ -64,7 +64,7 @@ class TableRunner:
         self._table = logits
         self._fed: Tensor | None = None
 
-    def forward(self, batch: RowBatch, _num_layers: int | None = None) -> None:
+    def forward(self, batch: RowBatch) -> None:
         self._fed = batch.token_ids
 
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
@@ -81,7 +81,8 @@ class TableModel:
         table = BlockTable(NUM_SLOTS, 1)
         runner = cast(Runner, TableRunner(world.draft_logits))
         self._sampling = SamplingState(NUM_SLOTS)
-        self._loop = PassLoop(runner, table, make_sampler(self._sampling), max_rows=4 * NUM_SLOTS)
+        passes = ModelPasses(runner, table, max_rows=4 * NUM_SLOTS)
+        self._loop = PassLoop(passes, make_sampler(self._sampling))
         self._num_known = [0] * NUM_SLOTS
         self._last = [0] * NUM_SLOTS
 

@@ -21,17 +21,17 @@ from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.policies import Survival
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
-from faser.engine.execution.drafters.draft_samplers import (
+from faser.engine.execution.drafting.drafter import Drafter, Proposals
+from faser.engine.execution.drafting.registry import load_index
+from faser.engine.execution.drafting.samplers import (
     GreedyDraftSampler,
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
-from faser.engine.execution.drafters.drafter import Drafter, Proposals
+from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.text_lookup.lookup import CombinedLookup
-from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
-from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 from faser.engine.execution.verifiers.verifier import Verifier
+from faser.kernels.cpu.text_index import TextRules
 
 CAP = 8
 
@@ -101,7 +101,7 @@ SAMPLINGS = tuple(samplings(WIDE.vocab))
 
 
 def text(_world: World) -> Drafter:
-    return NgramDrafter(min_n=1, max_n=3, cap=CAP)
+    return LookupDrafter(load_index(), TextRules(cap=CAP, min_n=1, max_n=3))
 
 
 def greedy(world: World) -> Drafter:
@@ -118,7 +118,7 @@ def sampled(world: World) -> Drafter:
 
 def mixed(world: World) -> Drafter:
     """Text or sampled drafts, by what did better before."""
-    both = TextAndModel(CombinedLookup([text(world)]), sampled(world))
+    both = TextAndModel([text(world)], sampled(world))
     return SelectedDrafter(both, num_slots=NUM_SLOTS, cap=CAP, model_cap=CAP)
 
 

@@ -43,8 +43,6 @@ DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     },
     "auto, text": {"method": "auto"},
     "auto, text and model": {"method": "auto", "model": "drafter"},
-    "layer_skip, greedy": {"method": "layer_skip", "draft_layers": 20, "draft_sample_method": "greedy"},
-    "layer_skip, coupled": {"method": "layer_skip", "draft_layers": 20, "draft_sample_method": "coupled"},
     "draft_model, greedy": {"method": "draft_model", "model": "drafter", "draft_sample_method": "greedy"},
     "draft_model, coupled": {"method": "draft_model", "model": "drafter", "draft_sample_method": "coupled"},
     "draft_model, probabilistic": {

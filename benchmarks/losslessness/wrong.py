@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from faser.engine.execution.drafters.draft_samplers import DraftRows, DraftTokens, ProbabilisticDraftSampler
-from faser.engine.execution.drafters.drafter import Proposals
+from faser.engine.execution.drafting.drafter import Proposals
+from faser.engine.execution.drafting.samplers import DraftRows, DraftTokens, ProbabilisticDraftSampler
 from faser.engine.execution.sampling.distribution import PROB_ONE, draw
 from faser.engine.execution.sampling.noise import Purpose
 from faser.engine.execution.sampling.sampler import PreparedRows, Sampler

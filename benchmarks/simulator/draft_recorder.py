@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from benchmarks.selected_drafter import SelectedDrafter
 from faser.config.speculation import AUTO, SpeculationConfig
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
-from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
 
 
 @dataclass(slots=True, kw_only=True)

@@ -44,7 +44,7 @@ def open_engine(options: dict[str, Any], report: Report, *, recorded: bool) -> R
     """
     from benchmarks.simulator.draft_recorder import DraftRecorder, make_recorder
     from faser.engine.build import build
-    from faser.engine.execution.drafters.drafter import Drafter
+    from faser.engine.execution.drafting.drafter import Drafter
 
     config = EngineConfig(**options)
     if config.speculation.policy == "off" or config.speculation.draft_sample_method == "probabilistic":

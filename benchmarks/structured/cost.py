@@ -37,7 +37,7 @@ from faser.engine.build import build
 from faser.engine.checkpoints.source import resolve
 from faser.engine.contract.plan import DraftPlan
 from faser.engine.engine import Engine
-from faser.engine.execution.drafters.drafter import Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.engine.text.tokenizer import load_tokenizer

@@ -13,13 +13,14 @@ from typing import Protocol
 from benchmarks.text_replay.recording import Answer
 from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafters.drafter import Continuation
-from faser.engine.execution.text_lookup.python.ngram_model import NgramModelDrafter
-from faser.engine.execution.text_lookup.rules import (
+from faser.engine.execution.drafting.drafter import Continuation
+from faser.engine.execution.drafting.text import (
     CORPUS_TOKENS,
     DRAFT_PER_CONTEXT_TOKEN,
     MAX_CONTEXT,
     MIN_FOLLOWING_SHARE,
+    LookupDrafter,
+    ngram_table,
 )
 from faser.kernels.cpu.text_index import TextIndex, TextRules
 from faser.types import SamplingParams
@@ -187,8 +188,8 @@ class Recycled:
 class Counted:
     """The engine's n-gram model. Learns nothing while answers come."""
 
-    def __init__(self, model: NgramModel) -> None:
-        self._drafter = NgramModelDrafter(model, cap=CAP)
+    def __init__(self, library: ctypes.CDLL, model: NgramModel) -> None:
+        self._drafter = LookupDrafter(library, TextRules(cap=CAP, ngrams=ngram_table(library, model)))
 
     def begin(self, answer: Answer) -> None:
         length = len(answer.prompt)

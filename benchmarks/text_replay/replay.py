@@ -10,9 +10,8 @@ from rich.progress import track
 from benchmarks.text_replay.drafters import Counted, LookUp, Recycled, Replayed, Successors
 from benchmarks.text_replay.recording import TOP, Answer
 from benchmarks.text_replay.scoring import Offers, Rates, Tally, gain, offers, played
-from faser.config.environment import cache_dir
 from faser.engine.checkpoints.ngram_model import LONGEST, count
-from faser.kernels.cpu.text_index import text_library
+from faser.engine.execution.drafting.registry import load_index
 
 PRICES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 REQUESTS = (1, 4, 16, 32)
@@ -39,8 +38,7 @@ ARMS = (
 
 def makers(self_made: Sequence[Answer]) -> dict[str, Callable[[], Replayed]]:
     """Makes each drafter anew. self_made: text that the model made up, for its n-gram model."""
-    library = text_library(cache_dir() / "kernels")
-    assert library is not None, "the native look-up cannot be compiled here"
+    library = load_index()
     ngrams = count([(*each.prompt[-LONGEST:], *each.tokens) for each in self_made]) if self_made else None
     found: dict[str, Callable[[], Replayed]] = {
         "look-up, no past answers": lambda: LookUp(library, corpus=False),
@@ -54,7 +52,7 @@ def makers(self_made: Sequence[Answer]) -> dict[str, Callable[[], Replayed]]:
         "recycling, mean of 8, shared": lambda: Recycled(shares=True),
     }
     if ngrams is not None:
-        found["n-gram model"] = lambda: Counted(ngrams)
+        found["n-gram model"] = lambda: Counted(library, ngrams)
     return found
 
 

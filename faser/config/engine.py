@@ -541,7 +541,7 @@ def _overlap_problems(speculation: SpeculationConfig, label: Label) -> list[str]
         return []
     method = speculation.method
     drafter = "the default method" if method == AUTO else f"method {method}"
-    source = "with the model itself" if speculation.needs_passes else "from text alone"
+    source = "from text alone"
     if speculation.needs_head:
         source = "from the model's hidden states, which there are after its steps only"
     return [

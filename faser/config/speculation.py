@@ -42,16 +42,13 @@ class DrafterInfo:
     needs_head: bool = False
 
 
-# To add a drafter, write its class, add its row here and its constructor to engine/execution/drafter_registry.py,
+# To add a drafter, write its class, add its row here and its row in engine/execution/drafting/registry.py,
 # and describe it in docs/speculation.md. The order is that of methods in arrays and metrics: models first.
 DRAFTERS = {
     each.name: each
     for each in (
         DrafterInfo("draft_model", Confidence.MARGIN, 0.7, 0.5, 2.5, needs_passes=True, needs_draft_model=True),
-        DrafterInfo("layer_skip", Confidence.MARGIN, 0.7, 0.5, 2.5, needs_passes=True),
         DrafterInfo("eagle3", Confidence.MARGIN, 0.6, 0.5, 2.5, needs_passes=True, needs_head=True),
-        DrafterInfo("eagle", Confidence.MARGIN, 0.6, 0.5, 2.5, needs_passes=True, needs_head=True),
-        DrafterInfo("medusa", Confidence.MARGIN, 0.5, 0.5, 2.5, needs_passes=True, needs_head=True),
         DrafterInfo("suffix", Confidence.PROBABILITY, 0.6, 0.7, 0.5),
         DrafterInfo("ngram", Confidence.MATCH_LENGTH, 0.55, 1.4, 1.1),
         DrafterInfo("ngram_model", Confidence.PROBABILITY, 0.23, 0.75, 0.0),
@@ -83,7 +80,7 @@ class SpeculationConfig:
     per request. model: directory, file or hub id; NONE, None: none. num_speculative_tokens: gamma of policy
     `fixed`, its maximum under every other; None: 16 for drafts from text, 8 for a model's. model_method: with
     auto, what `model` is, draft_model or a kind of head; None: its files say it, and until they are read it is a
-    draft model. draft_layers: of layer_skip; None: a quarter of the target's. suffix_max_cached_requests: past
+    draft model. suffix_max_cached_requests: past
     answers that suffix lookup drafts from. ngram_model: file of the n-gram model; NONE: none; None: the one of the
     package, for the default model. table:
     (first, last, gamma) by number of sequences, ascending without gaps. classes: settings of each class of
@@ -97,7 +94,6 @@ class SpeculationConfig:
     model_method: str | None = None
     revision: str | None = None
     draft_max_model_len: int | None = None
-    draft_layers: int | None = None
     prompt_lookup_min: int = 1
     prompt_lookup_max: int = 5
     suffix_max_cached_requests: int = 10_000
@@ -160,11 +156,6 @@ class SpeculationConfig:
     def drafts_from_text(self) -> bool:
         """Whether drafts may be copied from text."""
         return not all(each.needs_passes for each in self.drafters)
-
-    @property
-    def skips_layers(self) -> bool:
-        """Whether layers of the target draft."""
-        return any(each.name == "layer_skip" for each in self.drafters)
 
     @property
     def cap(self) -> int:

@@ -24,7 +24,13 @@ from faser.config.speculation import (
     TEXT_METHODS,
     SpeculationConfig,
 )
-from faser.config.vllm_names import FOREIGN_KEYS, FOREIGN_METHODS, OLD_REJECTION_METHODS, not_supported
+from faser.config.vllm_names import (
+    FOREIGN_KEYS,
+    FOREIGN_METHODS,
+    OLD_REJECTION_METHODS,
+    REMOVED_METHODS,
+    not_supported,
+)
 from faser.types import NO_TARGETS, Slo, SpeculationParams
 
 MAX_CLASSES = 32  # each is a label value of a dozen metrics
@@ -55,8 +61,7 @@ KEYS: tuple[Setting, ...] = (
         "model",
         Kind.TEXT,
         "Draft model: directory, .gguf file or hub id. It needs the vocabulary of the model it drafts for. Or a "
-        "head (EAGLE, Medusa): directory or hub id. 'none': no model. None: with auto, on a CPU, the default "
-        "model's own head, and no model for others.",
+        "head (EAGLE-3): directory or hub id. None, or 'none': no model.",
     ),
     _key(
         "model_method",
@@ -71,13 +76,6 @@ KEYS: tuple[Setting, ...] = (
         "Context up to which the draft model drafts, in tokens.",
         low=1,
         high=1 << 24,
-    ),
-    _key(
-        "draft_layers",
-        Kind.INTEGER,
-        "Layers of the model that layer_skip drafts with. None: a quarter.",
-        low=1,
-        high=1024,
     ),
     _key("prompt_lookup_min", Kind.INTEGER, "Shortest match of n-gram lookup, in tokens.", low=1, high=64),
     _key("prompt_lookup_max", Kind.INTEGER, "Longest match of n-gram lookup, in tokens.", low=1, high=64),
@@ -122,13 +120,15 @@ KEYS: tuple[Setting, ...] = (
     _key("classes", Kind.JSON, "{name: {enabled, max_tokens, slo}}: settings of each class of requests."),
 )
 
+_QUOTED = [f"'{each}'" for each in (*TEXT_METHODS, *PASS_METHODS)]
+_OWN_METHODS = f"{', '.join(_QUOTED[:-1])} or {_QUOTED[-1]}"
+
 # Keys that only some methods use.
 _OWN_MODEL = (AUTO, *(each.name for each in DRAFTERS.values() if each.needs_draft_model or each.needs_head))
 _USED_BY = {
     **dict.fromkeys(("model", "revision", "max_model_len"), _OWN_MODEL),
     **dict.fromkeys(("prompt_lookup_min", "prompt_lookup_max"), (AUTO, "ngram")),
     "model_method": (AUTO,),
-    "draft_layers": ("layer_skip",),
     "suffix_decoding_max_cached_requests": (AUTO, "suffix"),
     "ngram_model": (AUTO, "ngram_model"),
     "draft_sample_method": (AUTO, *PASS_METHODS),
@@ -189,13 +189,14 @@ def parse_speculation(
 
 
 def _take_foreign_method(given: dict[str, Any], problems: list[str]) -> None:
-    """Take out a method that vLLM has and FASER does not."""
+    """Take out a method that vLLM has and FASER does not, or does not any more."""
     method = given.get("method")
     if isinstance(method, str) and (method in FOREIGN_METHODS or method.endswith("_mtp")):
-        names = [f"'{each}'" for each in (*TEXT_METHODS, *PASS_METHODS)]
         reason = FOREIGN_METHODS.get(method, FOREIGN_METHODS["mtp"])
-        instead = f"{', '.join(names[:-1])} or {names[-1]}"
-        problems.append(f"'{method}' {not_supported(reason, instead)}")
+        problems.append(f"'{method}' {not_supported(reason, _OWN_METHODS)}")
+        del given["method"]
+    elif isinstance(method, str) and method in REMOVED_METHODS:
+        problems.append(f"'{method}' was removed: {REMOVED_METHODS[method]}. Use {_OWN_METHODS}.")
         del given["method"]
 
 

@@ -262,15 +262,24 @@ REFUSED_HEADS: dict[str, str] = {
     "dflash2": _BLOCK,
     "dspark": _BLOCK,
     "peagle": "it drafts the positions of a block at once from mask tokens; FASER's heads draft one after another",
+    "eagle": "EAGLE-3's heads draft better, and they are computed",
+    "medusa": "its heads do not read what the earlier ones drafted; EAGLE-3's heads do, and they are computed",
     "mlp_speculator": "each of its positions has layers of its own, which no kernel here computes",
     "eagle3 of another family": "only heads whose layers are Llama's or Qwen3's are computed",
     "mtp": "DeepSeek, GLM, MiMo and Qwen3-Next have such layers, and none of these families is served",
 }
 
 FOREIGN_METHODS: dict[str, str] = {
-    **{method: REFUSED_HEADS[method] for method in ("mtp", "mlp_speculator", "dflash", "dspark")},
+    **{
+        method: REFUSED_HEADS[method]
+        for method in ("mtp", "mlp_speculator", "dflash", "dspark", "eagle", "medusa")
+    },
     "custom_class": "no code of the operator's runs in the engine",
     "extract_hidden_states": "hidden states are not handed out",
+}
+
+REMOVED_METHODS: dict[str, str] = {
+    "layer_skip": "drafts of the model's own first layers did not pay (docs/speculation.md)",
 }
 
 # Values of rejection_sample_method and of backend in --structured-outputs-config.

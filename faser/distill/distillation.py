@@ -20,12 +20,12 @@ from faser.distill.acceptance import Acceptance, measure_acceptance
 from faser.distill.batch import SampleStore, batches_of_epoch
 from faser.distill.dataset import Dataset, held_out
 from faser.distill.head import TrainableHead, frequent_tokens, initial_weights
+from faser.distill.speculators_writer import write_speculators
 from faser.distill.states import StateFolder, record
 from faser.distill.target import FrozenTarget
 from faser.distill.trainer import Trainer, TrainingProgress, TrainingSettings, TrainingState
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
-from faser.engine.execution.heads.speculators_writer import write_speculators
+from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.errors import ConfigError
 from faser.files import write_atomically
 from faser.types import ProgressCallback
@@ -224,7 +224,6 @@ def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: in
         mlp_bias=False,
     )
     return HeadSpec(
-        kind=HeadKind.EAGLE3,
         decoder=decoder,
         draft_vocab_size=draft_vocab_size,
         target_hidden_size=target.hidden_size,

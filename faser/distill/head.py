@@ -22,8 +22,8 @@ from torch.nn.functional import linear, silu
 from faser.distill.arithmetic import rms_norm, rotate
 from faser.distill.batch import Batch
 from faser.distill.dataset import Dataset
-from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadSpec
-from faser.engine.execution.heads import tensors
+from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
+from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.models.rope import rotary_angles
 
 _LAYER = tensors.layer_prefix(0)
@@ -40,7 +40,7 @@ class _Keys:
 
 
 class TrainableHead:
-    """weights: float32 with gradients, under the names of tensors.py, without the embedding.
+    """weights: float32 with gradients, under the names of head_head_tensors.py, without the embedding.
 
     embedding: [V, H], the target's; frozen. dtype: of activations and products.
     """
@@ -179,7 +179,7 @@ def _attend(queries: Tensor, known: _Keys, drafted: list[_Keys], batch: Batch) -
 
 
 def initial_weights(spec: HeadSpec, *, head_rows: Tensor, final_norm: Tensor, seed: int) -> dict[str, Tensor]:
-    """Every weight but the embedding, float32 with gradients, under the names of tensors.py.
+    """Every weight but the embedding, float32 with gradients, under the names of head_tensors.py.
 
     head_rows: [Vd, H], of the target's head. final_norm: [H], the target's. At first features are the last state
     that the head reads, and its logits those that the target's own head gives it.

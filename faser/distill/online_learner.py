@@ -27,18 +27,16 @@ from faser.distill.batch import SampleStore
 from faser.distill.dataset import Conversation
 from faser.distill.distillation import faster_dtype
 from faser.distill.head import TrainableHead
+from faser.distill.speculators_writer import write_speculators
 from faser.distill.states import ShardStates, fitted_passage, shard_arrays
 from faser.distill.target import FrozenTarget, TargetStates, load_target
 from faser.distill.trainer import Trainer, TrainingSettings, TrainingState
-from faser.engine.checkpoints.heads.head_spec import HeadSpec
-from faser.engine.checkpoints.heads.reader import read_head_spec
-from faser.engine.checkpoints.heads.trainable import untrainable
+from faser.engine.checkpoints.heads import HeadSpec, read_head_spec, untrainable
 from faser.engine.checkpoints.quantized import StoredLowBit
 from faser.engine.contract.messages import Learn, LearnableAnswer, Learned
-from faser.engine.execution.heads import tensors
-from faser.engine.execution.heads.sources import open_head
-from faser.engine.execution.heads.speculators_writer import write_speculators
-from faser.engine.execution.heads.vocabulary import draft_token_ids
+from faser.engine.execution.drafting import head_tensors as tensors
+from faser.engine.execution.drafting.head_tensors import draft_token_ids
+from faser.engine.execution.drafting.head_weights import open_head
 from faser.engine.execution.models.sources import QUANTIZATIONS
 from faser.engine.execution.models.stored_codes import CodeSource
 from faser.engine.execution.startup.device import resolve_device
@@ -76,7 +74,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedHead:
-    """weights: float32 under the names of tensors.py, without the embedding. draft_ids: [Vd] int64, ascending."""
+    """weights: float32 under the names of head_tensors.py, without the embedding. draft_ids: [Vd] int64, ascending."""
 
     spec: HeadSpec
     weights: dict[str, Tensor]

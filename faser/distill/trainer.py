@@ -29,7 +29,7 @@ from faser.distill.arithmetic import Muon, linear_cross_entropy
 from faser.distill.batch import Batch, SampleStore, batches_of_epoch, make_batch
 from faser.distill.dataset import unwritable
 from faser.distill.head import TrainableHead
-from faser.engine.execution.heads import tensors
+from faser.engine.execution.drafting import head_tensors as tensors
 from faser.errors import ConfigError
 from faser.files import replacing
 

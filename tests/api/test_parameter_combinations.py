@@ -154,11 +154,13 @@ def undrafted(tiny_checkpoint: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("method", ["auto", "layer_skip"])
+@pytest.mark.parametrize("method", ["auto", "draft_model"])
 def test_speculation_changes_no_token_logprob_or_reason(
     tiny_checkpoint: Path, undrafted: list[Any], method: str
 ) -> None:
     speculation = {"method": method, "policy": "fixed", "num_speculative_tokens": 4}
+    if method == "draft_model":
+        speculation["model"] = str(tiny_checkpoint)
     found, accepted = asyncio.run(_answers(tiny_checkpoint, speculation))
     assert accepted > 100
     assert len(found) == len(_bodies()) >= 40

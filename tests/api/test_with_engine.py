@@ -115,7 +115,7 @@ def test_what_answers_tell_of_speculation_is_what_is_scraped(tiny_checkpoint: Pa
     scenario(tiny_checkpoint, story, config)
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix", "layer_skip"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
 def test_a_trace_is_the_servers_own_count_step_by_step(tiny_checkpoint: Path, method: str) -> None:
     """Oracle: the lists that vLLM's part of the answer has of each draft, and the tokens without a trace."""
 
@@ -151,10 +151,11 @@ def test_a_trace_is_the_servers_own_count_step_by_step(tiny_checkpoint: Path, me
         assert sum(each["accepted"] for each in traces) == metrics["faser"]["accepted"]
         assert sum(each["gamma"] for each in traces) == metrics["faser"]["verified"]
 
+    model = {"model": str(tiny_checkpoint)} if method == "draft_model" else {}
     config = replace(
         CONFIG,
         num_threads=1,
-        speculative_config={"method": method, "num_speculative_tokens": 4, "policy": "fixed"},
+        speculative_config={"method": method, "num_speculative_tokens": 4, "policy": "fixed", **model},
         per_request_spec_decode_metrics="detailed",
     )
     scenario(tiny_checkpoint, story, config)

@@ -6,30 +6,28 @@ from faser.config.speculation import DRAFT_METHODS, METHODS, PASS_METHODS, TEXT_
 
 
 def test_the_order_of_methods_in_arrays_and_metrics_stays() -> None:
-    by_model = ("draft_model", "layer_skip", "eagle3", "eagle", "medusa")
+    by_model = ("draft_model", "eagle3")
     assert (*by_model, "suffix", "ngram", "ngram_model", "grammar") == DRAFT_METHODS
     assert set(METHODS) == {"auto", *DRAFT_METHODS}
 
 
 @pytest.mark.parametrize(
-    "config, drafters, needs_passes, skips_layers",
+    "config, drafters, needs_passes",
     [
-        (SpeculationConfig(), TEXT_METHODS, False, False),
-        (SpeculationConfig(model="d"), (*TEXT_METHODS, "draft_model"), True, False),
-        (SpeculationConfig(method="ngram"), ("ngram",), False, False),
-        (SpeculationConfig(method="draft_model", model="d"), ("draft_model",), True, False),
-        (SpeculationConfig(method="layer_skip"), ("layer_skip",), True, True),
-        (SpeculationConfig(method="eagle3", model="h"), ("eagle3",), True, False),
-        (SpeculationConfig(model="h", model_method="eagle3"), (*TEXT_METHODS, "eagle3"), True, False),
-        (SpeculationConfig(method="layer_skip", policy="off"), (), False, False),
-        (SpeculationConfig(model="d", policy="off"), (), False, False),
+        (SpeculationConfig(), TEXT_METHODS, False),
+        (SpeculationConfig(model="d"), (*TEXT_METHODS, "draft_model"), True),
+        (SpeculationConfig(method="ngram"), ("ngram",), False),
+        (SpeculationConfig(method="draft_model", model="d"), ("draft_model",), True),
+        (SpeculationConfig(method="eagle3", model="h"), ("eagle3",), True),
+        (SpeculationConfig(model="h", model_method="eagle3"), (*TEXT_METHODS, "eagle3"), True),
+        (SpeculationConfig(model="d", policy="off"), (), False),
     ],
 )
 def test_a_config_makes_the_drafters_of_its_method(
-    config: SpeculationConfig, drafters: tuple[str, ...], needs_passes: bool, skips_layers: bool
+    config: SpeculationConfig, drafters: tuple[str, ...], needs_passes: bool
 ) -> None:
     assert tuple(each.name for each in config.drafters) == drafters
     assert config.needs_draft_model == ("draft_model" in drafters)
     assert config.needs_head == ("eagle3" in drafters)
     assert config.pass_method == next((name for name in drafters if name in PASS_METHODS), None)
-    assert (config.needs_passes, config.skips_layers) == (needs_passes, skips_layers)
+    assert config.needs_passes == needs_passes

@@ -169,7 +169,6 @@ def test_a_gpu_replays_graphs_and_schedules_asynchronously(
     [
         ({}, "the default method drafts from text alone"),
         ({"method": "ngram"}, "method ngram drafts from text alone"),
-        ({"method": "layer_skip"}, "method layer_skip drafts with the model itself"),
     ],
 )
 def test_overlap_without_a_draft_model_is_refused_with_what_to_add(

@@ -46,7 +46,6 @@ def test_null_is_the_same_as_absent(key: Setting) -> None:
     [
         ({"method": "ngram"}, "method", "ngram"),
         ({"method": "ngram_gpu"}, "method", "ngram"),
-        ({"method": "layer_skip", "draft_layers": 3}, "draft_layers", 3),
         ({"model": "d"}, "model", "d"),
         ({"method": "draft_model", "model": "d", "revision": "r"}, "revision", "r"),
         ({"model": "d", "max_model_len": 512}, "draft_max_model_len", 512),
@@ -118,8 +117,15 @@ def test_a_method_of_vllms_that_is_not_built_is_refused_by_name(method: str) -> 
     (problem,) = problems(method=method)
     assert problem.startswith(f"'{method}' is known from vLLM but not supported by FASER {__version__}: ")
     assert problem.endswith(
-        " Remove it or use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model', 'layer_skip', 'eagle3', "
-        "'eagle' or 'medusa'."
+        " Remove it or use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model' or 'eagle3'."
+    )
+
+
+def test_a_method_that_faser_had_is_refused_by_name() -> None:
+    (problem,) = problems(method="layer_skip")
+    assert problem == (
+        "'layer_skip' was removed: drafts of the model's own first layers did not pay (docs/speculation.md). "
+        "Use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model' or 'eagle3'."
     )
 
 

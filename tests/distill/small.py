@@ -6,7 +6,7 @@ from torch import Tensor
 from faser.distill.batch import Sample
 from faser.distill.head import TrainableHead, initial_weights
 from faser.engine.checkpoints.families.architecture import DecoderSpec, RopeSpec
-from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
+from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 
 VOCAB, HIDDEN, DRAFTS, STEPS = 40, 16, 12, 3
 
@@ -28,7 +28,6 @@ def small_spec() -> HeadSpec:
         tie_word_embeddings=False,
     )
     return HeadSpec(
-        kind=HeadKind.EAGLE3,
         decoder=decoder,
         draft_vocab_size=DRAFTS,
         target_hidden_size=HIDDEN,

@@ -15,10 +15,10 @@ from faser.distill.dataset import Conversation, Dataset, Shard, held_out
 from faser.distill.distillation import Distillation, HeadSettings, faster_dtype, state_layers
 from faser.distill.target import FrozenTarget
 from faser.distill.trainer import TrainingProgress, TrainingSettings
-from faser.engine.execution.heads.loader import load_head
+from faser.engine.execution.drafting.head_weights import load_head
 from faser.errors import ConfigError
 from tests.distill.small_target import load_small_target
-from tests.engine.execution.heads.seeded import MAX_POSITIONS, PagedHead
+from tests.engine.execution.drafting.seeded_heads import MAX_POSITIONS, PagedHead
 
 SETTINGS = TrainingSettings(epochs=4, rows=256, steps=3, rate=5e-3, warm_up=2)
 HEAD = HeadSettings(draft_vocab_size=96, int8=False, dtype="float32")

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from faser.distill.batch import Sample, make_batch
 from faser.distill.head import TrainableHead
-from faser.engine.execution.heads import tensors
+from faser.engine.execution.drafting import head_tensors as tensors
 from tests.distill.small import HIDDEN, SAMPLES, STEPS, VOCAB, embedding, small_head
-from tests.engine.execution.heads.references import Eagle3, Shape
+from tests.engine.execution.drafting.head_references import Eagle3, Shape
 
 
 def reference_outputs(head: TrainableHead, one: Sample, row: int, steps: int) -> list[Tensor]:

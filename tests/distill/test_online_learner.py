@@ -27,10 +27,10 @@ from faser.distill.online_learner import (
 )
 from faser.distill.target import FrozenTarget
 from faser.engine.contract.messages import Learn, LearnableAnswer, LearningRules
-from faser.engine.execution.heads.loader import load_head
+from faser.engine.execution.drafting.head_weights import load_head
 from faser.errors import ModelError
 from tests.distill.beginner import learnable, markov_target, write_beginner
-from tests.engine.execution.heads.seeded import head_spec
+from tests.engine.execution.drafting.seeded_heads import head_spec
 from tests.engine.test_head_engine import WIDTH
 from tests.engine.test_head_refresh_engine import write_random
 

@@ -9,7 +9,7 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.engine.build import Built, build
 from faser.engine.contract.step_times import Role, StepTimes
-from faser.engine.execution.drafters.drafter import Drafter
+from faser.engine.execution.drafting.drafter import Drafter
 from faser.errors import ConfigError
 
 TIMES = StepTimes.proportional(step_s=0.01, pass_s=1e-3, text_s=1e-6)

@@ -18,16 +18,19 @@ import pytest
 import torch
 
 from faser.config.engine import EngineConfig
+from faser.distill.speculators_writer import write_speculators
 from faser.engine.build import Built, build
-from faser.engine.checkpoints.heads.head_spec import HeadKind
 from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.engine import Engine
-from faser.engine.execution.heads import tensors
-from faser.engine.execution.heads.speculators_writer import write_speculators
+from faser.engine.execution.drafting import head_tensors as tensors
 from faser.errors import ModelError
 from faser.types import Request, SamplingParams, SpeculationParams
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
-from tests.engine.execution.heads.seeded import flat_config, head_layers, head_spec, seeded_weights, write_seeded
+from tests.engine.execution.drafting.seeded_heads import (
+    head_layers,
+    head_spec,
+    write_seeded,
+)
 
 STEP_TIMES = StepTimes.proportional(step_s=1e-2, pass_s=1e-3)
 STATE_LAYERS = (2, 3, 6)
@@ -163,30 +166,6 @@ def test_a_head_that_agrees_with_the_model_is_right(tmp_path: Path, dtype: torch
     assert right > 0.3 * verified
 
 
-@pytest.mark.parametrize("method", ["eagle", "medusa"])
-def test_other_kinds_of_heads_change_no_answer_either(tmp_path: Path, method: str) -> None:
-    """By the configs of their authors, which do not say that this is an EAGLE head."""
-    path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
-    if method == "eagle":
-        of_layers = {key: value for key, value in flat_config().items() if key != "eagle_config"}
-        del of_layers["draft_vocab_size"]
-        spec = head_spec(kind=HeadKind.EAGLE, draft_vocab_size=VOCAB_SIZE, state_layers=(6,))
-        write_checkpoint(head, of_layers | {"architectures": ["LlamaForCausalLM"]}, seeded_weights(spec))
-    else:
-        names = [
-            f"{index}.{part}" for index in range(2) for part in ("0.linear.weight", "0.linear.bias", "1.weight")
-        ]
-        sizes = {"0.linear.weight": (64, 64), "0.linear.bias": (64,), "1.weight": (VOCAB_SIZE, 64)}
-        weights = random_weights({name: sizes[name.partition(".")[2]] for name in names})
-        write_checkpoint(head, {"medusa_num_heads": 2, "medusa_num_layers": 1}, weights)
-    wanted = answers(built(path, {"policy": "off"}).engine, 0.0)
-    for asked in ({"method": method}, {"model_method": method}):
-        drafting = {"policy": "fixed", "num_speculative_tokens": 2, "model": str(head)} | asked
-        engine = built(path, drafting).engine
-        assert answers(engine, 0.0) == wanted
-        assert accepted(engine, method)[0] > 300
-
-
 def test_requests_without_drafts_leave_no_states(tmp_path: Path) -> None:
     """Neither do they change what is counted as read of the others."""
     path, head = write_agreeing(tmp_path, torch.float32)
@@ -235,3 +214,19 @@ def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
     write_seeded(tmp_path / "head", head_spec(state_layers=(2, 3, 9)))
     with pytest.raises(ModelError, match="names layer 9; the model has layers 0 to 5"):
         built(path, {"model": str(tmp_path / "head")})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"speculators_model_type": "dflash"}, "of kind dflash, which is not supported: it drafts a block"),
+        ({"architectures": ["PEagleDraftModel"]}, "PEagleDraftModel of the head is not supported: it drafts the"),
+        ({"model_type": "eagle"}, "of kind eagle, which is not supported: EAGLE-3's heads draft better"),
+        ({"medusa_num_heads": 2}, "of kind medusa, which is not supported: its heads do not read what"),
+    ],
+)
+def test_a_head_that_is_not_computed_stops_the_start(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
+    write_checkpoint(head, config, random_weights({"fc.weight": (VOCAB_SIZE, head_spec().hidden_size)}))
+    with pytest.raises(ModelError, match=message):
+        built(path, {"model": str(head)})

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from faser.config.engine import EngineConfig
+from faser.distill.speculators_writer import write_speculators
 from faser.engine.build import build
-from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadSpec
+from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.engine.engine import Engine
-from faser.engine.execution.heads.speculators_writer import write_speculators
 from faser.errors import ConfigError, ModelError
 from faser.types import Request, SamplingParams
-from tests.engine.execution.heads.seeded import head_layers, head_spec, seeded_weights
+from tests.engine.execution.drafting.seeded_heads import head_layers, head_spec, seeded_weights
 from tests.engine.test_head_engine import STATE_LAYERS, STEP_TIMES, WIDTH, accepted, write_agreeing
 
 

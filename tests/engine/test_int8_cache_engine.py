@@ -19,7 +19,6 @@ MEMORY = 1 << 20
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram"},
     "suffix": {"method": "suffix"},
-    "layer_skip": {"method": "layer_skip"},
     "draft_model": {"method": "draft_model", "draft_sample_method": "coupled"},
     "auto": {"method": "auto"},
 }

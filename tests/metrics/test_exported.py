@@ -45,10 +45,7 @@ _ERROR = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
 _REFUSED = ("queue_full", "key_limit", "loading", "warming", "restarting", "draining", "dead")
 _METHODS = (
     "draft_model",
-    "layer_skip",
     "eagle3",
-    "eagle",
-    "medusa",
     "suffix",
     "ngram",
     "ngram_model",

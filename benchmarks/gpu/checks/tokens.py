@@ -17,7 +17,7 @@ from benchmarks.gpu.common.record import Json
 from benchmarks.losslessness.law import p_value
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.drafters.draft_samplers import WINDOW
+from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import HostTokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
@@ -33,8 +33,8 @@ _LAW_TOKENS = 60  # that can be chosen at all; they lie apart from each other in
 LEAST_P = 1e-5  # of a right law this small is seen in one run of a hundred thousand
 _TOP_K, _TOP_P, _TEMPERATURE = 20, 0.9, 0.8
 DRAFTS = {
-    "coupled": SpeculationConfig(policy="fixed", method="layer_skip"),
-    "rejection": SpeculationConfig(policy="fixed", method="layer_skip", draft_sample_method="probabilistic"),
+    "coupled": SpeculationConfig(policy="fixed", method="draft_model"),
+    "rejection": SpeculationConfig(policy="fixed", method="draft_model", draft_sample_method="probabilistic"),
 }
 # Every kernel that edits logits, alone and all of them together.
 EDITS = (

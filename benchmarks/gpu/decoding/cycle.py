@@ -28,7 +28,7 @@ from benchmarks.gpu.decoding import environment
 from benchmarks.gpu.decoding.policies import synthetic
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.contract.plan import DraftPlan, SequenceStart
-from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
 
 _ACCEPTANCE = 0.8
 

@@ -28,7 +28,7 @@ from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Desk, Json
 from benchmarks.gpu.common.timing import DeviceClock, clock_of
 from benchmarks.gpu.lanes.timed_partition import Divided, divide
-from faser.engine.execution.drafters.draft_samplers import WINDOW
+from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import Lane, Partition, PendingResult
 from faser.engine.execution.runner.batch import RowBatch

@@ -152,7 +152,7 @@ def sampling(vocab: int, cap: int) -> None:
     backend = _backend(few_rows=False)
     for method in ("coupled", "probabilistic"):
         drafts = SpeculationConfig(
-            policy="fixed", method="layer_skip", num_speculative_tokens=cap, draft_sample_method=method
+            policy="fixed", method="draft_model", num_speculative_tokens=cap, draft_sample_method=method
         )
         WarmUp(backend, logits, drafts, verifies=True, drafts=True).run(1)
 

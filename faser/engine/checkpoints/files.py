@@ -15,7 +15,7 @@ from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, stored_q
 from faser.errors import ModelError
 
 GGUF_WEIGHTS = "model.gguf"  # in a directory whose other files are those of the hub
-TORCH_WEIGHTS = ("pytorch_model.bin", "medusa_lm_head.pt")  # of some heads; no model is read from one
+TORCH_WEIGHTS = "pytorch_model.bin"  # of some heads; no model is read from it
 
 # What the cards of models advise on sampling, by the name of the model's folder, where generation_config.json says
 # nothing. At temperature 1, the default of the OpenAI API, models this small drift off.

@@ -95,7 +95,7 @@ def _checked(path: Path, *, named: str | None = None) -> Path:
     gguf = gguf_file(path)
     weights = sorted(path.glob("*.safetensors")) if gguf is None else [gguf]
     if not weights:  # a head may have another file
-        weights = [path / name for name in TORCH_WEIGHTS if (path / name).is_file()]
+        weights = [pickled] if (pickled := path / TORCH_WEIGHTS).is_file() else []
     if not weights:
         raise ModelError(
             f"{named or path} has no .safetensors files and no {GGUF_WEIGHTS}; other weights are not supported"

@@ -11,16 +11,20 @@ from dataclasses import dataclass, field, replace
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import DraftPlan, LaunchedStep, SequenceRows, StepPlan, StepResult
 from faser.engine.execution.async_steps import AsyncSteps
-from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
-from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.drafters.head_versions import HeadVersions
-from faser.engine.execution.drafters.states import HiddenStates
-from faser.engine.execution.forbidden_drafts import without_forbidden
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.drafter import (
+    Continuation,
+    Drafter,
+    Proposals,
+    ProposedDrafts,
+    without_forbidden,
+)
+from faser.engine.execution.drafting.head_memory import HiddenStates
+from faser.engine.execution.drafting.head_versions import HeadVersions
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.prompt_logprobs import PromptLogprobs
-from faser.engine.execution.proposed_drafts import ProposedDrafts
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.contract.plan import SequenceRows
+from faser.engine.execution.drafting.drafter import ProposedDrafts
 from faser.engine.execution.overlap.partition import PendingResult
-from faser.engine.execution.proposed_drafts import ProposedDrafts
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler

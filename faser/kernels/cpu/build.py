@@ -143,7 +143,7 @@ def find_library(
     if compiler is None:
         raise ConfigError(
             f"no C++ compiler found (looked for {', '.join(compilers)}) and no kernels for {isa} came with the "
-            "package; install g++, or choose the torch backend"
+            "package; install g++"
         )
     digest = _digest(_read_sources(), *_flags(isa), _version(compiler))
     return NativeLibrary(isa=isa, path=cache_dir / f"{isa}-{digest}.so", compiler=compiler)

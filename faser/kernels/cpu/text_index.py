@@ -4,7 +4,6 @@ One caller at a time, from any thread; calls release the interpreter lock.
 """
 
 import ctypes
-import logging
 import secrets
 import weakref
 from array import array
@@ -16,12 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import COMPILERS, PREBUILT_DIR, library_path
 from faser.types import ProgressCallback
-
-_log = logging.getLogger("faser")
 
 MAX_TOKEN_ID = 2**31 - 1
 UNLIMITED = 2**62  # bytes
@@ -34,21 +30,11 @@ def text_library(
     compilers: Sequence[str] = COMPILERS,
     prebuilt_dir: Path = PREBUILT_DIR,
     progress: ProgressCallback | None = None,
-) -> ctypes.CDLL | None:
-    """The library with the native look-up. Where it cannot be compiled: None, and a warning that says why.
-
-    progress: as in library_path.
-    """
-    try:
-        return native_library.load(
-            library_path(cache_dir=cache_dir, compilers=compilers, prebuilt_dir=prebuilt_dir, progress=progress)
-        )
-    except ConfigError as error:
-        _log.warning(
-            "drafts from text are looked up in Python, which takes some 30 µs more for each sequence and step: %s",
-            error,
-        )
-        return None
+) -> ctypes.CDLL:
+    """The library with the native look-up. progress, ConfigError: as in library_path."""
+    return native_library.load(
+        library_path(cache_dir=cache_dir, compilers=compilers, prebuilt_dir=prebuilt_dir, progress=progress)
+    )
 
 
 class NgramTable:

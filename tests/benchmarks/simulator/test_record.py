@@ -33,7 +33,7 @@ from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
 from faser.engine.execution.step_results import drafts_of
 from faser.errors import ConfigError
 from faser.types import SamplingParams

@@ -11,7 +11,7 @@ import pytest
 
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.engine import Engine
-from faser.engine.execution.drafters.drafter import Drafter
+from faser.engine.execution.drafting.drafter import Drafter
 from faser.errors import ConfigError
 from faser.types import AuditStats, EngineStats
 from tests.engine.losslessness.equality import FEATURES, build, requests, write_pair

@@ -18,7 +18,7 @@ from faser.engine.contract.plan import (
     StepPlan,
     StepResult,
 )
-from faser.engine.execution.drafters.drafter import Continuation, Proposals
+from faser.engine.execution.drafting.drafter import Continuation, Proposals
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner

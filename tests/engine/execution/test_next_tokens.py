@@ -3,8 +3,8 @@
 import pytest
 
 from faser.engine.contract.plan import SequenceRows, SequenceStart
+from faser.engine.execution.drafting.drafter import ProposedDrafts
 from faser.engine.execution.next_tokens import NextTokens
-from faser.engine.execution.proposed_drafts import ProposedDrafts
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler

@@ -1,7 +1,7 @@
 """What a step reports of each sequence, in the order of the plan."""
 
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceRows
-from faser.engine.execution.drafters.drafter import Proposals
+from faser.engine.execution.drafting.drafter import Proposals
 from faser.engine.execution.step_results import drafts_of, sequence_results
 from faser.engine.execution.verifiers.verifier import AcceptanceResult
 from faser.types import PositionLogprobs, SequenceError

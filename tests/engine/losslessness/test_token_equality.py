@@ -20,7 +20,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram"},
     "suffix": {"method": "suffix"},
     "ngram_model": {"method": "ngram_model"},
-    "layer_skip": {"method": "layer_skip"},
     "draft_model": {"method": "draft_model"},
     "chooser": {"method": "auto"},
     "coupled draft_model": {"method": "draft_model", "draft_sample_method": "coupled"},

@@ -14,15 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from faser.engine.checkpoints.heads.head_spec import FeatureNorm
+from faser.engine.checkpoints.heads import FeatureNorm
 from faser.engine.contract.plan import SequenceRows, SequenceStart, StopRule
-from faser.engine.execution.drafters.draft_samplers import GreedyDraftSampler, SampleAndMatchDraftSampler
-from faser.engine.execution.drafters.draft_vocabulary import DraftVocabularySampler
-from faser.engine.execution.drafters.head_passes import HeadInput, HeadPassLoop
-from faser.engine.execution.drafters.head_runner import HeadRunner
-from faser.engine.execution.drafters.passes import DraftBatch, DraftInput
-from faser.engine.execution.drafters.states import HiddenStates
-from faser.engine.execution.heads.loader import load_head
+from faser.engine.execution.drafting.head import HeadLoop, HeadRunner
+from faser.engine.execution.drafting.head_memory import HiddenStates
+from faser.engine.execution.drafting.head_weights import load_head
+from faser.engine.execution.drafting.loop import DraftBatch, DraftInput
+from faser.engine.execution.drafting.samplers import (
+    DraftVocabularySampler,
+    GreedyDraftSampler,
+    SampleAndMatchDraftSampler,
+)
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.state import SamplingState
@@ -30,7 +32,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
-from tests.engine.execution.heads.seeded import head_spec, write_seeded
+from tests.engine.execution.drafting.seeded_heads import head_spec, write_seeded
 
 NUM_SLOTS, BLOCK_SIZE, MAX_PLACES, MAX_ROWS = 5, 16, 64, 100
 
@@ -77,8 +79,17 @@ class Loops:
             rows = SequenceRows(slot=slot, start=0, token_ids=tuple(tokens), new_blocks=(), samples=True)
             noise = torch.randn(count, spec.states_size, generator=torch.Generator().manual_seed(slot))
             ring.take_in([rows], [0], noise.to(dtype), {slot: 1})
-            drafts = DraftInput(slot=slot, start=0, token_ids=tokens, max_tokens=self.rng.randint(1, 6))
-            self.inputs.append(HeadInput(rows=drafts, position=1, pieces=ring.pieces(slot, 0)))
+            most = self.rng.randint(1, 6)
+            self.inputs.append(
+                DraftInput(
+                    slot=slot,
+                    start=0,
+                    token_ids=tokens,
+                    max_tokens=most,
+                    shift=1,
+                    states=ring.pieces(slot, 0),
+                )
+            )
         self.loops = []
         for in_one_call in (False, True):
             head = load_head(folder / "head", decoder, backend, max_positions=MAX_PLACES, max_rows=MAX_ROWS)
@@ -100,7 +111,7 @@ class Loops:
             own = SampleAndMatchDraftSampler(state, kernels=kernels) if samples else GreedyDraftSampler(kernels)
             sampler = DraftVocabularySampler(own, head.draft_ids, VOCAB_SIZE)
             predicts = own if in_one_call else None
-            self.loops.append(HeadPassLoop(runner, table, ring, sampler, max_rows=max_rows, predicts=predicts))
+            self.loops.append(HeadLoop(runner, table, ring, sampler, max_rows=max_rows, predicts=predicts))
 
     def draft(self, slots: list[int], stop: StopRule | None) -> tuple[DraftBatch, DraftBatch]:
         inputs = [self.inputs[slot] for slot in slots]

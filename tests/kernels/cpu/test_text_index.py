@@ -1,6 +1,6 @@
 """Texts in native memory: what they refuse, what they cost, and that equal keys are not taken for equal contexts.
 
-tests/engine/execution/text_lookup/test_native_lookup.py compares its drafts with those of Python. Planted bugs
+tests/engine/execution/drafting/test_native_lookup.py compares its drafts with those of Python. Planted bugs
 that these tests have caught: found contexts are not compared; keys, holes or chains of forgotten text stay;
 contexts reach from one output into the next; a closed text or an index is not freed; half a refused call is done;
 a look-up, or a call of extend, indexes a whole text; an index grows beyond its bytes.
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.text_index import MAX_TOKEN_ID, TextIndex, TextRules, text_library
@@ -199,16 +200,10 @@ def test_another_context_with_the_same_key_is_not_taken_for_this_one(
     assert drafted(index, 0)[0][0] == 77, "though 79 is the latest with the key"
 
 
-def test_without_a_compiler_there_is_no_library_and_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert text_library(tmp_path, compilers=("no-such-compiler",), prebuilt_dir=tmp_path) is None
-    (record,) = caplog.records
-    assert "looked up in Python" in record.getMessage()
-    assert "no C++ compiler found" in record.getMessage()
+def test_without_a_compiler_there_is_no_library(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no C\+\+ compiler found .* install g\+\+"):
+        text_library(tmp_path, compilers=("no-such-compiler",), prebuilt_dir=tmp_path)
 
 
 def test_the_library_is_the_one_of_the_native_kernels(kernel_cache: Path) -> None:
-    library = text_library(kernel_cache)
-    assert library is not None
-    assert hasattr(library, "faser_linear")
+    assert hasattr(text_library(kernel_cache), "faser_linear")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceRows, SequenceStart
-from faser.engine.execution.drafters.drafter import NO_TOP
+from faser.engine.execution.drafting.drafter import NO_TOP
 from faser.engine.execution.pruning.counters import PruneCounters
 from faser.engine.execution.pruning.gate import UNSPLIT, Lesson, Look, Split
 from faser.engine.execution.pruning.rank_judge import UNKNOWN, DraftedTokens, Judge, drafted_tokens

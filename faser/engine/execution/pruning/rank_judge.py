@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceRows
-from faser.engine.execution.drafters.drafter import NO_TOP
+from faser.engine.execution.drafting.drafter import NO_TOP
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 

@@ -90,6 +90,11 @@ class BlockTable:
         """Blocks of a slot, in order of position, without the first `first`."""
         return self._lists[slot][first:]
 
+    def of(self, slots: list[int]) -> torch.Tensor:
+        """[S, B] int32: the blocks of each slot, arbitrary behind its last one."""
+        width = max([len(self._lists[slot]) for slot in slots])
+        return torch.from_numpy(self._blocks[slots, :width])
+
     def gather(self, rows: StepRows) -> RowBatch:
         """The rows of one plan as arrays. Append their new blocks first."""
         return self.lay_out(
@@ -111,14 +116,13 @@ class BlockTable:
         counts.cumsum(out=query_start[1:])
         positions = np.arange(len(token_ids), dtype=np.int32)
         positions += (starts - query_start[:-1]).repeat(counts)
-        width = max([len(self._lists[slot]) for slot in slots])
         return RowBatch(
             token_ids=torch.from_numpy(token_ids),
             layout=RowLayout(
                 query_start=torch.from_numpy(query_start),
                 seq_len=torch.from_numpy(starts + counts),
                 positions=torch.from_numpy(positions),
-                block_table=torch.from_numpy(self._blocks[slots, :width]),
+                block_table=self.of(slots),
             ),
             last_rows=query_start[1:].astype(np.int64) - 1,
         )

@@ -18,14 +18,7 @@ from numpy.typing import NDArray
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
-from faser.engine.execution.runner.graphs import (
-    BackboneGraph,
-    DraftGraphs,
-    GraphInputs,
-    GraphParts,
-    GraphSizes,
-    StepGraphs,
-)
+from faser.engine.execution.runner.graphs import GraphInputs, GraphParts, GraphSizes, StepGraphs
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, PendingTokens
 from faser.kernels.interface.backend import Backend
@@ -36,14 +29,13 @@ from faser.kernels.interface.shapes import DeviceLane, LaneError
 from faser.types import ProgressCallback
 
 STAGE, LANES_STAGE = "capturing CUDA graphs", "capturing CUDA graphs on lanes"
-_NO_DRAFTS = DraftGraphs()
 
 
 class GraphRunner(Runner):
     """See Runner. Captures its graphs when constructed; calls report with (stage, done, total).
 
-    max_logit_rows: most rows whose logits are computed at once. lane_captures: for each lane that the runner may
-    run on.
+    max_logit_rows: most rows whose logits are computed at once. draft_windows: of the draft samplers; empty where
+    the model does not draft. lane_captures: for each lane that the runner may run on.
     """
 
     def __init__(
@@ -56,7 +48,7 @@ class GraphRunner(Runner):
         *,
         sizes: GraphSizes,
         max_logit_rows: int,
-        drafts: DraftGraphs = _NO_DRAFTS,
+        draft_windows: tuple[float, ...] = (),
         lane_captures: Mapping[DeviceLane, GraphCapture] | None = None,
         report: ProgressCallback,
     ) -> None:
@@ -79,8 +71,8 @@ class GraphRunner(Runner):
             lane: StepGraphs(parts, each, sizes, max_logit_rows=max_logit_rows)
             for lane, each in (lane_captures or {}).items()
         }
-        _capture([(None, whole)], drafts, STAGE, report)
-        _capture([*lanes.items()], drafts, LANES_STAGE, report)
+        _capture([(None, whole)], draft_windows, STAGE, report)
+        _capture([*lanes.items()], draft_windows, LANES_STAGE, report)
         self._graphs_by_lane = {None: whole, **lanes}
 
     @property
@@ -93,34 +85,21 @@ class GraphRunner(Runner):
         return sum(each.num_graphs for each in self._graphs_by_lane.values())
 
     def rows_replayed(self, batch: RowBatch) -> int | None:
-        """The rows of the graph that a forward of all layers would replay; None: it would run eagerly."""
+        """The rows of the graph that a forward would replay; None: it would run eagerly."""
         graphs = self._graphs
-        backbone = None if graphs is None else graphs.backbone(batch, self.num_layers)
+        backbone = None if graphs is None else graphs.backbone(batch)
         return None if backbone is None else backbone.batch_size.rows
 
-    def forward(self, batch: RowBatch, num_layers: int | None = None) -> None:
-        depth = self.num_layers if num_layers is None else num_layers
+    def forward(self, batch: RowBatch) -> None:
         graphs = self._graphs
-        backbone = None if graphs is None else graphs.backbone(batch, depth)
+        backbone = None if graphs is None else graphs.backbone(batch)
         if graphs is None or backbone is None:
-            super().forward(batch, num_layers)
+            super().forward(batch)
             return
-        self._replay(graphs, backbone, batch)
-        self._next_layer = depth
-
-    def _replay(self, graphs: StepGraphs, backbone: BackboneGraph, batch: RowBatch) -> None:
         self._inputs.send(batch, self._device_sampler)
         graphs.run(backbone, batch.layout)
-        self._batch, self._plan = batch, None
         self._hidden = self._decoder.hidden[: batch.num_rows]
-
-    @torch.inference_mode()
-    def advance(self, num_layers: int | None = None) -> None:
-        """See Runner. May follow a replay of the first layers; its padded plan does not suit the eager layers."""
-        assert self._batch is not None, "advance before begin"
-        if self._plan is None:
-            self._plan = self._backend.plan(self._batch.layout, self._block_size)
-        super().advance(num_layers)
+        self._next_layer = self.num_layers
 
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
         assert self._hidden is not None, "logits before forward"
@@ -162,7 +141,7 @@ class GraphRunner(Runner):
 
 def _capture(
     sets: Sequence[tuple[DeviceLane | None, StepGraphs]],
-    drafts: DraftGraphs,
+    draft_windows: tuple[float, ...],
     stage: str,
     report: ProgressCallback,
 ) -> None:
@@ -171,14 +150,14 @@ def _capture(
     Raises LaneError where a lane's processors cannot run a kernel: those that a split leaves over promise no
     thread block clusters, which kernels of libraries may need.
     """
-    total = sum(each.num_expected(drafts) for _, each in sets)
+    total = sum(each.num_expected(draft_windows) for _, each in sets)
 
     def progress() -> None:
         report(stage, sum(each.num_graphs for _, each in sets), total)
 
     for lane, each in sets:
         try:
-            each.capture_all(drafts, progress)
+            each.capture_all(draft_windows, progress)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

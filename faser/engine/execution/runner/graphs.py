@@ -1,6 +1,6 @@
 """The CUDA graphs of one runner on one lane, or on the whole device, and the sizes of steps that they are for.
 
-    backbone       rows -> hidden states          one graph per GraphBatchSize and number of layers
+    backbone       rows -> hidden states          one graph per GraphBatchSize
     LM head        hidden states -> logits        one graph per number of rows
     sampler        logits -> tokens               one graph per number of rows and truncation flags
     draft sampler  logits -> tokens and margins   one graph per number of rows, truncation flags and window
@@ -118,23 +118,12 @@ class GraphSizes:
             if count * each > self.max_sequences
         ]
 
-    def expected_bytes(self, num_kinds: int, num_depths: int = 1) -> int:
+    def expected_bytes(self, num_kinds: int) -> int:
         """Estimated device memory of the graphs, in addition to what eager steps need.
 
-        num_kinds: kinds of attention layers that the model has. num_depths: numbers of layers that are captured.
+        num_kinds: kinds of attention layers that the model has.
         """
-        return len(self.batch_sizes) * num_depths * (_BACKBONE_BYTES + num_kinds * _WRAPPER_BYTES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftGraphs:
-    """The graphs that a drafting runner needs.
-
-    windows: of the draft samplers. depths: numbers of layers that draft; None: all layers.
-    """
-
-    windows: tuple[float, ...] = ()
-    depths: tuple[int | None, ...] = (None,)
+        return len(self.batch_sizes) * (_BACKBONE_BYTES + num_kinds * _WRAPPER_BYTES)
 
 
 class GraphInputs:
@@ -178,10 +167,6 @@ class GraphParts:
     inputs: GraphInputs
     logit_rows: StagingBuffer
 
-    @property
-    def num_layers(self) -> int:
-        return self.decoder.spec.num_layers
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackboneGraph:
@@ -209,7 +194,7 @@ class StepGraphs:
             each: BatchSizeIndex(sizes, one_row_each=False, rows_each=each)
             for each in range(2, sizes.max_rows_each + 1)
         }
-        self._backbones: dict[tuple[GraphBatchSize, int], BackboneGraph] = {}
+        self._backbones: dict[GraphBatchSize, BackboneGraph] = {}
         self._lm_heads: dict[int, CapturedGraph] = {}
         self._samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
         self._draft_samplers: dict[tuple[int, TruncationFlags, float], CapturedGraph] = {}
@@ -218,16 +203,16 @@ class StepGraphs:
     def num_graphs(self) -> int:
         return len(self._backbones) + len(self._lm_heads) + len(self._samplers) + len(self._draft_samplers)
 
-    def num_expected(self, drafts: DraftGraphs) -> int:
+    def num_expected(self, draft_windows: tuple[float, ...]) -> int:
         """The number of graphs after `capture_all`."""
-        backbones = len(self._sizes.batch_sizes) * len(self._depths(drafts))
-        return backbones + len(self._logit_sizes) * (1 + len(_ALL_FLAGS) * (1 + len(drafts.windows)))
+        samplers = len(_ALL_FLAGS) * (1 + len(draft_windows))
+        return len(self._sizes.batch_sizes) + len(self._logit_sizes) * (1 + samplers)
 
-    def backbone(self, batch: RowBatch, depth: int) -> BackboneGraph | None:
-        """The smallest graph of the first `depth` layers that the batch fits into.
+    def backbone(self, batch: RowBatch) -> BackboneGraph | None:
+        """The smallest graph that the batch fits into.
 
-        None: the step has more rows than all graphs, other layers, more blocks than there is room for, or a long
-        prompt whose attention would be slow.
+        None: the step has more rows than all graphs, more blocks than there is room for, or a long prompt whose
+        attention would be slow.
         """
         layout = batch.layout
         num_rows, num_sequences = batch.num_rows, layout.seq_len.shape[0]
@@ -236,7 +221,7 @@ class StepGraphs:
         uniform = self._uniform(layout, num_rows, num_sequences)
         if uniform is not None and (batch_size is None or uniform.rows <= batch_size.rows):
             batch_size = uniform
-        backbone = None if batch_size is None else self._backbones.get((batch_size, depth))
+        backbone = None if batch_size is None else self._backbones.get(batch_size)
         if (
             backbone is None
             or _rereads_prompts(backbone.batch_size, layout)
@@ -271,21 +256,16 @@ class StepGraphs:
         size = next_size(self._logit_sizes, num_rows)
         return None if size is None else self._draft_samplers.get((size, flags, window))
 
-    def capture_all(self, drafts: DraftGraphs, progress: Callable[[], None]) -> None:
+    def capture_all(self, draft_windows: tuple[float, ...], progress: Callable[[], None]) -> None:
         """Capture the largest first: their memory is enough for the smaller ones. Calls progress in between."""
         for batch_size in reversed(self._sizes.batch_sizes):
-            for depth in self._depths(drafts):
-                self._backbones[batch_size, depth] = self._capture_backbone(batch_size, depth)
-                progress()
+            self._backbones[batch_size] = self._capture_backbone(batch_size)
+            progress()
         for size in reversed(self._logit_sizes):
-            self._capture_heads(size, drafts.windows)
+            self._capture_heads(size, draft_windows)
             progress()
 
-    def _depths(self, drafts: DraftGraphs) -> tuple[int, ...]:
-        most = self._parts.num_layers
-        return tuple(dict.fromkeys(most if each is None else each for each in (None, *drafts.depths)))
-
-    def _capture_backbone(self, batch_size: GraphBatchSize, depth: int) -> BackboneGraph:
+    def _capture_backbone(self, batch_size: GraphBatchSize) -> BackboneGraph:
         parts = self._parts
         # Sequences may share blocks, so all of them together may count more blocks than the cache has.
         max_blocks = min(
@@ -296,7 +276,7 @@ class StepGraphs:
         def run() -> None:
             hidden = parts.decoder.embed(parts.inputs.read(batch_size.rows, parts.token_sampler))
             # The same graphs serve steps with and without rows for a head: what no head reads is not read.
-            parts.decoder.run_layers(hidden, 0, depth, parts.cache, plan, captures=True)
+            parts.decoder.run_layers(hidden, 0, parts.decoder.spec.num_layers, parts.cache, plan, captures=True)
 
         return BackboneGraph(batch_size=batch_size, plan=plan, max_blocks=max_blocks, graph=self._captured(run))
 

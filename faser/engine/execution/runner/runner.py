@@ -70,10 +70,10 @@ class Runner:
         """Kernels that sample from this model's logits, on the threads that run the model; None: no kernels."""
         return self._backend.sampling_kernels
 
-    def forward(self, batch: RowBatch, num_layers: int | None = None) -> None:
-        """Run the first num_layers layers (None: all) over the rows; their keys and values enter the cache."""
+    def forward(self, batch: RowBatch) -> None:
+        """Run all layers over the rows; their keys and values enter the cache."""
         self.begin(batch)
-        self.advance(num_layers)
+        self.advance()
 
     @torch.inference_mode()
     def fill_cache(self, layout: RowLayout) -> None:

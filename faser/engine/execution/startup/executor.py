@@ -7,6 +7,7 @@ uses them.
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,14 +16,15 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
 from faser.config.speculation import NONE, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel, load, shipped_ngram_model
-from faser.engine.execution.drafter_registry import (
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.drafter import Drafter
+from faser.engine.execution.drafting.registry import (
     DrafterParts,
     DraftModelParts,
     head_versions,
+    load_index,
     make_drafter,
 )
-from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
-from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_lanes, make_on_lanes
 from faser.engine.execution.overlap.partition import Partition
@@ -65,7 +67,7 @@ WrapDrafter = Callable[[Drafter], Drafter]
 class EngineParts:
     """What an engine has after loading.
 
-    drafting: the draft model or the head; empty where drafts come from text or from layers of the target. lanes:
+    drafting: the draft model or the head; empty where drafts come from text. lanes:
     None without overlapped drafting. grammars: compiles what answers are asked to match. ngram_model: None where
     none drafts. text_index_bytes: what drafting from text may hold.
     """
@@ -284,7 +286,6 @@ def _speculation(
     model = next(iter(models), None)
     head = next((each.parts for each in parts.heads), None)
     drafter_parts = DrafterParts(
-        target=parts.target.runner,
         table=table,
         sampling=sampler.state,
         matchers=matchers,
@@ -293,7 +294,7 @@ def _speculation(
         head=head,
         num_top=0 if pruning is None else NUM_TOP,
         samples_in_runner=config.schedules_async,
-        progress=report,
+        load_index=partial(load_index, report),
         ngram_model=parts.ngram_model,
         text_index_bytes=parts.text_index_bytes,
     )

@@ -12,11 +12,8 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO
 from faser.engine.checkpoints.files import ModelConfig, read_model_config
-from faser.engine.checkpoints.heads.head_spec import HeadSpec
-from faser.engine.checkpoints.heads.reader import kind_of_directory, read_head_spec
-from faser.engine.checkpoints.heads.trainable import untrainable
+from faser.engine.checkpoints.heads import EAGLE3, HeadSpec, is_head, read_head_spec, untrainable
 from faser.engine.checkpoints.source import resolve
-from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.startup.memory import (
     CachedModel,
     compute_dtype,
@@ -60,8 +57,8 @@ def find_models(
 ) -> tuple[EngineConfig, list[ModelFiles]]:
     """The target in directory and what drafts for it, which is fetched first if need be.
 
-    The config that is returned says of what `model` names whether it is a draft model or a head, and of which
-    kind. Raises ConfigError or ModelError naming what does not fit; loading would raise the same.
+    The config that is returned says of what `model` names whether it is a draft model or a head.
+    Raises ConfigError or ModelError naming what does not fit; loading would raise the same.
     """
     target = target_files(config, directory)
     models = [target]
@@ -71,8 +68,6 @@ def find_models(
         config = _with_kind_of_model(config, named)
         find = head_files if config.speculation.needs_head else draft_model_files
         models.append(find(config, named, target))
-    if speculation.skips_layers:
-        draft_layers(speculation.draft_layers, target.spec.num_layers)
     if config.kv_cache_memory is not None:
         kv_shapes(config, models, target.max_positions)
     return config, models
@@ -112,14 +107,8 @@ def draft_model_files(config: EngineConfig, directory: Path, target: ModelFiles)
 
 
 def head_files(config: EngineConfig, directory: Path, target: ModelFiles) -> HeadFiles:
-    """The head that drafts for the target. Raises ConfigError for longer drafts than it can make alone."""
-    speculation = config.speculation
-    spec = read_head_spec(directory, target.spec, method=speculation.pass_method)
-    asked, most = speculation.num_speculative_tokens, spec.max_draft_tokens
-    if speculation.method != AUTO and asked is not None and most is not None and asked > most:
-        raise ConfigError(
-            f"num_speculative_tokens is {asked}; the heads in {directory} draft at most {most} tokens"
-        )
+    """The head that drafts for the target. Raises ModelError: see read_head_spec."""
+    spec = read_head_spec(directory, target.spec)
     return HeadFiles(
         role=ModelRole.HEAD,
         directory=directory,
@@ -127,7 +116,7 @@ def head_files(config: EngineConfig, directory: Path, target: ModelFiles) -> Hea
         spec=spec.decoder,
         dtype=target.dtype,
         kv_dtype=target.kv_dtype,
-        max_positions=target.max_positions + speculation.cap,
+        max_positions=target.max_positions + config.speculation.cap,
         max_logit_rows=config.max_num_seqs,
         head=spec,
     )
@@ -172,11 +161,10 @@ def _files(
 
 
 def _with_kind_of_model(config: EngineConfig, directory: Path) -> EngineConfig:
-    """The config, which says of which kind the head in directory is. ModelError: it is not supported."""
+    """The config, which says whether a head lies in directory. ModelError: it is not supported."""
     speculation = config.speculation
     if speculation.method != AUTO or speculation.model_method is not None:
         return config
-    kind = kind_of_directory(directory)
-    if kind is None:
+    if not is_head(directory):
         return config
-    return replace(config, speculative_config={**(config.speculative_config or {}), "model_method": kind.value})
+    return replace(config, speculative_config={**(config.speculative_config or {}), "model_method": EAGLE3})

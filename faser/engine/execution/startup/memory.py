@@ -12,7 +12,7 @@ from faser.config.declaration import show_bytes
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import ModelConfig
-from faser.engine.execution.text_lookup.rules import CORPUS_TOKENS
+from faser.engine.execution.drafting.text import CORPUS_TOKENS
 from faser.errors import ConfigError
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import KvShape

@@ -11,14 +11,12 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.files import gguf_file
-from faser.engine.execution.drafter_registry import HeadParts
-from faser.engine.execution.drafters.draft_samplers import WINDOW
-from faser.engine.execution.drafters.head_cache import HeadCache
-from faser.engine.execution.drafters.head_runner import HeadRunner
-from faser.engine.execution.drafters.layer_skip import draft_layers
-from faser.engine.execution.drafters.states import HiddenStates, ring_rows
-from faser.engine.execution.heads.head import Head
-from faser.engine.execution.heads.loader import load_head
+from faser.engine.execution.drafting.eagle3 import Eagle3Head
+from faser.engine.execution.drafting.head import HeadRunner
+from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates, ring_rows
+from faser.engine.execution.drafting.head_weights import load_head
+from faser.engine.execution.drafting.registry import HeadParts
+from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.sources import QUANTIZATIONS
@@ -26,7 +24,7 @@ from faser.engine.execution.models.weights import WeightSource
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
-from faser.engine.execution.runner.graphs import DraftGraphs, GraphSizes
+from faser.engine.execution.runner.graphs import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, HostTokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
@@ -70,7 +68,7 @@ class LoadedHead:
     """states: where the target's steps leave theirs."""
 
     files: HeadFiles
-    head: Head
+    head: Eagle3Head
     target: LoadedModel
     states: HiddenStates
 
@@ -196,7 +194,7 @@ def make_runner(
         capture,
         sizes=_graph_sizes(config, model.files),
         max_logit_rows=most,
-        drafts=_draft_graphs(config, model),
+        draft_windows=(WINDOW,) if model.files.role is ModelRole.DRAFT else (),
         lane_captures={
             each: lane for each in device_lanes if (lane := backend.graph_capture_on(each)) is not None
         },
@@ -208,9 +206,8 @@ def expected_graph_bytes(config: EngineConfig, model: LoadedModel, num_device_la
     """About the device memory of the model's CUDA graphs, those for device lanes included."""
     if not config.records_steps:
         return num_device_lanes * LANE_BYTES
-    depths = dict.fromkeys((None, *_draft_graphs(config, model).depths))
     num_kinds = len(set(model.files.spec.windows))
-    graph_bytes = _graph_sizes(config, model.files).expected_bytes(num_kinds, len(depths))
+    graph_bytes = _graph_sizes(config, model.files).expected_bytes(num_kinds)
     return graph_bytes + num_device_lanes * (graph_bytes + LANE_BYTES)
 
 
@@ -225,16 +222,6 @@ def _graph_sizes(config: EngineConfig, files: ModelFiles) -> GraphSizes:
         requested=config.cudagraph_capture_sizes,
         block_size=config.block_size,
     )
-
-
-def _draft_graphs(config: EngineConfig, model: LoadedModel) -> DraftGraphs:
-    """The target's own layers draft only with layer skipping."""
-    speculation = config.speculation
-    if model.files.role is ModelRole.DRAFT:
-        return DraftGraphs(windows=(WINDOW,))
-    if speculation.skips_layers:
-        return DraftGraphs(windows=(WINDOW,), depths=(draft_layers(speculation.draft_layers, model.num_layers),))
-    return DraftGraphs()
 
 
 def _of_draft_model(quantization: str | None, files: ModelFiles) -> str | None:
@@ -265,13 +252,12 @@ def _load_head(
 
 def _head_of(
     config: EngineConfig, files: HeadFiles, directory: Path, target: LoadedModel, report: ProgressCallback
-) -> Head:
+) -> Eagle3Head:
     """The head in directory: files.directory, or a later version of it."""
     return load_head(
         directory,
         target.decoder,
         target.backend,
-        method=config.speculation.pass_method,
         max_positions=files.max_positions,
         max_rows=config.max_num_batched_tokens,
         max_logit_rows=files.max_logit_rows,

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable
-from faser.engine.execution.drafters.head_runner import HeadRunner
+from faser.engine.execution.drafting.head import HeadRunner
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
@@ -170,14 +170,12 @@ class StepProfiler:
         runner: TimedRunner,
         limits: DummyBatchLimits,
         *,
-        num_layers: int | None = None,
         rows_each: int = ROWS_EACH,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._runner = runner
         self._clock = clock
         self._limits = limits
-        self._num_layers = num_layers
         self._rows_each = rows_each
 
     def table(self, budget_s: float, progress: StageProgress) -> CostTable:
@@ -295,7 +293,7 @@ class StepProfiler:
 
     def enqueue(self, batch: RowBatch) -> PendingResult[None]:
         """A forward, the logits of all its rows and their greedy tokens, as in verification."""
-        self._runner.forward(batch, self._num_layers)
+        self._runner.forward(batch)
         num_rows, most = len(batch.token_ids), self._limits.max_logit_rows
         token_ids = [
             self._runner.logits(np.arange(first, min(first + most, num_rows))).argmax(dim=-1)

@@ -18,7 +18,6 @@ import torch
 from faser import __version__
 from faser.config.environment import cache_dir
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.startup.executor import EngineParts
 from faser.engine.execution.startup.interference import LanesSetup, measure_lanes
 from faser.engine.execution.startup.step_profiler import (
@@ -89,20 +88,11 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
 
 
 def _profilers(parts: EngineParts, limits: DummyBatchLimits) -> dict[Role, StepProfiler]:
-    """Steps of the target; passes of what drafts, which may be the target's first layers."""
+    """Steps of the target; passes of what drafts."""
     found = {Role.STEP: StepProfiler(parts.target.runner, limits)}
     for each in parts.drafting:
         found[Role.PASS] = StepProfiler(each.runner, limits, rows_each=1)
-    if parts.config.speculation.skips_layers:
-        depth = _draft_layers(parts)
-        found[Role.PASS] = StepProfiler(parts.target.runner, limits, num_layers=depth, rows_each=1)
     return found
-
-
-def _draft_layers(parts: EngineParts) -> int | None:
-    """Layers of the target that draft; None: none do."""
-    speculation = parts.config.speculation
-    return draft_layers(speculation.draft_layers, parts.target.num_layers) if speculation.skips_layers else None
 
 
 def _lanes_setup(parts: EngineParts) -> LanesSetup | None:
@@ -133,7 +123,6 @@ def _described(parts: EngineParts, limits: DummyBatchLimits, lanes: LanesSetup |
         "device": _device_name(backend.device),
         "recorded": (config.records_steps, config.cudagraph_capture_sizes),
         "threads": config.threads,
-        "draft_layers": _draft_layers(parts),
         "lanes": lanes
         and (lanes.lanes.partition.name, lanes.lanes.partition.shares(), lanes.rows, lanes.contexts),
         "rows": (limits.max_rows, limits.max_logit_rows, limits.max_len),

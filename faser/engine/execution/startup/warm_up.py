@@ -16,7 +16,7 @@ from faser.config.declaration import show_bytes
 from faser.config.engine import EngineConfig
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.drafters.draft_samplers import (
+from faser.engine.execution.drafting.samplers import (
     WINDOW,
     DraftRows,
     DraftSampler,
@@ -64,7 +64,7 @@ class WarmUp:
     """backend: the engine's own, so that its kernels' workspaces are kept.
 
     logits: [R, V] float32, the model's buffer for the logits of a step; overwritten. verifies, drafts: whether the
-    model verifies drafts, and whether it makes them; with layer skipping the target does both.
+    model verifies drafts, and whether it makes them.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class WarmUp:
         sampler.choose(self._logits[:num_sequences], rows)
 
     def _join_draft_probs(self, num_sequences: int) -> None:
-        """Takes the memory of a draft's probabilities as execution/drafters/passes.py does, and computes nothing.
+        """Takes the memory of a draft's probabilities as execution/drafting/loop.py does, and computes nothing.
 
         One tensor per pass, all of them joined, and the joined one reordered; the last pass's input is alive too.
         """
@@ -184,13 +184,13 @@ class WarmUp:
 
 
 def make_warm_up(config: EngineConfig, model: LoadedModel) -> WarmUp:
-    speculation, is_target = config.speculation, model.files.role is ModelRole.TARGET
+    is_target = model.files.role is ModelRole.TARGET
     return WarmUp(
         model.backend,
         model.decoder.logit_rows,
-        speculation,
+        config.speculation,
         verifies=is_target,
-        drafts=not is_target or (speculation.policy != "off" and speculation.method == "layer_skip"),
+        drafts=not is_target,
     )
 
 

@@ -2,8 +2,8 @@
 // followed the last few tokens the last time (n-gram); and chains of an n-gram model (ngrams.h). Many texts at once, all
 // in the caller's thread.
 //
-// Oracles: suffix.py, ngram.py and ngram_model.py in faser/engine/execution/text_lookup/python, which name the sources. Confidences are
-// the same doubles: the same operations in the same order, none of them fused.
+// Oracles: suffix.py, ngram.py and ngram_model.py in tests/engine/execution/drafting/oracle. Confidences are the same
+// doubles: the same operations in the same order, none of them fused.
 
 #include <algorithm>
 #include <deque>

@@ -1,4 +1,4 @@
-// Drafts by an n-gram model. Oracle: faser/engine/execution/text_lookup/python/ngram_model.py, with a dict.
+// Drafts by an n-gram model. Oracle: tests/engine/execution/drafting/oracle/ngram_model.py, with a dict.
 
 #include "ngrams.h"
 

@@ -1,4 +1,4 @@
-// Finding contexts in text. Oracle: faser/engine/execution/text_lookup/python/corpus.py, with lists and dicts.
+// Finding contexts in text. Oracle: tests/engine/execution/drafting/oracle/corpus.py, with lists and dicts.
 
 #include "text.h"
 

@@ -23,12 +23,11 @@ from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.control import DrafterSelection
-from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.text_lookup.lookup import CombinedLookup
-from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
-from faser.engine.execution.text_lookup.python.suffix import SuffixDrafter
-from faser.engine.execution.text_lookup.text_and_model import TextAndModel
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.text import TextAndModel
 from faser.types import SamplingParams
+from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
+from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
 
 CAP, MODEL_CAP = 8, 5
 NUM_SLOTS = 8
@@ -121,7 +120,7 @@ def selected(
     text: Sequence[Drafter], model: Drafter | None = None, *, model_cap: int = MODEL_CAP
 ) -> SelectedDrafter:
     """text: drafters of text methods, in order."""
-    drafter = TextAndModel(CombinedLookup(text), model)
+    drafter = TextAndModel(text, model)
     return SelectedDrafter(drafter, num_slots=NUM_SLOTS, cap=CAP, model_cap=0 if model is None else model_cap)
 
 

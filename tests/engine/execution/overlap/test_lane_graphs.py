@@ -26,15 +26,15 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
-from faser.engine.execution.drafters.draft_samplers import WINDOW
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
 from faser.engine.execution.overlap.partition import Lane, Partition, synchronous
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.graph_runner import LANES_STAGE, STAGE, GraphRunner
-from faser.engine.execution.runner.graphs import DraftGraphs, GraphSizes
+from faser.engine.execution.runner.graphs import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verifiers.factory import make_verifier
@@ -137,7 +137,7 @@ def world_on(
         ),
         drafter=drafter.graph_runner(
             sizes,
-            drafts=DraftGraphs(windows=(WINDOW,)),
+            draft_windows=(WINDOW,),
             lane_captures={each: draft_capture(draft_backend, each) for each in device_lanes.draft},
         ),
     )
@@ -159,7 +159,6 @@ def overlapping_engine(world: World, share: float) -> Engine:
         max_positions=BLOCK_SIZE * WIDTH,
     )
     parts = DrafterParts(
-        target=world.target,
         table=table,
         sampling=sampler.state,
         max_rows=MAX_ROWS,

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.overlap.partition import Serial
 from faser.engine.execution.pruning.rank_judge import NUM_TOP
 from faser.engine.execution.runner.batch import BlockTable
@@ -25,7 +25,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.torch_backend import TorchBackend
-from tests.engine.execution.drafters.shared_state import shared
+from tests.engine.execution.drafting.shared_state import shared
 from tests.engine.execution.pruning.pruning_world import (
     BLOCK_SIZE,
     CAP,
@@ -75,7 +75,6 @@ def sides(world: World, given: dict[str, Any]) -> Sides:
     table = BlockTable(NUM_SLOTS, MAX_LEN // BLOCK_SIZE)
     sampler = Sampler(NUM_SLOTS, world.target.vocab_size, (), "cpu", world.target.sampling_kernels)
     parts = DrafterParts(
-        target=world.target,
         table=table,
         sampling=sampler.state,
         max_rows=MAX_ROWS,

@@ -20,15 +20,14 @@ import torch
 
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
 from faser.engine.control.kv_cache import KvManager
-from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
-from faser.engine.execution.drafters.draft_model import DraftModel
-from faser.engine.execution.drafters.draft_samplers import (
+from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
+from faser.engine.execution.drafting.loop import ModelPasses, PassLoop
+from faser.engine.execution.drafting.samplers import (
     DraftSampler,
     GreedyDraftSampler,
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
-from faser.engine.execution.drafters.passes import PassLoop
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
@@ -37,7 +36,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
-from tests.engine.execution.drafters.drafting import MAX_LEN, MAX_ROWS, NUM_BLOCKS, NUM_SLOTS, World, kv_shape
+from tests.engine.execution.drafting.driving import MAX_LEN, MAX_ROWS, NUM_BLOCKS, NUM_SLOTS, World, kv_shape
 
 BLOCK_SIZE = 16  # the native kernels' smallest
 Choice = Callable[[SamplingState], DraftSampler]
@@ -73,7 +72,7 @@ def make_world(
     state = SamplingState(NUM_SLOTS)
     choice = choose(state)
     drafter = DraftModel(
-        PassLoop(runner, table, choice, max_rows=MAX_ROWS), kv, choice, max_positions=max_positions
+        PassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice), kv, choice, max_positions=max_positions
     )
     return World(drafter, table, random.Random(seed), kv=KvManager(NUM_BLOCKS, BLOCK_SIZE), sampling=state), kv
 
@@ -91,7 +90,7 @@ class Afresh:
         kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         state = SamplingState(NUM_SLOTS)
         choice = self._choose(state)
-        loop = PassLoop(self._runner, table, choice, max_rows=MAX_ROWS)
+        loop = PassLoop(ModelPasses(self._runner, table, max_rows=MAX_ROWS), choice)
         drafter = DraftModel(loop, kv, choice, max_positions=MAX_LEN)
         start = SequenceStart(
             slot=slot,

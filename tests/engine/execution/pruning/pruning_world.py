@@ -19,8 +19,8 @@ from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policy import Policy
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
@@ -148,7 +148,6 @@ def make_engine(
             max_positions=MAX_LEN,
         )
         parts = DrafterParts(
-            target=world.target,
             table=table,
             sampling=sampler.state,
             max_rows=MAX_ROWS,

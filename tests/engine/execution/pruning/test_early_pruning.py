@@ -25,9 +25,10 @@ from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceR
 from faser.engine.contract.step_times import CostTable, InterferenceTable
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policy import Candidates, Policy
-from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
-from faser.engine.execution.drafters.drafter import NO_TOP, Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.drafter import NO_TOP, Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafting.text import TextAndModel
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.gate import Floats, Ints, Lesson, Look, Split
 from faser.engine.execution.pruning.rank_judge import UNKNOWN, DraftedTokens, RankJudge
@@ -35,8 +36,6 @@ from faser.engine.execution.pruning.step_seconds import StepSeconds
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.text_lookup.lookup import CombinedLookup
-from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 from faser.engine.execution.verifiers.verifier import AcceptanceResult
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
@@ -182,8 +181,8 @@ SAMPLING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize(
     "given_config",
-    [{}, {"draft_sample_method": "greedy"}, {"method": "layer_skip", "draft_layers": 4}, {"method": "auto"}],
-    ids=["coupled", "greedy", "layer_skip", "auto"],
+    [{}, {"draft_sample_method": "greedy"}, {"method": "auto"}],
+    ids=["coupled", "greedy", "auto"],
 )
 def test_whatever_is_pruned_tokens_and_log_probabilities_are_those_without_speculation(
     world: World, sampling: str, given_config: dict[str, Any]
@@ -559,9 +558,7 @@ def model_drafter(pair: tuple[Path, Path], num_top: int) -> Drafter:
     model = DraftModelParts(
         runner=runner, kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), max_positions=MAX_LEN
     )
-    parts = DrafterParts(
-        target=runner, table=table, sampling=SamplingState(NUM_SLOTS), max_rows=20, model=model, num_top=num_top
-    )
+    parts = DrafterParts(table=table, sampling=SamplingState(NUM_SLOTS), max_rows=20, model=model, num_top=num_top)
     drafter = make_drafter(speculation(draft_sample_method="greedy"), parts)
     for slot, prompt in enumerate(PROMPTS):
         table.append(slot, (3 * slot, 3 * slot + 1, 3 * slot + 2))
@@ -612,7 +609,7 @@ def test_likely_tokens_are_named_only_when_asked_for(pair: tuple[Path, Path]) ->
 
 def test_among_drafts_of_a_model_those_from_text_name_nothing(pair: tuple[Path, Path]) -> None:
     """Two tokens of a match of five are worth more than one of the model, and less than three."""
-    both = TextAndModel(CombinedLookup([TextDrafter()]), model_drafter(pair, 9))
+    both = TextAndModel([TextDrafter()], model_drafter(pair, 9))
     selected = SelectedDrafter(both, num_slots=NUM_SLOTS, cap=CAP, model_cap=CAP)
     found = selected.propose(drafting_plan((0, 2, 3, 1)))
     assert [draft.method for draft in found.drafts] == ["draft_model", "ngram", "draft_model", "draft_model"]

@@ -23,7 +23,6 @@ MODEL = {"method": "draft_model", "model": "small"}
     "given",
     [
         MODEL,
-        {"method": "layer_skip"},
         {"method": "auto", "model": "small"},
         MODEL | {"draft_sample_method": "greedy"},
     ],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from faser.engine.execution.drafters.drafter import NO_TOP
+from faser.engine.execution.drafting.drafter import NO_TOP
 from faser.engine.execution.pruning.rank_judge import UNKNOWN, RankJudge, drafted_tokens
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.pruning.pruning_world import ForwardedStep, four_sequences, write_pair
@@ -26,7 +26,8 @@ def test_counts_are_those_of_a_loop_over_all_logits(step: ForwardedStep) -> None
     assert drafted.token_ids.tolist() == own
     assert drafted.slots.tolist() == [0, 0, 3, 3, 3]
     top_ids[3, :4] = own[3]  # a token does not beat itself
-    runner.forward(batch, 2)
+    runner.begin(batch)
+    runner.advance(2)
     logits = runner.logits([0, 1, 9, 10, 11]).clone()
     expected = [
         sum(
@@ -43,7 +44,8 @@ def test_counts_are_those_of_a_loop_over_all_logits(step: ForwardedStep) -> None
 
 def test_a_count_over_some_tokens_is_never_above_the_rank_in_all(step: ForwardedStep) -> None:
     runner, batch, rows = step
-    runner.forward(batch, 3)
+    runner.begin(batch)
+    runner.advance(3)
     everything = torch.arange(VOCAB_SIZE).expand(5, -1)
     some = everything[:, torch.from_numpy(np.random.default_rng(0).permutation(VOCAB_SIZE)[:40].copy())]
     ranks = RankJudge().counts(runner, drafted_tokens(rows, batch, everything))

@@ -20,7 +20,7 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.graph_runner import STAGE, GraphRunner
-from faser.engine.execution.runner.graphs import DraftGraphs, GraphSizes
+from faser.engine.execution.runner.graphs import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
@@ -36,7 +36,6 @@ NUM_LAYERS, BLOCK_SIZE, NUM_BLOCKS, SLOTS, WIDTH = 2, 16, 24, 6, 4
 MAX_ROWS, MAX_LOGIT_ROWS, WINDOW = 48, 16, 0.05
 NEAR = 2.0**-5  # a product of another number of rows may round differently
 SIZES = GraphSizes(rows=(1, 2, 4, 8, 16), max_sequences=4, max_blocks_each=WIDTH)
-NO_DRAFTS = DraftGraphs()
 
 
 def write_heads_of_64(directory: Path, *, noise: float = 0.0) -> Path:
@@ -104,7 +103,7 @@ class Side:
         self,
         sizes: GraphSizes,
         *,
-        drafts: DraftGraphs = NO_DRAFTS,
+        draft_windows: tuple[float, ...] = (),
         lane_captures: Mapping[DeviceLane, GraphCapture] | None = None,
         report: Callable[[str, int, int], None] = lambda *_: None,
     ) -> GraphRunner:
@@ -116,7 +115,7 @@ class Side:
             self.backend.graph_capture,
             sizes=sizes,
             max_logit_rows=MAX_LOGIT_ROWS,
-            drafts=drafts,
+            draft_windows=draft_windows,
             lane_captures=lane_captures,
             report=report,
         )
@@ -125,8 +124,9 @@ class Side:
 @pytest.fixture(scope="module")
 def replaying(checkpoint: Path) -> tuple[GraphRunner, list[tuple[str, int, int]]]:
     reports: list[tuple[str, int, int]] = []
-    drafts = DraftGraphs(windows=(WINDOW,), depths=(1,))
-    runner = Side(checkpoint).graph_runner(SIZES, drafts=drafts, report=lambda *each: reports.append(each))
+    runner = Side(checkpoint).graph_runner(
+        SIZES, draft_windows=(WINDOW,), report=lambda *each: reports.append(each)
+    )
     return runner, reports
 
 
@@ -161,7 +161,7 @@ def test_capturing_reports_its_progress(replaying: tuple[GraphRunner, list[tuple
     assert {stage for stage, _, _ in reports} == {STAGE}
     assert [done for _, done, _ in reports] == sorted(done for _, done, _ in reports)
     assert reports[-1][1] == reports[-1][2] == runner.num_graphs
-    assert runner.num_graphs == 2 * len(SIZES.batch_sizes) + len(SIZES.rows) * (1 + 5 + 5)
+    assert runner.num_graphs == len(SIZES.batch_sizes) + len(SIZES.rows) * (1 + 5 + 5)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -294,17 +294,3 @@ def test_a_token_is_fed_back_on_the_device(
     known = torch.from_numpy(pending.wait().token_ids[[2, 0]])
     runner.forward(RowBatch(token_ids=known, layout=after.layout, last_rows=after.last_rows))
     assert torch.equal(found, runner.logits(after.last_rows))
-
-
-def test_the_first_layers_alone_have_graphs_of_their_own(
-    checkpoint: Path, replaying: tuple[GraphRunner, list[tuple[str, int, int]]], table: BlockTable
-) -> None:
-    eager, replayed = Side(checkpoint).eager(), replaying[0]
-    batch = rows_of(table, [1, 2], [0, 0], [1, 1], seed=9)
-    logits = []
-    for runner in (eager, replayed):
-        runner.forward(batch, 1)
-        logits.append(runner.logits(batch.last_rows).clone())
-    assert_close(logits[0], logits[1], rtol=NEAR, atol=NEAR)
-    replayed.forward(batch)
-    assert not torch.allclose(logits[0], replayed.logits(batch.last_rows), rtol=NEAR, atol=NEAR)

@@ -187,7 +187,8 @@ def test_a_forward_in_parts_is_the_whole_one(line: Line, backend: Backend, cuts:
 
 @pytest.mark.parametrize("layer", [0, 2, NUM_LAYERS])
 def test_a_preview_is_the_logits_of_these_tokens_had_the_layers_been_all(line: Line, layer: int) -> None:
-    line.runner.forward(line.batch(COUNTS), layer)
+    line.runner.begin(line.batch(COUNTS))
+    line.runner.advance(layer)
     rows = np.array([0, 3, 3, 10])
     token_ids = torch.from_numpy(np.random.default_rng(1).integers(0, VOCAB_SIZE, (4, 7)))
     found = line.runner.preview(rows, token_ids)

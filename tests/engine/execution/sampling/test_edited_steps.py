@@ -20,11 +20,13 @@ from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.drafter_registry import DrafterParts, make_drafter
+from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
-from faser.engine.execution.runner.graphs import DraftGraphs, GraphSizes
+from faser.engine.execution.runner.graphs import GraphSizes
+from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels
@@ -56,9 +58,9 @@ FEATURES: tuple[dict[str, Any], ...] = (
 )
 SAMPLED = SpeculationConfig(
     policy="fixed",
-    method="layer_skip",
+    method="draft_model",
+    model="beside",
     num_speculative_tokens=3,
-    draft_layers=1,
     draft_sample_method="probabilistic",
 )
 
@@ -69,12 +71,14 @@ GREEDY = pytest.param(replace(SAMPLED, draft_sample_method="greedy"), marks=pyte
 class Device:
     side: Side
     runner: GraphRunner
+    drafter: Runner
 
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
-    side = Side(write_heads_of_64(tmp_path_factory.mktemp("heads-of-64")))
-    return Device(side, side.graph_runner(SIZES, drafts=DraftGraphs(depths=(1,))))
+    checkpoint = write_heads_of_64(tmp_path_factory.mktemp("heads-of-64"))
+    side = Side(checkpoint)
+    return Device(side, side.graph_runner(SIZES), Side(checkpoint).eager())
 
 
 def engine_on(
@@ -88,7 +92,12 @@ def engine_on(
     sampler = Sampler(SLOTS, VOCAB_SIZE, EOS, "cpu", device.side.backend.sampling_kernels, edits)
     speculation = control = None
     if config is not None:
-        parts = DrafterParts(target=device.runner, table=table, sampling=sampler.state, max_rows=MAX_ROWS)
+        model = DraftModelParts(
+            runner=device.drafter,
+            kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
+            max_positions=BLOCK_SIZE * WIDTH,
+        )
+        parts = DrafterParts(table=table, sampling=sampler.state, max_rows=MAX_ROWS, model=model)
         verifier = make_verifier(config, sampler, verdicts)
         speculation = SpeculativeExecution(drafter=make_drafter(config, parts), verifier=verifier)
         costs = CostModel(StepTimes.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7))

@@ -87,10 +87,6 @@ def configuration(directory: Path, **changes: object) -> Path:
             "--kv-cache-memory is 1MiB; one context of 4096 tokens needs 2MiB; raise it, or lower --max-model-len",
         ),
         ({"max_model_len": 5000}, "--max-model-len is 5000; this model has at most 4096 positions"),
-        (
-            {"speculative_config": {"method": "layer_skip", "draft_layers": 2}},
-            "draft_layers is 2; the target has 2",
-        ),
         ({"speculative_config": {"model": "OTHER"}}, "has 528 tokens and the target 512; a draft model needs"),
         ({"speculative_config": {"model": "/no/such/draft"}}, "/no/such/draft does not exist, and is no hub id"),
     ],

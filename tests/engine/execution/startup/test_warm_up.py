@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from faser.config.engine import EngineConfig
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.drafters.draft_samplers import DraftRows, ProbabilisticDraftSampler
-from faser.engine.execution.drafters.passes import DraftInput, DraftProgress
+from faser.engine.execution.drafting.loop import DraftInput, DraftProgress
+from faser.engine.execution.drafting.samplers import DraftRows, ProbabilisticDraftSampler
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.state import SamplingState
@@ -107,7 +107,7 @@ def test_kernels_of_every_model_are_prepared_and_each_part_is_reported(checkpoin
 
 VOCABULARY, SLOTS, CAP = 2000, 4, 3
 SAMPLED = SpeculationConfig(
-    policy="fixed", method="layer_skip", num_speculative_tokens=CAP, draft_sample_method="probabilistic"
+    policy="fixed", method="draft_model", num_speculative_tokens=CAP, draft_sample_method="probabilistic"
 )
 GIVEN = SLOTS * (CAP + 1) * VOCABULARY * 4  # bytes of a step's logits, which every work below makes for itself
 

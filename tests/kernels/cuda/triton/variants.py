@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.drafters.draft_samplers import (
+from faser.engine.execution.drafting.samplers import (
     WINDOW,
     DraftRows,
     ProbabilisticDraftSampler,
@@ -161,13 +161,13 @@ def main(width: int, cap: int) -> None:
     backend = FlashInferBackend(device, FakeFlashInfer(device), triton_kernels(torch.device("cpu")))
     speculation = SpeculationConfig(
         policy="fixed",
-        method="layer_skip",
+        method="draft_model",
         num_speculative_tokens=cap,
         draft_sample_method="probabilistic",
     )
     logits = torch.zeros(SLOTS * (cap + 1), width)
     rehearsed = collect()
-    for drafts in (speculation, SpeculationConfig(policy="fixed", method="layer_skip")):
+    for drafts in (speculation, SpeculationConfig(policy="fixed", method="draft_model")):
         WarmUp(backend, logits, drafts, verifies=True, drafts=True).run(1)
     asked = collect()
     requested = Requested(backend, logits, speculation)

@@ -8,7 +8,7 @@ const DRAFTERS = {
   ngram_model: ["w", "n-gram model", "from the word pairs that this model likes"],
   suffix: ["s", "suffix", "from what was said after the same words before"],
   draft_model: ["m", "draft model", "by a smaller model"],
-  layer_skip: ["l", "layer skip", "by some of the model's own layers"],
+  eagle3: ["h", "head", "by a small model that reads the model's hidden states"],
   grammar: ["g", "grammar", "all that the answer's format allows"],
 };
 const OWN = {

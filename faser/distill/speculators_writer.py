@@ -1,0 +1,191 @@
+"""Writes an EAGLE-3 head as a directory in the format of the `speculators` library: see checkpoints/heads.py.
+
+Matrices may be rounded to 8 bits, in the layout of compressed-tensors: signed bytes and a half float for each 32
+of them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from faser.engine.checkpoints.families.architecture import (
+    DecoderSpec,
+    LinearScaling,
+    Llama3Scaling,
+    RopeSpec,
+    YarnScaling,
+)
+from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
+from faser.engine.execution.drafting import head_tensors as tensors
+from faser.files import replacing, write_atomically
+from faser.kernels.interface.low_bit.rows import INT8, quantise
+
+_DEFAULT_DRAFT_TOKENS = 5  # that of the library
+_WRITTEN_AS = "0.5.0"  # the version of the library whose fields these are
+
+
+def write_speculators(
+    directory: Path,
+    spec: HeadSpec,
+    weights: Mapping[str, Tensor],
+    *,
+    draft_ids: Tensor | None,
+    target_architectures: Sequence[str],
+    dtype: torch.dtype = torch.bfloat16,
+    int8: bool = False,
+) -> None:
+    """Write config.json and model.safetensors. The config is written last: a directory that has one is whole.
+
+    weights: with the names and shapes of head_tensors.py; without embed_tokens and lm_head the target's are meant.
+    draft_ids: [Vd], ascending, the target's token of each row of the logits; None: all of them. dtype: of what is
+    stored as floats. int8: round the matrices whose rows are whole groups of 32.
+    """
+    shapes = tensors.eagle3_shapes(spec)
+    for name, weight in weights.items():
+        assert tuple(weight.shape) == shapes[name], (name, tuple(weight.shape), shapes[name])
+    lent = {tensors.EMBEDDING, tensors.HEAD}
+    assert weights.keys() | lent == shapes.keys() | lent, sorted(weights.keys() ^ shapes.keys())
+    stored: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if int8 and weight.dim() == 2 and weight.shape[1] % INT8.group_size == 0:
+            stored |= _rounded(name, weight)
+        else:
+            stored[name] = weight.detach().to("cpu", dtype).contiguous()
+    if draft_ids is not None:
+        stored |= _vocabulary(draft_ids.cpu(), spec)
+    directory.mkdir(parents=True, exist_ok=True)
+    with replacing(directory / "model.safetensors") as path:
+        save_file(stored, path, metadata={"format": "pt"})
+    config = speculators_config(spec, target_architectures, dtype, int8=int8)
+    write_atomically(directory / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def speculators_config(
+    spec: HeadSpec, target_architectures: Sequence[str], dtype: torch.dtype, *, int8: bool
+) -> dict[str, Any]:
+    """The config.json of an EAGLE-3 head."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": spec.num_draft_tokens or _DEFAULT_DRAFT_TOKENS,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    config: dict[str, Any] = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": _WRITTEN_AS,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": spec.target_name, "architectures": list(target_architectures)},
+        },
+        "transformer_layer_config": _layer_config(spec.decoder),
+        "draft_vocab_size": spec.draft_vocab_size,
+        "target_hidden_size": spec.target_hidden_size,
+        "eagle_aux_hidden_state_layer_ids": list(spec.state_layers),
+        "norm_before_residual": spec.norm_before_residual,
+        "norm_before_fc": spec.feature_norm is FeatureNorm.TOGETHER,
+        "fc_norm": spec.feature_norm is FeatureNorm.EACH,
+        "norm_output": spec.norm_output,
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+    return config | ({"quantization_config": _quantization_config()} if int8 else {})
+
+
+def _layer_config(decoder: DecoderSpec) -> dict[str, Any]:
+    windows = set(decoder.windows) - {None}
+    assert all(decoder.rotary), "layers without a rotary embedding have no field in the format"
+    assert len(windows) <= 1, windows
+    assert decoder.attention_out_bias == decoder.attention_bias, "one field for both biases"
+    return {
+        "model_type": "qwen3" if decoder.qk_norm else "llama",
+        "vocab_size": decoder.vocab_size,
+        "hidden_size": decoder.hidden_size,
+        "intermediate_size": decoder.intermediate_size,
+        "num_hidden_layers": decoder.num_layers,
+        "num_attention_heads": decoder.num_heads,
+        "num_key_value_heads": decoder.num_kv_heads,
+        "head_dim": decoder.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": decoder.rms_norm_eps,
+        "max_position_embeddings": decoder.max_position_embeddings,
+        "attention_bias": decoder.attention_bias,
+        "mlp_bias": decoder.mlp_bias,
+        "tie_word_embeddings": False,
+        **_rope(decoder.rope),
+        "sliding_window": windows.pop() if windows else None,
+        "layer_types": ["full_attention" if each is None else "sliding_attention" for each in decoder.windows],
+    }
+
+
+def _rope(rope: RopeSpec) -> dict[str, Any]:
+    scaling: dict[str, Any] | None
+    match rope.scaling:
+        case None:
+            scaling = None
+        case LinearScaling(factor=factor):
+            scaling = {"rope_type": "linear", "factor": factor}
+        case Llama3Scaling() as llama3:
+            scaling = {
+                "rope_type": "llama3",
+                "factor": llama3.factor,
+                "low_freq_factor": llama3.low_freq_factor,
+                "high_freq_factor": llama3.high_freq_factor,
+                "original_max_position_embeddings": llama3.original_positions,
+            }
+        case YarnScaling() as yarn:
+            scaling = {
+                "rope_type": "yarn",
+                "factor": yarn.factor,
+                "beta_fast": yarn.beta_fast,
+                "beta_slow": yarn.beta_slow,
+                "attention_factor": yarn.attention_factor,
+                "original_max_position_embeddings": yarn.original_positions,
+                "truncate": yarn.truncate,
+            }
+    return {"rope_theta": rope.theta, "rope_scaling": scaling}
+
+
+def _quantization_config() -> dict[str, Any]:
+    weights = {
+        "num_bits": 8,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": INT8.group_size,
+        "dynamic": False,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": [],
+        "config_groups": {"group_0": {"targets": ["Linear", "Embedding"], "weights": weights}},
+    }
+
+
+def _rounded(name: str, weight: Tensor) -> dict[str, Tensor]:
+    """The bytes of a matrix [N, K], and its scales [N, K / 32]: what `--quantization int8` computes with."""
+    rows = quantise(weight.detach().float().cpu().numpy(), INT8)
+    codes = torch.from_numpy(rows.codes ^ 128).view(torch.int8)
+    return {name: codes, f"{name}_scale": torch.from_numpy(rows.scales).half()}
+
+
+def _vocabulary(draft_ids: Tensor, spec: HeadSpec) -> dict[str, Tensor]:
+    """d2t, as offsets, and t2d (see head_tensors.py)."""
+    assert draft_ids.shape == (spec.draft_vocab_size,), (draft_ids.shape, spec.draft_vocab_size)
+    assert bool((draft_ids.diff() > 0).all()), "t2d has the tokens in ascending order"
+    marked = torch.zeros(spec.decoder.vocab_size, dtype=torch.bool)
+    marked[draft_ids] = True
+    return {
+        tensors.DRAFT_TO_TARGET: draft_ids.long() - torch.arange(len(draft_ids)),
+        tensors.TARGET_TO_DRAFT: marked,
+    }

@@ -1,0 +1,216 @@
+"""Drafts of a second, smaller model with weights and a KV cache of its own.
+
+The cache has the target's blocks: one block table, one set of block numbers, two tensors. Speculative decoding
+with a small model: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafting.drafter import Continuation, Proposals, one_each
+from faser.engine.execution.drafting.loop import DraftInput, DraftLoop
+from faser.engine.execution.drafting.samplers import DraftSampler
+from faser.engine.execution.runner.batch import BlockTable
+
+METHOD = "draft_model"
+_DIGEST_BYTES = 32  # as in the target's prefix index: two prefixes with one digest cannot be found
+_USUAL_ROWS = 2  # after a whole draft is accepted: its last token, which was no row, and the bonus token
+
+
+class DraftModel:
+    """See Drafter. max_positions: the context length of the draft model; longer sequences draft nothing.
+
+    The first draft of a sequence computes all of its prompt that no block in the cache holds, and the first one
+    after a pause all tokens since the last one, before any token is drafted.
+    """
+
+    def __init__(self, loop: DraftLoop, kv: "DraftKvCache", sampler: DraftSampler, *, max_positions: int) -> None:
+        self._loop = loop
+        self._kv = kv
+        self._sampler = sampler
+        self._max_positions = max_positions
+
+    @property
+    def drafts_overlapped(self) -> bool:
+        return not self._sampler.draws
+
+    def start(self, start: SequenceStart) -> None:
+        self._kv.start(start.slot, start.token_ids)
+
+    def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
+        assert self.drafts_overlapped or not any(request.unverified for request in plan.requests), (
+            "drafts that are drawn cannot continue unverified tokens"
+        )
+        rooms = [(request, self._room(request)) for request in plan.requests]
+        drafting = [(request, room) for request, room in rooms if room > 0]
+        inputs = [
+            self._kv.missing(request.slot, min(request.max_tokens, room), request.unverified)
+            for request, room in drafting
+        ]
+        batch = self._loop.draft(inputs, plan.stop, until, wants_top_ids=plan.wants_top_ids)
+        drafts = {}
+        for (request, _), token_ids, confidences, num_fed in zip(
+            drafting, batch.token_ids, batch.confidences, batch.num_fed, strict=True
+        ):
+            slot = request.slot
+            self._kv.fill(slot, request.unverified + token_ids[:num_fed])
+            drafts[slot] = Draft(slot=slot, method=METHOD, token_ids=token_ids, confidences=confidences)
+        return Proposals(
+            drafts=one_each(plan, METHOD, drafts),
+            passes=batch.passes,
+            catchup_tokens=sum([max(0, len(each.token_ids) - _USUAL_ROWS) for each in inputs]),
+            probs=batch.probs,
+            top_ids=batch.top_ids,
+        )
+
+    def commit(self, continuations: Sequence[Continuation]) -> None:
+        for each in continuations:
+            self._kv.extend(each.slot, each.token_ids)
+
+    def release(self, slot: int) -> None:
+        self._kv.release(slot)
+
+    def _room(self, request: DraftRequest) -> int:
+        """How many tokens can be drafted. The last of them is no row, so its position may be max_positions."""
+        return self._max_positions - self._kv.num_known(request.slot) - len(request.unverified) + 1
+
+
+class DraftKvCache:
+    """What a draft model's cache holds: how many tokens of each slot, and the content of each block. No tensors.
+
+    The target may give a slot a block that it shares with another sequence. Whether the draft model has computed
+    that block too is decided by content: a block that is full of committed tokens is marked with the digest of all
+    tokens up to its end, and loses the mark before anything else is written to it.
+
+        position    0 ......... computed ......... num_known | unverified and draft tokens
+        draft KV    |    valid     |      missing            | fed: valid as far as the sequence agrees with them
+
+    There are fed tokens only where no known token is missing. table: the block table of target and draft model.
+    """
+
+    def __init__(self, table: BlockTable, *, num_blocks: int, block_size: int) -> None:
+        self._table = table
+        self._block_size = block_size
+        self._marks: list[bytes | None] = [None] * num_blocks
+        self._sequences: dict[int, _CachedSequence] = {}
+
+    def start(self, slot: int, token_ids: Sequence[int]) -> None:
+        self._sequences[slot] = _CachedSequence(token_ids)
+
+    def release(self, slot: int) -> None:
+        self._sequences.pop(slot, None)
+
+    def num_held(self, slot: int) -> int:
+        """Leading tokens of the sequence that need not be computed. Before its first draft: in adopted blocks."""
+        sequence = self._sequences[slot]
+        if not sequence.adopted:
+            self._adopt(sequence, self._table.blocks(slot))
+        return sequence.computed
+
+    def num_known(self, slot: int) -> int:
+        return len(self._sequences[slot].token_ids)
+
+    def missing(self, slot: int, max_tokens: int, unverified: tuple[int, ...] = ()) -> DraftInput:
+        """The known and unverified tokens that the cache lacks, and in any case the last one of all.
+
+        Their blocks lose their marks. Reads the block table, which must hold the blocks of all these tokens and of
+        max_tokens more.
+        """
+        sequence = self._sequences[slot]
+        if not sequence.adopted:
+            self._adopt(sequence, self._table.blocks(slot))
+            sequence.adopted = True
+        num_known = len(sequence.token_ids)
+        start = min(sequence.computed + _num_shared(sequence.fed, unverified), num_known + len(unverified) - 1)
+        first = start // self._block_size
+        for block in self._table.blocks(slot, first):
+            self._marks[block] = None
+        sequence.num_marked = min(sequence.num_marked, first)
+        missing: Sequence[int]
+        if start >= num_known:
+            missing = unverified[start - num_known :]
+        else:
+            missing = sequence.token_ids[start:]
+            missing.extend(unverified)
+        return DraftInput(slot=slot, start=start, token_ids=missing, max_tokens=max_tokens)
+
+    def fill(self, slot: int, fed: tuple[int, ...]) -> None:
+        """The cache now holds all known tokens, and after them fed: unverified tokens and draft tokens."""
+        sequence = self._sequences[slot]
+        sequence.computed = len(sequence.token_ids)
+        sequence.fed = fed
+        self._mark(slot, sequence)
+
+    def extend(self, slot: int, token_ids: tuple[int, ...]) -> None:
+        """The sequence continues with token_ids. Fed tokens that agree stay; later ones do if all agree."""
+        sequence = self._sequences[slot]
+        if sequence.fed:
+            num_shared = _num_shared(sequence.fed, token_ids)
+            sequence.computed += num_shared
+            sequence.fed = sequence.fed[num_shared:] if num_shared == len(token_ids) else ()
+        sequence.token_ids.extend(token_ids)
+        self._mark(slot, sequence)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where counts, marks and tokens disagree. Slow: for tests."""
+        for slot, sequence in self._sequences.items():
+            assert 0 <= sequence.computed <= len(sequence.token_ids)
+            assert sequence.num_marked * self._block_size <= sequence.computed
+            blocks = self._table.blocks(slot)
+            assert not sequence.fed or sequence.computed == len(sequence.token_ids)
+            assert sequence.computed + len(sequence.fed) <= len(blocks) * self._block_size
+            for i in range(sequence.num_marked):
+                assert self._marks[blocks[i]] == self._digest(sequence, i)
+
+    def _adopt(self, sequence: "_CachedSequence", blocks: list[int]) -> None:
+        """Take over the leading blocks whose mark is the digest of the sequence's own tokens."""
+        for i in range(len(sequence.token_ids) // self._block_size):
+            if self._marks[blocks[i]] != self._digest(sequence, i):
+                break
+            sequence.num_marked = i + 1
+        sequence.computed = sequence.num_marked * self._block_size
+
+    def _mark(self, slot: int, sequence: "_CachedSequence") -> None:
+        num_full = sequence.computed // self._block_size
+        if sequence.num_marked >= num_full:
+            return
+        for i, block in enumerate(self._table.blocks(slot, sequence.num_marked)[: num_full - sequence.num_marked]):
+            self._marks[block] = self._digest(sequence, sequence.num_marked + i)
+        sequence.num_marked = num_full
+
+    def _digest(self, sequence: "_CachedSequence", i: int) -> bytes:
+        size = self._block_size
+        while len(sequence.digests) <= i:
+            k = len(sequence.digests)
+            before = sequence.digests[-1] if k else b""
+            content = sequence.token_ids[k * size : (k + 1) * size].tobytes()
+            sequence.digests.append(blake2b(before + content, digest_size=_DIGEST_BYTES).digest())
+        return sequence.digests[i]
+
+
+class _CachedSequence:
+    """One slot. computed: known tokens in the cache. fed: the tokens after all known ones that it holds as well.
+
+    digests[i]: of all tokens up to the end of block i. num_marked: leading blocks that have their mark.
+    adopted: blocks that were computed before this sequence started have been looked for.
+    """
+
+    __slots__ = ("adopted", "computed", "digests", "fed", "num_marked", "token_ids")
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.token_ids = array("i", token_ids)
+        self.computed = 0
+        self.fed: tuple[int, ...] = ()
+        self.digests: list[bytes] = []
+        self.num_marked = 0
+        self.adopted = False
+
+
+def _num_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many leading tokens are equal."""
+    count = min(len(one), len(other))
+    if one[:count] == other[:count]:
+        return count
+    return next(i for i in range(count) if one[i] != other[i])

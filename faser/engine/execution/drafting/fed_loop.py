@@ -1,0 +1,130 @@
+"""The drafting loop without a wait between passes: the device feeds the tokens of one pass to the next.
+
+Owns the order in which passes are launched and read. DraftProgress of loop.py decides which tokens are kept, once
+the host has read them; until then they stay on the device, and the host lays out one pass while another runs.
+
+    device    | pass 1               | pass 2               | pass 3               |
+    host      launch 1, launch 2     | read 1, launch 3     | read 2, launch 4     | read 3 ...
+
+So the stop rule takes effect one pass later: the tokens of pass 1 decide whether there is a pass 3. A token below
+the price of its row is still dropped, and so is the one that was meanwhile drafted after it. Where the price of a
+pass ends the drafts, one more pass has run, and its tokens are kept as far as the price of a row allows.
+
+A token that was fed and is dropped later has keys and values after the end of its draft. The draft's num_fed does
+not count them, so the next pass over this position writes them again before any row reads them.
+
+This loop has not run on a GPU yet.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from faser.engine.contract.plan import StopRule
+from faser.engine.execution.drafting.loop import (
+    DraftBatch,
+    DraftInput,
+    DraftLoop,
+    DraftProgress,
+    Ints,
+    ModelPasses,
+    OneRowEach,
+)
+from faser.engine.execution.drafting.samplers import PointMassSampler, drafted_by_runner
+from faser.engine.execution.runner.batch import TokenFeedback
+from faser.engine.execution.sampling.token_samplers import PendingTokens
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+
+
+class FedPassLoop:
+    """See DraftLoop. The runner samples. `until` is asked while the pass before the one that it may prevent runs.
+
+    waiting: the loop that drafts where likely tokens are to be named, which the runner does not do.
+    """
+
+    def __init__(self, passes: ModelPasses, sampler: PointMassSampler, waiting: DraftLoop) -> None:
+        self._passes = passes
+        self._runner = passes.runner
+        self._sampler = sampler
+        self._waiting = waiting
+
+    @torch.inference_mode()
+    def draft(
+        self,
+        inputs: Sequence[DraftInput],
+        stop: StopRule | None,
+        until: Callable[[], bool] | None = None,
+        *,
+        wants_top_ids: bool = False,
+    ) -> DraftBatch:
+        if wants_top_ids:
+            return self._waiting.draft(inputs, stop, until, wants_top_ids=True)
+        if not inputs:
+            return DraftBatch()
+        progress = DraftProgress(inputs)
+        running, num_passes = self._launch_first(inputs, progress)
+        staying = running.active
+        while len(active := staying[progress.max_tokens[staying] > running.depth]) and not (
+            until is not None and until()
+        ):
+            last, running = running, self._launch_next(running, active, progress)
+            progress.count_fed(active)
+            num_passes += 1
+            staying = _read(last, progress, stop)
+        _read(running, progress, stop)
+        return progress.batch(num_passes)
+
+    def _launch_first(self, inputs: Sequence[DraftInput], progress: DraftProgress) -> tuple["_Pass", int]:
+        """Launch the passes over the inputs; returns the last of them, and how many there are."""
+        batch, num_passes = self._passes.read(inputs)
+        requests = self._sampler.metadata(progress.slots, progress.draft_starts)
+        first = _Pass(
+            depth=1,
+            active=np.arange(len(inputs)),
+            sequences=OneRowEach.of(self._passes.table, progress.slots, progress.places),
+            requests=requests,
+            pending=self._runner.sample_drafts(batch.last_rows, requests, self._sampler.window),
+        )
+        return first, num_passes
+
+    def _launch_next(self, last: "_Pass", active: Ints, progress: DraftProgress) -> "_Pass":
+        """Launch a pass over the tokens that the last one samples for the active sequences."""
+        sequences, requests, sources = last.sequences, last.requests, last.sequences.rows
+        if len(active) < len(last.active):
+            sources = np.searchsorted(last.active, active)
+            sequences, requests = sequences.take(sources), requests.among(sources)
+        feed = TokenFeedback(pending=last.pending, rows=sequences.rows, sources=sources)
+        placeholders = torch.zeros(len(active), dtype=torch.int64)  # the device puts in the fed tokens
+        self._runner.forward(sequences.next_batch(placeholders, feed))
+        following = requests.at(progress.draft_starts[active] + last.depth)
+        return _Pass(
+            depth=last.depth + 1,
+            active=active,
+            sequences=sequences,
+            requests=requests,
+            pending=self._runner.sample_drafts(sequences.rows, following, self._sampler.window),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """A launched pass. It samples draft token number depth, from 1 on, for S sequences.
+
+    active: [S] their numbers among the inputs. requests: what was asked for, by the first tokens of their drafts.
+    """
+
+    depth: int
+    active: Ints
+    sequences: OneRowEach
+    requests: SamplingMetadata
+    pending: PendingTokens
+
+
+def _read(passed: _Pass, progress: DraftProgress, stop: StopRule | None) -> Ints:
+    """Wait for a pass and take its tokens; returns the sequences that stay active.
+
+    A token drafted after a dropped one is dropped too: survival never rises.
+    """
+    return progress.take(passed.active, drafted_by_runner(passed.pending.wait()), stop)

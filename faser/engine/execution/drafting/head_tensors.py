@@ -1,0 +1,126 @@
+"""The tensors of a head's checkpoint: names as in the `speculators` format, shapes from the spec.
+
+The one module that spells these names. Two of the tensors describe the vocabulary of the head's logits:
+
+    d2t   [Vd] integers, offsets: row r of the logits is of the target's token r + d2t[r]
+    t2d   [V] booleans: whether the token has a row; the rows are in the order of the tokens
+
+Both say the same. vLLM and speculators read d2t, speculators trains with t2d.
+"""
+
+import torch
+from torch import Tensor
+
+from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
+from faser.engine.execution.models.tensors import Shape, layer_shapes
+from faser.engine.execution.models.weights import WeightSource
+from faser.errors import ModelError
+
+EMBEDDING = "embed_tokens.weight"
+FC = "fc.weight"
+FEATURE_NORM = "input_norm.weight"
+HIDDEN_NORM = "layers.0.hidden_norm.weight"
+NORM = "norm.weight"
+HEAD = "lm_head.weight"
+DRAFT_TO_TARGET = "d2t"
+TARGET_TO_DRAFT = "t2d"
+_FIRST = "layers.0."
+_BY_FIRST_LAYER = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
+
+
+def layer_prefix(layer: int) -> str:
+    return f"layers.{layer}."
+
+
+def feature_norms(spec: HeadSpec) -> tuple[str, ...]:
+    """The norms of the states before they are projected, in the order of the layers that the head reads."""
+    if spec.feature_norm is FeatureNorm.EACH:
+        return tuple(f"fc_norm.{index}.weight" for index in range(len(spec.state_layers)))
+    return (FEATURE_NORM,) if spec.feature_norm is FeatureNorm.TOGETHER else ()
+
+
+def eagle3_shapes(spec: HeadSpec) -> dict[str, Shape]:
+    """Every tensor of an EAGLE-3 head but the map of its vocabulary; products are [out, in].
+
+    The first layer's queries, keys and values are products of the embedding and the features, side by side.
+    """
+    hidden = spec.hidden_size
+    shapes: dict[str, Shape] = {EMBEDDING: (spec.decoder.vocab_size, hidden)}
+    width = spec.states_size if spec.feature_norm is FeatureNorm.TOGETHER else spec.target_hidden_size
+    shapes |= dict.fromkeys(feature_norms(spec), (width,))
+    shapes[FC] = (hidden, spec.states_size)
+    of_layer = layer_shapes(spec.decoder)
+    for layer in range(spec.decoder.num_layers):
+        shapes |= {layer_prefix(layer) + name: shape for name, shape in of_layer.items()}
+    shapes |= {_FIRST + name: (shapes[_FIRST + name][0], 2 * hidden) for name in _BY_FIRST_LAYER}
+    shapes[HIDDEN_NORM] = (hidden,)
+    shapes[NORM] = (hidden,)
+    shapes[HEAD] = (spec.draft_vocab_size, hidden)
+    return shapes
+
+
+def ignorable(name: str) -> bool:
+    """Whether a checkpoint may hold this tensor too: the vocabulary, or what is redundant or for training."""
+    return (
+        name in (DRAFT_TO_TARGET, TARGET_TO_DRAFT)
+        or name.startswith("verifier_")
+        or name.endswith(".rotary_emb.inv_freq")
+    )
+
+
+def draft_token_ids(source: WeightSource, spec: HeadSpec) -> Tensor | None:
+    """[Vd] int64, on the CPU: the target's token of each row of the logits; None: each row is its own token.
+
+    Raises ModelError that names a map of another size, a token that is none, or a place where both maps differ.
+    """
+    names, size, vocab_size = set(source.names()), spec.draft_vocab_size, spec.decoder.vocab_size
+    masked = _masked(source, size, vocab_size) if TARGET_TO_DRAFT in names else None
+    if DRAFT_TO_TARGET not in names:
+        if masked is None and size < vocab_size:
+            raise ModelError(
+                f"the head has logits of {size} of the target's {vocab_size} tokens, but no tensor "
+                f"{DRAFT_TO_TARGET} that says which"
+            )
+        return _unless_all(masked, vocab_size)
+    offsets = source.get(DRAFT_TO_TARGET)
+    if offsets.shape != (size,) or offsets.dtype not in (torch.int64, torch.int32):
+        dtype = str(offsets.dtype).removeprefix("torch.")
+        raise ModelError(
+            f"tensor {DRAFT_TO_TARGET} is {dtype} {list(offsets.shape)}; it must be {size} integers, one for each "
+            "token of draft_vocab_size"
+        )
+    token_ids = torch.arange(size) + offsets.long()
+    outside = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
+    if len(outside):
+        raise ModelError(
+            f"tensor {DRAFT_TO_TARGET} leads to token {int(outside[0])}; the model has tokens 0 to "
+            f"{vocab_size - 1} (its values are offsets, to which the row is added)"
+        )
+    in_order = token_ids.sort().values
+    if bool((in_order.diff() == 0).any()):
+        twice = int(in_order[1:][in_order.diff() == 0][0])
+        raise ModelError(f"tensor {DRAFT_TO_TARGET} leads to token {twice} from two rows of the head's logits")
+    if masked is not None and not torch.equal(in_order, masked):
+        place = int((in_order != masked).nonzero()[0])
+        raise ModelError(
+            f"tensors {DRAFT_TO_TARGET} and {TARGET_TO_DRAFT} describe different vocabularies: token "
+            f"{min(int(in_order[place]), int(masked[place]))} is in one of them only"
+        )
+    return _unless_all(token_ids, vocab_size)
+
+
+def _masked(source: WeightSource, size: int, vocab_size: int) -> Tensor:
+    mask = source.get(TARGET_TO_DRAFT)
+    token_ids = mask.nonzero()[:, 0] if mask.dim() == 1 else mask.new_zeros(0)
+    if mask.shape != (vocab_size,) or len(token_ids) != size:
+        raise ModelError(
+            f"tensor {TARGET_TO_DRAFT} is {list(mask.shape)} and marks {len(token_ids)} tokens; it must mark "
+            f"{size} of the target's {vocab_size}"
+        )
+    return token_ids
+
+
+def _unless_all(token_ids: Tensor | None, vocab_size: int) -> Tensor | None:
+    if token_ids is None or (len(token_ids) == vocab_size and torch.equal(token_ids, torch.arange(vocab_size))):
+        return None
+    return token_ids

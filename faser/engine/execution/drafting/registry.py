@@ -1,0 +1,220 @@
+"""Makes the drafter that a configuration names: one row for each of config/drafters.py, with its constructor.
+
+A row of TEXT_DRAFTERS may answer for several methods, as the native index does with one call. To add a drafter,
+write its file, its row in config/drafters.py and its row here, and describe it in docs/speculation.md.
+"""
+
+import ctypes
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from faser.config.environment import cache_dir
+from faser.config.speculation import AUTO, TEXT_METHODS, SpeculationConfig
+from faser.engine.checkpoints.ngram_model import NgramModel
+from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
+from faser.engine.execution.drafting.drafter import Drafter
+from faser.engine.execution.drafting.fed_loop import FedPassLoop
+from faser.engine.execution.drafting.grammar import GrammarDrafter
+from faser.engine.execution.drafting.head import HeadDrafter, HeadLoop, HeadRunner
+from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
+from faser.engine.execution.drafting.head_versions import HeadVersions
+from faser.engine.execution.drafting.loop import DraftLoop, ModelPasses, PassLoop
+from faser.engine.execution.drafting.samplers import (
+    DraftSampler,
+    DraftVocabularySampler,
+    GreedyDraftSampler,
+    PointMassSampler,
+    ProbabilisticDraftSampler,
+    SampleAndMatchDraftSampler,
+    WithTopIds,
+)
+from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel, ngram_table, text_rules
+from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.structure.sequence_matchers import SequenceMatchers
+from faser.errors import ConfigError
+from faser.kernels.cpu.text_index import UNLIMITED, text_library
+from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
+from faser.types import ProgressCallback
+
+_log = logging.getLogger("faser")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModelParts:
+    """A loaded draft model. runner: its KV cache has the target's blocks. kv: what that cache holds.
+
+    max_positions: its context length.
+    """
+
+    runner: Runner
+    kv: DraftKvCache
+    max_positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadParts:
+    """A loaded head. states: where the target's steps leave theirs. cache: what the head's KV cache holds.
+
+    load_version: a runner of the head in a directory, on the same cache; None: the head stays as it is.
+    """
+
+    runner: HeadRunner
+    states: HiddenStates
+    cache: HeadCache
+    load_version: Callable[[Path], HeadRunner] | None = None
+
+
+def load_index(progress: ProgressCallback | None = None) -> ctypes.CDLL:
+    """The library with the native index of texts. progress: called while it is compiled.
+
+    Raises ConfigError where it did not come with the package and cannot be compiled.
+    """
+    return text_library(cache_dir() / "kernels", progress=progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterParts:
+    """What drafters work on.
+
+    table: the target's blocks. sampling, matchers: the parameters and grammars of every slot, of the target's
+    sampler. max_rows: the most rows of a pass. model, head: None where none is loaded. num_top: how many likely
+    tokens a model names for each token that it drafts; 0: none. samples_in_runner: the runner samples drafts that
+    are point masses, and feeds them to the next pass without a wait. load_index: asked where a method needs it.
+    ngram_model: None where there is none for the target. text_index_bytes: what the index may hold.
+    """
+
+    table: BlockTable
+    sampling: SamplingState
+    max_rows: int
+    matchers: SequenceMatchers | None = None
+    model: DraftModelParts | None = None
+    head: HeadParts | None = None
+    num_top: int = 0
+    samples_in_runner: bool = False
+    load_index: Callable[[], ctypes.CDLL] = load_index
+    ngram_model: NgramModel | None = None
+    text_index_bytes: int = UNLIMITED
+
+
+def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
+    """The drafter of config.method. Raises ConfigError where that method cannot be had on this machine."""
+    model = None if config.pass_method is None else MODEL_DRAFTERS[config.pass_method](config, parts)
+    if config.method == AUTO:
+        return TextAndModel(text_drafters(config, TEXT_METHODS, parts), model)
+    return text_drafters(config, (config.method,), parts)[0] if model is None else model
+
+
+def head_versions(drafter: Drafter) -> HeadVersions | None:
+    """The part of a drafter of make_drafter that takes refreshed heads; None: it has none."""
+    own = drafter.model if isinstance(drafter, TextAndModel) else drafter
+    return own if isinstance(own, HeadVersions) else None
+
+
+def text_drafters(config: SpeculationConfig, methods: Sequence[str], parts: DrafterParts) -> list[Drafter]:
+    """Those of these methods that there are: with method auto some may be missing."""
+    found: list[Drafter] = []
+    for answered, make in TEXT_DRAFTERS.items():
+        own = [method for method in answered if method in methods]
+        if own and (drafter := make(config, own, parts, not found)) is not None:
+            found.append(drafter)
+    return found
+
+
+def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
+    model = parts.model
+    assert model is not None, f"method {config.method} without a loaded draft model"
+    sampler = _draft_sampler(config, parts.sampling, model.runner.sampling_kernels)
+    passes = ModelPasses(model.runner, parts.table, max_rows=parts.max_rows)
+    loop: DraftLoop = PassLoop(passes, WithTopIds(sampler, parts.num_top) if parts.num_top else sampler)
+    if parts.samples_in_runner and (point_masses := _point_masses(sampler)) is not None:
+        loop = FedPassLoop(passes, point_masses, loop)
+    return DraftModel(loop, model.kv, sampler, max_positions=model.max_positions)
+
+
+def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
+    head = parts.head
+    assert head is not None, f"method {config.method} without a loaded head"
+    make, load_version = partial(_head_drafter, config, parts, head), head.load_version
+    if load_version is None:
+        return make(head.runner)
+    return HeadVersions(make(head.runner), lambda path: make(load_version(path)))
+
+
+def _head_drafter(config: SpeculationConfig, parts: DrafterParts, head: HeadParts, runner: HeadRunner) -> Drafter:
+    """runner: of this version of the head."""
+    sampler = _draft_sampler(config, parts.sampling, runner.sampling_kernels)
+    predicts = _point_masses(sampler)
+    if parts.num_top:
+        sampler = WithTopIds(sampler, parts.num_top)
+    if (draft_ids := runner.head.draft_ids) is not None:
+        sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
+        predicts = predicts if sampler.in_order else None
+    loop = HeadLoop(runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
+    return HeadDrafter(loop, head.states, head.cache)
+
+
+def _lookup(
+    config: SpeculationConfig, methods: Sequence[str], parts: DrafterParts, _alone: bool
+) -> Drafter | None:
+    """None with method auto where the native index cannot be built, or where there is nothing to look up."""
+    if parts.ngram_model is None:
+        methods = [method for method in methods if method != "ngram_model"]
+    if not methods:
+        return None
+    try:
+        library = parts.load_index()
+    except ConfigError as error:
+        if config.method != AUTO:
+            raise ConfigError(f"method {config.method} needs the native index of texts: {error}") from error
+        _log.warning("drafts are not looked up in text, which needs the native index of texts: %s", error)
+        return None
+    ngrams = None
+    if parts.ngram_model is not None and "ngram_model" in methods:
+        ngrams = ngram_table(library, parts.ngram_model)
+    return LookupDrafter(library, text_rules(config, methods, ngrams, max_bytes=parts.text_index_bytes))
+
+
+def _grammar(
+    config: SpeculationConfig, _methods: Sequence[str], parts: DrafterParts, alone: bool
+) -> Drafter | None:
+    """None where no answer has a structure."""
+    if parts.matchers is None:
+        return None
+    return GrammarDrafter(parts.matchers, cap=config.cap, alone=alone)
+
+
+MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] = {
+    "draft_model": _draft_model,
+    "eagle3": _head,
+}
+# By all the methods that one drafter answers for, in the order of its drafts. alone: no other one is before it.
+TEXT_DRAFTERS: dict[
+    tuple[str, ...], Callable[[SpeculationConfig, Sequence[str], DrafterParts, bool], Drafter | None]
+] = {
+    ("suffix", "ngram", "ngram_model"): _lookup,
+    ("grammar",): _grammar,
+}
+
+
+def _draft_sampler(
+    config: SpeculationConfig, sampling: SamplingState, kernels: SamplingKernels | None
+) -> DraftSampler:
+    """How tokens are sampled from logits. kernels: of the backend that drafts; None: tensor operations."""
+    match config.draft_sample_method:
+        case "greedy":
+            return GreedyDraftSampler(kernels)
+        case "coupled":
+            return SampleAndMatchDraftSampler(sampling, kernels=kernels)
+        case "probabilistic":
+            return ProbabilisticDraftSampler(sampling, kernels=kernels)
+        case _:
+            raise AssertionError(f"draft_sample_method {config.draft_sample_method!r} was let through")
+
+
+def _point_masses(sampler: DraftSampler) -> PointMassSampler | None:
+    return sampler if isinstance(sampler, GreedyDraftSampler | SampleAndMatchDraftSampler) else None

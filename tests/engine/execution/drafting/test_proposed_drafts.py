@@ -1,0 +1,73 @@
+"""Every drafted row finds its own line among the proposed tokens. Oracle: a loop."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from faser.engine.contract.plan import Draft, SequenceRows
+from faser.engine.execution.drafting.drafter import Proposals, ProposedDrafts, proposal_lines
+
+drafts_strategy = st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, max_size=4)
+
+
+def rows_of(slot: int, draft: list[int]) -> SequenceRows:
+    return SequenceRows(
+        slot=slot, start=0, token_ids=(9, *draft), new_blocks=(), samples=True, num_drafts=len(draft)
+    )
+
+
+@given(drafts_strategy, st.data())
+def test_lines_are_those_of_a_loop(drafts: list[list[int]], data: st.DataObject) -> None:
+    num_decided = data.draw(st.integers(0, 1))
+    order = data.draw(st.permutations(range(len(drafts))))
+    proposed = [Draft(slot=slot, method="draft_model", token_ids=tuple(drafts[slot])) for slot in order]
+    kept = [data.draw(st.integers(0, max(0, len(draft) - num_decided))) for draft in drafts]
+    pairs = enumerate(zip(drafts, kept, strict=True))
+    rows = [rows_of(slot, draft[num_decided:][:left]) for slot, (draft, left) in pairs]
+    first = {slot: sum(len(drafts[other]) for other in order[: order.index(slot)]) for slot in order}
+    expected = [first[slot] + num_decided + i for slot, left in enumerate(kept) for i in range(left)]
+    assert proposal_lines(rows, proposed, num_decided=num_decided).tolist() == expected
+
+
+def proposals(**given: Any) -> Proposals:
+    """Three tokens for slot 4, then two for slot 1."""
+    drafts = (
+        Draft(slot=4, method="draft_model", token_ids=(5, 6, 7)),
+        Draft(slot=1, method="draft_model", token_ids=(8, 9)),
+    )
+    return Proposals(drafts=drafts, **given)
+
+
+@pytest.mark.parametrize("num_decided, lines", [(0, [3, 0, 1]), (1, [4, 1, 2])])
+def test_likely_tokens_are_those_of_the_drafted_rows_in_the_order_of_the_step(
+    num_decided: int, lines: list[int]
+) -> None:
+    top_ids = torch.arange(10).reshape(5, 2)
+    drafts = ProposedDrafts()
+    drafts.hold(proposals(top_ids=top_ids), num_decided=num_decided)
+    found = drafts.top_ids([rows_of(1, [8]), rows_of(7, []), rows_of(4, [5, 6])])
+    assert found is not None
+    assert found.tolist() == top_ids[lines].tolist()
+
+
+def test_probabilities_are_those_of_the_drafted_rows() -> None:
+    probs = torch.rand(5, 3, dtype=torch.float64)
+    drafts = ProposedDrafts()
+    drafts.hold(proposals(probs=probs))
+    found = drafts.probs([rows_of(4, [5]), rows_of(1, [8, 9])])
+    assert found is not None
+    assert found.tolist() == probs[[0, 3, 4]].tolist()
+
+
+def test_what_the_drafter_did_not_name_and_what_was_dropped_is_none() -> None:
+    drafts = ProposedDrafts()
+    assert drafts.probs([]) is None
+    drafts.hold(proposals())
+    assert drafts.probs([rows_of(1, [8])]) is None
+    assert drafts.top_ids([rows_of(1, [8])]) is None
+    drafts.hold(proposals(top_ids=torch.zeros(5, 1)))
+    drafts.drop()
+    assert drafts.top_ids([rows_of(1, [8])]) is None
