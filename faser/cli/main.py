@@ -62,7 +62,7 @@ def _command(name: str) -> Command:
 
             return chat
         case "pull":
-            from faser.cli import tools as pull
+            from faser.cli.tools import pull
 
             return pull
         case "run-batch":
@@ -78,7 +78,7 @@ def _command(name: str) -> Command:
 
             return bench
         case "env":
-            from faser.cli import tools as env
+            from faser.cli.tools import env
 
             return env
     if name in _VLLM_COMMANDS:

@@ -31,7 +31,7 @@ from torch import Tensor
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.engine.execution.models.decoder import Buffers, decoder_layer
 from faser.engine.execution.models.weights import LayerWeights
-from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
     Blocks,
     DecoderStack,
@@ -120,8 +120,8 @@ class Eagle3Head:
         self._weights = weights
         self._buffers = buffers
         self._eps = spec.decoder.rms_norm_eps
-        self._blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
-        self._layers: Layers = backend.fused_layers or SeparateLayers(backend, self._blocks)
+        self._blocks: Blocks = backend.blocks
+        self._layers: Layers = backend.layers
         self._rooms: dict[int, DraftRoom] = {}  # by the number of rows
         assert weights.layers[0].input_norm is not None, "embeddings are normalised"
         self._embedding_norm = weights.layers[0].input_norm

@@ -31,8 +31,9 @@ from faser.engine.execution.drafting.samplers import DraftSampler, PointMassSamp
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import DraftedTokens, DraftRules, HeadRows, StopNumbers
+from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
-from faser.kernels.interface.shapes import KvCache, KvShape, RowLayout
+from faser.kernels.interface.shapes import KvCache, RowLayout
 
 
 class HeadDrafter:

@@ -5,6 +5,7 @@ or repeats are the target's own.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.drafting.eagle3 import Eagle3Head, Eagle3Weights, HeadBuffers
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.rope import rotary_angles
-from faser.engine.execution.models.sources import QUANTIZATIONS, Fp8Source, RoundedSource, SafetensorsSource
+from faser.engine.execution.models.sources import QUANTIZATIONS, Fp8Source, SafetensorsSource, rounded_rows
 from faser.engine.execution.models.stored_codes import CodeSource
 from faser.engine.execution.models.weights import (
     ByteProgress,
@@ -26,6 +27,7 @@ from faser.engine.execution.models.weights import (
     StoredRows,
     WeightSource,
     check_names,
+    no_rows,
 )
 from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.backend import Backend
@@ -118,14 +120,14 @@ def _packed(
     Raises ModelError that names tensors that are missing or unexpected, before anything is packed.
     """
     shapes = tensors.eagle3_shapes(spec)
-    blocks: StoredBlocks | None = None
-    fp8: StoredRows | None = None
+    blocks: StoredBlocks = no_rows
+    fp8: StoredRows = no_rows
     if isinstance(spec.quantization, StoredLowBit):
         source = codes = CodeSource(source, spec.quantization, shapes)
-        blocks = codes.rows if backend.has_low_bit else None
+        blocks = codes.rows if backend.has_low_bit else no_rows
     elif isinstance(spec.quantization, StoredFp8):
         source = floats = Fp8Source(source)
-        fp8 = floats.fp8 if backend.has_fp8 else None
+        fp8 = floats.fp8 if backend.has_fp8 else no_rows
     own = set(source.names())
     for name in (tensors.EMBEDDING, tensors.HEAD):
         if name not in own:
@@ -143,7 +145,7 @@ def _packed(
     shapes = {name: shape for name, shape in shapes.items() if name not in shared}
     check_names(source, shapes, lambda name: name in shared or tensors.ignorable(name))
     if quantization is not None:
-        blocks = RoundedSource(source, quantization).rows
+        blocks = partial(rounded_rows, source, quantization)
     packer = Packer(source, shapes, backend, target.dtype, progress, stored=fp8, blocks=blocks)
 
     def product(name: str) -> PackedLinear:

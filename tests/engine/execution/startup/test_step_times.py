@@ -5,37 +5,31 @@ Whether kept step times hold. The times now are those of a machine that is some 
 
 import logging
 import time
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
 import pytest
 import torch
-from faser.engine.contract.step_times import CostTable
-from faser.engine.contract.step_times import Role
-from faser.engine.contract.step_times import StepTimes
+
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup import step_times as profile
 from faser.engine.execution.startup import step_times as start_check
-from faser.engine.execution.startup.step_profiler import ROW_COUNTS
-from faser.engine.execution.startup.step_profiler import BatchShape
-from faser.engine.execution.startup.step_profiler import DummyBatchLimits
-from faser.engine.execution.startup.step_profiler import StageProgress
-from faser.engine.execution.startup.step_profiler import StepProfiler
-from faser.engine.execution.startup.step_times import STAGE
-from faser.engine.execution.startup.step_times import SecondsNow
-from faser.engine.execution.startup.step_times import cached_profile
-from faser.engine.execution.startup.step_times import fingerprint
+from faser.engine.execution.startup.step_profiler import (
+    ROW_COUNTS,
+    BatchShape,
+    DummyBatchLimits,
+    StageProgress,
+    StepProfiler,
+)
+from faser.engine.execution.startup.step_times import STAGE, SecondsNow, cached_profile, fingerprint
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
-from faser.machine import BusyMeter
-from faser.machine import CoreUse
+from faser.machine import BusyMeter, CoreUse
 from faser.types import ProgressCallback
-from tests.disks import filling_up
-from tests.disks import read_only
-
+from tests.disks import filling_up, read_only
 
 LIMITS = DummyBatchLimits(num_blocks=80, block_size=16, max_len=200, max_rows=8, max_logit_rows=3)
 
@@ -102,11 +96,7 @@ def test_every_row_count_that_a_step_can_have_is_measured(runner: Runner) -> Non
 
 
 def test_a_draft_model_has_its_passes_measured(runner: Runner) -> None:
-<<<<<<< ours
     times = times_of(runner, runner)
-=======
-    times = profile(runner, runner, LIMITS, progress=silent)
->>>>>>> theirs
     assert times.tables[Role.PASS].rows[0] == 1
 
 
@@ -210,11 +200,7 @@ def test_a_profile_says_when_it_was_made_and_how_busy_others_were_in_its_busiest
     busy = CoreUse(ran_s=7.0, waited_s=3.0, used_s=20.0, total_s=20.0)
     for reads in ([start, quiet, start, busy], [start, busy, start, quiet]):
         meter = BusyMeter(iter(reads).__next__)
-<<<<<<< ours
         times = times_of(runner, runner, budget_s=0.0, meter=meter)
-=======
-        times = profile(runner, runner, LIMITS, progress=silent, budget_s=0.0, meter=meter)
->>>>>>> theirs
         assert times.busy_share == pytest.approx(0.3)
         assert times.measured_at.endswith("UTC")
 
