@@ -74,7 +74,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedHead:
-    """weights: float32 under the names of head_tensors.py, without the embedding. draft_ids: [Vd] int64, ascending."""
+    """weights: float32 under the names of head_tensors.py, without the embedding.
+
+    Draft_ids: [Vd] int64, ascending.
+    """
 
     spec: HeadSpec
     weights: dict[str, Tensor]
