@@ -11,7 +11,6 @@ from faser.types import (
     STEP_ERROR_EDGES,
     EngineStats,
     MethodStats,
-    PrunedLayer,
     PruneStats,
     RoleStats,
     Slo,
@@ -232,21 +231,22 @@ def test_decisions_are_reported() -> None:
     assert value(source, "faser_spec_catchup_tokens_total") == 11
 
 
-def test_early_pruning_is_reported_by_layer() -> None:
-    layers = (
-        PrunedLayer(layer=5, judged=40, flagged=6, false_prunes=1),
-        PrunedLayer(layer=20, rows=9, wasted=4, judged=30, flagged=8, false_prunes=2),
+def test_early_pruning_is_reported() -> None:
+    stats = PruneStats(
+        shadow_steps=2,
+        pruned_steps=3,
+        drafted_rows=70,
+        pruned_rows=9,
+        wasted_rows=4,
+        verified=30,
+        flagged=8,
+        false_prunes=1,
+        seconds=0.5,
     )
-    stats = PruneStats(shadow_steps=2, pruned_steps=3, drafted_rows=70, seconds=0.5, layers=layers)
     source = metrics_of(SpeculationStats(policy="faser", method="draft_model", pruning=stats))
     assert [value(source, "faser_prune_steps_total", kind=kind) for kind in ("shadow", "pruning")] == [2, 3]
-    assert value(source, "faser_prune_drafted_rows_total") == 70
-    assert value(source, "faser_prune_seconds_total") == 0.5
-    names = ("rows", "wasted_rows", "judged_tokens", "flagged_tokens", "false_tokens")
-    found = {
-        layer: [value(source, f"faser_prune_{name}_total", layer=layer) for name in names] for layer in ("5", "20")
-    }
-    assert found == {"5": [0, 0, 40, 6, 1], "20": [9, 4, 30, 8, 2]}
+    names = ("drafted_rows", "rows", "wasted_rows", "verified_tokens", "flagged_tokens", "false_tokens", "seconds")
+    assert [value(source, f"faser_prune_{name}_total") for name in names] == [70, 9, 4, 30, 8, 1, 0.5]
 
 
 def test_rows_that_left_between_layers_are_a_stage_of_their_own() -> None:

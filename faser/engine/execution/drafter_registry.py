@@ -20,7 +20,6 @@ from faser.engine.execution.drafters.draft_samplers import (
     GreedyDraftSampler,
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
-    WithTopIds,
 )
 from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.drafters.head_cache import HeadCache
@@ -67,11 +66,10 @@ class HeadParts:
 class DrafterParts:
     """What drafters work on. max_rows: the most rows of a pass. model, head: None where none is loaded.
 
-    sampling, matchers: the parameters and grammars of every slot, of the target's sampler. num_top: how many
-    likely tokens a model names for each token that it drafts; 0: none. samples_in_runner: the runner samples
-    drafts that are point masses, and feeds them to the next pass without a wait. progress: called while the native
-    text look-up is compiled. ngram_model: None where there is none for the target. text_index_bytes: what the
-    native index of texts may hold.
+    sampling, matchers: the parameters and grammars of every slot, of the target's sampler. samples_in_runner: the
+    runner samples drafts that are point masses, and feeds them to the next pass without a wait. progress: called
+    while the native text look-up is compiled. ngram_model: None where there is none for the target.
+    text_index_bytes: what the native index of texts may hold.
     """
 
     target: Runner
@@ -81,7 +79,6 @@ class DrafterParts:
     matchers: SequenceMatchers | None = None
     model: DraftModelParts | None = None
     head: HeadParts | None = None
-    num_top: int = 0
     samples_in_runner: bool = False
     progress: ProgressCallback | None = None
     ngram_model: NgramModel | None = None
@@ -187,8 +184,6 @@ def _head_drafter(config: SpeculationConfig, parts: DrafterParts, head: HeadPart
     assert method is not None, "a head takes passes"
     sampler = _draft_sampler(config, parts.sampling, runner.sampling_kernels)
     predicts = sampler if isinstance(sampler, GreedyDraftSampler | SampleAndMatchDraftSampler) else None
-    if parts.num_top:
-        sampler = WithTopIds(sampler, parts.num_top)
     if (draft_ids := runner.head.draft_ids) is not None:
         sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
         predicts = predicts if sampler.in_order else None
@@ -263,13 +258,9 @@ def _draft_loop(
     """A loop that waits after each pass, unless the runner can choose the tokens of this sampler itself."""
     from faser.engine.execution.drafters.device_fed_passes import DeviceFedPassLoop
 
-    named = WithTopIds(sampler, parts.num_top) if parts.num_top else sampler
-    waiting = PassLoop(runner, parts.table, named, max_rows=parts.max_rows, num_layers=num_layers)
-    if not (parts.samples_in_runner and isinstance(sampler, GreedyDraftSampler | SampleAndMatchDraftSampler)):
-        return waiting
-    return DeviceFedPassLoop(
-        runner, parts.table, sampler, max_rows=parts.max_rows, waiting=waiting, num_layers=num_layers
-    )
+    if parts.samples_in_runner and isinstance(sampler, GreedyDraftSampler | SampleAndMatchDraftSampler):
+        return DeviceFedPassLoop(runner, parts.table, sampler, max_rows=parts.max_rows, num_layers=num_layers)
+    return PassLoop(runner, parts.table, sampler, max_rows=parts.max_rows, num_layers=num_layers)
 
 
 def _draft_sampler(

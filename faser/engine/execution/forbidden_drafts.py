@@ -14,7 +14,7 @@ from faser.engine.structure.sequence_matchers import SequenceMatchers
 
 
 def without_forbidden(plan: DraftPlan, proposals: Proposals, matchers: SequenceMatchers) -> Proposals:
-    """The proposals with shorter drafts; their probs and top_ids stay those of the longer ones.
+    """The proposals with shorter drafts; their probs stay those of the longer ones.
 
     A draft that continues unverified tokens is judged as if these were known.
     """

@@ -21,11 +21,11 @@ from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.prompt_logprobs import PromptLogprobs
 from faser.engine.execution.proposed_drafts import ProposedDrafts
+from faser.engine.execution.pruning import PlainForward, VerificationForward
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.step_results import drafts_of, sequence_results
-from faser.engine.execution.verification_forward import PlainForward, VerificationForward
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, Verifier
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 
@@ -114,7 +114,7 @@ class ModelExecutor:
             self._applied = during
         self._release(plan.released)
         self._append_blocks(plan)
-        proposals = self._speculation.drafter.propose(self._with_top_ids(plan))
+        proposals = self._speculation.drafter.propose(plan)
         if during is None:
             self._drafts.hold(proposals)
         return drafts_of(plan, self._allowed(plan, proposals), began_s, time.perf_counter())
@@ -125,7 +125,7 @@ class ModelExecutor:
         self._drafts.add_from_text(plan.rows)
         verified = self._verify(plan.rows, self._gather(plan)).wait()
         self._drafts.drop()
-        sequences = self._finish(plan, verified, overlapped=False)
+        sequences = self._finish(plan, verified)
         prepared_s = self._forwarded_s - began_s if self._device_computes else 0.0
         return self._result(plan, sequences, began_s, time.perf_counter(), prepared_s=prepared_s)
 
@@ -139,16 +139,16 @@ class ModelExecutor:
         self._applied = None
         self._drafts.add_from_text(plan.rows)
         self._append_blocks(draft_plan)
-        batch, wanted = self._gather(plan), self._with_top_ids(draft_plan)
+        batch = self._gather(plan)
         lanes.partition.resize(draft_plan.share)
         joined = lanes.partition.run_both(
-            lambda lane, until: run_on_lane(lanes.draft, lane, lambda: drafter.propose(wanted, until)),
+            lambda lane, until: run_on_lane(lanes.draft, lane, lambda: drafter.propose(draft_plan, until)),
             lambda lane: enqueue_on_lane(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
         )
         # This step decided the first token of every new draft: it equals the bonus token, or the draft is void.
         self._drafts.hold(joined.drafted, num_decided=1)
         drafted = self._allowed(draft_plan, joined.drafted)
-        sequences = self._finish(plan, joined.verified, overlapped=True)
+        sequences = self._finish(plan, joined.verified)
         result = self._result(plan, sequences, joined.verify_began_s, joined.verify_ended_s)
         return result, drafts_of(draft_plan, drafted, joined.draft_began_s, joined.draft_ended_s)
 
@@ -177,15 +177,15 @@ class ModelExecutor:
 
     def _verify(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> PendingResult[_VerifiedRows]:
         """Run the forward and find the next tokens. Writes to the KV cache and to no sequence's state."""
-        rows, batch = self._forward.run(self._runner, rows, batch, self._drafts.top_ids(rows))
+        rows, batch = self._forward.run(self._runner, rows, batch)
         self._forwarded_s = time.perf_counter()
         finding = self._next_tokens.of(rows, batch)
         return PendingResult(lambda: (rows, batch, finding.wait()), launches_more=finding.launches_more)
 
-    def _finish(self, plan: StepPlan, verified: _VerifiedRows, *, overlapped: bool) -> tuple[SequenceResult, ...]:
-        """Take in what a step brought, and read the prompt log probabilities off its forward."""
+    def _finish(self, plan: StepPlan, verified: _VerifiedRows) -> tuple[SequenceResult, ...]:
+        """Take in the tokens of a step, and read the prompt log probabilities off its forward."""
         rows, batch, acceptance = verified
-        self._forward.learn(rows, acceptance, overlapped=overlapped)
+        self._forward.learn(rows, acceptance)
         self._keep_states(rows, batch, acceptance)
         self._commit(acceptance)
         prompt_logprobs = self._prompt_logprobs.of_step(rows, batch.last_rows)
@@ -232,10 +232,6 @@ class ModelExecutor:
         held = self._speculation.draft_kv.num_held
         return tuple([held(start.slot) if start.drafts else 0 for start in plan.started])
 
-    def _with_top_ids(self, plan: DraftPlan) -> DraftPlan:
-        """The plan, with likely tokens named where the next forward may use them."""
-        return replace(plan, wants_top_ids=True) if self._forward.wants_top_ids else plan
-
     def _allowed(self, plan: DraftPlan, proposals: Proposals) -> Proposals:
         """What the control plane hears of the proposals: nothing that the structure of an answer forbids."""
         if self._matchers is None or not self._matchers.slots:
@@ -257,7 +253,6 @@ class ModelExecutor:
                 self._undrafted.add(start.slot)
             elif self._speculation is not None:
                 self._speculation.drafter.start(start)
-            self._forward.start(start)
             self._prompt_logprobs.start(start)
         for rows in plan.rows:
             if rows.new_blocks:

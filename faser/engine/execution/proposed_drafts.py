@@ -39,16 +39,8 @@ class ProposedDrafts:
         """[T, V] float64, the distribution that each drafted row's token was sampled from; None: point masses."""
         if self._proposals is None or self._proposals.probs is None:
             return None
-        return self._proposals.probs[self._lines(rows, self._proposals)]
-
-    def top_ids(self, rows: Sequence[SequenceRows]) -> Tensor | None:
-        """[T, M] int64, likely tokens at each drafted row's place; None where the drafter named none."""
-        if self._proposals is None or self._proposals.top_ids is None:
-            return None
-        return self._proposals.top_ids[self._lines(rows, self._proposals)]
-
-    def _lines(self, rows: Sequence[SequenceRows], proposals: Proposals) -> Tensor:
-        return torch.from_numpy(proposal_lines(rows, proposals.drafts, num_decided=self._num_decided))
+        lines = proposal_lines(rows, self._proposals.drafts, num_decided=self._num_decided)
+        return self._proposals.probs[torch.from_numpy(lines)]
 
 
 def proposal_lines(

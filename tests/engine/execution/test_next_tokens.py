@@ -12,7 +12,7 @@ from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 from faser.kernels.torch.backend import TorchBackend
 from faser.types import SamplingParams
 from tests.engine.execution.greedy_sampler import GreedySampler
-from tests.engine.execution.pruning.pruning_world import NUM_SLOTS, make_runner, write_pair
+from tests.engine.execution.pruning_world import NUM_SLOTS, make_runner, write_pair
 
 PROMPTS = {3: (11, 12, 13), 1: (21, 22, 23, 24), 0: (31, 32)}  # by slot, in the order of the step
 UNFINISHED = 1  # the slot whose prompt goes on in the next step

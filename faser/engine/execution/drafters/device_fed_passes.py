@@ -29,7 +29,6 @@ from faser.engine.execution.drafters.draft_samplers import RunnerDraftSampler, d
 from faser.engine.execution.drafters.passes import (
     DraftBatch,
     DraftInput,
-    DraftLoop,
     DraftProgress,
     Piece,
     chunks,
@@ -45,10 +44,7 @@ Ints = NDArray[np.int64]
 
 
 class DeviceFedPassLoop:
-    """See DraftLoop. The runner samples. `until` is asked while the pass before the one that it may prevent runs.
-
-    waiting: the loop that drafts where likely tokens are to be named, which the runner does not do.
-    """
+    """See DraftLoop. The runner samples. `until` is asked while the pass before the one that it may stop runs."""
 
     def __init__(
         self,
@@ -57,14 +53,12 @@ class DeviceFedPassLoop:
         sampler: RunnerDraftSampler,
         *,
         max_rows: int,
-        waiting: DraftLoop,
         num_layers: int | None = None,
     ) -> None:
         self._runner = runner
         self._table = table
         self._sampler = sampler
         self._max_rows = max_rows
-        self._waiting = waiting
         self._num_layers = num_layers
 
     @torch.inference_mode()
@@ -73,11 +67,7 @@ class DeviceFedPassLoop:
         inputs: Sequence[DraftInput],
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
-        *,
-        wants_top_ids: bool = False,
     ) -> DraftBatch:
-        if wants_top_ids:
-            return self._waiting.draft(inputs, stop, until, wants_top_ids=True)
         if not inputs:
             return DraftBatch()
         progress = DraftProgress(inputs)

@@ -6,7 +6,7 @@ is read from the sampler's SamplingState. The arithmetic is that of SamplingKern
 other kernels are given.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import draw
 from faser.engine.execution.sampling.noise import Purpose, uniforms
-from faser.engine.execution.sampling.ranking import leading
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.token_samplers import SampledTokens, draft_on_host
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
@@ -33,27 +32,23 @@ class DraftTokens:
     """A token per row. token_ids: [R] int64. margins: [R] float64, -100 … 100 nats; 0 where logits are no numbers.
 
     probs: [R, V] float64, exactly what each token was drawn from; None where tokens are point masses.
-    top_ids: [R, M] int64, the likeliest tokens in any order; None unless the sampler gives them.
     """
 
     token_ids: NDArray[np.int64]
     margins: NDArray[np.float64]
     probs: Tensor | None = None
-    top_ids: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRows:
     """The rows that get a draft token, [R] each. positions: of the tokens.
 
-    draft_starts: positions of the first tokens of their drafts. wants_top_ids: the likeliest tokens are to be
-    named as well, by a sampler that can.
+    draft_starts: positions of the first tokens of their drafts.
     """
 
     slots: NDArray[np.int64]
     positions: NDArray[np.int64]
     draft_starts: NDArray[np.int64]
-    wants_top_ids: bool = False
 
 
 class DraftSampler(Protocol):
@@ -219,24 +214,3 @@ class ProbabilisticDraftSampler:
         probs = logits if len(at) == len(logits) else logits[at]
         token_ids: Ints = draw(probs, torch.from_numpy(noise).to(logits.device)).numpy(force=True)
         return token_ids
-
-
-class WithTopIds:
-    """Samples as another draft sampler does, and names the num_top likeliest tokens (fewer in a small vocabulary).
-
-    Only where DraftRows asks for it: to find them takes longer than to sample a token.
-    """
-
-    def __init__(self, sampler: DraftSampler, num_top: int) -> None:
-        self._sampler = sampler
-        self._num_top = num_top
-
-    @property
-    def draws(self) -> bool:
-        return self._sampler.draws
-
-    def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
-        if not rows.wants_top_ids:
-            return self._sampler.choose(logits, rows)
-        top_ids = leading(logits, self._num_top).token_ids
-        return replace(self._sampler.choose(logits, rows), top_ids=top_ids)

@@ -40,10 +40,8 @@ class DraftVocabularySampler:
         if self._order is not None:
             logits = logits.index_select(1, self._order)
         found = self._sampler.choose(logits, rows)
-        probs, top_ids = found.probs, found.top_ids
+        probs = found.probs
         if probs is not None:
             whole = probs.new_zeros(len(probs), self._vocab_size)
             probs = whole.index_copy_(1, self._draft_ids, probs)
-        if top_ids is not None:
-            top_ids = self._draft_ids[top_ids]
-        return replace(found, token_ids=self._ids[found.token_ids], probs=probs, top_ids=top_ids)
+        return replace(found, token_ids=self._ids[found.token_ids], probs=probs)

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 
-NO_TOP = -1  # in top_ids: no token id
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposals:
@@ -29,15 +27,12 @@ class Proposals:
 
     probs: [T, V] float64 on the target's device, the distribution each of the T draft tokens was sampled from,
     draft after draft; None where drafts are point masses.
-    top_ids: [T, M] int64 on the target's device, the likeliest tokens at each draft token's position, unordered;
-    a row of NO_TOP where the drafter knows none. None where the plan does not want them.
     """
 
     drafts: tuple[Draft, ...]
     passes: int = 0
     catchup_tokens: int = 0
     probs: Tensor | None = None
-    top_ids: Tensor | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -62,7 +62,7 @@ class HeadDrafter:
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         found = {each.slot: each_input for each in plan.requests if (each_input := self._input(each)) is not None}
         inputs = [*found.values()]
-        batch = self._loop.draft(inputs, plan.stop, until, wants_top_ids=plan.wants_top_ids)
+        batch = self._loop.draft(inputs, plan.stop, until)
         drafts = {
             slot: Draft(slot=slot, method=self._method, token_ids=token_ids, confidences=confidences)
             for slot, token_ids, confidences in zip(found, batch.token_ids, batch.confidences, strict=True)
@@ -82,7 +82,6 @@ class HeadDrafter:
             passes=batch.passes,
             catchup_tokens=catchup_tokens,
             probs=batch.probs,
-            top_ids=batch.top_ids,
         )
 
     def commit(self, continuations: Sequence[Continuation]) -> None:

@@ -68,16 +68,14 @@ class HeadPassLoop:
         inputs: Sequence[HeadInput],
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
-        *,
-        wants_top_ids: bool = False,
     ) -> DraftBatch:
         """As DraftLoop.draft."""
         if not inputs:
             return DraftBatch()
         num_rows = sum([len(each.rows.token_ids) for each in inputs])
-        if self._predicts is not None and until is None and not wants_top_ids and num_rows <= self._max_rows:
+        if self._predicts is not None and until is None and num_rows <= self._max_rows:
             return self._in_one_call(self._predicts, inputs, stop)
-        progress = DraftProgress([each.rows for each in inputs], wants_top_ids)
+        progress = DraftProgress([each.rows for each in inputs])
         shifts = np.array([each.position - each.rows.start for each in inputs])  # from places to positions
         progress.draft_starts += shifts
         hidden, passes = self._read(inputs)
@@ -87,7 +85,6 @@ class HeadPassLoop:
             slots=progress.slots,
             positions=progress.draft_starts,
             draft_starts=progress.draft_starts,
-            wants_top_ids=wants_top_ids,
         )
         while True:
             tokens = self._sampler.choose(self._runner.logits_of(hidden), rows)

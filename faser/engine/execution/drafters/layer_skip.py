@@ -57,12 +57,12 @@ class LayerSkip:
             inputs.append(
                 DraftInput(slot=request.slot, start=position, token_ids=(token_id,), max_tokens=request.max_tokens)
             )
-        batch = self._loop.draft(inputs, plan.stop, until, wants_top_ids=plan.wants_top_ids)
+        batch = self._loop.draft(inputs, plan.stop, until)
         drafts = tuple(
             Draft(slot=each.slot, method=METHOD, token_ids=token_ids, confidences=confidences)
             for each, token_ids, confidences in zip(inputs, batch.token_ids, batch.confidences, strict=True)
         )
-        return Proposals(drafts=drafts, passes=batch.passes, probs=batch.probs, top_ids=batch.top_ids)
+        return Proposals(drafts=drafts, passes=batch.passes, probs=batch.probs)
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         for each in continuations:

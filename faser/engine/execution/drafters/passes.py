@@ -44,7 +44,7 @@ class DraftBatch:
     """Drafts in the order of the inputs. confidences: margins in nats, one per token.
 
     num_fed: how many leading tokens of each draft were rows themselves, so that the model's KV cache holds them.
-    passes: forwards of the model. probs, top_ids: as in Proposals.
+    passes: forwards of the model. probs: as in Proposals.
     """
 
     token_ids: tuple[tuple[int, ...], ...] = ()
@@ -52,7 +52,6 @@ class DraftBatch:
     num_fed: tuple[int, ...] = ()
     passes: int = 0
     probs: Tensor | None = None
-    top_ids: Tensor | None = None
 
 
 class DraftLoop(Protocol):
@@ -63,13 +62,11 @@ class DraftLoop(Protocol):
         inputs: Sequence[DraftInput],
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
-        *,
-        wants_top_ids: bool = False,
     ) -> DraftBatch:
         """Draft for every input, as many tokens as its limit and the stop rule allow.
 
         until: asked before every pass after the inputs are computed; True ends all drafts where they are. Its
-        answer must not depend on the draft tokens. wants_top_ids: as in DraftPlan.
+        answer must not depend on the draft tokens.
         """
         ...
 
@@ -100,20 +97,18 @@ class PassLoop:
         inputs: Sequence[DraftInput],
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
-        *,
-        wants_top_ids: bool = False,
     ) -> DraftBatch:
         if not inputs:
             return DraftBatch()
-        progress = DraftProgress(inputs, wants_top_ids)
-        tokens, passes = self._first_tokens(inputs, wants_top_ids)
+        progress = DraftProgress(inputs)
+        tokens, passes = self._first_tokens(inputs)
         active = np.arange(len(inputs))
         while len(active := progress.take(active, tokens, stop)) and not (until is not None and until()):
             tokens = self._next_tokens(*progress.feed(active))
             passes += 1
         return progress.batch(passes)
 
-    def _first_tokens(self, inputs: Sequence[DraftInput], wants_top_ids: bool) -> tuple[DraftTokens, int]:
+    def _first_tokens(self, inputs: Sequence[DraftInput]) -> tuple[DraftTokens, int]:
         """The first draft token of every input, and how many passes that took."""
         parts, passes = [], 0
         for pieces in chunks(inputs, self._max_rows):
@@ -124,7 +119,7 @@ class PassLoop:
             if ends:
                 starts = np.array([pieces[i].start + len(pieces[i].token_ids) for i in ends])
                 slots = np.array([pieces[i].slot for i in ends])
-                rows = DraftRows(slots=slots, positions=starts, draft_starts=starts, wants_top_ids=wants_top_ids)
+                rows = DraftRows(slots=slots, positions=starts, draft_starts=starts)
                 parts.append(self._sample(batch.last_rows[ends], rows))
         return _joined(parts), passes
 
@@ -185,12 +180,10 @@ def _joined(parts: list[DraftTokens]) -> DraftTokens:
     if len(parts) == 1:
         return parts[0]
     probs = [part.probs for part in parts if part.probs is not None]
-    top_ids = [part.top_ids for part in parts if part.top_ids is not None]
     return DraftTokens(
         token_ids=np.concatenate([part.token_ids for part in parts]),
         margins=np.concatenate([part.margins for part in parts]),
         probs=torch.cat(probs) if probs else None,
-        top_ids=torch.cat(top_ids) if top_ids else None,
     )
 
 
@@ -223,8 +216,7 @@ class DraftProgress:
     Sequences are numbered as the inputs; an active one gets a further token.
     """
 
-    def __init__(self, inputs: Sequence[DraftInput], wants_top_ids: bool = False) -> None:
-        self._wants_top_ids = wants_top_ids
+    def __init__(self, inputs: Sequence[DraftInput]) -> None:
         self.slots = np.array([each.slot for each in inputs])
         self.draft_starts = np.array([each.start + len(each.token_ids) for each in inputs])
         self.max_tokens = np.array([each.max_tokens for each in inputs])
@@ -234,7 +226,7 @@ class DraftProgress:
         self._survival = np.ones(len(inputs))
         self._counts = np.zeros(len(inputs), dtype=np.int64)  # tokens kept
         self._num_fed = np.zeros(len(inputs), dtype=np.int64)
-        self._probs, self._top_ids = _KeptRows(), _KeptRows()
+        self._probs = _KeptRows()
 
     def take(self, active: NDArray[np.int64], tokens: DraftTokens, stop: StopRule | None) -> NDArray[np.int64]:
         """Keep those tokens of a pass, one an active sequence, that the rule allows; returns what stays active.
@@ -255,7 +247,6 @@ class DraftProgress:
         depth += 1
         self._counts[staying] = depth
         self._probs.add(tokens.probs, kept, staying)
-        self._top_ids.add(tokens.top_ids, kept, staying)
         staying = staying[depth < self.max_tokens[staying]]
         if stop is None or not len(staying):
             return staying
@@ -274,7 +265,6 @@ class DraftProgress:
             slots=self.slots[active],
             positions=first + count,
             draft_starts=first,
-            wants_top_ids=self._wants_top_ids,
         )
 
     def batch(self, passes: int) -> DraftBatch:
@@ -286,7 +276,6 @@ class DraftProgress:
             num_fed=tuple(np.minimum(self._num_fed, self._counts).tolist()),
             passes=passes,
             probs=self._probs.joined(),
-            top_ids=self._top_ids.joined(),
         )
 
 

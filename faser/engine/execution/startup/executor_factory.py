@@ -6,13 +6,11 @@ from faser.engine.execution.drafter_registry import DrafterParts, DraftModelPart
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
-from faser.engine.execution.pruning.early_pruning import EarlyPruning
-from faser.engine.execution.pruning.rank_judge import NUM_TOP
+from faser.engine.execution.pruning import EarlyPruning, PlainForward
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.logits_processors.registry import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.startup.parts import EngineParts
-from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 from faser.engine.structure.sequence_matchers import SequenceMatchers
@@ -79,7 +77,6 @@ def _speculation(
         max_rows=config.max_num_batched_tokens,
         model=model,
         head=parts.head,
-        num_top=0 if pruning is None else NUM_TOP,
         samples_in_runner=config.schedules_async,
         progress=report,
         ngram_model=parts.ngram_model,

@@ -11,7 +11,7 @@ from itertools import chain
 import torch
 
 from faser.engine.contract.plan import PLACEHOLDER, Draft, DraftPlan, SequenceRows, SequenceStart
-from faser.engine.execution.drafters.drafter import NO_TOP, Continuation, Drafter, Proposals
+from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 from faser.engine.execution.text_lookup.lookup import TextLookup
 
 
@@ -55,7 +55,7 @@ def with_text_drafts(proposals: Proposals, rows: Sequence[SequenceRows], *, num_
 
     num_decided: leading tokens of each draft that are known by now, so that the step has no rows for them.
     """
-    if proposals.probs is None and proposals.top_ids is None:
+    if proposals.probs is None:
         return proposals
     by_model = {draft.slot for draft in proposals.drafts}
     passed = (PLACEHOLDER,) * num_decided
@@ -68,17 +68,14 @@ def with_text_drafts(proposals: Proposals, rows: Sequence[SequenceRows], *, num_
 
 
 def with_point_masses(proposals: Proposals, others: Sequence[Draft]) -> Proposals:
-    """proposals, and after them drafts that are point masses and name no other tokens.
+    """proposals, and after them drafts that are point masses.
 
-    probs gets a row for each token with all its mass on it, top_ids a line of NO_TOP; where these are None, so
-    they stay.
+    probs gets a row for each token with all its mass on it; where it is None, it stays so.
     """
-    probs, top_ids = proposals.probs, proposals.top_ids
+    probs = proposals.probs
     token_ids = [token_id for draft in others for token_id in draft.token_ids]
     if probs is not None:
         certain = probs.new_zeros(len(token_ids), probs.shape[1])
         certain[range(len(token_ids)), token_ids] = 1.0
         probs = torch.cat((probs, certain))
-    if top_ids is not None:
-        top_ids = torch.cat((top_ids, top_ids.new_full((len(token_ids), top_ids.shape[1]), NO_TOP)))
-    return replace(proposals, drafts=(*proposals.drafts, *others), probs=probs, top_ids=top_ids)
+    return replace(proposals, drafts=(*proposals.drafts, *others), probs=probs)

@@ -39,7 +39,6 @@ from faser.engine.execution.drafters.draft_samplers import (
     GreedyDraftSampler,
     RunnerDraftSampler,
     SampleAndMatchDraftSampler,
-    WithTopIds,
     drafted_by_runner,
 )
 from faser.engine.execution.drafters.passes import DraftBatch, DraftInput, DraftLoop, PassLoop
@@ -55,8 +54,8 @@ from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from faser.types import Request, SamplingParams
 from tests.checkpoints import VOCAB_SIZE
+from tests.engine.execution import pruning_world
 from tests.engine.execution.drafters.drafting import MAX_LEN, MAX_ROWS, NUM_BLOCKS, NUM_SLOTS, World, kv_shape
-from tests.engine.execution.pruning import pruning_world
 
 BLOCK_SIZE = 16  # the native kernels' smallest
 NO_STOP = -1.0  # a price that nobody is below
@@ -181,23 +180,13 @@ def pair(tiny_checkpoint: Path, kernel_cache: Path) -> Pair:
     return Pair(tiny_checkpoint, kernel_cache)
 
 
-class Never:
-    """A loop that nobody may ask."""
-
-    def draft(self, *_args: object, **_given: object) -> Any:
-        raise AssertionError("there was no need to wait")
-
-
 def fed_loop(
     runner: Runner,
     table: BlockTable,
     choice: RunnerDraftSampler,
-    waiting: DraftLoop | None = None,
     num_layers: int | None = None,
 ) -> DeviceFedPassLoop:
-    return DeviceFedPassLoop(
-        runner, table, choice, max_rows=MAX_ROWS, waiting=waiting or Never(), num_layers=num_layers
-    )
+    return DeviceFedPassLoop(runner, table, choice, max_rows=MAX_ROWS, num_layers=num_layers)
 
 
 def late(broken: frozenset[int] = frozenset()) -> LateChooser:
@@ -437,18 +426,6 @@ def test_until_ends_all_drafts_where_they_are(pair: Pair) -> None:
             assert [*map(len, found.token_ids)] == [1 + allowed] * 2
             assert list(found.num_fed) == [allowed] * 2
             assert asked_after == list(range(min(allowed + 1, 4)))
-
-
-def test_where_likely_tokens_are_to_be_named_the_loop_that_waits_drafts(pair: Pair) -> None:
-    table, choice, chooser = full_table(2), GreedyDraftSampler(), late()
-    plain = PassLoop(pair.plain, table, WithTopIds(choice, 3), max_rows=MAX_ROWS)
-    loop = fed_loop(pair.runner(chooser), table, choice, plain)
-    found = loop.draft(inputs_of([3, 2]), None, wants_top_ids=True)
-    assert found.top_ids is not None
-    assert found.top_ids.shape == (5, 3)
-    assert chooser.events == []
-    assert loop.draft(inputs_of([3, 2]), None).token_ids == found.token_ids
-    assert len(chooser.asked) == 3
 
 
 def test_a_guess_becomes_the_token_and_the_margin_that_a_choice_makes_of_the_same_logits() -> None:
@@ -715,7 +692,6 @@ def test_the_runner_that_drafts_is_asked_for_point_masses_where_it_may_choose(
             kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
             max_positions=MAX_LEN,
         ),
-        num_top=4,
         samples_in_runner=samples_in_runner,
     )
     name = "some/model" if method == "draft_model" else None
@@ -728,7 +704,4 @@ def test_the_runner_that_drafts_is_asked_for_point_masses_where_it_may_choose(
     assert len(drafter.propose(plan).drafts[0].token_ids) == 3
     asked = 3 if samples_in_runner and sampled != "probabilistic" else 0
     expected = (asked, 0) if method == "draft_model" else (0, asked)
-    assert (len(of_model.asked), len(of_target.asked)) == expected
-    named = drafter.propose(replace(plan, wants_top_ids=True))
-    assert named.top_ids is not None
     assert (len(of_model.asked), len(of_target.asked)) == expected

@@ -97,7 +97,7 @@ def test_recorded_passes_draft_what_passes_that_wait_draft(side: Side, runner: G
         sampling = SamplingParams(temperature=0.8 * (slot % 2), top_p=0.9)
         state.start(SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=1, token_ids=(1,)))
     waiting = PassLoop(runner, table, choice, max_rows=MAX_ROWS)
-    fed = DeviceFedPassLoop(runner, table, choice, max_rows=MAX_ROWS, waiting=waiting)
+    fed = DeviceFedPassLoop(runner, table, choice, max_rows=MAX_ROWS)
     texts = [[rng.randrange(VOCAB_SIZE) for _ in range(BLOCK_SIZE * WIDTH)] for _ in range(SLOTS)]
     computed = [0] * SLOTS
     num_drafted = 0
@@ -120,8 +120,7 @@ def test_a_pass_like_the_one_before_sends_its_layout_only(tmp_path: Path) -> Non
     for slot in (0, 1):
         table.append(slot, tuple(range(slot * WIDTH, (slot + 1) * WIDTH)))
     choice, looping = GreedyDraftSampler(side.backend.sampling_kernels), recorded(side)
-    waiting = PassLoop(looping, table, choice, max_rows=MAX_ROWS)
-    fed = DeviceFedPassLoop(looping, table, choice, max_rows=MAX_ROWS, waiting=waiting)
+    fed = DeviceFedPassLoop(looping, table, choice, max_rows=MAX_ROWS)
     inputs = [DraftInput(slot=slot, start=0, token_ids=(1, 2, 3), max_tokens=MOST_TOKENS) for slot in (0, 1)]
     sends = accelerator.sends
     assert fed.draft(inputs, None).passes == MOST_TOKENS

@@ -27,14 +27,20 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.cores import Cores
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Draft, OverlapResult, Partition, Verify
-from faser.engine.execution.pruning.early_pruning import EarlyPruning, Gate
-from faser.engine.execution.pruning.rank_judge import NUM_TOP, Judge
-from faser.engine.execution.pruning.step_seconds import StepSeconds
+from faser.engine.execution.pruning import (
+    ON,
+    Action,
+    Bools,
+    DraftedTokens,
+    EarlyPruning,
+    Ints,
+    PlainForward,
+    PruneGate,
+)
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import TokenSampler
-from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import KvShape
@@ -154,7 +160,6 @@ def make_engine(
             sampling=sampler.state,
             max_rows=MAX_ROWS,
             model=model,
-            num_top=0 if pruning is None else NUM_TOP,
             samples_in_runner=samples_in_runner,
         )
         speculation = SpeculativeExecution(
@@ -180,10 +185,29 @@ def make_engine(
     return Engine(scheduler, executor)
 
 
-def make_pruning(gate: Gate, judge: Judge, *, num_slots: int = NUM_SLOTS) -> EarlyPruning:
-    """Early pruning that believes every step takes 10 ms."""
-    table = CostTable(rows=(1,), seconds=(0.01,))
-    return EarlyPruning(gate, judge, StepSeconds(table), num_slots=num_slots)
+class RandomGate(PruneGate):
+    """Knows nothing: any drafted token is flagged with this chance; look_share of the steps only look."""
+
+    def __init__(self, seed: int, *, chance: float = 0.3, look_share: float = 0.0) -> None:
+        """Believes that every step takes 10 ms."""
+        steps = CostTable(rows=(1,), seconds=(0.01,))
+        super().__init__(ON, steps, max_rows=MAX_ROWS, share_after=0.5)
+        self._rng = np.random.default_rng(seed)
+        self._chance = chance
+        self._look_share = look_share
+
+    def decide(self, num_rows: int, num_drafts: int) -> Action:
+        assert 0 < num_drafts < num_rows
+        return Action.LOOK if self._rng.random() < self._look_share else Action.PRUNE
+
+    def flags(self, ranks: Ints) -> Bools:
+        flagged: Bools = self._rng.random(len(ranks)) < self._chance
+        return flagged
+
+
+def no_ranks(_runner: Runner, drafted: DraftedTokens) -> Ints:
+    """In the place of a look, where the gate does not go by ranks."""
+    return np.zeros(len(drafted.depth), dtype=np.int64)
 
 
 ForwardedStep = tuple[Runner, RowBatch, tuple[SequenceRows, ...]]
