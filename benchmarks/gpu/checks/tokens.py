@@ -36,7 +36,7 @@ DRAFTS = {
     "coupled": SpeculationConfig(policy="fixed", method="layer_skip"),
     "rejection": SpeculationConfig(policy="fixed", method="layer_skip", draft_sample_method="probabilistic"),
 }
-# Every kernel that edits logits, alone and all of them together.
+# Everything that edits logits, alone and all of it together.
 EDITS = (
     SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2),
     SamplingParams(logit_bias=tuple((token, 9.0) for token in range(4, 20))),
@@ -127,22 +127,20 @@ def verdicts(plan: Plan, backend: Backend | None = None) -> Json:
     for name, drafts in DRAFTS.items():
         probs = draft_probs if name == "rejection" else None
         said = []
-        for device, sampler, kernels in (
-            (plan.device, sampler_on(plan, backend, vocab, count), backend.rejection_kernels),
-            ("cpu", Sampler(count, vocab, (1,), "cpu"), None),
+        for device, sampler in (
+            (plan.device, sampler_on(plan, backend, vocab, count)),
+            ("cpu", Sampler(count, vocab, (1,), "cpu")),
         ):
             _start(sampler, count, _TEMPERATURE)
             laws = None if probs is None else probs.to(device)
-            said.append(
-                make_verifier(drafts, sampler, kernels).judge(logits.to(device, copy=True), sequences, laws)
-            )
+            said.append(make_verifier(drafts, sampler).judge(logits.to(device, copy=True), sequences, laws))
         ours, wanted = said
         found[name] = sum(one.token_ids != other.token_ids for one, other in zip(ours, wanted, strict=True))
     return {"ok": not any(found.values()), "sequences": count, "other_verdicts": found}
 
 
 def edited(plan: Plan, backend: Backend | None = None) -> Json:
-    """Logits that requests edit, by the device's kernels and by tensor operations on the CPU.
+    """Logits that requests edit, by tensor operations on the device and on the CPU.
 
     backend: as in verdicts.
     """
@@ -201,7 +199,7 @@ def verified(plan: Plan, sequences: int, temperature: float = _TEMPERATURE) -> J
         laws = torch.from_numpy(draft).to(plan.device).repeat(sequences, 1) if name == "rejection" else None
         sampler = sampler_on(plan, backend, vocab, sequences)
         _start(sampler, sequences, _TEMPERATURE)
-        judge = make_verifier(drafts, sampler, backend.rejection_kernels)
+        judge = make_verifier(drafts, sampler)
         said = judge.judge(row.to(plan.device).repeat(2 * sequences, 1), asked, laws)
         first = np.array([each.token_ids[0] for each in said])
         found[name] = {
@@ -300,7 +298,7 @@ def _start(sampler: Sampler, count: int, temperature: float) -> None:
 
 def sampler_on(plan: Plan, backend: Backend, vocab: int, slots: int) -> Sampler:
     """As the engine makes it, with the device's kernels."""
-    return Sampler(slots, vocab, (1,), plan.device, backend.sampling_kernels, backend.logits_processor_kernels)
+    return Sampler(slots, vocab, (1,), plan.device, backend.sampling_kernels)
 
 
 def _device_choice(plan: Plan, rows: int, vocab: int) -> Any:

@@ -38,7 +38,7 @@ TYPES = {
     "*fp64": "out bias output_counts repetition frequency presence top_p draft_probs chunk_inside",
     "*i64": (
         "seeds positions draft_starts chunk_best best chunk_weight chunk_prob kept_prob rests sums next_sums "
-        "top_k chosen drafted final_ids chunk_residual chunk_target token_ids slots chunk_first source "
+        "top_k chosen drafted final_ids token_ids slots chunk_first source "
         "rows row_start words"
     ),
     "*i32": "counts edge_key edge_id prefixes first_row num_accepted num_gathered gathered",

@@ -70,9 +70,7 @@ class TorchBackend:
         self.device = torch.device(device)
         self.name = "torch"
         self.sampling_kernels: SamplingKernels | None = None
-        self.logits_processor_kernels = None
         self.mask_kernel = None
-        self.rejection_kernels = None
         self.fused_blocks: Blocks | None = None
         self.fused_layers: Layers | None = None
         self.head_drafting: HeadDrafting | None = None

@@ -35,7 +35,6 @@ def make_executor(
         eos_token_ids,
         backend.device,
         backend.sampling_kernels,
-        backend.logits_processor_kernels,
         make_logits_processors(config.max_num_seqs, vocab_size, eos_token_ids, matchers),
         backend.mask_kernel,
     )
@@ -84,7 +83,7 @@ def _speculation(
     )
     own = make_drafter(config.speculation, drafter_parts)
     drafter = wrap_drafter(own)
-    verifier = make_verifier(config.speculation, sampler, parts.backend.rejection_kernels)
+    verifier = make_verifier(config.speculation, sampler)
     return SpeculativeExecution(
         drafter=drafter,
         verifier=verifier,

@@ -119,16 +119,16 @@ class WarmUp:
         sampler.sample(self._logits[:num_rows], range(num_rows), [2] * num_rows)
 
     def _verify(self, num_sequences: int) -> None:
-        """Verifies drafts of every length that has a kernel variant of its own; all sequences have the longest."""
+        """Verifies the longest drafts."""
         sampler = self._sampler(num_sequences, SamplingParams(temperature=0.9, top_k=5, top_p=0.9))
-        verifier = make_verifier(self._speculation, sampler, self._backend.rejection_kernels)
-        for length in draft_lengths(self._speculation.cap):
-            count = min(num_sequences, len(self._logits) // (length + 1))
-            drafts = [DraftedRows(slot=slot, position=2, draft=(0,) * length) for slot in range(count)]
-            size = (count * length, self._width)
-            proposed = torch.zeros(size, dtype=torch.float64, device=self._logits.device)
-            proposed[:, 0] = 1.0
-            verifier.judge(self._logits[: count * (length + 1)], drafts, proposed.clone())
+        verifier = make_verifier(self._speculation, sampler)
+        length = self._speculation.cap
+        count = min(num_sequences, len(self._logits) // (length + 1))
+        drafts = [DraftedRows(slot=slot, position=2, draft=(0,) * length) for slot in range(count)]
+        size = (count * length, self._width)
+        proposed = torch.zeros(size, dtype=torch.float64, device=self._logits.device)
+        proposed[:, 0] = 1.0
+        verifier.judge(self._logits[: count * (length + 1)], drafts, proposed.clone())
 
     def _draft(self, num_sequences: int) -> None:
         """One pass in which every sequence drafts a token."""
@@ -170,7 +170,6 @@ class WarmUp:
             (),
             self._logits.device,
             backend.sampling_kernels,
-            backend.logits_processor_kernels,
         )
         for slot in range(num_slots):
             sampler.start(_start(slot, sampling))
@@ -216,11 +215,6 @@ def prepare_kernels(config: EngineConfig, models: Sequence[ResidentModel], progr
 def _has_draft_probs(speculation: SpeculationConfig) -> bool:
     """Whether drafts come with the distributions that they were drawn from."""
     return speculation.needs_passes and speculation.draft_sample_method == "probabilistic"
-
-
-def draft_lengths(cap: int) -> list[int]:
-    """1, 3, 7, … below cap, and cap itself: kernels have variants for 2, 4, 8, … rows of a sequence."""
-    return [*(2**i - 1 for i in range(1, cap.bit_length() + 1) if 2**i - 1 < cap), cap]
 
 
 def _start(slot: int, sampling: SamplingParams) -> SequenceStart:

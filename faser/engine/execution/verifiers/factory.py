@@ -5,15 +5,12 @@ import logging
 from faser.config.speculation import SpeculationConfig
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verifiers.verifier import Verifier
-from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
 
 _log = logging.getLogger("faser")
 
 
-def make_verifier(
-    config: SpeculationConfig, sampler: Sampler, kernels: RejectionKernels | None = None
-) -> Verifier:
-    """The verifier of rejection_sample_method, for drafts made by draft_sample_method. kernels: for rejection.
+def make_verifier(config: SpeculationConfig, sampler: Sampler) -> Verifier:
+    """The verifier of rejection_sample_method, for drafts made by draft_sample_method.
 
     Drafts that are not probabilistic are point masses. Of those, block verification accepts in expectation exactly
     what SampleAndMatch accepts, and only SampleAndMatch leaves the tokens untouched too, so both methods get it.
@@ -36,12 +33,7 @@ def make_verifier(
         case "standard" if sampled:
             from faser.engine.execution.verifiers.rejection import Rejection
 
-            rejection = Rejection(sampler)
-            if kernels is None:
-                return rejection
-            from faser.engine.execution.verifiers.device_rejection import DeviceRejection
-
-            return DeviceRejection(sampler, kernels, rejection)
+            return Rejection(sampler)
         case "standard" | "block":
             from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 

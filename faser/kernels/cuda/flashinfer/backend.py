@@ -35,8 +35,6 @@ from faser.kernels.interface.head_drafting import HeadDrafting
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.paged_layout import PagedLayout, paged_layout
 from faser.kernels.interface.processors import DeviceLane, Processors
-from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels
-from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
 from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.separate_blocks import SeparateBlocks
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
@@ -148,11 +146,7 @@ class FlashInferBackend:
         self.device = accelerator.device
         self.name = "flashinfer"
         self.sampling_kernels: SamplingKernels | None = kernels.sampling_kernels(accelerator)
-        self.logits_processor_kernels: LogitsProcessorKernels | None = kernels.logits_processor_kernels(
-            accelerator
-        )
         self.mask_kernel = None
-        self.rejection_kernels: RejectionKernels | None = kernels.rejection_kernels(accelerator)
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
         self.prefers_low_bit = False

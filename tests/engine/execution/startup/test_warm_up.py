@@ -20,11 +20,10 @@ from faser.engine.execution.drafters.draft_samplers import DraftRows, Probabilis
 from faser.engine.execution.drafters.passes import DraftInput, DraftProgress
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.startup.warm_up import WarmUp, draft_lengths
+from faser.engine.execution.startup.warm_up import WarmUp
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.triton.common.tensors import next_power_of_2
 from faser.types import SamplingParams
 from tests.kernels.cuda.fake_graph import fake_backend
 
@@ -87,7 +86,7 @@ def start(slot: int, sampling: SamplingParams) -> SequenceStart:
 
 def scored(backend: FlashInferBackend) -> None:
     """A step with drafts in which every request has log probabilities."""
-    sampler = Sampler(SLOTS, WIDTH, (), "cpu", backend.sampling_kernels, backend.logits_processor_kernels)
+    sampler = Sampler(SLOTS, WIDTH, (), "cpu", backend.sampling_kernels)
     for slot in range(SLOTS):
         sampler.start(start(slot, SamplingParams(logprobs=20, presence_penalty=0.2)))
     drafts = [DraftedRows(slot=slot, position=2, draft=(7,) * CAP) for slot in range(SLOTS)]
@@ -115,12 +114,12 @@ def drafted(backend: FlashInferBackend) -> torch.Tensor:
 
 def judged(backend: FlashInferBackend, speculation: SpeculationConfig) -> None:
     """Sampled drafts; the drafter keeps all their probabilities while kept ones are verified."""
-    sampler = Sampler(SLOTS, WIDTH, (), "cpu", backend.sampling_kernels, backend.logits_processor_kernels)
+    sampler = Sampler(SLOTS, WIDTH, (), "cpu", backend.sampling_kernels)
     for slot in range(SLOTS):
         sampler.start(start(slot, SamplingParams()))
     probs = torch.full((SLOTS * CAP, WIDTH), 1 / WIDTH, dtype=torch.float64)
     drafts = [DraftedRows(slot=slot, position=2, draft=(7,) * CAP) for slot in range(SLOTS)]
-    verifier = make_verifier(speculation, sampler, backend.rejection_kernels)
+    verifier = make_verifier(speculation, sampler)
     verifier.judge(new_logits(), drafts, probs[torch.arange(len(probs))])
 
 
@@ -161,12 +160,3 @@ def test_a_draft_model_verifies_nothing_and_a_target_without_drafts_drafts_nothi
     model = replace(SAMPLED, method="draft_model", model="some/model")
     assert len(WarmUp(fake_backend(), new_logits(), model, verifies=False, drafts=True)) == 3
     assert len(WarmUp(fake_backend(), new_logits(), model, verifies=True, drafts=False)) == 3
-
-
-@pytest.mark.parametrize("cap", range(1, 33))
-def test_draft_lengths_are_of_every_power_of_two_of_rows(cap: int) -> None:
-    lengths = draft_lengths(cap)
-    wanted = {next_power_of_2(length + 1) for length in range(1, cap + 1)}
-    assert {next_power_of_2(length + 1) for length in lengths} == wanted
-    assert lengths == sorted(set(lengths))
-    assert lengths[-1] == cap

@@ -72,7 +72,7 @@ def test_a_token_known_by_now_keeps_its_place_before_the_draft() -> None:
     found = with_text_drafts(proposals, [rows(7, 9, 3, drafted=1)], num_decided=1)
     assert found.drafts[1].token_ids == (PLACEHOLDER, 3)
     assert found.probs is not None
-    assert found.probs[2:, [0, 3]].tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert found.probs[3].tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("drafted", [0, 1])

@@ -95,7 +95,6 @@ class Requested:
             (1,),
             "cpu",
             self._backend.sampling_kernels,
-            self._backend.logits_processor_kernels,
         )
         for slot, sampling in enumerate(ASKED):
             mixed.start(_start(slot, sampling, 17))
@@ -104,7 +103,7 @@ class Requested:
     def judged(self) -> None:
         for sampling in ASKED:
             sampler = self._sampler(sampling)
-            verifier = make_verifier(self._speculation, sampler, self._backend.rejection_kernels)
+            verifier = make_verifier(self._speculation, sampler)
             for count in (1, 3, SLOTS):
                 for longest in range(1, self._speculation.cap + 1):
                     lengths = [longest, *self._random.integers(0, longest + 1, count - 1).tolist()]
@@ -143,9 +142,7 @@ class Requested:
 
     def _sampler(self, sampling: SamplingParams) -> Sampler:
         backend = self._backend
-        sampler = Sampler(
-            SLOTS, self._logits.shape[1], (1,), "cpu", backend.sampling_kernels, backend.logits_processor_kernels
-        )
+        sampler = Sampler(SLOTS, self._logits.shape[1], (1,), "cpu", backend.sampling_kernels)
         for slot in range(SLOTS):
             sampler.start(_start(slot, sampling, 2 + slot))
         return sampler

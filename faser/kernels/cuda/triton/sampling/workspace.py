@@ -110,8 +110,8 @@ class SamplingWorkspace:
             torch.empty(chunked, dtype=torch.float32, device=device) for _ in range(2)
         )
         self.chunk_inside = torch.empty(chunked, dtype=torch.float64, device=device)
-        self.chunk_weight, self.chunk_prob, self.chunk_residual, self.chunk_target = (
-            torch.empty(chunked, dtype=torch.int64, device=device) for _ in range(4)
+        self.chunk_weight, self.chunk_prob = (
+            torch.empty(chunked, dtype=torch.int64, device=device) for _ in range(2)
         )
         self.best = torch.empty(max_rows, dtype=torch.int64, device=device)
         self.largest, self.margin = (torch.empty(max_rows, dtype=torch.float32, device=device) for _ in range(2))
