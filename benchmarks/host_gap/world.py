@@ -34,10 +34,10 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
 from faser.engine.execution.overlap.streams import Streams
 from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.engine.execution.verifiers.factory import make_verifier
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler
+from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.processors import DeviceLane
 from faser.kernels.interface.shapes import KvShape
@@ -151,7 +151,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         target = _runner(_TARGET, Path(folder) / "target", target_backend, places.verify, slots, rows, GAMMA)
         draft = _runner(_DRAFT, Path(folder) / "draft", draft_backend, places.draft, slots, rows, None)
-    sampler = Sampler(slots, target.vocab_size, (2,), "cpu", TorchSamplingKernels())
+    sampler = Sampler(slots, target.vocab_size, (2,), TorchSamplingKernels())
     control = speculation = None
     if wanted.mode not in (PLAIN, SHORT):
         config = SpeculationConfig(

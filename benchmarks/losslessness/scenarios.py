@@ -28,10 +28,10 @@ from faser.engine.execution.drafters.draft_samplers import (
 )
 from faser.engine.execution.drafters.drafter import Drafter, Proposals
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.verify import Verifier
 from faser.engine.execution.text_lookup.lookup import CombinedLookup
 from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
 from faser.engine.execution.text_lookup.text_and_model import TextAndModel
-from faser.engine.execution.verifiers.verifier import Verifier
 
 CAP = 8
 
@@ -158,7 +158,7 @@ class Case:
         pattern = PATTERNS[self.pattern]
 
         def make_sampler(world: World) -> Sampler:
-            return self.sampler(NUM_SLOTS, world.vocab, (), "cpu")
+            return self.sampler(NUM_SLOTS, world.vocab, ())
 
         return Scenario(
             world=pattern.world,

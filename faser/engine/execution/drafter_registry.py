@@ -29,11 +29,11 @@ from faser.engine.execution.drafters.passes import DraftLoop, PassLoop
 from faser.engine.execution.drafters.states import HiddenStates
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.execution.sampling.parameters import SamplingState
 from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter, TextLookup
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.kernels.cpu.text_index import UNLIMITED
-from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling import SamplingKernels
 from faser.types import ProgressCallback
 
 

@@ -24,9 +24,10 @@ from faser.engine.execution.proposed_drafts import ProposedDrafts
 from faser.engine.execution.pruning import PlainForward, VerificationForward
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.rows import AcceptanceResult
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.verify import Verifier
 from faser.engine.execution.step_results import drafts_of, sequence_results
-from faser.engine.execution.verifiers.verifier import AcceptanceResult, Verifier
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 
 # Rows and batch as the forward returned them (it may cut drafts), and the acceptance results by slot.

@@ -29,7 +29,7 @@ from faser.engine.contract.plan import SequenceRows
 from faser.engine.contract.step_times import CostTable
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.verifiers.verifier import AcceptanceResult
+from faser.engine.execution.sampling.rows import AcceptanceResult
 from faser.errors import ConfigError
 from faser.types import PruneStats
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from faser.engine.contract.plan import DraftPlan, Drafts, SequenceResult, SequenceRows
 from faser.engine.execution.drafters.drafter import Proposals
-from faser.engine.execution.verifiers.verifier import AcceptanceResult
+from faser.engine.execution.sampling.rows import AcceptanceResult
 from faser.types import PositionLogprobs
 
 _NOT_SAMPLED = AcceptanceResult()

@@ -5,7 +5,7 @@ import ctypes
 from torch import Tensor
 
 from faser.kernels.cpu.thread_pools import LanePools
-from faser.kernels.interface.sampling.logits_processor_kernels import MaskEdit
+from faser.kernels.interface.sampling import Ints
 
 
 class CpuMaskKernel:
@@ -20,8 +20,7 @@ class CpuMaskKernel:
         """Run on these threads from the next call on."""
         self._pool = pool
 
-    def __call__(self, logits: Tensor, edit: MaskEdit) -> None:
-        rows, words = edit.rows, edit.words
+    def __call__(self, logits: Tensor, rows: Ints, words: Ints) -> None:
         assert logits.stride(1) == 1, "the logits of a row are not contiguous"
         assert words.shape[1] * 64 >= logits.shape[1], "the mask is shorter than a row"
         self._call(

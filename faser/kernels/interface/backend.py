@@ -17,8 +17,7 @@ from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.head_drafting import HeadDrafting
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.processors import DeviceLane, Processors
-from faser.kernels.interface.sampling.logits_processor_kernels import MaskKernel
-from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
+from faser.kernels.interface.sampling import DeviceSamplingKernels, MaskKernel, SamplingKernels
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, KvShape, PackedLinear, RowLayout
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.interface.blocks import DecoderStack, LayerBuffers
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import KvCache, PackedLinear, RowLayout
 
 Ints = NDArray[np.int64]

@@ -19,7 +19,7 @@ from faser.kernels.interface.int8_cache import SCALE_DTYPE, dequantised, quantis
 from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bit
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.processors import DeviceLane, Processors
-from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 

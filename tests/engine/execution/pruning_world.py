@@ -40,8 +40,8 @@ from faser.engine.execution.pruning import (
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.token_samplers import TokenSampler
-from faser.engine.execution.verifiers.factory import make_verifier
+from faser.engine.execution.sampling.tokens import TokenSampler
+from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
@@ -146,7 +146,7 @@ def make_engine(
     num_blocks: at most NUM_BLOCKS, which the caches have. samples_in_runner: as of DrafterParts.
     """
     table = BlockTable(NUM_SLOTS, MAX_LEN // BLOCK_SIZE)
-    sampler = Sampler(NUM_SLOTS, world.target.vocab_size, eos_token_ids, "cpu", world.target.sampling_kernels)
+    sampler = Sampler(NUM_SLOTS, world.target.vocab_size, eos_token_ids, world.target.sampling_kernels)
     speculation, control, clock = None, None, SimulatedClock()
     if config.policy != "off":
         model = DraftModelParts(

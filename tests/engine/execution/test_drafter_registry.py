@@ -27,15 +27,15 @@ from faser.engine.execution.drafters.layer_skip import LayerSkip
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.parameters import SamplingState
 from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter
 from faser.engine.execution.text_lookup.native_lookup import NativeLookup
 from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals
+from faser.kernels.interface.sampling import Ints, Reals
 from faser.kernels.torch.backend import TorchBackend
 from faser.types import SamplingParams
 from tests.engine.execution.drafters.drafting import (

@@ -21,9 +21,9 @@ from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExec
 from faser.engine.execution.pruning import PlainForward, VerificationForward
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.rows import AcceptanceResult
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
-from faser.engine.execution.verifiers.verifier import AcceptanceResult
+from faser.engine.execution.sampling.verify import SampleAndMatch
 from faser.kernels.torch.backend import TorchBackend
 from faser.types import PruneStats, SamplingParams
 from tests.engine.execution.greedy_sampler import GreedySampler
@@ -115,7 +115,7 @@ def make_executor(
     *,
     samples_in_runner: bool = False,
 ) -> ModelExecutor:
-    sampler = Sampler(NUM_SLOTS, runner.vocab_size, (), "cpu", runner.sampling_kernels)
+    sampler = Sampler(NUM_SLOTS, runner.vocab_size, (), runner.sampling_kernels)
     speculation = None
     if drafter is not None:
         speculation = SpeculativeExecution(

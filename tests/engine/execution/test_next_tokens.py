@@ -8,7 +8,7 @@ from faser.engine.execution.proposed_drafts import ProposedDrafts
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
+from faser.engine.execution.sampling.verify import SampleAndMatch
 from faser.kernels.torch.backend import TorchBackend
 from faser.types import SamplingParams
 from tests.engine.execution.greedy_sampler import GreedySampler
@@ -46,7 +46,7 @@ def forward(runner: Runner, drafts: dict[int, tuple[int, ...]]) -> tuple[tuple[S
 
 
 def next_tokens(runner: Runner, *, samples_in_runner: bool, **sampling: int) -> NextTokens:
-    sampler = Sampler(NUM_SLOTS, runner.vocab_size, (), "cpu", runner.sampling_kernels)
+    sampler = Sampler(NUM_SLOTS, runner.vocab_size, (), runner.sampling_kernels)
     for slot, prompt in PROMPTS.items():
         params = SamplingParams(temperature=0.0, **sampling)  # type: ignore[arg-type]
         start = SequenceStart(slot=slot, sampling=params, seed=0, prompt_len=len(prompt), token_ids=prompt)

@@ -25,7 +25,7 @@ from faser.engine.execution.drafters.states import HiddenStates
 from faser.engine.execution.heads.loader import load_head
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
-from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.execution.sampling.parameters import SamplingState
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.interface.shapes import KvShape
 from faser.types import SamplingParams

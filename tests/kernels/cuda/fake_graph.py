@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from faser.engine.execution.sampling.noise import Purpose, uniforms
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.parameters import Purpose, uniforms
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.triton.device_kernels import DeviceKernels
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.fp8_cache import as_bytes, stored
-from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints
-from faser.kernels.interface.sampling.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
+from faser.kernels.interface.sampling import NO_TOKEN, DeviceSamplingMetadata, Ints, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer

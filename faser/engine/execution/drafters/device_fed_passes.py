@@ -36,8 +36,8 @@ from faser.engine.execution.drafters.passes import (
 )
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.token_samplers import PendingTokens
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.engine.execution.sampling.tokens import PendingTokens
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import RowLayout
 
 Ints = NDArray[np.int64]

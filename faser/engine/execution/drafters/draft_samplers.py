@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import draw
-from faser.engine.execution.sampling.noise import Purpose, uniforms
-from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.sampling.token_samplers import SampledTokens, draft_on_host
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals, SamplingKernels
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.parameters import Purpose, SamplingState, uniforms
+from faser.engine.execution.sampling.tokens import SampledTokens, draft_on_host
+from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingKernels, SamplingMetadata
 
 WINDOW = 0.05  # about how far the draft model's tokens lie from the target's (benchmarks/draft_agreement.py)
 _CERTAIN = 100.0  # nats; larger margins, and infinite ones, carry no more information

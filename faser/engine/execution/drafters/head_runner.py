@@ -15,7 +15,7 @@ from faser.engine.execution.heads.head import Head
 from faser.engine.execution.runner.batch import RowBatch
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.head_drafting import DraftedTokens, DraftRules, HeadRows
-from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import KvCache, KvShape, RowLayout
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from faser.engine.contract.plan import SequenceRows
-from faser.engine.execution.sampling.token_samplers import PendingTokens
+from faser.engine.execution.sampling.tokens import PendingTokens
 from faser.kernels.interface.shapes import RowLayout
 
 

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.staged_numbers import StagedNumbers
-from faser.engine.execution.sampling.token_samplers import PendingTokens, TokenSampler
+from faser.engine.execution.sampling.tokens import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, KvShape, RowLayout
 
 

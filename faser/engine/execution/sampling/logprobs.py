@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from faser.engine.execution.sampling.ranking import first
+from faser.engine.execution.sampling.distribution import first
 from faser.types import PositionLogprobs
 
 _ELEMENTS_AT_ONCE = 2**26  # 256 MiB of float32: the log probabilities take as much again

@@ -8,11 +8,10 @@ from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.pruning import EarlyPruning, PlainForward
 from faser.engine.execution.runner.batch import BlockTable
-from faser.engine.execution.sampling.logits_processors.registry import make_logits_processors
+from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.verify import SampleAndMatch, make_verifier
 from faser.engine.execution.startup.parts import EngineParts
-from faser.engine.execution.verifiers.factory import make_verifier
-from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.types import ProgressCallback
 
@@ -33,10 +32,8 @@ def make_executor(
         config.max_num_seqs,
         vocab_size,
         eos_token_ids,
-        backend.device,
         backend.sampling_kernels,
-        make_logits_processors(config.max_num_seqs, vocab_size, eos_token_ids, matchers),
-        backend.mask_kernel,
+        make_logits_processors(vocab_size, eos_token_ids, matchers, backend.mask_kernel),
     )
     table = BlockTable(config.max_num_seqs, -(-target.max_positions // parts.kv.block_size))
     return ModelExecutor(

@@ -9,8 +9,8 @@ from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
 from faser.engine.execution.drafters.draft_samplers import WINDOW
 from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, HostTokenSampler, TokenSampler
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler, HostTokenSampler, TokenSampler
 from faser.engine.execution.startup.model_loading import LoadedModel
 from faser.engine.execution.startup.sizing import most_logit_rows
 from faser.kernels.interface.backend import Backend

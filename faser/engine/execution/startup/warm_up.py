@@ -23,15 +23,15 @@ from faser.engine.execution.drafters.draft_samplers import (
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
+from faser.engine.execution.sampling.parameters import SamplingState
+from faser.engine.execution.sampling.rows import DraftedRows
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler
+from faser.engine.execution.sampling.verify import SampleAndMatch, make_verifier
 from faser.engine.execution.startup.model_loading import LoadedModel
 from faser.engine.execution.startup.runner_factory import ModelRole
-from faser.engine.execution.verifiers.factory import make_verifier
-from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.types import MAX_LOGPROBS, ProgressCallback, SamplingParams
 
 STAGE = "preparing kernels"
@@ -116,7 +116,8 @@ class WarmUp:
         """Every row of a step with drafts uses every sampling parameter."""
         num_rows = self._num_rows(num_sequences)
         sampler = self._sampler(num_rows, _EVERYTHING)
-        sampler.sample(self._logits[:num_rows], range(num_rows), [2] * num_rows)
+        rows = [DraftedRows(slot=slot, position=2) for slot in range(num_rows)]
+        SampleAndMatch(sampler).verify(self._logits[:num_rows], rows, None)
 
     def _verify(self, num_sequences: int) -> None:
         """Verifies the longest drafts."""
@@ -128,7 +129,7 @@ class WarmUp:
         size = (count * length, self._width)
         proposed = torch.zeros(size, dtype=torch.float64, device=self._logits.device)
         proposed[:, 0] = 1.0
-        verifier.judge(self._logits[: count * (length + 1)], drafts, proposed.clone())
+        verifier.verify(self._logits[: count * (length + 1)], drafts, proposed.clone())
 
     def _draft(self, num_sequences: int) -> None:
         """One pass in which every sequence drafts a token."""
@@ -163,14 +164,7 @@ class WarmUp:
                 return None
 
     def _sampler(self, num_slots: int, sampling: SamplingParams) -> Sampler:
-        backend = self._backend
-        sampler = Sampler(
-            num_slots,
-            self._width,
-            (),
-            self._logits.device,
-            backend.sampling_kernels,
-        )
+        sampler = Sampler(num_slots, self._width, (), self._backend.sampling_kernels)
         for slot in range(num_slots):
             sampler.start(_start(slot, sampling))
         return sampler

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.interface.blocks import Blocks
-from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
+from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape
 
 # (qkv, angles, positions, slots, keys, values, shape, q_norm, k_norm, eps) -> queries; see triton/rope_append.py.

@@ -18,9 +18,8 @@ from benchmarks.gpu.common.closed_loop import Tokens
 from benchmarks.gpu.common.plan import ON_DEVICE, Plan
 from faser.engine.execution.cuda_graphs.batch_sizes import GraphSizes
 from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata
 from faser.types import ModelInfo
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.cuda_graphs.test_graph_runner import (

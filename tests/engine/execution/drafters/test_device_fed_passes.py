@@ -45,13 +45,12 @@ from faser.engine.execution.drafters.passes import DraftBatch, DraftInput, Draft
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.sampling.token_samplers import HostTokenSampler, SampledTokens, TokenSampler
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.parameters import SamplingState
+from faser.engine.execution.sampling.tokens import HostTokenSampler, SampledTokens, TokenSampler
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import NO_TOKEN, SamplingMetadata
 from faser.types import Request, SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution import pruning_world

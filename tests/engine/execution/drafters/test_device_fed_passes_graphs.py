@@ -23,7 +23,7 @@ from faser.engine.execution.drafters.draft_samplers import (
 )
 from faser.engine.execution.drafters.passes import DraftInput, PassLoop
 from faser.engine.execution.runner.batch import BlockTable
-from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.execution.sampling.parameters import SamplingState
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.cuda_graphs.test_graph_runner import (

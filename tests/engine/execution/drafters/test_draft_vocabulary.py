@@ -17,7 +17,7 @@ from faser.engine.execution.drafters.draft_samplers import (
     SampleAndMatchDraftSampler,
 )
 from faser.engine.execution.drafters.draft_vocabulary import DraftVocabularySampler
-from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.execution.sampling.parameters import SamplingState
 from faser.types import SamplingParams
 
 VOCAB, DRAFT_VOCAB, NUM_ROWS = 300, 60, 8

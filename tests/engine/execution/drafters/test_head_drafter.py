@@ -37,7 +37,7 @@ from faser.engine.execution.heads.loader import load_head
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.execution.sampling.parameters import SamplingState
 from faser.kernels.interface.shapes import KvShape, RowLayout
 from faser.kernels.torch.backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint

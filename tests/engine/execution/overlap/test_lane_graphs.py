@@ -38,7 +38,7 @@ from faser.engine.execution.overlap.partition import Lane, Partition, synchronou
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.verifiers.factory import make_verifier
+from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphCapture
@@ -145,7 +145,7 @@ def world_on(
 
 
 def plain_engine(side: Side) -> Engine:
-    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), "cpu", side.backend.sampling_kernels)
+    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), side.backend.sampling_kernels)
     executor = ModelExecutor(side.eager(), sampler, BlockTable(SLOTS, WIDTH), max_logit_rows=MAX_LOGIT_ROWS)
     return Engine(scheduler(None), executor)
 
@@ -153,7 +153,7 @@ def plain_engine(side: Side) -> Engine:
 def overlapping_engine(world: World, share: float) -> Engine:
     config = SpeculationConfig(model="beside", method="draft_model", policy="fixed", num_speculative_tokens=CAP)
     table = BlockTable(SLOTS, WIDTH)
-    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), "cpu", world.target.sampling_kernels)
+    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), world.target.sampling_kernels)
     model = DraftModelParts(
         runner=world.drafter,
         kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),

@@ -20,7 +20,7 @@ from faser.engine.execution.overlap.partition import Serial
 from faser.engine.execution.pruning import EarlyPruning
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.verifiers.factory import make_verifier
+from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
@@ -72,7 +72,7 @@ def sides(world: World, given: dict[str, Any]) -> Sides:
     """As the engine assembles them."""
     config = SpeculationConfig(model="drafter", policy="fixed", num_speculative_tokens=CAP, **given)
     table = BlockTable(NUM_SLOTS, MAX_LEN // BLOCK_SIZE)
-    sampler = Sampler(NUM_SLOTS, world.target.vocab_size, (), "cpu", world.target.sampling_kernels)
+    sampler = Sampler(NUM_SLOTS, world.target.vocab_size, (), world.target.sampling_kernels)
     parts = DrafterParts(
         target=world.target,
         table=table,

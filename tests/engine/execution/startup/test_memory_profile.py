@@ -11,13 +11,12 @@ from torch import Tensor
 
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.config_json import read_model_config
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.startup.memory_profile import profile_memory
 from faser.engine.execution.startup.model_loading import LoadedModel
 from faser.engine.execution.startup.runner_factory import ModelRole
 from faser.engine.execution.startup.warm_up import STAGE, ResidentModel, prepare_kernels
-from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata
 from tests.engine.execution.cuda_graphs.test_graph_runner import (
     BLOCK_SIZE,
     MAX_LOGIT_ROWS,

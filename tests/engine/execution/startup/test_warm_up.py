@@ -18,11 +18,11 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafters.draft_samplers import DraftRows, ProbabilisticDraftSampler
 from faser.engine.execution.drafters.passes import DraftInput, DraftProgress
+from faser.engine.execution.sampling.parameters import SamplingState
+from faser.engine.execution.sampling.rows import DraftedRows
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.execution.sampling.verify import make_verifier
 from faser.engine.execution.startup.warm_up import WarmUp
-from faser.engine.execution.verifiers.factory import make_verifier
-from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.types import SamplingParams
 from tests.kernels.cuda.fake_graph import fake_backend
@@ -86,12 +86,12 @@ def start(slot: int, sampling: SamplingParams) -> SequenceStart:
 
 def scored(backend: FlashInferBackend) -> None:
     """A step with drafts in which every request has log probabilities."""
-    sampler = Sampler(SLOTS, WIDTH, (), "cpu", backend.sampling_kernels)
+    sampler = Sampler(SLOTS, WIDTH, (), backend.sampling_kernels)
     for slot in range(SLOTS):
         sampler.start(start(slot, SamplingParams(logprobs=20, presence_penalty=0.2)))
     drafts = [DraftedRows(slot=slot, position=2, draft=(7,) * CAP) for slot in range(SLOTS)]
     verifier = make_verifier(SpeculationConfig(policy="fixed", method="ngram"), sampler)
-    verifier.judge(new_logits(), drafts, None)
+    verifier.verify(new_logits(), drafts, None)
 
 
 def drafted(backend: FlashInferBackend) -> torch.Tensor:
@@ -112,15 +112,15 @@ def drafted(backend: FlashInferBackend) -> torch.Tensor:
     return probs
 
 
-def judged(backend: FlashInferBackend, speculation: SpeculationConfig) -> None:
+def verified(backend: FlashInferBackend, speculation: SpeculationConfig) -> None:
     """Sampled drafts; the drafter keeps all their probabilities while kept ones are verified."""
-    sampler = Sampler(SLOTS, WIDTH, (), "cpu", backend.sampling_kernels)
+    sampler = Sampler(SLOTS, WIDTH, (), backend.sampling_kernels)
     for slot in range(SLOTS):
         sampler.start(start(slot, SamplingParams()))
     probs = torch.full((SLOTS * CAP, WIDTH), 1 / WIDTH, dtype=torch.float64)
     drafts = [DraftedRows(slot=slot, position=2, draft=(7,) * CAP) for slot in range(SLOTS)]
     verifier = make_verifier(speculation, sampler)
-    verifier.judge(new_logits(), drafts, probs[torch.arange(len(probs))])
+    verifier.verify(new_logits(), drafts, probs[torch.arange(len(probs))])
 
 
 def played(speculation: SpeculationConfig, *, verifies: bool, drafts: bool) -> int:
@@ -138,7 +138,7 @@ def test_no_draft_takes_more_memory() -> None:
 def test_no_verification_takes_more_memory(method: str) -> None:
     backend, speculation = fake_backend(), replace(SAMPLED, rejection_sample_method=method)
     found = played(speculation, verifies=True, drafts=False)
-    assert peak_of(lambda: judged(backend, speculation)) - GIVEN <= found
+    assert peak_of(lambda: verified(backend, speculation)) - GIVEN <= found
 
 
 def test_no_log_probabilities_take_more_memory() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common.tensors import expect, expect_lines, next_power_of_2
-from faser.kernels.interface.sampling.sampling_metadata import DeviceSamplingMetadata
+from faser.kernels.interface.sampling import DeviceSamplingMetadata
 
 DIGIT_BITS, NUM_LEVELS = 4, 3  # of the search for the last token that top_k or top_p keeps, see truncation.py
 MOST_GATHERED = 4096  # tokens that a program of that search keeps in registers

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from faser.engine.execution.sampling.noise import Purpose
-from faser.engine.execution.sampling.noise import uniforms as reference
+from faser.engine.execution.sampling.parameters import Purpose
+from faser.engine.execution.sampling.parameters import uniforms as reference
 from faser.kernels.cuda.triton.sampling import noise
 from faser.kernels.cuda.triton.sampling.noise import uniforms
 from tests.kernels.cuda.triton.rows import on_device, zeros

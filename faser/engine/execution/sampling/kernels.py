@@ -6,17 +6,24 @@ from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import (
     Truncation,
+    best,
     choose,
     draw,
     final_probs,
+    first_and_margin,
     parts,
     rows_at_once,
     scale,
 )
-from faser.engine.execution.sampling.ranking import best, first_and_margin
-from faser.kernels.interface.sampling.philox import philox
-from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals, Words, best_then_drawn
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import (
+    NO_TOKEN,
+    Ints,
+    Reals,
+    SamplingMetadata,
+    Words,
+    best_then_drawn,
+    philox,
+)
 
 _ALL = slice(None)
 

@@ -3,12 +3,13 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from faser.engine.execution.sampling.logits_processors.torch_kernels import (
+from faser.engine.execution.sampling.edits import (
     Entries,
     EntryPenalties,
     add_bias,
@@ -25,16 +26,14 @@ def random_logits(num_rows: int, seed: int = 0) -> Tensor:
 
 
 def entries(pairs: list[tuple[int, int]]) -> Entries:
-    return Entries(
-        rows=torch.tensor([row for row, _ in pairs], dtype=torch.int64),
-        token_ids=torch.tensor([token_id for _, token_id in pairs], dtype=torch.int64),
-    )
+    rows = sorted({row for row, _ in pairs})
+    return Entries.of(rows, [np.array([token_id for other, token_id in pairs if other == row]) for row in rows])
 
 
 def penalties(counts: list[int], repetition: float, frequency: float, presence: float) -> EntryPenalties:
-    ones = torch.ones(len(counts), dtype=torch.float64)
+    ones = np.ones(len(counts))
     return EntryPenalties(
-        output_counts=torch.tensor(counts, dtype=torch.float64),
+        output_counts=np.array(counts, dtype=np.float64),
         repetition=ones * repetition,
         frequency=ones * frequency,
         presence=ones * presence,
@@ -89,7 +88,7 @@ def test_bias_is_added_where_it_is_asked_for_and_nowhere_else() -> None:
     expected[0, 4] += 100.0
     expected[1, 39] -= 2.5
 
-    add_bias(logits, entries([(0, 4), (1, 39)]), torch.tensor([100.0, -2.5]))
+    add_bias(logits, entries([(0, 4), (1, 39)]), np.array([100.0, -2.5], dtype=np.float32))
 
     assert torch.equal(logits, expected)
 
@@ -98,7 +97,7 @@ def test_allowed_tokens_keep_their_logits_and_other_rows_keep_all() -> None:
     logits = random_logits(3)
     before = logits.clone()
 
-    allow_only(logits, torch.tensor([0, 2]), entries([(0, 4), (0, 5), (2, 39)]))
+    allow_only(logits, entries([(0, 4), (0, 5), (2, 39)]))
 
     assert logits[0].isfinite().nonzero()[:, 0].tolist() == [4, 5]
     assert logits[2].isfinite().nonzero()[:, 0].tolist() == [39]

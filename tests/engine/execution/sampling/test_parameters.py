@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from faser.engine.execution.sampling.noise import Purpose, uniforms
-from faser.kernels.interface.sampling.philox import philox
+from faser.engine.execution.sampling.parameters import Purpose, uniforms
+from faser.kernels.interface.sampling import philox
 
 NUM_DRAWS = 100_000
 

@@ -1,10 +1,14 @@
-"""The verifiers with a real sampler, as the executor uses them: ragged drafts of many sequences in one batch."""
+"""Verdicts that follow from tokens alone are those of the rule, whoever else is in the step.
+
+The verifiers with a real sampler, as the executor uses them: ragged drafts of many sequences in one batch.
+"""
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,15 +16,75 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.plan import SequenceRows
+from faser.engine.execution.sampling.rejection import Block, Rejection
+from faser.engine.execution.sampling.rows import AcceptanceResult, DraftedRows, DraftLayout
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.verifiers.block import Block
-from faser.engine.execution.verifiers.factory import make_verifier
-from faser.engine.execution.verifiers.rejection import Rejection
-from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
-from faser.engine.execution.verifiers.synthetic import Synthetic
-from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
+from faser.engine.execution.sampling.verify import (
+    SampleAndMatch,
+    Synthetic,
+    Verifier,
+    acceptance_of_tokens,
+    accepted,
+    make_verifier,
+)
+from faser.kernels.interface.sampling import NO_TOKEN
 from faser.types import PositionLogprobs, SamplingParams, SequenceError
+from tests.engine.execution.sampling.sampled import sample
 from tests.engine.execution.sampling.test_sampler import EOS, PROMPT, VOCAB, random_sampling, starting
+
+# Of one sequence: drafted tokens, and what its rows choose.
+OneSequence = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def by_arrays(sequences: Sequence[SequenceRows], chosen: np.ndarray) -> list[AcceptanceResult]:
+    """The rule as verifiers with a sampler have it: masks over the rows of all sequences."""
+    drafted = [
+        DraftedRows(
+            slot=each.slot, position=position, draft=each.token_ids[len(each.token_ids) - each.num_drafts :]
+        )
+        for each in sequences
+        for position in (each.start + len(each.token_ids) - each.num_drafts,)
+    ]
+    rows = DraftLayout.of(drafted)
+    last = rows.last_reached(accepted(chosen, rows.drafted)).tolist()
+    return [
+        AcceptanceResult(error=SequenceError.NOT_FINITE)
+        if chosen[end] == NO_TOKEN
+        else AcceptanceResult(token_ids=(*each.draft[: end - begin], int(chosen[end])))
+        for each, begin, end in zip(drafted, rows.first.tolist(), last, strict=True)
+    ]
+
+
+@st.composite
+def one_sequence(draw: st.DrawFn) -> OneSequence:
+    draft = tuple(draw(st.lists(st.integers(0, 1), max_size=4)))
+    size = len(draft) + 1
+    return draft, tuple(draw(st.lists(st.sampled_from([NO_TOKEN, 0, 1]), min_size=size, max_size=size)))
+
+
+@given(st.lists(one_sequence(), min_size=1, max_size=5), st.integers(1, 3))
+def test_verdicts_of_chosen_tokens_are_those_of_masks_over_rows(steps: list[OneSequence], num_known: int) -> None:
+    sequences = [
+        SequenceRows(
+            slot=slot,
+            start=10 * slot,
+            token_ids=(*range(90, 90 + num_known), *draft),
+            new_blocks=(),
+            samples=True,
+            num_drafts=len(draft),
+        )
+        for slot, (draft, _) in enumerate(steps)
+    ]
+    chosen = np.array([token_id for _, tokens in steps for token_id in tokens], dtype=np.int64)
+    assert acceptance_of_tokens(sequences, chosen) == by_arrays(sequences, chosen)
+
+
+def test_tokens_behind_the_first_one_that_nobody_drafted_are_dropped() -> None:
+    rows = SequenceRows(slot=0, start=5, token_ids=(1, 7, 8, 9), new_blocks=(), samples=True, num_drafts=3)
+    (verdict,) = acceptance_of_tokens([rows], np.array([7, 4, 9, 3]))
+    assert verdict == AcceptanceResult(token_ids=(7, 4))
+
 
 NUM_TOKENS = 9
 VERIFIERS: list[Callable[[Sampler], Verifier]] = [SampleAndMatch, Rejection, Block]
@@ -46,13 +110,13 @@ def plainly(
     table: Table, sampling: SamplingParams, seed: int
 ) -> tuple[list[int], list[PositionLogprobs | None], str | None]:
     """NUM_TOKENS tokens one by one, their reports, and the error that ended them."""
-    sampler = Sampler(1, VOCAB, EOS, "cpu")
+    sampler = Sampler(1, VOCAB, EOS)
     sampler.start(starting(sampling, seed=seed))
     tokens: list[int] = []
     reports: list[PositionLogprobs | None] = []
     for position in range(len(PROMPT), len(PROMPT) + NUM_TOKENS):
         last = tokens[-1] if tokens else PROMPT[-1]
-        (row,) = sampler.sample(table.logits(position, last)[None].clone(), [0], [position])
+        (row,) = sample(sampler, table.logits(position, last)[None].clone(), [0], [position])
         if row.error is not None:
             return tokens, reports, row.error
         tokens.append(row.token_id)
@@ -75,7 +139,7 @@ def test_coupled_tokens_and_reports_are_those_of_an_engine_that_never_drafts(see
     params = [random_sampling(rng) for _ in range(4)]
     params.append(params[0])  # a second sample of the same request differs by its seed only
     expected = [plainly(table, sampling, seed + i) for i, sampling in enumerate(params)]
-    sampler = Sampler(8, VOCAB, EOS, "cpu")
+    sampler = Sampler(8, VOCAB, EOS)
     slots = rng.sample(range(8), len(params))
     for i, slot in enumerate(slots):
         sampler.start(starting(params[i], slot=slot, seed=seed + i))
@@ -95,7 +159,7 @@ def test_coupled_tokens_and_reports_are_those_of_an_engine_that_never_drafts(see
         ]
         last = [found[i][-1] if found[i] else PROMPT[-1] for i in going]
         logits = torch.cat([table.of(each, before) for each, before in zip(sequences, last, strict=True)])
-        for i, verdict in zip(going, SampleAndMatch(sampler).judge(logits, sequences, None), strict=True):
+        for i, verdict in zip(going, SampleAndMatch(sampler).verify(logits, sequences, None), strict=True):
             errors[i] = verdict.error
             found[i] += verdict.token_ids
             reports[i] += verdict.logprobs or [None] * len(verdict.token_ids)
@@ -115,10 +179,10 @@ def judge_alone(
     draft: tuple[int, ...],
     probs: Tensor | None = None,
 ) -> AcceptanceResult:
-    sampler = Sampler(1, VOCAB, EOS, "cpu")
+    sampler = Sampler(1, VOCAB, EOS)
     sampler.start(starting(sampling))
     each = DraftedRows(slot=0, position=len(PROMPT), draft=draft)
-    (verdict,) = make(sampler).judge(logits.clone(), [each], probs)
+    (verdict,) = make(sampler).verify(logits.clone(), [each], probs)
     return verdict
 
 
@@ -149,7 +213,7 @@ def test_a_sequence_without_a_draft_gets_the_token_of_the_plain_sampler(
     """Although its neighbours drafted."""
     rng = random.Random(seed)
     params = [replace(random_sampling(rng), min_tokens=0, allowed_token_ids=None) for _ in range(6)]
-    sampler = Sampler(6, VOCAB, EOS, "cpu")
+    sampler = Sampler(6, VOCAB, EOS)
     for slot, sampling in enumerate(params):
         sampler.start(starting(sampling, slot=slot, seed=seed))
     sequences = [
@@ -158,10 +222,10 @@ def test_a_sequence_without_a_draft_gets_the_token_of_the_plain_sampler(
     logits = torch.randn(6 + 9, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
     first = [0, 1, 5, 6, 10, 11]
 
-    verdicts = make(sampler).judge(logits.clone(), sequences, None)
+    verdicts = make(sampler).verify(logits.clone(), sequences, None)
 
     for slot in (0, 2, 4):
-        (plain,) = sampler.sample(logits[first[slot]][None].clone(), [slot], [len(PROMPT)])
+        (plain,) = sample(sampler, logits[first[slot]][None].clone(), [slot], [len(PROMPT)])
         assert verdicts[slot].token_ids == (plain.token_id,)
         assert verdicts[slot].logprobs == (None if plain.logprobs is None else (plain.logprobs,))
 
@@ -196,12 +260,12 @@ def test_a_bad_row_behind_an_accepted_draft_is_an_error(temperature: float) -> N
 
 @pytest.mark.parametrize("make", VERIFIERS)
 def test_judging_leaves_the_state_of_the_sampler_as_it_was(make: Callable[[Sampler], Verifier]) -> None:
-    sampler = Sampler(1, VOCAB, EOS, "cpu")
+    sampler = Sampler(1, VOCAB, EOS)
     sampler.start(starting(SamplingParams(frequency_penalty=1.0, repetition_penalty=1.3, logprobs=2)))
     each = DraftedRows(slot=0, position=len(PROMPT), draft=(4, 5))
     logits = peaked(4, 5, 6)
 
-    first, again = (make(sampler).judge(logits.clone(), [each], None) for _ in range(2))
+    first, again = (make(sampler).verify(logits.clone(), [each], None) for _ in range(2))
 
     assert first == again
 
@@ -232,12 +296,12 @@ def test_synthetic_acceptance_takes_drafts_and_ends_with_the_target_choice(
 
 def test_synthetic_rates_are_of_whole_prefixes() -> None:
     rates, num = (0.8, 0.6, 0.15), 20_000
-    sampler = Sampler(num, 4, EOS, "cpu")
+    sampler = Sampler(num, 4, EOS)
     for slot in range(num):
         sampler.start(starting(SamplingParams(), slot=slot, seed=slot))
     sequences = [DraftedRows(slot=slot, position=4, draft=(1, 2, 3)) for slot in range(num)]
 
-    verdicts = Synthetic(sampler, rates).judge(torch.zeros(4 * num, 4), sequences, None)
+    verdicts = Synthetic(sampler, rates).verify(torch.zeros(4 * num, 4), sequences, None)
 
     lengths = [len(verdict.token_ids) - 1 for verdict in verdicts]
     for i, rate in enumerate(rates):
@@ -263,7 +327,7 @@ def test_the_verifier_fits_the_way_of_drafting(
     )
 
     with caplog.at_level(logging.WARNING, "faser"):
-        verifier = make_verifier(config, Sampler(1, VOCAB, EOS, "cpu"))
+        verifier = make_verifier(config, Sampler(1, VOCAB, EOS))
 
     assert type(verifier) is expected
     assert ("NOT THE MODEL" in caplog.text) == (method == "synthetic")

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from faser.engine.execution.sampling.logits_processors.token_counts import TokenCounts
+from faser.engine.execution.sampling.penalties import TokenCounts
 
 
 def as_dict(counts: TokenCounts) -> dict[int, float]:

@@ -9,10 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, HostTokenSampler
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.kernels.interface.sampling.sampling_kernels import Ints
-from faser.kernels.interface.sampling.sampling_metadata import GREEDY, SamplingMetadata
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler, HostTokenSampler
+from faser.kernels.interface.sampling import GREEDY, Ints, SamplingMetadata
 from tests.engine.execution.cuda_graphs.test_graph_runner import WINDOW, asked
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend

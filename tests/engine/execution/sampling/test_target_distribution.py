@@ -10,9 +10,8 @@ from benchmarks.losslessness import cases, scenarios
 from benchmarks.losslessness.law import exact_law, joint_and_single
 from benchmarks.losslessness.play import play
 from benchmarks.losslessness.scenarios import Case
-from faser.engine.execution.verifiers.block import Block
-from faser.engine.execution.verifiers.rejection import Rejection
-from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
+from faser.engine.execution.sampling.rejection import Block, Rejection
+from faser.engine.execution.sampling.verify import SampleAndMatch
 
 pytestmark = pytest.mark.slow
 

@@ -12,17 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.execution.sampling.noise import Purpose, uniforms
+from faser.engine.execution.sampling.parameters import Purpose, uniforms
 from faser.kernels.interface.graph_capture import GraphCapture, Readback, StagingBuffer
-from faser.kernels.interface.sampling.sampling_kernels import (
+from faser.kernels.interface.sampling import (
     NO_TOKEN,
     DeviceSamplingKernels,
+    DeviceSamplingMetadata,
     Ints,
     Reals,
     SamplingKernels,
-)
-from faser.kernels.interface.sampling.sampling_metadata import (
-    DeviceSamplingMetadata,
     SamplingMetadata,
     TruncationFlags,
 )
