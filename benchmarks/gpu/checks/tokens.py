@@ -116,7 +116,7 @@ def guessed(plan: Plan) -> Json:
 
 
 def verdicts(plan: Plan, backend: Backend | None = None) -> Json:
-    """The engine's verifiers, with the device's kernels, and the reference ones over the same logits on the CPU.
+    """The engine's verifiers, with the device's sampling kernels, and over the same logits on the CPU.
 
     backend: None: the plan's.
     """

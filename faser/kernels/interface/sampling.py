@@ -187,7 +187,7 @@ class SamplingKernels(Protocol):
         ...
 
     def philox(self, counters: Words, keys: Words) -> Words:
-        """[4, N] random words of counters [4, N] and keys [2, N], all contiguous; `philox.py` defines them."""
+        """[4, N] random words of counters [4, N] and keys [2, N], all contiguous; `philox` below defines them."""
         ...
 
 
@@ -256,7 +256,9 @@ _SHIFT_32 = np.uint64(32)
 def philox(counters: Words, keys: Words) -> Words:
     """Philox4x32-10: [4, N] words of counters [4, N] and keys [2, N].
 
-    Every entry is a 32-bit word held in a uint64. Neither argument is written to.
+    Every entry is a 32-bit word held in a uint64. Neither argument is written to. What the counters mean is
+    engine/execution/sampling/parameters.py's. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2,
+    3", SC 2011, section 4.3.
     """
     multiplied, mixed = counters[0::2], counters[1::2]
     for _ in range(_ROUNDS):

@@ -1,6 +1,7 @@
-"""The order of a vocabulary. Oracle: Python's sort by (-value, id), on values with many ties.
+"""The order of a vocabulary, truncation and the draw.
 
-Truncation and the draw. Oracles: Python integers one token at a time, transformers' warpers, enumeration.
+Oracles: Python's sort by (-value, id) on values with many ties, Python integers one token at a time, transformers'
+warpers, enumeration.
 """
 
 import math

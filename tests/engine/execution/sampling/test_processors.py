@@ -1,8 +1,7 @@
 """The order of the logits processors, and one more: what a new sampling parameter takes.
 
-bad_words. Oracle: a search of every word in the output as it would be with each token of the vocabulary.
-
-Planted bugs that these tests have caught: a token too few remembered; drafts left out; a word that is found in the
+Oracle of bad_words: a search of every word in the output as it would be with each token of the vocabulary. Planted
+bugs that its tests have caught: a token too few remembered; drafts left out; a word that is found in the
 prompt; the tokens of another slot.
 """
 
@@ -32,7 +31,7 @@ from tests.engine.execution.sampling.sampled import plain_rows, sample
 WIDTH = 40
 EVERYTHING = SamplingParams(
     logit_bias=((3, 1.0),),
-    presence_penalty=0.5,
+    repetition_penalty=1.5,
     allowed_token_ids=(1, 3),
     bad_words=((2,),),
     min_tokens=2,
@@ -76,10 +75,9 @@ def test_a_processor_edits_for_the_slots_that_ask_for_it_and_no_others(index: in
     assert list(processor.slots) == [1]
     edit = processor.edit(rows)
     assert edit is not None
-    logits = torch.zeros(2, WIDTH)
+    logits = torch.ones(2, WIDTH)
     edit(logits)
-    assert not logits[0].any()
-    assert logits[1].any()
+    assert (logits != 1).any(-1).tolist() == [False, True]
     processor.release(1)
     assert processor.edit(rows) is None
 

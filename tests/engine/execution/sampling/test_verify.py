@@ -1,6 +1,6 @@
-"""Verdicts that follow from tokens alone are those of the rule, whoever else is in the step.
+"""The verifiers with a real sampler, as the executor uses them: ragged drafts of many sequences in one batch.
 
-The verifiers with a real sampler, as the executor uses them: ragged drafts of many sequences in one batch.
+Results that follow from sampled tokens alone are those of the rule, whoever else is in the step.
 """
 
 import logging
