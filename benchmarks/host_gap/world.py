@@ -168,7 +168,6 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
         speculation = SpeculativeExecution(
             drafter=make_drafter(config, parts),
             verifier=make_verifier(config, sampler),
-            matches_samples=True,
             lanes=Lanes(partition=partition, target=target_backend, draft=draft_backend),
         )
         overlap = OverlapOptions(

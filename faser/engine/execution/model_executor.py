@@ -26,7 +26,7 @@ from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.rows import AcceptanceResult
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.verify import Verifier
+from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier
 from faser.engine.execution.step_results import drafts_of, sequence_results
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 
@@ -38,7 +38,6 @@ _VerifiedRows = tuple[tuple[SequenceRows, ...], RowBatch, dict[int, AcceptanceRe
 class SpeculativeExecution:
     """What an engine that speculates has in addition to the model.
 
-    matches_samples: the verifier accepts drafted tokens that equal the token sampled at their row, and no others.
     forward: how the rows of a step go through the layers. lanes: None where drafting never overlaps with a step.
     draft_kv: what the draft model's cache holds; None without a draft model. states: where steps leave the hidden
     states that the drafter reads; None: it reads none. heads: where refreshed heads are adopted; None: nowhere.
@@ -46,7 +45,6 @@ class SpeculativeExecution:
 
     drafter: Drafter
     verifier: Verifier
-    matches_samples: bool = False
     forward: VerificationForward = field(default_factory=PlainForward)
     lanes: Lanes | None = None
     draft_kv: DraftKvCache | None = None
@@ -88,8 +86,7 @@ class ModelExecutor:
             runner,
             sampler,
             self._drafts,
-            verifier=None if speculation is None else speculation.verifier,
-            matches_samples=speculation is not None and speculation.matches_samples,
+            verifier=SampleAndMatch(sampler) if speculation is None else speculation.verifier,
             samples_in_runner=samples_in_runner,
         )
         self._async_steps = AsyncSteps(runner, sampler)

@@ -4,9 +4,8 @@ Two ways lead there, and where both are open they find the same tokens:
 
     sample and match in the runner   every row's token is sampled right after the forward; drafts that equal the
                                      samples are accepted
-    verify                           the verifier reads the logits of the last γ + 1 rows of each sequence; where
-    no
-                                     sequence has a draft, that is sampling
+    verify                           the verifier reads the logits of the last γ + 1 rows of each sequence; without
+                                     any draft that is sampling
 """
 
 from collections.abc import Callable
@@ -30,8 +29,7 @@ Ints = NDArray[np.int64]
 class NextTokens:
     """Reads the runner's last forward. Leaves the sampler's state as it is: the executor commits the tokens.
 
-    verifier: None in an engine that never drafts. drafts: what the drafter proposed for the step. matches_samples:
-    the verifier accepts a drafted token exactly where it equals the token sampled at its row.
+    drafts: what the drafter proposed for the step.
     samples_in_runner: the runner can sample; it does where tokens depend on nothing but their logits.
     """
 
@@ -41,8 +39,7 @@ class NextTokens:
         sampler: Sampler,
         drafts: ProposedDrafts,
         *,
-        verifier: Verifier | None,
-        matches_samples: bool,
+        verifier: Verifier,
         samples_in_runner: bool,
     ) -> None:
         self._runner = runner
@@ -50,7 +47,6 @@ class NextTokens:
         self._drafts = drafts
         self._verifier = verifier
         self._plain = SampleAndMatch(sampler)  # of steps without drafts
-        self._matches_samples = matches_samples
         self._samples_in_runner = samples_in_runner
 
     def of(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> PendingResult[dict[int, AcceptanceResult]]:
@@ -70,7 +66,7 @@ class NextTokens:
 
     def _depend_on_logits_alone(self, sampling: list[SequenceRows], *, drafted: bool) -> bool:
         """No request edits its logits or reports them, and no draft needs more than the samples at its rows."""
-        matches = not drafted or self._matches_samples
+        matches = not drafted or isinstance(self._verifier, SampleAndMatch)
         return matches and self._sampler.needs_only_logits([rows.slot for rows in sampling])
 
     def _sample_and_match(
@@ -87,10 +83,8 @@ class NextTokens:
     def _verify(self, sampling: list[SequenceRows], last_rows: Ints, *, drafted: bool) -> list[AcceptanceResult]:
         counts, distances = _verifying_rows(sampling)
         logits = self._runner.logits(last_rows.repeat(counts) - distances)
-        if not drafted:
-            return self._plain.verify(logits, _drafted_rows(sampling), None)
-        assert self._verifier is not None, "drafts in an engine that has no drafter"
-        return self._verifier.verify(logits, _drafted_rows(sampling), self._drafts.probs(sampling))
+        verifier, probs = (self._verifier, self._drafts.probs(sampling)) if drafted else (self._plain, None)
+        return verifier.verify(logits, _drafted_rows(sampling), probs)
 
 
 def sampling_rows(sampling: list[SequenceRows], rows: tuple[SequenceRows, ...], batch: RowBatch) -> Ints:

@@ -56,7 +56,6 @@ def next_tokens(runner: Runner, *, samples_in_runner: bool, **sampling: int) -> 
         sampler,
         ProposedDrafts(),
         verifier=SampleAndMatch(sampler),
-        matches_samples=True,
         samples_in_runner=samples_in_runner,
     )
 

@@ -78,6 +78,9 @@ class DraftLayout:
     @classmethod
     def of(cls, sequences: Sequence[DraftedRows]) -> "DraftLayout":
         """The rows of these sequences, one after the other."""
+        if not any(each.draft for each in sequences):
+            rows, zeros = np.arange(len(sequences)), np.zeros(len(sequences), dtype=np.int64)
+            return cls(first=rows, num_drafts=zeros, drafted=zeros + NO_TOKEN, sequence=rows, depth=zeros)
         num_drafts = np.array([len(each.draft) for each in sequences], dtype=np.int64)
         drafted = [token_id for each in sequences for token_id in (*each.draft, NO_TOKEN)]
         first = np.cumsum(num_drafts + 1) - num_drafts - 1
@@ -143,7 +146,6 @@ class StepRows:
         """[R] whether the row's token is drawn at random."""
         return self._state.is_random(self.slots)
 
-    @torch.inference_mode()
     def edit(self, edits: Sequence[LogitsEdit]) -> None:
         """Apply the edits in order; waits for no device.
 
@@ -156,7 +158,6 @@ class StepRows:
             edit(self.logits)
         self.logits[:, 0] = torch.where(self._was_sound, self.logits[:, 0], torch.nan)
 
-    @torch.inference_mode()
     def tokens(self) -> Ints:
         """[R] each row's token, NO_TOKEN where it has none. Waits for the device once."""
         if self._state.any_random(self.slots):
@@ -166,14 +167,12 @@ class StepRows:
             self._found = self._kernels.best(self.logits)
         return self._found
 
-    @torch.inference_mode()
     def best(self) -> Ints:
         """[R] each row's most likely token, NO_TOKEN where it has none."""
         if self._found is None:
             self._found = self._kernels.best(self.logits)
         return self._found
 
-    @torch.inference_mode()
     def tokens_of(self, rows: Ints) -> Ints:
         """A token for each of these rows, ascending and distinct; NO_TOKEN where it has none."""
         best = self.best()
@@ -186,7 +185,6 @@ class StepRows:
             token_ids[at] = self._kernels.draw(self.logits, drawn, best[drawn], metadata, noise)
         return token_ids
 
-    @torch.inference_mode()
     def probabilities(self) -> Tensor:
         """[R, V] float32 whole numbers, in place of the logits, from which each row's token is drawn.
 
@@ -222,7 +220,7 @@ class StepRows:
         token_ids = self.layout.drafted.copy()
         token_ids[last] = final_ids
         errors = self._errors(last)
-        reports = self._reports(last, errors, token_ids)
+        reports = {} if self._raw is None else self._reports(self._raw, last, errors, token_ids)
         return [
             AcceptanceResult(error=errors[end])
             if end in errors
@@ -246,19 +244,16 @@ class StepRows:
             for row in without
         }
 
-    @torch.inference_mode()
     def _reports(
-        self, last: Ints, errors: dict[int, SequenceError], token_ids: Ints
+        self, raw: Tensor, last: Ints, errors: dict[int, SequenceError], token_ids: Ints
     ) -> dict[int, PositionLogprobs]:
-        """By row, of the rows that are reached and report log probabilities."""
-        if self._raw is None:
-            return {}
+        """By row, of the rows that are reached and report log probabilities. raw: all of these."""
         reaching = last[self.layout.sequence].tolist()
         at = [i for i, row in enumerate(self._scored) if row <= reaching[row] and reaching[row] not in errors]
         if not at:
             return {}
         rows = [self._scored[i] for i in at]
-        raw = self._raw if len(at) == len(self._scored) else self._copied(self._raw, at)
+        raw = raw if len(at) == len(raw) else self._copied(raw, at)
         num_top = [self._state.num_top[int(self.slots[row])] for row in rows]
         return dict(zip(rows, position_logprobs(raw, token_ids[rows].tolist(), num_top), strict=True))
 

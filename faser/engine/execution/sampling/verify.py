@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from faser.config.speculation import SpeculationConfig
@@ -75,11 +76,14 @@ class SampleAndMatch:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
+    @torch.inference_mode()
     def verify(
         self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
     ) -> list[AcceptanceResult]:
         assert draft_probs is None, "sampled drafts are not point masses"
         rows = self._sampler.rows(logits, sequences)
+        if not rows.layout.num_drafts.any():
+            return rows.results(rows.layout.first, rows.tokens())
         token_ids = rows.tokens() if _is_cheap(rows) else _tokens_as_far_as_accepted(rows)
         last = rows.layout.last_reached(accepted(token_ids, rows.layout.drafted))
         return rows.results(last, token_ids[last])
@@ -88,10 +92,9 @@ class SampleAndMatch:
 def _is_cheap(rows: StepRows) -> bool:
     """Whether sampling all rows at once costs less than sampling some of them in several calls.
 
-    True without drafts, where all are greedy, and off the CPU, where every call waits for the device.
+    True where all are greedy, and off the CPU, where every call waits for the device.
     """
-    drafts = rows.layout.num_drafts.any()
-    return not drafts or rows.logits.device.type != "cpu" or not rows.is_random.any()
+    return rows.logits.device.type != "cpu" or not rows.is_random.any()
 
 
 def _tokens_as_far_as_accepted(rows: StepRows) -> Ints:
@@ -155,6 +158,7 @@ class Synthetic:
         before = unconditional[:-1]
         self._rates = np.where(before > 0, unconditional[1:] / np.where(before > 0, before, 1.0), 0.0)
 
+    @torch.inference_mode()
     def verify(
         self, logits: Tensor, sequences: Sequence[DraftedRows], _draft_probs: Tensor | None
     ) -> list[AcceptanceResult]:

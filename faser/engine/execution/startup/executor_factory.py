@@ -10,7 +10,7 @@ from faser.engine.execution.pruning import EarlyPruning, PlainForward
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.verify import SampleAndMatch, make_verifier
+from faser.engine.execution.sampling.verify import make_verifier
 from faser.engine.execution.startup.parts import EngineParts
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.types import ProgressCallback
@@ -80,11 +80,9 @@ def _speculation(
     )
     own = make_drafter(config.speculation, drafter_parts)
     drafter = wrap_drafter(own)
-    verifier = make_verifier(config.speculation, sampler)
     return SpeculativeExecution(
         drafter=drafter,
-        verifier=verifier,
-        matches_samples=isinstance(verifier, SampleAndMatch),
+        verifier=make_verifier(config.speculation, sampler),
         forward=pruning or PlainForward(),
         lanes=parts.lanes if drafter.drafts_overlapped else None,
         draft_kv=None if model is None else model.kv,

@@ -55,17 +55,17 @@ def plan(tmp_path: Path) -> Plan:
     return Plan(out=tmp_path, dry_run=True)
 
 
-class TakesAnother(TorchSamplingKernels):
-    """Samples the token beside the right one."""
+class DrawsAnother(TorchSamplingKernels):
+    """Draws the token beside the right one."""
 
-    def take(self, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
-        return (super().take(logits, metadata, uniforms) + 1) % logits.shape[1]
+    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+        return (super().draw(logits, rows, best, metadata, uniforms) + 1) % logits.shape[1]
 
 
 def test_accepted_tokens_are_those_of_the_devices_kernels(plan: Plan) -> None:
     backend = fake_backend()
     assert verdicts(plan, backend)["ok"]
-    backend.sampling_kernels = TakesAnother()
+    backend.sampling_kernels = DrawsAnother()
     found = verdicts(plan, backend)
     assert not found["ok"]
     assert found["other_verdicts"]["coupled"] > 0

@@ -170,7 +170,6 @@ def overlapping_engine(world: World, share: float) -> Engine:
     speculation = SpeculativeExecution(
         drafter=make_drafter(config, parts),
         verifier=make_verifier(config, sampler),
-        matches_samples=True,
         lanes=world.lanes,
     )
     lanes = InterferenceTable.constant(share=share, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)

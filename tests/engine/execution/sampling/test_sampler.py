@@ -15,7 +15,7 @@ from faser.engine.execution.sampling.parameters import Purpose, uniforms
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.interface.sampling import NO_TOKEN
 from faser.types import SamplingParams, SequenceError
-from tests.engine.execution.sampling.sampled import SampledRow, sample
+from tests.engine.execution.sampling.sampled import SampledRow, plain_rows, sample
 
 VOCAB = 300
 EOS = (2, 5)
@@ -151,9 +151,9 @@ def test_many_tokens_follow_the_enumerated_distribution(sampling: SamplingParams
     sampler.start(starting(sampling))
 
     positions = range(len(PROMPT), len(PROMPT) + num_draws)
-    rows = sample(sampler, logits.repeat(num_draws, 1), [0] * num_draws, positions)
+    rows = sampler.rows(logits.repeat(num_draws, 1), plain_rows([0] * num_draws, positions))
 
-    found = Counter(row.token_id for row in rows)
+    found = Counter(rows.tokens().tolist())
     expected = exact_distribution(sampling, plain_logits(sampling, logits[0].tolist(), [], len(PROMPT)))
     assert found.keys() <= expected.keys()
     distance = sum((found[i] - num_draws * p) ** 2 / (num_draws * p) for i, p in expected.items())
