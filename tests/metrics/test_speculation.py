@@ -20,6 +20,16 @@ from faser.types import (
 )
 from tests.metrics.test_server import samples
 
+PRUNE_COUNTERS = (
+    "drafted_rows",
+    "rows",
+    "wasted_rows",
+    "verified_tokens",
+    "flagged_tokens",
+    "false_tokens",
+    "seconds",
+)
+
 CONFIG = SpeculationConfig(num_speculative_tokens=3, classes={"gold": SpeculationParams(class_name="gold")})
 NO_ERRORS = (0,) * (len(STEP_ERROR_EDGES) + 1)
 
@@ -61,7 +71,7 @@ SERIES: list[tuple[str, dict[str, str]]] = [
     ),
     *((f"faser_spec_{name}_seconds_total", {}) for name in ("draft", "verify", "overlap", "decide")),
     *(("faser_prune_steps_total", {"kind": kind}) for kind in ("shadow", "pruning")),
-    *((f"faser_prune_{name}_total", {}) for name in ("drafted_rows", "seconds")),
+    *((f"faser_prune_{name}_total", {}) for name in PRUNE_COUNTERS),
     *(
         (name, {"role": role})
         for name in (
@@ -245,8 +255,7 @@ def test_early_pruning_is_reported() -> None:
     )
     source = metrics_of(SpeculationStats(policy="faser", method="draft_model", pruning=stats))
     assert [value(source, "faser_prune_steps_total", kind=kind) for kind in ("shadow", "pruning")] == [2, 3]
-    names = ("drafted_rows", "rows", "wasted_rows", "verified_tokens", "flagged_tokens", "false_tokens", "seconds")
-    assert [value(source, f"faser_prune_{name}_total") for name in names] == [70, 9, 4, 30, 8, 1, 0.5]
+    assert [value(source, f"faser_prune_{name}_total") for name in PRUNE_COUNTERS] == [70, 9, 4, 30, 8, 1, 0.5]
 
 
 def test_rows_that_left_between_layers_are_a_stage_of_their_own() -> None:
