@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.prompts import load_prompts
 from faser.cli.bench_prompts import QUESTIONS
 from faser.engine.execution.sampling.distribution import fixed_point_probs
-from faser.engine.execution.sampling.torch_kernels import nearest
+from faser.engine.execution.sampling.kernels import nearest
 
 _SEED = 7
 _WINDOWS = (0.0, 0.02, 0.05, 0.1)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.sampling OUT.json [--base CHECKOUT] [--rows 1,4,16,64] [--seconds 0.4] [--threads 2]
 
-Times `Sampler.sample`, its Python included, over a vocabulary of 49,152 in which a dozen tokens stand out, on
-one torch thread, and what a pass of a draft model adds to sample its tokens. Each figure
-is the least of many calls, divided by the rows: microseconds a row. --base also times the sampler of another
+Times the sampling of a step without drafts, its Python included, over a vocabulary of 49,152 in which a dozen
+tokens stand out, on one torch thread, and what a pass of a draft model adds to sample its tokens. Each figure is
+the least of many calls, divided by the rows: microseconds a row. --base also times the sampler of another
 checkout.
 """
 
@@ -19,17 +19,19 @@ RUN = """
 import json, sys, time
 import numpy as np
 import torch
+from faser.config.environment import cache_dir
+from faser.engine.contract.plan import SequenceStart
+from faser.engine.execution.drafting.samplers import DraftRows, SampleAndMatchDraftSampler
+from faser.engine.execution.sampling.sampler import Sampler
 from faser.types import SamplingParams
 
 try:
-    from faser.config.environment import cache_dir
-    from faser.engine.contract.plan import SequenceStart
-    from faser.engine.execution.sampling.sampler import Sampler
+    from faser.engine.execution.sampling.parameters import SamplingState
+    from faser.engine.execution.sampling.rows import DraftedRows
+    from faser.engine.execution.sampling.verify import SampleAndMatch
     NEW = True
-except ImportError:  # a version with the modules' first places
-    from faser.config import cache_dir
-    from faser.engine.plan import SequenceStart
-    from faser.engine.sampler import Sampler
+except ImportError:  # a version whose sampler samples by itself
+    from faser.engine.execution.sampling.parameters import SamplingState
     NEW = False
 
 VOCAB = 49152
@@ -46,24 +48,26 @@ choice = None
 if threads:
     from faser.kernels.factory import make_backend
     backend = make_backend("native", "cpu", num_threads=threads, cache_dir=cache_dir() / "kernels")
-    choice = backend.sampling_kernels if NEW else backend.token_choice
+    choice = backend.sampling_kernels
 
 
 def sampler(count):
-    made = Sampler(count, VOCAB, (0,), "cpu", *([choice] if threads else []))
-    return made, lambda logits, position: made.sample(logits, list(range(count)), [position] * count)
+    if not NEW:
+        made = Sampler(count, VOCAB, (0,), "cpu", choice)
+        return made, lambda logits, position: made.sample(logits, list(range(count)), [position] * count)
+    made = Sampler(count, VOCAB, (0,), choice)
+    verifier = SampleAndMatch(made)
+
+    def sample(logits, position):
+        verifier.verify(logits, [DraftedRows(slot=slot, position=position) for slot in range(count)], None)
+
+    return made, sample
 
 
 def draft(count):
     slots = np.arange(count)
-    if NEW:
-        from faser.engine.execution.drafting.samplers import DraftRows, SampleAndMatchDraftSampler
-        from faser.engine.execution.sampling.state import SamplingState
-        starts = SamplingState(count)
-        made = SampleAndMatchDraftSampler(starts, kernels=choice)
-    else:
-        from faser.engine.spec.draft_choice import ChoiceRows as DraftRows, CoupledChoice
-        starts = made = CoupledChoice(count, choice=choice)
+    starts = SamplingState(count)
+    made = SampleAndMatchDraftSampler(starts, kernels=choice)
 
     def choose(logits, position):
         at = np.full(count, position)

@@ -42,7 +42,7 @@ class SelectedDrafter:
         self._drafter.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
-        """The chosen drafts; probs and top_ids have lines for all their tokens, in their order."""
+        """The chosen drafts; probs has lines for all their tokens, in their order."""
         by_text = self._drafter.propose(self._selection.first_round(plan), until)
         found = self._selection.choose_text(_drafts(plan.step, by_text))
         lengths = self._model_lengths(found)
@@ -119,5 +119,4 @@ def _in_order(proposals: Proposals, drafts: tuple[Draft, ...]) -> Proposals:
         proposals,
         drafts=drafts,
         probs=None if proposals.probs is None else proposals.probs[order],
-        top_ids=None if proposals.top_ids is None else proposals.top_ids[order],
     )

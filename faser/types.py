@@ -449,50 +449,29 @@ class RoleStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrunedLayer:
-    """Early pruning after `layer` layers, since the start. All counts are of drafted tokens.
-
-    rows: cut there. wasted: kept in steps that cut rows there, and rejected. judged: looked at
-    there and then verified. flagged: judged ones that looked bad. false_prunes: flagged ones that were right.
-    """
-
-    layer: int
-    rows: int = 0
-    wasted: int = 0
-    judged: int = 0
-    flagged: int = 0
-    false_prunes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PruneStats:
     """Early pruning since the start.
 
-    shadow_steps: looked at drafted tokens to learn, and cut no row. pruned_steps: looked, and cut flagged rows.
-    drafted_rows: of both kinds of steps. seconds: of looks, and of letting rows leave. layers: in rising order.
+    shadow_steps: looked at drafted tokens to learn, and cut no row.
+    pruned_steps: looked, and cut flagged rows.
+    drafted_rows: of both kinds of steps.
+    pruned_rows: drafted rows that were cut.
+    wasted_rows: drafted rows that were kept in steps that cut, and rejected.
+    verified: drafted tokens that were looked at and then verified.
+    flagged: of these, tokens that looked bad.
+    false_prunes: flagged tokens that were right.
+    seconds: of looks, and of letting rows leave.
     """
 
     shadow_steps: int = 0
     pruned_steps: int = 0
     drafted_rows: int = 0
+    pruned_rows: int = 0
+    wasted_rows: int = 0
+    verified: int = 0
+    flagged: int = 0
+    false_prunes: int = 0
     seconds: float = 0.0
-    layers: tuple[PrunedLayer, ...] = ()
-
-    @property
-    def pruned_rows(self) -> int:
-        return sum(each.rows for each in self.layers)
-
-    @property
-    def judged(self) -> int:
-        return sum(each.judged for each in self.layers)
-
-    @property
-    def flagged(self) -> int:
-        return sum(each.flagged for each in self.layers)
-
-    @property
-    def false_prunes(self) -> int:
-        return sum(each.false_prunes for each in self.layers)
 
 
 STEP_ERROR_EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)

@@ -303,7 +303,5 @@ def clock_backend(gpu: ClockGpu) -> FlashInferBackend:
         ],
         sampling_kernels=lambda *_: nothing,
         device_sampling_kernels=lambda _rows, _width: _Choice(),
-        logits_processor_kernels=lambda _accelerator: nothing,
-        rejection_kernels=lambda _accelerator: nothing,
     )
     return FlashInferBackend(gpu, _Library(gpu), kernels)

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faser.engine.execution.sampling.kernels import TorchSamplingKernels
-from faser.engine.execution.sampling.tokens import DeviceTokenSampler
-from faser.engine.execution.sampling.verify import make_verifier
 
 from benchmarks.gpu.models import TINY_DRAFT, TINY_TARGET, Config, MadeUp, write_shape
 from benchmarks.speed.clock_gpu import ClockGpu, clock_backend
@@ -35,7 +32,10 @@ from faser.engine.execution.overlap.streams import plain_streams
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graphs import GraphSizes
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler
+from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import DeviceLane
@@ -149,7 +149,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         target = _runner(_TARGET, Path(folder) / "target", target_backend, places.verify, slots, rows, GAMMA)
         draft = _runner(_DRAFT, Path(folder) / "draft", draft_backend, places.draft, slots, rows, None)
-    sampler = Sampler(slots, target.vocab_size, (2,), "cpu", TorchSamplingKernels())
+    sampler = Sampler(slots, target.vocab_size, (2,), TorchSamplingKernels())
     control = speculation = None
     if wanted.mode not in (PLAIN, SHORT):
         config = SpeculationConfig(
@@ -166,7 +166,6 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
         speculation = SpeculativeExecution(
             drafter=make_drafter(config, parts),
             verifier=make_verifier(config, sampler),
-            matches_samples=True,
             lanes=Lanes(partition=partition, target=target_backend, draft=draft_backend),
         )
         overlap = OverlapOptions(

@@ -31,12 +31,10 @@ from benchmarks.losslessness.scenarios import (
     text,
 )
 from faser.engine.execution.drafting.drafter import Drafter
-from faser.engine.execution.sampling.noise import Purpose
+from faser.engine.execution.sampling.parameters import Purpose
+from faser.engine.execution.sampling.rejection import Block, Rejection
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.verifiers.block import Block
-from faser.engine.execution.verifiers.rejection import Rejection
-from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
-from faser.engine.execution.verifiers.verifier import Verifier
+from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier
 
 FAMILY_ALPHA = 0.01  # chance that any right combination is flagged, over all of them
 SEEN = 1e-6  # p-value below which a mistake counts as seen

@@ -20,9 +20,10 @@ from faser.engine.execution.drafting.loop import DraftInput, ModelPasses, PassLo
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.parameters import SamplingState
+from faser.engine.execution.sampling.rows import AcceptanceResult, DraftedRows
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
+from faser.engine.execution.sampling.verify import Verifier
 from faser.types import SamplingParams
 
 NUM_SLOTS = 2048
@@ -187,7 +188,7 @@ class _Batch:
             DraftedRows(slot=slot, position=len(self._tokens[slot]), draft=draft.token_ids)
             for slot, draft in zip(going, proposals.drafts, strict=True)
         ]
-        return self._verifier.judge(self._logits(sequences), sequences, proposals.probs)
+        return self._verifier.verify(self._logits(sequences), sequences, proposals.probs)
 
     def _logits(self, sequences: Sequence[DraftedRows]) -> Tensor:
         """[R, V] of the rows of all sequences."""

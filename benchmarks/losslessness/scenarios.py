@@ -30,7 +30,7 @@ from faser.engine.execution.drafting.samplers import (
 )
 from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.verifiers.verifier import Verifier
+from faser.engine.execution.sampling.verify import Verifier
 from faser.kernels.cpu.text_index import TextRules
 
 CAP = 8
@@ -158,7 +158,7 @@ class Case:
         pattern = PATTERNS[self.pattern]
 
         def make_sampler(world: World) -> Sampler:
-            return self.sampler(NUM_SLOTS, world.vocab, (), "cpu")
+            return self.sampler(NUM_SLOTS, world.vocab, ())
 
         return Scenario(
             world=pattern.world,

@@ -4,28 +4,29 @@ Each looks harmless and passes every test of shapes and ranges; each changes the
 where the right parts stand: as a verifier, a choice of drafted tokens, a cut of drafts, a sampler.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafting.drafter import Proposals
 from faser.engine.execution.drafting.samplers import DraftRows, DraftTokens, ProbabilisticDraftSampler
 from faser.engine.execution.sampling.distribution import PROB_ONE, draw
-from faser.engine.execution.sampling.noise import Purpose
-from faser.engine.execution.sampling.sampler import PreparedRows, Sampler
-from faser.engine.execution.verifiers.draft_distribution import DraftDistribution
-from faser.engine.execution.verifiers.judged_rows import lay_out
-from faser.engine.execution.verifiers.rejection import (
-    accept_noise,
+from faser.engine.execution.sampling.edits import LogitsEdit, LogitsProcessor, ProcessedRows
+from faser.engine.execution.sampling.parameters import Purpose
+from faser.engine.execution.sampling.processors import make_logits_processors
+from faser.engine.execution.sampling.rejection import (
+    Trial,
     accept_probs,
-    drafted_target_probs,
     recovered_probs,
     residual_probs,
     row_totals,
 )
-from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows
+from faser.engine.execution.sampling.rows import AcceptanceResult, DraftedRows, LogitRows
+from faser.engine.execution.sampling.sampler import Sampler
 
 LOW = 0.3  # a probability that a rule calls low
 STAIRS = (1.0, 1.8, 1.85, 1.9)  # cost of a step by γ: once the edge is crossed, more tokens cost next to nothing
@@ -47,27 +48,21 @@ class Tokenwise:
     replace_purpose: Purpose = Purpose.REPLACE
 
     @torch.inference_mode()
-    def judge(
+    def verify(
         self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
     ) -> list[AcceptanceResult]:
-        rows = lay_out(sequences)
-        prepared = rows.prepare(self.sampler, logits)
-        fixed_probs = self.sampler.fixed_point_probs(prepared)
-        law = DraftDistribution(rows, draft_probs, fixed_probs)
-        accept = self.accept(drafted_target_probs(rows, fixed_probs), law.of_drafted())
-        last = rows.last_reached((accept_noise(self.sampler, rows, prepared) < accept).numpy())
-        whole = torch.from_numpy(last == rows.first + rows.num_drafts)
-        at = torch.from_numpy(last)
-        target_probs = fixed_probs[at].double() / row_totals(fixed_probs[at])[:, None]
-        left = torch.where(whole[:, None], fixed_probs[at].double(), self.replace(target_probs, law.of_rows(at)))
-        slots, positions = prepared.slots[last], prepared.positions[last]
-        starts = prepared.positions[rows.first] if self.replace_purpose is Purpose.ACCEPT else None
-        noise = torch.where(
-            whole,
-            self.sampler.noise(slots, positions, Purpose.TOKEN),
-            self.sampler.noise(slots, positions, self.replace_purpose, starts),
-        )
-        return rows.acceptance_results(self.sampler, prepared, last, draw(left, noise).numpy())
+        rows = self.sampler.rows(logits, sequences)
+        trial, layout = Trial(rows, draft_probs), rows.layout
+        accept = self.accept(trial.target_probs, trial.draft_probs)
+        last = layout.last_reached((trial.noise < accept).numpy())
+        whole = torch.from_numpy(last == layout.first + layout.num_drafts)
+        fixed_probs = trial.fixed_probs[torch.from_numpy(last)]
+        target_probs = fixed_probs.double() / row_totals(fixed_probs)[:, None]
+        draft = trial.draft_distribution.of_rows(torch.from_numpy(last))
+        left = torch.where(whole[:, None], fixed_probs.double(), self.replace(target_probs, draft))
+        starts = rows.positions[layout.first] if self.replace_purpose is Purpose.ACCEPT else None
+        noise = torch.where(whole, rows.noise(last, Purpose.TOKEN), rows.noise(last, self.replace_purpose, starts))
+        return rows.results(last, draw(left, noise).numpy())
 
 
 def target_instead_of_residual(target_probs: Tensor, _draft_probs: Tensor) -> Tensor:
@@ -104,32 +99,46 @@ class MisstatedChoice(ProbabilisticDraftSampler):
         return replace(chosen, probs=flatter / flatter.sum(-1, keepdim=True))
 
 
+class Blind(LogitsProcessor[object]):
+    """Another processor that does not see the drafted tokens before a row."""
+
+    def __init__(self, processor: LogitsProcessor[Any]) -> None:
+        super().__init__()
+        self._processor = processor
+        self.reads_output = processor.reads_output
+
+    @property
+    def slots(self) -> Collection[int]:
+        return self._processor.slots
+
+    def start(self, start: SequenceStart) -> None:
+        self._processor.start(start)
+
+    def accept(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
+        self._processor.accept(slots, token_ids)
+
+    def release(self, slot: int) -> None:
+        self._processor.release(slot)
+
+    def edit(self, rows: ProcessedRows) -> LogitsEdit | None:
+        return self._processor.edit(replace(rows, drafts=[()] * len(rows.slots)))
+
+
 class BlindSampler(Sampler):
     """Penalties of a row do not see the drafted tokens before it."""
 
-    def prepare(
-        self,
-        logits: Tensor,
-        slots: Sequence[int],
-        positions: Sequence[int],
-        _ahead: Sequence[tuple[int, ...]] | None,
-    ) -> PreparedRows:
-        return super().prepare(logits, slots, positions, None)
+    def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        processors = [Blind(each) for each in make_logits_processors(vocab_size, eos_token_ids)]
+        super().__init__(num_slots, vocab_size, eos_token_ids, processors=processors)
 
 
 class OneNumberSampler(Sampler):
     """All rows of a sequence in a step are drawn with one number."""
 
-    def prepare(
-        self,
-        logits: Tensor,
-        slots: Sequence[int],
-        positions: Sequence[int],
-        ahead: Sequence[tuple[int, ...]] | None,
-    ) -> PreparedRows:
-        first: dict[int, int] = {}
-        same = [first.setdefault(slot, position) for slot, position in zip(slots, positions, strict=True)]
-        return super().prepare(logits, slots, same, ahead)
+    def rows(self, logits: Tensor, sequences: Sequence[DraftedRows]) -> LogitRows:
+        rows = super().rows(logits, sequences)
+        rows.positions = rows.positions[rows.layout.first][rows.layout.sequence]
+        return rows
 
 
 def trimmed(proposals: Proposals, lengths: Sequence[int]) -> Proposals:

@@ -19,8 +19,7 @@ from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition
-from faser.engine.execution.pruning.early_pruning import EarlyPruning
-from faser.engine.execution.pruning.factory import make_early_pruning
+from faser.engine.execution.pruning import EarlyPruning, make_early_pruning
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.executor import EngineParts, WrapDrafter, load_parts, make_executor
@@ -221,5 +220,5 @@ def _early_pruning(parts: EngineParts, step_times: StepTimes) -> EarlyPruning | 
         config.speculation,
         step_times.tables[Role.STEP],
         num_layers=parts.target.runner.num_layers,
-        num_slots=config.max_num_seqs,
+        max_rows=config.max_num_batched_tokens,
     )

@@ -15,7 +15,7 @@ from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_f
 from faser.kernels.interface.kv_cache import SCALE_DTYPE, KvShape, as_bytes, dequantised, quantise_heads, stored
 from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bit
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
 
 
@@ -66,9 +66,7 @@ class TorchBackend:
         self.device = torch.device(device)
         self.name = "torch"
         self.sampling_kernels: SamplingKernels | None = None
-        self.logits_processor_kernels = None
         self.mask_kernel = None
-        self.rejection_kernels = None
         self.blocks = SeparateBlocks(self)
         self.layers = SeparateLayers(self, self.blocks)
         self.head_drafting = None

@@ -10,19 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
 from faser.types import (
     STEP_ERROR_EDGES,
     MethodStats,
-    PrunedLayer,
     PruneStats,
     RoleStats,
     SpeculationParams,
@@ -248,30 +242,20 @@ class _EngineSeries(Collector):
         yield self._counters("faser_spec_bypass_steps", text, ("reason",), bypasses.items())
 
     def _pruning(self, stats: PruneStats) -> Iterator[Metric]:
-        """Early pruning. A layer has its series once its hidden states were looked at."""
         steps = {("shadow",): stats.shadow_steps, ("pruning",): stats.pruned_steps}
         text = "Steps whose draft rows were looked at between layers, to learn or to prune."
         yield self._counters("faser_prune_steps", text, ("kind",), steps.items())
-        yield self._counter("faser_prune_drafted_rows", "Draft rows of those steps.", stats.drafted_rows)
-        yield self._counter(
-            "faser_prune_seconds", "Time spent on looking at rows and on pruning them.", stats.seconds
+        counts: tuple[tuple[str, str, float], ...] = (
+            ("drafted_rows", "Draft rows of those steps.", stats.drafted_rows),
+            ("seconds", "Time spent on looking at rows and on pruning them.", stats.seconds),
+            ("rows", "Draft rows that were pruned.", stats.pruned_rows),
+            ("wasted_rows", "Draft rows that were kept in steps that pruned, and rejected.", stats.wasted_rows),
+            ("verified_tokens", "Draft tokens that were looked at and then verified.", stats.verified),
+            ("flagged_tokens", "Verified tokens that had looked bad.", stats.flagged),
+            ("false_tokens", "Flagged tokens that would have been accepted.", stats.false_prunes),
         )
-        counts: Mapping[str, tuple[str, Callable[[PrunedLayer], float]]] = {
-            "rows": ("Draft rows that were pruned after this layer.", lambda each: each.rows),
-            "wasted_rows": (
-                "Draft rows that were not pruned after this layer, and were rejected.",
-                lambda each: each.wasted,
-            ),
-            "judged_tokens": (
-                "Draft tokens that were looked at and later accepted or rejected.",
-                lambda each: each.judged,
-            ),
-            "flagged_tokens": ("Judged tokens that looked bad.", lambda each: each.flagged),
-            "false_tokens": ("Flagged tokens that would have been accepted.", lambda each: each.false_prunes),
-        }
-        for name, (text, count) in counts.items():
-            values = [((str(each.layer),), count(each)) for each in stats.layers]
-            yield self._counters(f"faser_prune_{name}", text, ("layer",), values)
+        for name, text, value in counts:
+            yield self._counter(f"faser_prune_{name}", text, value)
 
     def _rest(self, stats: SpeculationStats) -> Iterator[Metric]:
         yield self._gauges(

@@ -10,7 +10,6 @@ from faser.types import (
     STEP_ERROR_EDGES,
     EngineStats,
     MethodStats,
-    PrunedLayer,
     PruneStats,
     RoleStats,
     Slo,
@@ -19,6 +18,16 @@ from faser.types import (
     SpeculationSummary,
 )
 from tests.metrics.test_server import samples
+
+PRUNE_COUNTERS = (
+    "drafted_rows",
+    "rows",
+    "wasted_rows",
+    "verified_tokens",
+    "flagged_tokens",
+    "false_tokens",
+    "seconds",
+)
 
 CONFIG = SpeculationConfig(num_speculative_tokens=3, classes={"gold": SpeculationParams(class_name="gold")})
 NO_ERRORS = (0,) * (len(STEP_ERROR_EDGES) + 1)
@@ -61,7 +70,7 @@ SERIES: list[tuple[str, dict[str, str]]] = [
     ),
     *((f"faser_spec_{name}_seconds_total", {}) for name in ("draft", "verify", "overlap", "decide")),
     *(("faser_prune_steps_total", {"kind": kind}) for kind in ("shadow", "pruning")),
-    *((f"faser_prune_{name}_total", {}) for name in ("drafted_rows", "seconds")),
+    *((f"faser_prune_{name}_total", {}) for name in PRUNE_COUNTERS),
     *(
         (name, {"role": role})
         for name in (
@@ -231,21 +240,21 @@ def test_decisions_are_reported() -> None:
     assert value(source, "faser_spec_catchup_tokens_total") == 11
 
 
-def test_early_pruning_is_reported_by_layer() -> None:
-    layers = (
-        PrunedLayer(layer=5, judged=40, flagged=6, false_prunes=1),
-        PrunedLayer(layer=20, rows=9, wasted=4, judged=30, flagged=8, false_prunes=2),
+def test_early_pruning_is_reported() -> None:
+    stats = PruneStats(
+        shadow_steps=2,
+        pruned_steps=3,
+        drafted_rows=70,
+        pruned_rows=9,
+        wasted_rows=4,
+        verified=30,
+        flagged=8,
+        false_prunes=1,
+        seconds=0.5,
     )
-    stats = PruneStats(shadow_steps=2, pruned_steps=3, drafted_rows=70, seconds=0.5, layers=layers)
     source = metrics_of(SpeculationStats(policy="faser", method="draft_model", pruning=stats))
     assert [value(source, "faser_prune_steps_total", kind=kind) for kind in ("shadow", "pruning")] == [2, 3]
-    assert value(source, "faser_prune_drafted_rows_total") == 70
-    assert value(source, "faser_prune_seconds_total") == 0.5
-    names = ("rows", "wasted_rows", "judged_tokens", "flagged_tokens", "false_tokens")
-    found = {
-        layer: [value(source, f"faser_prune_{name}_total", layer=layer) for name in names] for layer in ("5", "20")
-    }
-    assert found == {"5": [0, 0, 40, 6, 1], "20": [9, 4, 30, 8, 2]}
+    assert [value(source, f"faser_prune_{name}_total") for name in PRUNE_COUNTERS] == [70, 9, 4, 30, 8, 1, 0.5]
 
 
 def test_rows_that_left_between_layers_are_a_stage_of_their_own() -> None:

@@ -18,13 +18,13 @@ from benchmarks.losslessness.law import p_value
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafting.samplers import WINDOW
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.rows import DraftedRows
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.token_samplers import HostTokenSampler
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.engine.execution.verifiers.factory import make_verifier
-from faser.engine.execution.verifiers.verifier import DraftedRows
+from faser.engine.execution.sampling.tokens import HostTokenSampler
+from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.sampling.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
+from faser.kernels.interface.sampling import DeviceSamplingMetadata, SamplingMetadata
 from faser.types import SamplingParams
 
 Floats = NDArray[np.float64]
@@ -36,7 +36,7 @@ DRAFTS = {
     "coupled": SpeculationConfig(policy="fixed", method="draft_model"),
     "rejection": SpeculationConfig(policy="fixed", method="draft_model", draft_sample_method="probabilistic"),
 }
-# Every kernel that edits logits, alone and all of them together.
+# Everything that edits logits, alone and all of it together.
 EDITS = (
     SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2),
     SamplingParams(logit_bias=tuple((token, 9.0) for token in range(4, 20))),
@@ -116,7 +116,7 @@ def guessed(plan: Plan) -> Json:
 
 
 def verdicts(plan: Plan, backend: Backend | None = None) -> Json:
-    """The engine's verifiers, with the device's kernels, and the reference ones over the same logits on the CPU.
+    """The engine's verifiers, with the device's sampling kernels, and over the same logits on the CPU.
 
     backend: None: the plan's.
     """
@@ -127,22 +127,20 @@ def verdicts(plan: Plan, backend: Backend | None = None) -> Json:
     for name, drafts in DRAFTS.items():
         probs = draft_probs if name == "rejection" else None
         said = []
-        for device, sampler, kernels in (
-            (plan.device, sampler_on(plan, backend, vocab, count), backend.rejection_kernels),
-            ("cpu", Sampler(count, vocab, (1,), "cpu"), None),
+        for device, sampler in (
+            (plan.device, sampler_on(backend, vocab, count)),
+            ("cpu", Sampler(count, vocab, (1,))),
         ):
             _start(sampler, count, _TEMPERATURE)
             laws = None if probs is None else probs.to(device)
-            said.append(
-                make_verifier(drafts, sampler, kernels).judge(logits.to(device, copy=True), sequences, laws)
-            )
+            said.append(make_verifier(drafts, sampler).verify(logits.to(device, copy=True), sequences, laws))
         ours, wanted = said
         found[name] = sum(one.token_ids != other.token_ids for one, other in zip(ours, wanted, strict=True))
     return {"ok": not any(found.values()), "sequences": count, "other_verdicts": found}
 
 
 def edited(plan: Plan, backend: Backend | None = None) -> Json:
-    """Logits that requests edit, by the device's kernels and by tensor operations on the CPU.
+    """Logits that requests edit, by tensor operations on the device and on the CPU.
 
     backend: as in verdicts.
     """
@@ -150,13 +148,14 @@ def edited(plan: Plan, backend: Backend | None = None) -> Json:
     logits, prompt = _logits(vocab, count + 3)[:count], tuple(range(2, 34))  # without the odd rows
     processed = []
     for device, sampler in (
-        (plan.device, sampler_on(plan, backend, vocab, count)),
-        ("cpu", Sampler(count, vocab, (1,), "cpu")),
+        (plan.device, sampler_on(backend, vocab, count)),
+        ("cpu", Sampler(count, vocab, (1,))),
     ):
         for slot, asked in enumerate(EDITS):
             sampler.start(SequenceStart(slot=slot, sampling=asked, seed=slot, prompt_len=8, token_ids=prompt))
         given = logits.to(device, copy=True)
-        processed.append(sampler.process(given, range(count), [len(prompt)] * count, None).logits.cpu())
+        asking = [DraftedRows(slot=slot, position=len(prompt)) for slot in range(count)]
+        processed.append(sampler.rows(given, asking).logits.cpu())
     ours, wanted = processed
     others = ~torch.isclose(ours, wanted, rtol=1e-6, atol=1e-6)
     return {"ok": not bool(others.any()), "other_logits": others.sum(-1).tolist()}
@@ -199,10 +198,10 @@ def verified(plan: Plan, sequences: int, temperature: float = _TEMPERATURE) -> J
     found = {}
     for name, drafts in DRAFTS.items():
         laws = torch.from_numpy(draft).to(plan.device).repeat(sequences, 1) if name == "rejection" else None
-        sampler = sampler_on(plan, backend, vocab, sequences)
+        sampler = sampler_on(backend, vocab, sequences)
         _start(sampler, sequences, _TEMPERATURE)
-        judge = make_verifier(drafts, sampler, backend.rejection_kernels)
-        said = judge.judge(row.to(plan.device).repeat(2 * sequences, 1), asked, laws)
+        verifier = make_verifier(drafts, sampler)
+        said = verifier.verify(row.to(plan.device).repeat(2 * sequences, 1), asked, laws)
         first = np.array([each.token_ids[0] for each in said])
         found[name] = {
             "p_value": p_value(first, target),
@@ -298,9 +297,9 @@ def _start(sampler: Sampler, count: int, temperature: float) -> None:
         )
 
 
-def sampler_on(plan: Plan, backend: Backend, vocab: int, slots: int) -> Sampler:
+def sampler_on(backend: Backend, vocab: int, slots: int) -> Sampler:
     """As the engine makes it, with the device's kernels."""
-    return Sampler(slots, vocab, (1,), plan.device, backend.sampling_kernels, backend.logits_processor_kernels)
+    return Sampler(slots, vocab, (1,), backend.sampling_kernels)
 
 
 def _device_choice(plan: Plan, rows: int, vocab: int) -> Any:

@@ -11,8 +11,8 @@ import torch
 from benchmarks.gpu.common.timing import DeviceClock
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.token_samplers import PendingTokens
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.engine.execution.sampling.tokens import PendingTokens
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import RowLayout
 
 _WARM = 3

@@ -33,9 +33,9 @@ from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_
 from faser.engine.execution.overlap.partition import Lane, Partition, PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.token_samplers import PendingTokens
+from faser.engine.execution.sampling.tokens import PendingTokens
 from faser.errors import ConfigError
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import SamplingMetadata
 
 _ROUNDS = 5
 _LEAST_S = 40.0  # two models and the recordings of lanes take most of that

@@ -35,26 +35,23 @@ TYPES = {
         "logits chunk_largest chunk_next largest best_margin margin margins temperature log_min_p fixed_probs "
         "angles scales row_scales column_scales"
     ),
-    "*fp64": "out bias output_counts repetition frequency presence top_p draft_probs chunk_inside",
+    "*fp64": "out bias top_p chunk_inside",
     "*i64": (
         "seeds positions draft_starts chunk_best best chunk_weight chunk_prob kept_prob rests sums next_sums "
-        "top_k chosen drafted final_ids chunk_residual chunk_target token_ids slots chunk_first source "
-        "rows row_start words"
+        "top_k chosen token_ids slots chunk_first source "
+        "rows words"
     ),
-    "*i32": "counts edge_key edge_id prefixes first_row num_accepted num_gathered gathered",
+    "*i32": "counts edge_key edge_id prefixes num_gathered gathered",
     "*bf16": (
         "qkv keys values q_weight k_weight x addend residual scaled weight gate_up gated_rows hidden kind product"
     ),
     "*u8": "codes",
-    "i32": (
-        "stride width purpose count num_rows draft_stride out_stride residual_stride level rest_bits num_halvings "
-        "width_in num_parts words_stride"
-    ),
+    "i32": ("stride width purpose count num_rows out_stride residual_stride level rest_bits width_in num_parts"),
     "i64": "window_bits",
     "fp32": "eps",
 }
 TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names.split()}
-SIZES: dict[str, Any] = {"NUM_CHUNKS": 63, "SPAN": 64, "BLOCK": 2048, "SPAN_ROWS": 8}
+SIZES: dict[str, Any] = {"NUM_CHUNKS": 63, "SPAN": 64, "BLOCK": 2048}
 SIZES |= {
     "BY_PROB": True,
     "WRITE": True,

@@ -181,8 +181,7 @@ class DraftPlan:
     per token; None: draft max_tokens. share: the part of the processors that drafting gets while step `step`
     verifies the tokens that the drafts continue; None: drafting precedes the step, on all processors. width:
     columns of the table that the drafts come in. from_text: every method of the text look-up drafts for every
-    request, and no other drafter does. wants_top_ids: models also name the likeliest tokens at each drafted
-    token's place; only the data plane sets it.
+    request, and no other drafter does.
     """
 
     step: int
@@ -192,7 +191,6 @@ class DraftPlan:
     stop: StopRule | None = None
     share: float | None = None
     from_text: bool = False
-    wants_top_ids: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,10 +16,10 @@ from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, 
 from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.rows import AcceptanceResult
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.token_samplers import PendingTokens
-from faser.engine.execution.verifiers.sample_and_match import acceptance_of_tokens
-from faser.engine.execution.verifiers.verifier import AcceptanceResult
+from faser.engine.execution.sampling.tokens import PendingTokens
+from faser.engine.execution.sampling.verify import acceptance_of_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

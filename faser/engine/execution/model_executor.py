@@ -25,12 +25,13 @@ from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.prompt_logprobs import PromptLogprobs
+from faser.engine.execution.pruning import PlainForward, VerificationForward
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.rows import AcceptanceResult
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier
 from faser.engine.execution.step_results import drafts_of, step_result
-from faser.engine.execution.verification_forward import PlainForward, VerificationForward
-from faser.engine.execution.verifiers.verifier import AcceptanceResult, Verifier
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 
 # Rows and batch as the forward returned them (it may cut drafts), and the acceptance results by slot.
@@ -41,7 +42,6 @@ _VerifiedRows = tuple[tuple[SequenceRows, ...], RowBatch, dict[int, AcceptanceRe
 class SpeculativeExecution:
     """What an engine that speculates has in addition to the model.
 
-    matches_samples: the verifier accepts drafted tokens that equal the token sampled at their row, and no others.
     forward: how the rows of a step go through the layers. lanes: None where drafting never overlaps with a step.
     draft_kv: what the draft model's cache holds; None without a draft model. states: where steps leave the hidden
     states that the drafter reads; None: it reads none. heads: where refreshed heads are adopted; None: nowhere.
@@ -49,7 +49,6 @@ class SpeculativeExecution:
 
     drafter: Drafter
     verifier: Verifier
-    matches_samples: bool = False
     forward: VerificationForward = field(default_factory=PlainForward)
     lanes: Lanes | None = None
     draft_kv: DraftKvCache | None = None
@@ -91,8 +90,7 @@ class ModelExecutor:
             runner,
             sampler,
             self._drafts,
-            verifier=None if speculation is None else speculation.verifier,
-            matches_samples=speculation is not None and speculation.matches_samples,
+            verifier=SampleAndMatch(sampler) if speculation is None else speculation.verifier,
             samples_in_runner=samples_in_runner,
         )
         self._async_steps = AsyncSteps(runner, sampler)
@@ -118,7 +116,7 @@ class ModelExecutor:
             self._applied = during
         self._release(plan.released)
         self._append_blocks(plan)
-        proposals = self._speculation.drafter.propose(self._with_top_ids(plan))
+        proposals = self._speculation.drafter.propose(plan)
         if during is None:
             self._drafts.hold(proposals)
         return drafts_of(plan, self._allowed(plan, proposals), began_s, time.perf_counter())
@@ -130,7 +128,7 @@ class ModelExecutor:
         self._drafts.add_from_text(rows)
         verified = self._verify(rows, self._gather(plan)).wait()
         self._drafts.drop()
-        result = self._finish(plan, verified, began_s, overlapped=False)
+        result = self._finish(plan, verified, began_s)
         return replace(result, prepared_s=self._forwarded_s - began_s) if self._device_computes else result
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
@@ -144,16 +142,16 @@ class ModelExecutor:
         rows = tuple(plan.rows)
         self._drafts.add_from_text(rows)
         self._append_blocks(draft_plan)
-        batch, wanted = self._gather(plan), self._with_top_ids(draft_plan)
+        batch = self._gather(plan)
         lanes.partition.resize(draft_plan.share)
         joined = lanes.partition.run_both(
-            lambda lane, until: run_on_lane(lanes.draft, lane, lambda: drafter.propose(wanted, until)),
+            lambda lane, until: run_on_lane(lanes.draft, lane, lambda: drafter.propose(draft_plan, until)),
             lambda lane: enqueue_on_lane(lanes.target, lane, lambda: self._verify(rows, batch)),
         )
         # This step decided the first token of every new draft: it equals the bonus token, or the draft is void.
         self._drafts.hold(joined.drafted, num_decided=1)
         drafted = self._allowed(draft_plan, joined.drafted)
-        result = self._finish(plan, joined.verified, joined.verify_began_s, joined.verify_ended_s, overlapped=True)
+        result = self._finish(plan, joined.verified, joined.verify_began_s, joined.verify_ended_s)
         return result, drafts_of(draft_plan, drafted, joined.draft_began_s, joined.draft_ended_s)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -191,7 +189,7 @@ class ModelExecutor:
 
     def _verify(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> PendingResult[_VerifiedRows]:
         """Run the forward and find the next tokens. Writes to the KV cache and to no sequence's state."""
-        rows, batch = self._forward.run(self._runner, rows, batch, self._drafts.top_ids(rows))
+        rows, batch = self._forward.run(self._runner, rows, batch)
         self._forwarded_s = time.perf_counter()
         finding = self._next_tokens.of(rows, batch)
         return PendingResult(lambda: (rows, batch, finding.wait()), launches_more=finding.launches_more)
@@ -202,15 +200,10 @@ class ModelExecutor:
         verified: _VerifiedRows,
         began_s: float,
         ended_s: float | None = None,
-        *,
-        overlapped: bool,
     ) -> StepResult:
-        """Take in what a step sampled, and read the prompt log probabilities off its forward.
-
-        Ended_s: None: now.
-        """
+        """Take in what a step sampled, and read the prompt log probabilities off its forward. ended_s: None: now."""
         rows, batch, acceptance = verified
-        self._forward.learn(rows, acceptance, overlapped=overlapped)
+        self._forward.learn(rows, acceptance)
         self._keep_states(rows, batch, acceptance)
         self._commit(acceptance)
         prompt_logprobs = self._prompt_logprobs.of_step(rows, batch.last_rows)
@@ -248,10 +241,6 @@ class ModelExecutor:
         held = self._speculation.draft_kv.num_held
         return tuple([held(start.slot) if start.drafts else 0 for start in plan.started])
 
-    def _with_top_ids(self, plan: DraftPlan) -> DraftPlan:
-        """The plan, with likely tokens named where the next forward may use them."""
-        return replace(plan, wants_top_ids=True) if self._forward.wants_top_ids else plan
-
     def _allowed(self, plan: DraftPlan, proposals: Proposals) -> Proposals:
         """What the control plane hears of the proposals: nothing that the structure of an answer forbids."""
         if self._matchers is None or not self._matchers.slots:
@@ -273,7 +262,6 @@ class ModelExecutor:
                 self._undrafted.add(start.slot)
             elif self._speculation is not None:
                 self._speculation.drafter.start(start)
-            self._forward.start(start)
             self._prompt_logprobs.start(start)
         for slot, new_blocks in plan.rows.new_blocks.items():
             self._table.append(slot, new_blocks)

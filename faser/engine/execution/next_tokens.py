@@ -1,11 +1,11 @@
 """From the rows of a forward to the next tokens of every sequence, drafted ones verified.
 
-Three ways lead there, and where more than one is open they find the same tokens:
+Two ways lead there, and where both are open they find the same tokens:
 
     sample and match in the runner   every row's token is sampled right after the forward; drafts that equal the
                                      samples are accepted
-    verify drafts                    the verifier judges the last γ + 1 rows of each sequence by their logits
-    sample last rows                 no sequence has a draft: the sampler chooses one token for each
+    verify                           the verifier reads the logits of the last γ + 1 rows of each sequence; without
+                                     any draft that is sampling
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ from faser.engine.execution.drafting.drafter import ProposedDrafts
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.rows import AcceptanceResult, DraftedRows
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.verifiers.sample_and_match import acceptance_of_tokens
-from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
+from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, acceptance_of_tokens
 
 Ints = NDArray[np.int64]
 
@@ -29,8 +29,7 @@ Ints = NDArray[np.int64]
 class NextTokens:
     """Reads the runner's last forward. Leaves the sampler's state as it is: the executor commits the tokens.
 
-    verifier: None in an engine that never drafts. drafts: what the drafter proposed for the step. matches_samples:
-    the verifier accepts a drafted token exactly where it equals the token sampled at its row.
+    drafts: what the drafter proposed for the step.
     samples_in_runner: the runner can sample; it does where tokens depend on nothing but their logits.
     """
 
@@ -40,15 +39,14 @@ class NextTokens:
         sampler: Sampler,
         drafts: ProposedDrafts,
         *,
-        verifier: Verifier | None,
-        matches_samples: bool,
+        verifier: Verifier,
         samples_in_runner: bool,
     ) -> None:
         self._runner = runner
         self._sampler = sampler
         self._drafts = drafts
         self._verifier = verifier
-        self._matches_samples = matches_samples
+        self._plain = SampleAndMatch(sampler)  # of steps without drafts
         self._samples_in_runner = samples_in_runner
 
     def of(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> PendingResult[dict[int, AcceptanceResult]]:
@@ -59,10 +57,8 @@ class NextTokens:
         last_rows, drafted = sampling_rows(sampling, rows, batch), any(each.num_drafts for each in sampling)
         if self._samples_in_runner and self._depend_on_logits_alone(sampling, drafted=drafted):
             finding, launches_more = self._sample_and_match(sampling, last_rows), False
-        elif drafted:
-            finding, launches_more = partial(self._verify_drafts, sampling, last_rows), True
         else:
-            finding, launches_more = partial(self._sample_last_rows, sampling, last_rows), True
+            finding, launches_more = partial(self._verify, sampling, last_rows, drafted=drafted), True
         return PendingResult(
             lambda: {each.slot: accepted for each, accepted in zip(sampling, finding(), strict=True)},
             launches_more=launches_more,
@@ -70,7 +66,7 @@ class NextTokens:
 
     def _depend_on_logits_alone(self, sampling: list[SequenceRows], *, drafted: bool) -> bool:
         """No request edits its logits or reports them, and no draft needs more than the samples at its rows."""
-        matches = not drafted or self._matches_samples
+        matches = not drafted or isinstance(self._verifier, SampleAndMatch)
         return matches and self._sampler.needs_only_logits([rows.slot for rows in sampling])
 
     def _sample_and_match(
@@ -84,24 +80,11 @@ class NextTokens:
         pending = self._runner.sample(last_rows.repeat(counts) - distances, metadata)
         return lambda: acceptance_of_tokens(sampling, pending.wait().token_ids)
 
-    def _sample_last_rows(self, sampling: list[SequenceRows], last_rows: Ints) -> list[AcceptanceResult]:
-        logits = self._runner.logits(last_rows)
-        slots = [rows.slot for rows in sampling]
-        sampled = self._sampler.sample(logits, slots, [rows.start + len(rows.token_ids) for rows in sampling])
-        return [
-            AcceptanceResult(
-                token_ids=() if each.error else (each.token_id,),
-                logprobs=None if each.logprobs is None else (each.logprobs,),
-                error=each.error,
-            )
-            for each in sampled
-        ]
-
-    def _verify_drafts(self, sampling: list[SequenceRows], last_rows: Ints) -> list[AcceptanceResult]:
-        assert self._verifier is not None, "drafts in an engine that has no drafter"
+    def _verify(self, sampling: list[SequenceRows], last_rows: Ints, *, drafted: bool) -> list[AcceptanceResult]:
         counts, distances = _verifying_rows(sampling)
         logits = self._runner.logits(last_rows.repeat(counts) - distances)
-        return self._verifier.judge(logits, _drafted_rows(sampling), self._drafts.probs(sampling))
+        verifier, probs = (self._verifier, self._drafts.probs(sampling)) if drafted else (self._plain, None)
+        return verifier.verify(logits, _drafted_rows(sampling), probs)
 
 
 def sampling_rows(sampling: list[SequenceRows], rows: tuple[SequenceRows, ...], batch: RowBatch) -> Ints:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from faser.engine.contract.drafts import METHOD_IDS, Drafts, DraftTable, empty_table
 from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan, StepResult
 from faser.engine.execution.drafting.drafter import Proposals
-from faser.engine.execution.verifiers.verifier import AcceptanceResult
+from faser.engine.execution.sampling.rows import AcceptanceResult
 from faser.types import PositionLogprobs
 
 _NOT_SAMPLED = AcceptanceResult()

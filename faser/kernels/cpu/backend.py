@@ -100,9 +100,7 @@ class NativeBackend:
         self._slab = torch.empty(0, dtype=torch.uint8)  # the free rest of the newest slab of weights
         self._heads: dict[AttentionShape, native_library.HeadsStruct] = {}
         self.sampling_kernels = CpuSamplingKernels(self._library, self._pools)
-        self.logits_processor_kernels = None
         self.mask_kernel = CpuMaskKernel(self._library, self._pools)
-        self.rejection_kernels = None
         # A proxy: threads end with the backend, which a circle of references would keep alive.
         proxy = weakref.proxy(self)
         separate = SeparateBlocks(proxy)

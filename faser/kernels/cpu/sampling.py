@@ -8,9 +8,7 @@ from torch import Tensor
 
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.library import LanePools
-from faser.kernels.interface.sampling.logits_processor_kernels import MaskEdit
-from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals, Words, best_then_drawn
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import Ints, MaskEdit, Reals, SamplingMetadata, Words, best_then_drawn
 
 
 class CpuMaskKernel:

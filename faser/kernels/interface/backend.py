@@ -25,9 +25,7 @@ from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels, MaskKernel
-from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
-from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
+from faser.kernels.interface.sampling import DeviceSamplingKernels, MaskKernel, SamplingKernels
 from faser.kernels.interface.shapes import (
     AttentionPlan,
     AttentionShape,
@@ -54,18 +52,8 @@ class Backend(Protocol):
         ...
 
     @property
-    def logits_processor_kernels(self) -> LogitsProcessorKernels | None:
-        """Kernels that edit logits before sampling; None: the engine uses tensor operations."""
-        ...
-
-    @property
     def mask_kernel(self) -> MaskKernel | None:
-        """Masks logits on the host; None: logits_processor_kernels do it, or tensor operations."""
-        ...
-
-    @property
-    def rejection_kernels(self) -> RejectionKernels | None:
-        """Kernels that accept or reject sampled draft tokens; None: the engine uses tensor operations."""
+        """Masks logits on the host; None: the engine uses tensor operations."""
         ...
 
     def use(self, processors: Processors | None) -> None:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.interface.sampling.sampling_kernels import Ints
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import Ints, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 
 

@@ -11,7 +11,6 @@ from faser.types import (
     EngineStats,
     FinishReason,
     MethodStats,
-    PrunedLayer,
     PruneStats,
     Request,
     SequenceError,
@@ -95,7 +94,7 @@ class LoadedEngine:
             methods=methods,
             gammas=(("default", tuple(self._turns)),),
             mode_steps=tuple(self._modes.items()),
-            pruning=PruneStats(layers=(PrunedLayer(layer=1, rows=self.pruned_rows),)),
+            pruning=PruneStats(pruned_rows=self.pruned_rows),
         )
         return EngineStats(speculation=speculation if self.has_drafter else None)
 

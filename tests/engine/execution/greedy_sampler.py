@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from faser.engine.execution.sampling.token_samplers import SampledTokens
+from faser.engine.execution.sampling.tokens import SampledTokens
 
 
 @dataclass

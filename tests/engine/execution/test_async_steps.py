@@ -12,7 +12,7 @@ from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.token_samplers import SampledTokens
+from faser.engine.execution.sampling.tokens import SampledTokens
 
 
 @dataclass

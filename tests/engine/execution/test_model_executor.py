@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from faser.engine.contract.plan import (
     PLACEHOLDER,
@@ -20,29 +18,28 @@ from faser.engine.contract.plan import (
 )
 from faser.engine.execution.drafting.drafter import Continuation, Proposals
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
+from faser.engine.execution.pruning import PlainForward, VerificationForward
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.rows import AcceptanceResult
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.verification_forward import PlainForward, VerificationForward
-from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
-from faser.engine.execution.verifiers.verifier import AcceptanceResult
+from faser.engine.execution.sampling.verify import SampleAndMatch
 from faser.kernels.torch_backend import TorchBackend
 from faser.types import PruneStats, SamplingParams
 from tests.engine.execution.greedy_sampler import GreedySampler
-from tests.engine.execution.pruning.pruning_world import NUM_SLOTS, make_runner, write_pair
+from tests.engine.execution.pruning_world import NUM_SLOTS, make_runner, write_pair
 
 PROMPT = (11, 12, 13, 14, 15)
 SLOT = 2
 
 
 class GivenDrafter:
-    """Proposes given tokens with given likely ones, and remembers what sequences went on with."""
+    """Proposes given tokens, and remembers what sequences went on with."""
 
     drafts_overlapped = False
 
-    def __init__(self, token_ids: tuple[int, ...] = (), top_ids: Tensor | None = None) -> None:
+    def __init__(self, token_ids: tuple[int, ...] = ()) -> None:
         self.token_ids = token_ids
-        self.top_ids = top_ids
         self.plans: list[DraftPlan] = []
         self.continuations: list[Continuation] = []
         self.num_commits = 0
@@ -55,7 +52,7 @@ class GivenDrafter:
         drafts = tuple(
             Draft(slot=each.slot, method="draft_model", token_ids=self.token_ids) for each in plan.requests
         )
-        return Proposals(drafts=drafts, passes=1, top_ids=self.top_ids)
+        return Proposals(drafts=drafts, passes=1)
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         self.continuations += continuations
@@ -68,22 +65,16 @@ class GivenDrafter:
 class LastTokenCutter:
     """Cuts the last token of every draft before the forward, and remembers what it was called with."""
 
-    wants_top_ids = True
-
     def __init__(self) -> None:
         self.saved_s = 0.0
         self.stats = PruneStats(drafted_rows=1)
-        self.started: list[int] = []
-        self.top_ids: list[Tensor | None] = []
-        self.learned: list[tuple[tuple[int, ...], bool]] = []
-
-    def start(self, start: SequenceStart) -> None:
-        self.started.append(start.slot)
+        self.num_steps = 0
+        self.learned: list[tuple[int, ...]] = []
 
     def run(
-        self, runner: Runner, rows: tuple[SequenceRows, ...], batch: RowBatch, top_ids: Tensor | None, /
+        self, runner: Runner, rows: tuple[SequenceRows, ...], batch: RowBatch, /
     ) -> tuple[tuple[SequenceRows, ...], RowBatch]:
-        self.top_ids.append(top_ids)
+        self.num_steps += 1
         shorter = tuple(
             replace(each, token_ids=each.token_ids[:-1], num_drafts=each.num_drafts - 1)
             if each.num_drafts
@@ -95,11 +86,9 @@ class LastTokenCutter:
         runner.forward(batch)
         return shorter, batch
 
-    def learn(
-        self, rows: tuple[SequenceRows, ...], acceptance: Mapping[int, AcceptanceResult], *, overlapped: bool
-    ) -> None:
-        assert len(self.learned) < len(self.top_ids), "a step is learned from before it has run"
-        self.learned += [(acceptance[each.slot].token_ids, overlapped) for each in rows]
+    def learn(self, rows: tuple[SequenceRows, ...], acceptance: Mapping[int, AcceptanceResult]) -> None:
+        assert len(self.learned) < self.num_steps, "a step is learned from before it has run"
+        self.learned += [acceptance[each.slot].token_ids for each in rows]
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +115,7 @@ def make_executor(
     *,
     samples_in_runner: bool = False,
 ) -> ModelExecutor:
-    sampler = Sampler(NUM_SLOTS, runner.vocab_size, (), "cpu", runner.sampling_kernels)
+    sampler = Sampler(NUM_SLOTS, runner.vocab_size, (), runner.sampling_kernels)
     speculation = None
     if drafter is not None:
         speculation = SpeculativeExecution(
@@ -202,39 +191,22 @@ def test_a_draft_is_accepted_as_far_as_it_is_what_the_model_says(runner: Runner,
     ]
 
 
-def test_the_plain_forward_saves_nothing_and_asks_for_no_likely_tokens(
-    runner: Runner, expected: list[int]
-) -> None:
+def test_the_plain_forward_saves_nothing(runner: Runner, expected: list[int]) -> None:
     drafter = GivenDrafter((expected[1],))
     result = verify(make_executor(runner, drafter), drafter, expected[0])
     assert (result.saved_s, result.pruning) == (0.0, None)
-    assert [plan.wants_top_ids for plan in drafter.plans] == [False]
 
 
-def test_a_forward_that_cuts_drafts_is_reported_and_learns_what_came(runner: Runner, expected: list[int]) -> None:
+def test_a_forward_that_cuts_drafts_is_reported_and_learns_the_tokens(runner: Runner, expected: list[int]) -> None:
     """The cut token is the bonus token all the same; without it no token would be another one."""
-    drafter = GivenDrafter((expected[1], expected[2]), torch.tensor([[1, 2, 3], [4, 5, 6]]))
+    drafter = GivenDrafter((expected[1], expected[2]))
     cutter = LastTokenCutter()
     result = verify(make_executor(runner, drafter, cutter), drafter, expected[0])
     (found,) = result.sequences
     assert found.token_ids == tuple(expected[1:3])
     assert found.num_cut == 1
     assert (result.saved_s, result.pruning) == (0.5, cutter.stats)
-    assert cutter.started == [SLOT]
-    assert cutter.learned == [((expected[0],), False), (tuple(expected[1:3]), False)]
-    assert [plan.wants_top_ids for plan in drafter.plans] == [True]
-    before, named = cutter.top_ids
-    assert before is None
-    assert named is not None
-    assert named.tolist() == [[1, 2, 3], [4, 5, 6]]
-
-
-def test_drafts_are_forgotten_after_the_step_that_verifies_them(runner: Runner, expected: list[int]) -> None:
-    drafter, cutter = GivenDrafter((expected[1],), torch.zeros(1, 2)), LastTokenCutter()
-    executor = make_executor(runner, drafter, cutter)
-    verify(executor, drafter, expected[0])
-    executor.run(verifying_plan(expected[0], ()))
-    assert cutter.top_ids[-1] is None
+    assert cutter.learned == [(expected[0],), tuple(expected[1:3])]
 
 
 def test_released_slots_are_released_everywhere(runner: Runner) -> None:

@@ -8,11 +8,11 @@ from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
+from faser.engine.execution.sampling.verify import SampleAndMatch
 from faser.kernels.torch_backend import TorchBackend
 from faser.types import SamplingParams
 from tests.engine.execution.greedy_sampler import GreedySampler
-from tests.engine.execution.pruning.pruning_world import NUM_SLOTS, make_runner, write_pair
+from tests.engine.execution.pruning_world import NUM_SLOTS, make_runner, write_pair
 
 PROMPTS = {3: (11, 12, 13), 1: (21, 22, 23, 24), 0: (31, 32)}  # by slot, in the order of the step
 UNFINISHED = 1  # the slot whose prompt goes on in the next step
@@ -46,7 +46,7 @@ def forward(runner: Runner, drafts: dict[int, tuple[int, ...]]) -> tuple[tuple[S
 
 
 def next_tokens(runner: Runner, *, samples_in_runner: bool, **sampling: int) -> NextTokens:
-    sampler = Sampler(NUM_SLOTS, runner.vocab_size, (), "cpu", runner.sampling_kernels)
+    sampler = Sampler(NUM_SLOTS, runner.vocab_size, (), runner.sampling_kernels)
     for slot, prompt in PROMPTS.items():
         params = SamplingParams(temperature=0.0, **sampling)  # type: ignore[arg-type]
         start = SequenceStart(slot=slot, sampling=params, seed=0, prompt_len=len(prompt), token_ids=prompt)
@@ -56,7 +56,6 @@ def next_tokens(runner: Runner, *, samples_in_runner: bool, **sampling: int) -> 
         sampler,
         ProposedDrafts(),
         verifier=SampleAndMatch(sampler),
-        matches_samples=True,
         samples_in_runner=samples_in_runner,
     )
 

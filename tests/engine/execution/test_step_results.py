@@ -2,8 +2,8 @@
 
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceRows
 from faser.engine.execution.drafting.drafter import Proposals
+from faser.engine.execution.sampling.rows import AcceptanceResult
 from faser.engine.execution.step_results import drafts_of, sequence_results
-from faser.engine.execution.verifiers.verifier import AcceptanceResult
 from faser.types import PositionLogprobs, SequenceError
 
 LOGPROBS = PositionLogprobs(token_id=5, logprob=-1.0, rank=1, top=())

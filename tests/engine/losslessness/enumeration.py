@@ -15,11 +15,16 @@ import torch
 from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import PROB_ONE, draw, fixed_point_probs, scale
-from faser.engine.execution.verifiers.block import longest_accepted, prefix_accept_probs, survivals
-from faser.engine.execution.verifiers.judged_rows import lay_out
-from faser.engine.execution.verifiers.rejection import accept_probs, recovered_probs, residual_probs
-from faser.engine.execution.verifiers.sample_and_match import accepted
-from faser.engine.execution.verifiers.verifier import DraftedRows
+from faser.engine.execution.sampling.rejection import (
+    accept_probs,
+    longest_accepted,
+    prefix_accept_probs,
+    recovered_probs,
+    residual_probs,
+    survivals,
+)
+from faser.engine.execution.sampling.rows import DraftedRows, DraftLayout
+from faser.engine.execution.sampling.verify import accepted
 
 VOCAB = 3
 LENGTH = 3
@@ -203,13 +208,13 @@ def by_coupling(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Law:
     masses = pair.masses[lines]
     edges = masses.double().cumsum(-1)
     middles = (edges - masses.double() / 2) / edges[:, -1:]  # [rows, VOCAB] noise inside each cell
-    rows = lay_out([DraftedRows(slot=0, position=0, draft=draft)])
+    rows = DraftLayout.of([DraftedRows(slot=0, position=0, draft=draft)])
     chosen = torch.stack([draw(masses, middles[:, v].contiguous()) for v in range(pair.vocab)], -1).tolist()
     law: Law = defaultdict(float)
     for cells in itertools.product(range(pair.vocab), repeat=len(lines)):
         prob = float(np.prod([pair.target_probs[line, cell] for line, cell in zip(lines, cells, strict=True)]))
         tokens = np.array([chosen[row][cell] for row, cell in enumerate(cells)])
-        passes = accepted(tokens, rows.drafted, np.ones(len(tokens), dtype=np.bool_))
+        passes = accepted(tokens, rows.drafted)
         last = int(rows.last_reached(passes)[0])
         kept = draft[:last] if last == len(draft) and not bonus else (*draft[:last], int(tokens[last]))
         law[kept] += prob

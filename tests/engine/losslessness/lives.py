@@ -9,16 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.engine import Engine
-from faser.engine.execution.pruning.gate import Floats, Ints, Lesson, Look, Split
-from faser.engine.execution.pruning.rank_judge import DraftedTokens
-from faser.engine.execution.runner.runner import Runner
 from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams, SpeculationParams
 from tests.checkpoints import VOCAB_SIZE
-from tests.engine.execution.pruning.pruning_world import CAP, NUM_LAYERS
+from tests.engine.execution.pruning_world import CAP
 
 EOS = tuple(range(3, 9))  # many, so that samples end in the middle of drafts
 MOST_TOKENS = 60
@@ -193,33 +188,3 @@ def _nothing_heard(asked: Sequence[Request]) -> dict[Sample, Heard]:
 def _hear(engine: Engine, heard: dict[Sample, Heard]) -> None:
     for delta in engine.step():
         heard[delta.request_id, delta.index].hear(delta)
-
-
-class Adversary:
-    """A gate and a judge that know nothing: after any layer, any drafted token is flagged with this chance."""
-
-    def __init__(self, seed: int, chance: float) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._chance = chance
-
-    def use(self, mode: str | None) -> None: ...
-
-    def may_look(self) -> bool:
-        return True
-
-    def ask(self, num_rows: int, num_drafts: int, *, named: bool) -> Split:
-        assert 0 < num_drafts < num_rows
-        if not named:
-            return Split()
-        layer = int(self._rng.integers(0, NUM_LAYERS + 1))
-        return Split(layers=((0, layer),), prunes=True)
-
-    def thresholds(self, _layer: int, temperatures: Floats) -> Ints:
-        return np.ones(len(temperatures), dtype=np.int64)
-
-    def counts(self, _runner: Runner, drafted: DraftedTokens) -> Ints:
-        return (self._rng.random(len(drafted.depth)) < self._chance).astype(np.int64)
-
-    def looked(self, look: Look) -> None: ...
-
-    def learn(self, lessons: list[Lesson], num_tokens: int) -> None: ...

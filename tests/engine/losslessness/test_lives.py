@@ -19,18 +19,20 @@ from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.partition import Cores
-from faser.engine.execution.pruning.early_pruning import EarlyPruning
+from faser.engine.execution.pruning import EarlyPruning
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from tests.engine.execution.pruning.pruning_world import (
+from tests.engine.execution.pruning_world import (
     CAP,
+    NUM_LAYERS,
+    RandomGate,
     World,
     make_engine,
-    make_pruning,
     make_world,
+    no_ranks,
     write_pair,
 )
-from tests.engine.losslessness.lives import EOS, Adversary, alone, check, live, random_life
+from tests.engine.losslessness.lives import EOS, alone, check, live, random_life
 from tests.fakes import RandomPolicy
 
 NUM_BLOCKS = 12  # two of the longest fill it
@@ -56,12 +58,11 @@ def plain(world: World) -> Engine:
 
 
 def everything_on(world: World, seed: int) -> tuple[Engine, EarlyPruning]:
-    """Any lengths, any cuts, any rows pruned; drafts made beside steps, judged anew every third step."""
+    """Any lengths, any cuts, any rows pruned; drafts made beside steps, decided anew every third step."""
     config = SpeculationConfig(
         model="beside", policy="fixed", num_speculative_tokens=CAP, **DRAFTERS[seed % len(DRAFTERS)]
     )
-    adversary = Adversary(seed, chance=0.3)
-    pruning = make_pruning(adversary, adversary)
+    pruning = EarlyPruning(RandomGate(seed), layer=seed % (NUM_LAYERS + 1), ranks=no_ranks)
     engine = make_engine(
         world,
         config,

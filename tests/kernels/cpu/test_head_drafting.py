@@ -27,7 +27,7 @@ from faser.engine.execution.drafting.samplers import (
 )
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
-from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.execution.sampling.parameters import SamplingState
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.types import SamplingParams

@@ -20,16 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.sampling.logits_processors.torch_kernels import TorchLogitsProcessorKernels
+from faser.engine.execution.sampling.edits import TorchLogitsProcessorKernels
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.sampling.logits_processor_kernels import MaskEdit
-from faser.kernels.interface.sampling.philox import philox
-from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import NO_TOKEN, Ints, MaskEdit, Reals, SamplingMetadata, philox
 from faser.types import SamplingParams
+from tests.engine.execution.sampling.sampled import plain_rows, sample
 
 
 @pytest.mark.parametrize("width", [1, 63, 64, 65, 1000, 4099])
@@ -318,7 +316,7 @@ def test_a_sampler_chooses_the_same_tokens_with_either(native: NativeBackend) ->
         SamplingParams(temperature=1.0, min_p=0.1),
         SamplingParams(temperature=0.9, min_tokens=4, stop_token_ids=(1,)),
     ]  # fmt: skip
-    samplers = [Sampler(8, width, (0,), "cpu"), Sampler(8, width, (0,), "cpu", native.sampling_kernels)]
+    samplers = [Sampler(8, width, (0,)), Sampler(8, width, (0,), native.sampling_kernels)]
     for slot, sampling in enumerate(params):
         for sampler in samplers:
             start = SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=2, token_ids=(5, 6))
@@ -328,10 +326,9 @@ def test_a_sampler_chooses_the_same_tokens_with_either(native: NativeBackend) ->
         logits = torch.from_numpy(rng.standard_normal((len(params), width)).astype(np.float32) * 2)
         logits[5, 100] = torch.nan if position == 6 else 0.0
         slots, positions = list(range(len(params))), [position] * len(params)
-        plain, quick = (sampler.sample(logits.clone(), slots, positions) for sampler in samplers)
+        plain, quick = (sample(sampler, logits.clone(), slots, positions) for sampler in samplers)
         assert plain == quick
-        prepared = [sampler.prepare(logits.clone(), slots, positions, None) for sampler in samplers]
-        fixed_probs = [sampler.fixed_point_probs(each) for sampler, each in zip(samplers, prepared, strict=True)]
-        assert torch.equal(*fixed_probs)
+        rows = plain_rows(slots, positions)
+        assert torch.equal(*(sampler.rows(logits.clone(), rows).probabilities() for sampler in samplers))
         for sampler in samplers:
             sampler.accept(slots, [max(row.token_id, 0) for row in plain])

@@ -14,7 +14,6 @@ replays; `backend.concurrent_instance()` gives a backend for another lane of the
     graph.replay()
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -22,19 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from faser.engine.execution.sampling.distribution import PROB_ONE, draw
-from faser.engine.execution.sampling.logits_processors.torch_kernels import TorchLogitsProcessorKernels
-from faser.engine.execution.sampling.noise import Purpose, uniforms
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.engine.execution.verifiers.rejection import accept_probs, recovered_probs
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.parameters import Purpose, uniforms
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import as_bytes, stored
-from faser.kernels.interface.sampling.logits_processor_kernels import LogitsEdit
-from faser.kernels.interface.sampling.rejection_kernels import RejectionInputs
-from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints
-from faser.kernels.interface.sampling.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
+from faser.kernels.interface.sampling import NO_TOKEN, DeviceSamplingMetadata, Ints, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
@@ -53,8 +46,6 @@ def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
         rope_append=FakeRopeAppend(accelerator),
         sampling_kernels=lambda _: TorchSamplingKernels(),
         device_sampling_kernels=lambda max_rows, width: FakeDeviceSamplingKernels(accelerator, max_rows, width),
-        logits_processor_kernels=lambda _: FakeLogitsProcessorKernels(accelerator),
-        rejection_kernels=lambda _: FakeRejectionKernels(accelerator),
     )
 
 
@@ -230,80 +221,6 @@ class FakeDeviceSamplingKernels:
         for each in (chosen, *numbers):
             assert each.shape == (count,), each.shape
             assert each.is_contiguous()
-
-
-class FakeLogitsProcessorKernels:
-    """See LogitsProcessorKernels: the engine's processors. calls: number of calls."""
-
-    def __init__(self, accelerator: FakeAccelerator) -> None:
-        self._accelerator = accelerator
-        self.calls = 0
-
-    def apply(self, logits: Tensor, edits: Sequence[LogitsEdit]) -> None:
-        self.calls += 1
-        self._accelerator.launch(partial(TorchLogitsProcessorKernels().apply, logits, edits))
-
-
-class FakeRejectionKernels:
-    """See RejectionKernels: the rule of the rejection verifier, row by row. calls: number of calls."""
-
-    def __init__(self, accelerator: FakeAccelerator) -> None:
-        self._accelerator = accelerator
-        self.calls = 0
-
-    def judge(self, logits: Tensor, drafts: RejectionInputs, draft_probs: Tensor) -> tuple[Ints, Ints]:
-        self.calls += 1
-        first, num_drafted = drafts.first_row, len(drafts.drafted) - len(drafts.first_row) + 1
-        assert len(logits) == first[-1] == len(drafts.drafted), (logits.shape, first)
-        assert draft_probs.shape == (num_drafted, logits.shape[1]), draft_probs.shape
-        assert draft_probs.is_contiguous()
-        best = _to_fixed_probs(logits, drafts)
-        self._accelerator.wait()
-        found = np.array(
-            [
-                _judged(s, range(begin, end), logits.double(), best, drafts, draft_probs)
-                for s, (begin, end) in enumerate(zip(first.tolist(), first[1:].tolist(), strict=False))
-            ]
-        )
-        return found[:, 0], found[:, 1]
-
-
-def _to_fixed_probs(logits: Tensor, drafts: RejectionInputs) -> Ints:
-    """In place; returns the most likely tokens."""
-    choice, metadata = TorchSamplingKernels(), drafts.metadata
-    best = choice.best(logits)
-    drawn = np.flatnonzero((metadata.temperature > 0) & (best != NO_TOKEN))
-    for row in np.setdiff1d(np.arange(len(best)), drawn).tolist():
-        logits[row] = 0.0
-        if best[row] != NO_TOKEN:
-            logits[row, int(best[row])] = PROB_ONE
-    if len(drawn):
-        choice.fixed_point_probs(logits, drawn, best[drawn], metadata.among(drawn))
-    return best
-
-
-def _judged(
-    s: int, rows: range, fixed_probs: Tensor, best: Ints, drafts: RejectionInputs, draft_probs: Tensor
-) -> tuple[int, int]:
-    """What becomes of the draft of sequence s."""
-    seeds, positions = drafts.metadata.seeds, drafts.metadata.positions
-    start = positions[rows[0] : rows[0] + 1]
-    for accepted, row in enumerate(rows):
-        one = slice(row, row + 1)
-        if best[row] == NO_TOKEN:
-            return accepted, NO_TOKEN
-        if row == rows[-1]:
-            number = uniforms(seeds[one], positions[one], Purpose.TOKEN)
-            return accepted, int(draw(fixed_probs[one], torch.from_numpy(number)))
-        target_probs, line = fixed_probs[row] / fixed_probs[row].sum(), draft_probs[row - s]
-        token_id = int(drafts.drafted[row])
-        (number,) = uniforms(seeds[one], positions[one], Purpose.ACCEPT, start)
-        if number >= float(accept_probs(target_probs[token_id], line[token_id])):
-            left = recovered_probs(target_probs[None], line[None])
-            return accepted, int(
-                draw(left, torch.from_numpy(uniforms(seeds[one], positions[one], Purpose.REPLACE)))
-            )
-    raise AssertionError("every sequence has a row that judges nothing")
 
 
 def _asked(

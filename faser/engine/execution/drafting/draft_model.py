@@ -49,7 +49,7 @@ class DraftModel:
             self._kv.missing(request.slot, min(request.max_tokens, room), request.unverified)
             for request, room in drafting
         ]
-        batch = self._loop.draft(inputs, plan.stop, until, wants_top_ids=plan.wants_top_ids)
+        batch = self._loop.draft(inputs, plan.stop, until)
         drafts = {}
         for (request, _), token_ids, confidences, num_fed in zip(
             drafting, batch.token_ids, batch.confidences, batch.num_fed, strict=True
@@ -62,7 +62,6 @@ class DraftModel:
             passes=batch.passes,
             catchup_tokens=sum([max(0, len(each.token_ids) - _USUAL_ROWS) for each in inputs]),
             probs=batch.probs,
-            top_ids=batch.top_ids,
         )
 
     def commit(self, continuations: Sequence[Continuation]) -> None:

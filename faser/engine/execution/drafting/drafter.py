@@ -24,8 +24,6 @@ from torch import Tensor
 from faser.engine.contract.plan import PLACEHOLDER, Draft, DraftPlan, SequenceRows, SequenceStart
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 
-NO_TOP = -1  # in top_ids: no token id
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposals:
@@ -33,15 +31,12 @@ class Proposals:
 
     probs: [T, V] float64 on the target's device, the distribution each of the T draft tokens was sampled from,
     draft after draft; None where drafts are point masses.
-    top_ids: [T, M] int64 on the target's device, the likeliest tokens at each draft token's position, unordered;
-    a row of NO_TOP where the drafter knows none. None where the plan does not want them.
     """
 
     drafts: tuple[Draft, ...]
     passes: int = 0
     catchup_tokens: int = 0
     probs: Tensor | None = None
-    top_ids: Tensor | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,7 +103,7 @@ def without_forbidden(plan: DraftPlan, proposals: Proposals, matchers: SequenceM
     A token that is forbidden is rejected for certain. Where drafts are point masses its row is left out: the row
     before it decides the same token without it. A drawn token has to be verified even so, because its distribution
     is part of the residual that the recovered token is drawn from; there the draft ends after the token that is
-    forbidden. A draft that continues unverified tokens is cut as if these were known. probs and top_ids stay those
+    forbidden. A draft that continues unverified tokens is cut as if these were known. probs stay those
     of the longer drafts.
     """
     unverified = {request.slot: request.unverified for request in plan.requests}
@@ -157,11 +152,6 @@ class ProposedDrafts:
         probs = self._proposals.probs
         return None if probs is None else probs[self._lines(rows)]
 
-    def top_ids(self, rows: Sequence[SequenceRows]) -> Tensor | None:
-        """[T, M] int64, likely tokens at each drafted row's place; None where the drafter named none."""
-        top_ids = self._proposals.top_ids
-        return None if top_ids is None else top_ids[self._lines(rows)]
-
     def _lines(self, rows: Sequence[SequenceRows]) -> Tensor:
         return torch.from_numpy(proposal_lines(rows, self._proposals.drafts, num_decided=self._num_decided))
 
@@ -186,7 +176,7 @@ def with_text_drafts(proposals: Proposals, rows: Sequence[SequenceRows], *, num_
 
     num_decided: leading tokens of each draft that are known by now, so that the step has no rows for them.
     """
-    if proposals.probs is None and proposals.top_ids is None:
+    if proposals.probs is None:
         return proposals
     by_model = {draft.slot for draft in proposals.drafts}
     passed = (PLACEHOLDER,) * num_decided
@@ -199,17 +189,14 @@ def with_text_drafts(proposals: Proposals, rows: Sequence[SequenceRows], *, num_
 
 
 def with_point_masses(proposals: Proposals, others: Sequence[Draft]) -> Proposals:
-    """proposals, and after them drafts that are point masses and name no other tokens.
+    """proposals, and after them drafts that are point masses.
 
-    probs gets a row for each token with all its mass on it, top_ids a line of NO_TOP; where these are None, so
-    they stay.
+    probs gets a row for each token with all its mass on it; where it is None, it stays so.
     """
-    probs, top_ids = proposals.probs, proposals.top_ids
+    probs = proposals.probs
     token_ids = [token_id for draft in others for token_id in draft.token_ids]
     if probs is not None:
         certain = probs.new_zeros(len(token_ids), probs.shape[1])
         certain[range(len(token_ids)), token_ids] = 1.0
         probs = torch.cat((probs, certain))
-    if top_ids is not None:
-        top_ids = torch.cat((top_ids, top_ids.new_full((len(token_ids), top_ids.shape[1]), NO_TOP)))
-    return replace(proposals, drafts=(*proposals.drafts, *others), probs=probs, top_ids=top_ids)
+    return replace(proposals, drafts=(*proposals.drafts, *others), probs=probs)

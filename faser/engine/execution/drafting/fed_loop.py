@@ -26,7 +26,6 @@ from faser.engine.contract.plan import StopRule
 from faser.engine.execution.drafting.loop import (
     DraftBatch,
     DraftInput,
-    DraftLoop,
     DraftProgress,
     Ints,
     ModelPasses,
@@ -34,21 +33,17 @@ from faser.engine.execution.drafting.loop import (
 )
 from faser.engine.execution.drafting.samplers import PointMassSampler, drafted_by_runner
 from faser.engine.execution.runner.batch import TokenFeedback
-from faser.engine.execution.sampling.token_samplers import PendingTokens
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.engine.execution.sampling.tokens import PendingTokens
+from faser.kernels.interface.sampling import SamplingMetadata
 
 
 class FedPassLoop:
-    """See DraftLoop. The runner samples. `until` is asked while the pass before the one that it may prevent runs.
+    """See DraftLoop. The runner samples. `until` is asked while the pass before the one that it may stop runs."""
 
-    waiting: the loop that drafts where likely tokens are to be named, which the runner does not do.
-    """
-
-    def __init__(self, passes: ModelPasses, sampler: PointMassSampler, waiting: DraftLoop) -> None:
+    def __init__(self, passes: ModelPasses, sampler: PointMassSampler) -> None:
         self._passes = passes
         self._runner = passes.runner
         self._sampler = sampler
-        self._waiting = waiting
 
     @torch.inference_mode()
     def draft(
@@ -56,11 +51,7 @@ class FedPassLoop:
         inputs: Sequence[DraftInput],
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
-        *,
-        wants_top_ids: bool = False,
     ) -> DraftBatch:
-        if wants_top_ids:
-            return self._waiting.draft(inputs, stop, until, wants_top_ids=True)
         if not inputs:
             return DraftBatch()
         progress = DraftProgress(inputs)

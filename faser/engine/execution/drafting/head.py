@@ -32,7 +32,7 @@ from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import DraftedTokens, DraftRules, HeadRows, StopNumbers
 from faser.kernels.interface.kv_cache import KvShape
-from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import KvCache, RowLayout
 
 
@@ -53,7 +53,7 @@ class HeadDrafter:
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         inputs = [found for each in plan.requests if (found := self._input(each)) is not None]
-        batch = self._loop.draft(inputs, plan.stop, until, wants_top_ids=plan.wants_top_ids)
+        batch = self._loop.draft(inputs, plan.stop, until)
         drafts = {}
         catchup_tokens = 0
         for each, token_ids, confidences in zip(inputs, batch.token_ids, batch.confidences, strict=True):
@@ -69,7 +69,6 @@ class HeadDrafter:
             passes=batch.passes,
             catchup_tokens=catchup_tokens,
             probs=batch.probs,
-            top_ids=batch.top_ids,
         )
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
@@ -163,12 +162,10 @@ class HeadLoop:
         inputs: Sequence[DraftInput],
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
-        *,
-        wants_top_ids: bool = False,
     ) -> DraftBatch:
         num_rows = sum([len(each.token_ids) for each in inputs])
-        if self._predicts is None or until is not None or wants_top_ids or not 0 < num_rows <= self._max_rows:
-            return self._pass_by_pass.draft(inputs, stop, until, wants_top_ids=wants_top_ids)
+        if self._predicts is None or until is not None or not 0 < num_rows <= self._max_rows:
+            return self._pass_by_pass.draft(inputs, stop, until)
         slots = np.array([each.slot for each in inputs])
         draft_starts = np.array([each.start + len(each.token_ids) + each.shift for each in inputs])
         max_tokens = np.array([each.max_tokens for each in inputs])

@@ -86,7 +86,6 @@ def _joined(slots: Sequence[int], found: Sequence[Proposals]) -> Proposals:
         passes=sum([each.passes for each in found]),
         catchup_tokens=sum([each.catchup_tokens for each in found]),
         probs=_lines(slots, [(each, each.probs) for each in found]),
-        top_ids=_lines(slots, [(each, each.top_ids) for each in found]),
     )
 
 

@@ -53,7 +53,7 @@ class DraftBatch:
     """Drafts in the order of the inputs. confidences: margins in nats, one per token.
 
     num_fed: how many leading tokens of each draft were rows themselves, so that the model's KV cache holds them.
-    passes: forwards of the model. probs, top_ids: as in Proposals.
+    passes: forwards of the model. probs: as in Proposals.
     """
 
     token_ids: tuple[tuple[int, ...], ...] = ()
@@ -61,7 +61,6 @@ class DraftBatch:
     num_fed: tuple[int, ...] = ()
     passes: int = 0
     probs: Tensor | None = None
-    top_ids: Tensor | None = None
 
 
 class DraftLoop(Protocol):
@@ -72,13 +71,11 @@ class DraftLoop(Protocol):
         inputs: Sequence[DraftInput],
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
-        *,
-        wants_top_ids: bool = False,
     ) -> DraftBatch:
         """Draft for every input, as many tokens as its limit and the stop rule allow.
 
         until: asked before every pass after the inputs are computed; True ends all drafts where they are. Its
-        answer must not depend on the draft tokens. wants_top_ids: as in DraftPlan.
+        answer must not depend on the draft tokens.
         """
         ...
 
@@ -113,12 +110,10 @@ class PassLoop:
         inputs: Sequence[DraftInput],
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
-        *,
-        wants_top_ids: bool = False,
     ) -> DraftBatch:
         if not inputs:
             return DraftBatch()
-        progress = DraftProgress(inputs, wants_top_ids)
+        progress = DraftProgress(inputs)
         sequences = OneRowEach.of(self._passes.table, progress.slots, progress.places)
         active, rows = np.arange(len(inputs)), progress.first_rows()
         logits, passes = self._passes.first(inputs)
@@ -281,8 +276,7 @@ class DraftProgress:
     Sequences are numbered as the inputs; an active one gets a further token.
     """
 
-    def __init__(self, inputs: Sequence[DraftInput], wants_top_ids: bool = False) -> None:
-        self._wants_top_ids = wants_top_ids
+    def __init__(self, inputs: Sequence[DraftInput]) -> None:
         self.slots = np.array([each.slot for each in inputs])
         self.places = np.array([each.start + len(each.token_ids) for each in inputs])
         self.draft_starts = self.places + [each.shift for each in inputs]
@@ -293,7 +287,7 @@ class DraftProgress:
         self._survival = np.ones(len(inputs))
         self._counts = np.zeros(len(inputs), dtype=np.int64)  # tokens kept
         self._num_fed = np.zeros(len(inputs), dtype=np.int64)
-        self._probs, self._top_ids = _KeptRows(), _KeptRows()
+        self._probs = _KeptRows()
 
     def take(self, active: Ints, tokens: DraftTokens, stop: StopRule | None) -> Ints:
         """Keep those tokens of a pass, one an active sequence, that the rule allows; returns what stays active.
@@ -314,7 +308,6 @@ class DraftProgress:
         depth += 1
         self._counts[staying] = depth
         self._probs.add(tokens.probs, kept, staying)
-        self._top_ids.add(tokens.top_ids, kept, staying)
         staying = staying[depth < self.max_tokens[staying]]
         if stop is None or not len(staying):
             return staying
@@ -344,13 +337,10 @@ class DraftProgress:
             num_fed=tuple(np.minimum(self._num_fed, self._counts).tolist()),
             passes=passes,
             probs=self._probs.joined(),
-            top_ids=self._top_ids.joined(),
         )
 
     def _rows(self, slots: Ints, positions: Ints, draft_starts: Ints) -> DraftRows:
-        return DraftRows(
-            slots=slots, positions=positions, draft_starts=draft_starts, wants_top_ids=self._wants_top_ids
-        )
+        return DraftRows(slots=slots, positions=positions, draft_starts=draft_starts)
 
 
 _ALL = slice(None)

@@ -29,16 +29,15 @@ from faser.engine.execution.drafting.samplers import (
     PointMassSampler,
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
-    WithTopIds,
 )
 from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel, ngram_table, text_rules
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.execution.sampling.parameters import SamplingState
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.errors import ConfigError
 from faser.kernels.cpu.text_index import UNLIMITED, text_library
-from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling import SamplingKernels
 from faser.types import ProgressCallback
 
 _log = logging.getLogger("faser")
@@ -82,8 +81,7 @@ class DrafterParts:
     """What drafters work on.
 
     table: the target's blocks. sampling, matchers: the parameters and grammars of every slot, of the target's
-    sampler. max_rows: the most rows of a pass. model, head: None where none is loaded. num_top: how many likely
-    tokens a model names for each token that it drafts; 0: none. samples_in_runner: the runner samples drafts that
+    sampler. max_rows: the most rows of a pass. model, head: None where none is loaded.  samples_in_runner: the runner samples drafts that
     are point masses, and feeds them to the next pass without a wait. load_index: asked where a method needs it.
     ngram_model: None where there is none for the target. text_index_bytes: what the index may hold.
     """
@@ -94,7 +92,6 @@ class DrafterParts:
     matchers: SequenceMatchers | None = None
     model: DraftModelParts | None = None
     head: HeadParts | None = None
-    num_top: int = 0
     samples_in_runner: bool = False
     load_index: Callable[[], ctypes.CDLL] = load_index
     ngram_model: NgramModel | None = None
@@ -130,9 +127,9 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     assert model is not None, f"method {config.method} without a loaded draft model"
     sampler = _draft_sampler(config, parts.sampling, model.runner.sampling_kernels)
     passes = ModelPasses(model.runner, parts.table, max_rows=parts.max_rows)
-    loop: DraftLoop = PassLoop(passes, WithTopIds(sampler, parts.num_top) if parts.num_top else sampler)
+    loop: DraftLoop = PassLoop(passes, sampler)
     if parts.samples_in_runner and (point_masses := _point_masses(sampler)) is not None:
-        loop = FedPassLoop(passes, point_masses, loop)
+        loop = FedPassLoop(passes, point_masses)
     return DraftModel(loop, model.kv, sampler, max_positions=model.max_positions)
 
 
@@ -149,8 +146,6 @@ def _head_drafter(config: SpeculationConfig, parts: DrafterParts, head: HeadPart
     """runner: of this version of the head."""
     sampler = _draft_sampler(config, parts.sampling, runner.sampling_kernels)
     predicts = _point_masses(sampler)
-    if parts.num_top:
-        sampler = WithTopIds(sampler, parts.num_top)
     if (draft_ids := runner.head.draft_ids) is not None:
         sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
         predicts = predicts if sampler.in_order else None

@@ -3,11 +3,11 @@
 All report a confidence in nats: by how much the token's logit exceeds the best other one. The logits are raw: the
 target's logits processors do not run on them, which costs acceptance and never exactness. What a request asked for
 is read from the sampler's SamplingState. The arithmetic is that of SamplingKernels, by tensor operations where no
-other kernels are given. The last two samplers stand around another one: they name likely tokens as well, or
-sample in the smaller vocabulary of a head.
+other kernels are given. The last sampler stands around another one and samples in the smaller
+vocabulary of a head.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,15 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import draw
-from faser.engine.execution.sampling.noise import Purpose, uniforms
-from faser.engine.execution.sampling.ranking import leading
-from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.sampling.token_samplers import SampledTokens, draft_on_host
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals, SamplingKernels
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.parameters import Purpose, SamplingState, uniforms
+from faser.engine.execution.sampling.tokens import SampledTokens, draft_on_host
+from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingKernels, SamplingMetadata
 
-WINDOW = 0.05  # about how far the draft model's tokens lie from the target's (benchmarks/draft_agreement.py)
+WINDOW = 0.05  # about how far the draft model's tokens lie from the target's
 _CERTAIN = 100.0  # nats; larger margins, and infinite ones, carry no more information
 _WITHOUT_NUMBERS = 0  # the draft token where logits are not numbers: one is as good as another
 
@@ -34,27 +31,23 @@ class DraftTokens:
     """A token per row. token_ids: [R] int64. margins: [R] float64, -100 … 100 nats; 0 where logits are no numbers.
 
     probs: [R, V] float64, exactly what each token was drawn from; None where tokens are point masses.
-    top_ids: [R, M] int64, the likeliest tokens in any order; None unless the sampler gives them.
     """
 
     token_ids: NDArray[np.int64]
     margins: NDArray[np.float64]
     probs: Tensor | None = None
-    top_ids: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRows:
     """The rows that get a draft token, [R] each. positions: of the tokens.
 
-    draft_starts: positions of the first tokens of their drafts. wants_top_ids: the likeliest tokens are to be
-    named as well, by a sampler that can.
+    draft_starts: positions of the first tokens of their drafts.
     """
 
     slots: NDArray[np.int64]
     positions: NDArray[np.int64]
     draft_starts: NDArray[np.int64]
-    wants_top_ids: bool = False
 
 
 class DraftSampler(Protocol):
@@ -218,27 +211,6 @@ class ProbabilisticDraftSampler:
         return token_ids
 
 
-class WithTopIds:
-    """Samples as another draft sampler does, and names the num_top likeliest tokens (fewer in a small vocabulary).
-
-    Only where DraftRows asks for it: to find them takes longer than to sample a token.
-    """
-
-    def __init__(self, sampler: DraftSampler, num_top: int) -> None:
-        self._sampler = sampler
-        self._num_top = num_top
-
-    @property
-    def draws(self) -> bool:
-        return self._sampler.draws
-
-    def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
-        if not rows.wants_top_ids:
-            return self._sampler.choose(logits, rows)
-        top_ids = leading(logits, self._num_top).token_ids
-        return replace(self._sampler.choose(logits, rows), top_ids=top_ids)
-
-
 class DraftVocabularySampler:
     """Samples in a vocabulary that is a part of the target's. logits of `choose`: [R, Vd]; its tokens: of V.
 
@@ -270,10 +242,8 @@ class DraftVocabularySampler:
         if self._order is not None:
             logits = logits.index_select(1, self._order)
         found = self._sampler.choose(logits, rows)
-        probs, top_ids = found.probs, found.top_ids
+        probs = found.probs
         if probs is not None:
             whole = probs.new_zeros(len(probs), self._vocab_size)
             probs = whole.index_copy_(1, self._draft_ids, probs)
-        if top_ids is not None:
-            top_ids = self._draft_ids[top_ids]
-        return replace(found, token_ids=self._ids[found.token_ids], probs=probs, top_ids=top_ids)
+        return replace(found, token_ids=self._ids[found.token_ids], probs=probs)

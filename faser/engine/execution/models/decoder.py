@@ -196,21 +196,6 @@ class Decoder:
         scratch = self._buffers.scratch(rows)
         return self._blocks.normed_linear(hidden, self._head, self._buffers.logits[:rows], scratch)
 
-    def scores(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """Logits of a few tokens per row, [N, M] float32, rounded to the dtype of the weights.
-
-        hidden: [N, H], after any layer, unchanged. token_ids: [N, M] int64, each row's tokens. Takes N M H
-        products instead of the N V H of all logits, and memory for N M rows of the head.
-        """
-        (rows, width), tokens = hidden.shape, token_ids.shape[1]
-        assert rows <= len(self._buffers.normed), "more rows than the buffers hold"
-        normed = self._backend.rms_norm(
-            hidden, self._weights.final_norm, self.spec.rms_norm_eps, self._buffers.normed[:rows]
-        )
-        wanted = torch.empty((rows * tokens, width), dtype=hidden.dtype, device=hidden.device)
-        self._backend.embed(token_ids.reshape(-1), self._weights.head, wanted)
-        return (wanted.view(rows, tokens, width) @ normed[:, :, None])[:, :, 0].float()
-
 
 def decoder_layer(
     spec: DecoderSpec,

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from faser.engine.contract.plan import StepRows
-from faser.engine.execution.sampling.token_samplers import PendingTokens
+from faser.engine.execution.sampling.tokens import PendingTokens
 from faser.kernels.interface.shapes import RowLayout
 
 

@@ -20,11 +20,11 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.graphs import GraphInputs, GraphParts, GraphSizes, StepGraphs
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, PendingTokens
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler, PendingTokens
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import DeviceLane, LaneError
 from faser.types import ProgressCallback
 

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from faser.config.speculation import MAX_DRAFT_TOKENS
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
-from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
-from faser.kernels.interface.sampling.sampling_metadata import TruncationFlags
+from faser.kernels.interface.sampling import TruncationFlags
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 _BACKBONE_BYTES = 4 << 20  # of a graph with some hundred kernels, and what it allocates

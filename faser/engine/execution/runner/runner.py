@@ -2,8 +2,9 @@
 
 The caller gets logits of rows, or tokens that are being sampled from them.
 
-A forward may pause between two layers: `begin`, `advance` to a layer, `preview` scores of the rows there,
-`compact` the rows, `advance` to the end. The remaining rows get the same bits as in a forward of all rows.
+A forward may pause between two layers: `begin`, `advance` to a layer, take `logits` of the rows as if the model
+ended there, `compact` the rows, `advance` to the end. The remaining rows get the same bits as in a forward of all
+rows.
 """
 
 from collections.abc import Sequence
@@ -15,12 +16,11 @@ from torch import Tensor
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
-from faser.engine.execution.sampling.token_samplers import PendingTokens, TokenSampler
+from faser.engine.execution.sampling.tokens import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import StagingBuffer
 from faser.kernels.interface.kv_cache import KvShape
-from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 _LEAST_NUMBERS = 64  # of a staging buffer; sizes are powers of 2
@@ -134,22 +134,13 @@ class Runner:
         sent, rows, sources = self._step_inputs.send(token_ids, feedback.rows, feedback.sources)
         return sent.index_put((rows,), feedback.pending.tokens[sources].clamp_min(0))
 
-    @torch.inference_mode()
-    def preview(self, rows: NDArray[np.int64], token_ids: torch.Tensor) -> torch.Tensor:
-        """Logits of some tokens as if the model ended at the current layer: [N, M] float32. Changes nothing.
-
-        rows: [N]. token_ids: [N, M] int64, the tokens of each row.
-        """
-        assert self._hidden is not None, "preview before begin"
-        return self._decoder.scores(self._hidden.index_select(0, self._on_device(rows)), token_ids)
-
     def states(self, num_rows: int) -> torch.Tensor:
         """[num_rows, K * H] of the last forward, whose batch captures; the next forward overwrites them."""
         return self._decoder.states[:num_rows]
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
-        """Logits [len(rows), V] float32 of rows of the last forward; valid until the next call."""
+        """Logits [len(rows), V] float32 of rows after the last layer that ran; valid until the next call."""
         assert self._hidden is not None, "logits before forward"
         return self._decoder.logits(
             self._hidden.index_select(0, self._on_device(np.asarray(rows, dtype=np.int64)))

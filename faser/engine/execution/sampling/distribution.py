@@ -1,14 +1,15 @@
-"""From processed logits to a token: temperature, min_p, top_k, top_p, and the draw. Pure functions of rows.
+"""From processed logits to a token: the order of a vocabulary, temperature, min_p, top_k, top_p, and the draw.
 
-Each function takes rows [R, V] and parameters [R], all on one device; a row's result depends on that row only, bit
-for bit. Two design choices ensure it. Probabilities are fixed-point numbers, whole numbers of units of 2**-52:
-their sums stay below 2**53, hence are exact in float64, and the order of summation cannot matter. Every truncation
-keeps a prefix of one order (`ranking`), so ties are settled: among equal logits the lower ids stay.
+Pure functions of rows. Each takes rows [R, V] and parameters [R], all on one device; a row's result depends on
+that row only, bit for bit. Two design choices ensure it. Probabilities are fixed-point numbers, whole numbers of
+units of 2**-52: their sums stay below 2**53, hence are exact in float64, and the order of summation cannot
+matter. Every truncation keeps a prefix of one order: larger value first, among equal values lower token id
+first.
 
     order                        | 0 ........ n - 1 | n ............ V - 1 |
     fixed-point probabilities    |      kept        |         zero         |   n >= 1: the most likely token stays
 
-Knows nothing of slots, requests and penalties.
+Values must not be NaN. Knows nothing of slots, requests and penalties.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,94 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from faser.engine.execution.sampling.ranking import leading
+_FEWEST = 64  # entries taken at least, so that a tie at the edge of the result rarely reaches the last one
+_BLOCK = 256  # columns of a block, where one entry is searched for
+_SMALL_BLOCK = 64  # columns of a block, where several entries are searched for: each entry costs a block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leading:
+    """The first W entries of the order.
+
+    values: [R, W]; token_ids: [R, W] int64; num_sure: [R] int64, how many leading entries are certain: the
+    others are tied with the last one, and a tied token with a lower id may be missing.
+    """
+
+    values: Tensor
+    token_ids: Tensor
+    num_sure: Tensor
+
+
+def best(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of the order and its value: [R] int64, [R]. The value is NaN where the row has a NaN."""
+    num_rows, width = values.shape
+    if width % _BLOCK:
+        token_ids = values.argmax(-1, keepdim=True)
+        return token_ids[:, 0], values.gather(-1, token_ids)[:, 0]
+    blocks = values.reshape(num_rows, width // _BLOCK, _BLOCK)
+    largest, block = blocks.amax(-1).max(-1)
+    inside = blocks.gather(1, block[:, None, None].expand(-1, 1, _BLOCK)).argmax(-1)
+    return block * _BLOCK + inside[:, 0], largest
+
+
+def first_and_margin(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of the order, and its value minus the next largest one (0 in a tie): [R] int64, [R]. V >= 2."""
+    num_rows, width = values.shape
+    each = torch.arange(num_rows, device=values.device)
+    if width % _BLOCK:
+        token_ids = values.argmax(-1)
+        rest = values.index_put((each, token_ids), values.new_tensor(-torch.inf))
+        return token_ids, values[each, token_ids] - rest.amax(-1)
+    blocks = values.reshape(num_rows, width // _BLOCK, _BLOCK)
+    maxima = blocks.amax(-1)
+    block = maxima.argmax(-1)
+    inside = blocks[each, block]
+    column = inside.argmax(-1)
+    best = inside[each, column]
+    inside[each, column] = -torch.inf
+    maxima[each, block] = inside.amax(-1)
+    return block * _BLOCK + column, best - maxima.amax(-1)
+
+
+def leading(values: Tensor, width: int) -> Leading:
+    """The first `width` entries of the order (all V if there are fewer). values: [R, V] float."""
+    if width >= values.shape[-1]:
+        ordered, token_ids = values.sort(dim=-1, descending=True, stable=True)
+        return Leading(values=ordered, token_ids=token_ids, num_sure=_full(values))
+    token_ids = _largest(values, width).sort(-1).values
+    ordered, order = values.gather(-1, token_ids).sort(dim=-1, descending=True, stable=True)
+    num_sure = (ordered > ordered[:, -1:]).sum(-1)
+    return Leading(values=ordered, token_ids=token_ids.gather(-1, order), num_sure=num_sure)
+
+
+def first(values: Tensor, width: int) -> Tensor:
+    """Token ids [R, min(width, V)] of the first entries of the order, all of them certain."""
+    found = leading(values, max(_FEWEST, 2 * width))
+    token_ids = found.token_ids[:, :width]
+    unsure = (found.num_sure < width).nonzero()[:, 0]
+    if len(unsure) and found.token_ids.shape[-1] < values.shape[-1]:
+        token_ids[unsure] = leading(values[unsure], values.shape[-1]).token_ids[:, :width]
+    return token_ids
+
+
+def _largest(values: Tensor, width: int) -> Tensor:
+    """Token ids [R, width] of largest values; at the edge of a tie, any of those tied.
+
+    The `width` blocks with the largest maxima hold `width` values that nothing outside them exceeds.
+    """
+    num_rows, num_columns = values.shape
+    if num_columns % _SMALL_BLOCK or num_columns < 2 * width * _SMALL_BLOCK:
+        return values.topk(width, -1, sorted=False).indices
+    blocks = values.reshape(num_rows, -1, _SMALL_BLOCK)
+    chosen = blocks.amax(-1).topk(width, -1, sorted=False).indices
+    inside = blocks.gather(1, chosen[:, :, None].expand(-1, -1, _SMALL_BLOCK)).flatten(1)
+    found = inside.topk(width, -1, sorted=False).indices
+    return chosen.gather(-1, found // _SMALL_BLOCK) * _SMALL_BLOCK + found % _SMALL_BLOCK
+
+
+def _full(values: Tensor) -> Tensor:
+    return torch.full(values.shape[:1], values.shape[-1], device=values.device)
+
 
 PROB_ONE = 2.0**52
 _LOWEST = -60.0  # nats; a token that far below the most likely one has a probability of 0
@@ -29,7 +117,6 @@ _WEIGHT_ONE = 2.0**32  # units in which weights are summed: whole numbers, so th
 _NUM_LEADING = 64  # a typical nucleus fits; taking them costs less than two passes over the vocabulary
 _BUCKETS_PER_NAT = 64.0
 _NUM_BUCKETS = 2048  # the last one takes all that is more than 32 nats below the most likely token
-_BLOCK = 256  # columns that are summed before one of them is searched for
 _CACHED_ELEMENTS = 2**18  # 1 MiB of float32; beyond, temporaries are mapped afresh each time: 4 times as slow
 _DEVICE_ELEMENTS = 2**25  # 128 MiB of float32; a dozen such tensors may exist, half of them float64
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from faser.engine.execution.sampling.ranking import first
+from faser.engine.execution.sampling.distribution import first
 from faser.types import PositionLogprobs
 
 _ELEMENTS_AT_ONCE = 2**26  # 256 MiB of float32: the log probabilities take as much again
@@ -18,7 +18,8 @@ def position_logprobs(
     """One report per row. logits: [R, V] float32, not written to. token_ids, num_top: one per row.
 
     rank counts the tokens with a larger logit, plus 1: equal logits share a rank. top is in the order of
-    `ranking`, and shorter than num_top only where the vocabulary is. Rows are processed in parts, to bound memory.
+    `distribution`, and shorter than num_top only where the vocabulary is. Rows are processed in parts, to bound
+    memory.
     """
     step = max(1, _ELEMENTS_AT_ONCE // logits.shape[-1])
     return tuple(

@@ -29,11 +29,11 @@ from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExec
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_lanes, make_on_lanes
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.overlap.streams import plain_streams
-from faser.engine.execution.pruning.early_pruning import EarlyPruning
-from faser.engine.execution.pruning.rank_judge import NUM_TOP
+from faser.engine.execution.pruning import EarlyPruning, PlainForward
 from faser.engine.execution.runner.batch import BlockTable
-from faser.engine.execution.sampling.logits_processors.registry import make_logits_processors
+from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.verify import make_verifier
 from faser.engine.execution.startup.device import check_kernels
 from faser.engine.execution.startup.files import ModelFiles, find_models, refreshable_head
 from faser.engine.execution.startup.memory import kv_shapes, text_index_bytes
@@ -46,9 +46,6 @@ from faser.engine.execution.startup.models import (
     start_models,
 )
 from faser.engine.execution.startup.warm_up import prepare_kernels, profile_memory
-from faser.engine.execution.verification_forward import PlainForward
-from faser.engine.execution.verifiers.factory import make_verifier
-from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.engine.text.tokenizer import load_tokenizer
@@ -245,11 +242,8 @@ def make_executor(
         config.max_num_seqs,
         vocab_size,
         eos_token_ids,
-        backend.device,
         backend.sampling_kernels,
-        backend.logits_processor_kernels,
-        make_logits_processors(config.max_num_seqs, vocab_size, eos_token_ids, matchers),
-        backend.mask_kernel,
+        make_logits_processors(vocab_size, eos_token_ids, matchers, backend.mask_kernel),
     )
     table = BlockTable(config.max_num_seqs, -(-target.files.max_positions // target.kv.block_size))
     return ModelExecutor(
@@ -292,7 +286,6 @@ def _speculation(
         max_rows=config.max_num_batched_tokens,
         model=model,
         head=head,
-        num_top=0 if pruning is None else NUM_TOP,
         samples_in_runner=config.schedules_async,
         load_index=partial(load_index, report),
         ngram_model=parts.ngram_model,
@@ -300,11 +293,9 @@ def _speculation(
     )
     own = make_drafter(config.speculation, drafter_parts)
     drafter = wrap_drafter(own)
-    verifier = make_verifier(config.speculation, sampler, parts.target.backend.rejection_kernels)
     return SpeculativeExecution(
         drafter=drafter,
-        verifier=verifier,
-        matches_samples=isinstance(verifier, SampleAndMatch),
+        verifier=make_verifier(config.speculation, sampler),
         forward=pruning or PlainForward(),
         lanes=parts.lanes if drafter.drafts_overlapped else None,
         draft_kv=None if model is None else model.kv,

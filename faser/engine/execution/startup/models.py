@@ -26,8 +26,8 @@ from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graphs import GraphSizes
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, HostTokenSampler
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler, HostTokenSampler
 from faser.engine.execution.startup.files import HeadFiles, ModelFiles, ModelRole
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend

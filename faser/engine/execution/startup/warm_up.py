@@ -25,19 +25,19 @@ from faser.engine.execution.drafting.samplers import (
 )
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.parameters import SamplingState
+from faser.engine.execution.sampling.rows import DraftedRows
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler
+from faser.engine.execution.sampling.verify import SampleAndMatch, make_verifier
 from faser.engine.execution.startup.files import ModelRole
 from faser.engine.execution.startup.memory import MemoryBudget, cache_shapes
 from faser.engine.execution.startup.models import LoadedModel, expected_graph_bytes
 from faser.engine.execution.startup.step_profiler import DummyBatchLimits, StepProfiler
-from faser.engine.execution.verifiers.factory import make_verifier
-from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import DeviceMemory
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.types import MAX_LOGPROBS, ProgressCallback, SamplingParams
 
 STAGE = "preparing kernels"
@@ -122,19 +122,20 @@ class WarmUp:
         """Every row of a step with drafts uses every sampling parameter."""
         num_rows = self._num_rows(num_sequences)
         sampler = self._sampler(num_rows, _EVERYTHING)
-        sampler.sample(self._logits[:num_rows], range(num_rows), [2] * num_rows)
+        rows = [DraftedRows(slot=slot, position=2) for slot in range(num_rows)]
+        SampleAndMatch(sampler).verify(self._logits[:num_rows], rows, None)
 
     def _verify(self, num_sequences: int) -> None:
-        """Verifies drafts of every length that has a kernel variant of its own; all sequences have the longest."""
+        """Verifies the longest drafts."""
         sampler = self._sampler(num_sequences, SamplingParams(temperature=0.9, top_k=5, top_p=0.9))
-        verifier = make_verifier(self._speculation, sampler, self._backend.rejection_kernels)
-        for length in draft_lengths(self._speculation.cap):
-            count = min(num_sequences, len(self._logits) // (length + 1))
-            drafts = [DraftedRows(slot=slot, position=2, draft=(0,) * length) for slot in range(count)]
-            size = (count * length, self._width)
-            proposed = torch.zeros(size, dtype=torch.float64, device=self._logits.device)
-            proposed[:, 0] = 1.0
-            verifier.judge(self._logits[: count * (length + 1)], drafts, proposed.clone())
+        verifier = make_verifier(self._speculation, sampler)
+        length = self._speculation.cap
+        count = min(num_sequences, len(self._logits) // (length + 1))
+        drafts = [DraftedRows(slot=slot, position=2, draft=(0,) * length) for slot in range(count)]
+        size = (count * length, self._width)
+        proposed = torch.zeros(size, dtype=torch.float64, device=self._logits.device)
+        proposed[:, 0] = 1.0
+        verifier.verify(self._logits[: count * (length + 1)], drafts, proposed.clone())
 
     def _draft(self, num_sequences: int) -> None:
         """One pass in which every sequence drafts a token."""
@@ -169,15 +170,7 @@ class WarmUp:
                 return None
 
     def _sampler(self, num_slots: int, sampling: SamplingParams) -> Sampler:
-        backend = self._backend
-        sampler = Sampler(
-            num_slots,
-            self._width,
-            (),
-            self._logits.device,
-            backend.sampling_kernels,
-            backend.logits_processor_kernels,
-        )
+        sampler = Sampler(num_slots, self._width, (), self._backend.sampling_kernels)
         for slot in range(num_slots):
             sampler.start(_start(slot, sampling))
         return sampler
@@ -305,11 +298,6 @@ def _largest_step(config: EngineConfig, model: LoadedModel) -> None:
 def _has_draft_probs(speculation: SpeculationConfig) -> bool:
     """Whether drafts come with the distributions that they were drawn from."""
     return speculation.needs_passes and speculation.draft_sample_method == "probabilistic"
-
-
-def draft_lengths(cap: int) -> list[int]:
-    """1, 3, 7, … below cap, and cap itself: kernels have variants for 2, 4, 8, … rows of a sequence."""
-    return [*(2**i - 1 for i in range(1, cap.bit_length() + 1) if 2**i - 1 < cap), cap]
 
 
 def _start(slot: int, sampling: SamplingParams) -> SequenceStart:

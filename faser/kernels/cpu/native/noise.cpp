@@ -1,4 +1,4 @@
-// Philox4x32-10, one counter after the other; kernels/interface/sampling/philox.py names the source.
+// Philox4x32-10, one counter after the other; kernels/interface/sampling.py names the source.
 
 #include <cstdint>
 

@@ -433,7 +433,7 @@ class Row {
         return *edge;
     }
 
-    // Makes entries of all columns whose scaled logit is at least `cut`, in the order of `ranking`.
+    // Makes entries of all columns whose scaled logit is at least `cut`, in the order of distribution.py.
     void collect(float cut) {
         entries_.clear();
         each_vector(scaled_.data(), width_, kNothing, [&](int64_t i, vf s) {

@@ -32,7 +32,7 @@ from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels
+from faser.kernels.interface.sampling import DeviceSamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -132,10 +132,8 @@ class FlashInferBackend:
     ) -> None:
         self.device = accelerator.device
         self.name = "flashinfer"
-        self.sampling_kernels = kernels.sampling_kernels(accelerator)
-        self.logits_processor_kernels = kernels.logits_processor_kernels(accelerator)
+        self.sampling_kernels: SamplingKernels | None = kernels.sampling_kernels(accelerator)
         self.mask_kernel = None
-        self.rejection_kernels = kernels.rejection_kernels(accelerator)
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
         self.prefers_low_bit = False

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.interface.blocks import Blocks
-from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels
-from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
-from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
+from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape
 
 # (qkv, angles, positions, slots, keys, values, shape, q_norm, k_norm, eps) -> queries; see triton/layer_ops.py.
@@ -43,8 +41,6 @@ class DeviceKernels:
     rope_append: RopeAppend
     sampling_kernels: Callable[[Accelerator], SamplingKernels]
     device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
-    logits_processor_kernels: Callable[[Accelerator], LogitsProcessorKernels]
-    rejection_kernels: Callable[[Accelerator], RejectionKernels]
     few_row_blocks: FewRowBlocksMaker = as_other_rows
 
 
@@ -57,9 +53,7 @@ def triton_kernels(
     capability 9.0 on. Raises ImportError without Triton.
     """
     from faser.kernels.cuda.triton.layer_ops import rms_norm, rope_append, silu_mul
-    from faser.kernels.cuda.triton.logits.logit_edits import TritonLogitsProcessorKernels
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
-    from faser.kernels.cuda.triton.sampling.host_rejection import TritonRejectionKernels
     from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
 
     def few_row_blocks(num_processors: int, otherwise: Blocks) -> Blocks:
@@ -74,7 +68,5 @@ def triton_kernels(
         rope_append=partial(rope_append, dependent=True) if dependent_launches else rope_append,
         sampling_kernels=TritonSamplingKernels,
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),
-        logits_processor_kernels=TritonLogitsProcessorKernels,
-        rejection_kernels=TritonRejectionKernels,
         few_row_blocks=few_row_blocks if few_rows else as_other_rows,
     )

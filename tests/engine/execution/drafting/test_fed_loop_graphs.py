@@ -22,7 +22,7 @@ from faser.engine.execution.drafting.samplers import (
 )
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
-from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.execution.sampling.parameters import SamplingState
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.runner.test_graph_runner import (
@@ -96,7 +96,7 @@ def test_recorded_passes_draft_what_passes_that_wait_draft(side: Side, runner: G
         sampling = SamplingParams(temperature=0.8 * (slot % 2), top_p=0.9)
         state.start(SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=1, token_ids=(1,)))
     waiting = PassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice)
-    fed = FedPassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice, waiting)
+    fed = FedPassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice)
     texts = [[rng.randrange(VOCAB_SIZE) for _ in range(BLOCK_SIZE * WIDTH)] for _ in range(SLOTS)]
     computed = [0] * SLOTS
     num_drafted = 0
@@ -119,8 +119,7 @@ def test_a_pass_like_the_one_before_sends_its_layout_only(tmp_path: Path) -> Non
     for slot in (0, 1):
         table.append(slot, tuple(range(slot * WIDTH, (slot + 1) * WIDTH)))
     choice, looping = GreedyDraftSampler(side.backend.sampling_kernels), recorded(side)
-    waiting = PassLoop(ModelPasses(looping, table, max_rows=MAX_ROWS), choice)
-    fed = FedPassLoop(ModelPasses(looping, table, max_rows=MAX_ROWS), choice, waiting)
+    fed = FedPassLoop(ModelPasses(looping, table, max_rows=MAX_ROWS), choice)
     inputs = [DraftInput(slot=slot, start=0, token_ids=(1, 2, 3), max_tokens=MOST_TOKENS) for slot in (0, 1)]
     sends = accelerator.sends
     assert fed.draft(inputs, None).passes == MOST_TOKENS

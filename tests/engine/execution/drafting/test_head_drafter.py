@@ -34,7 +34,7 @@ from faser.engine.execution.drafting.samplers import (
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.execution.sampling.parameters import SamplingState
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import RowLayout
 from faser.kernels.torch_backend import TorchBackend

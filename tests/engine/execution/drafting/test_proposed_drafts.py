@@ -42,32 +42,22 @@ def proposals(**given: Any) -> Proposals:
 
 
 @pytest.mark.parametrize("num_decided, lines", [(0, [3, 0, 1]), (1, [4, 1, 2])])
-def test_likely_tokens_are_those_of_the_drafted_rows_in_the_order_of_the_step(
+def test_probabilities_are_those_of_the_drafted_rows_in_the_order_of_the_step(
     num_decided: int, lines: list[int]
 ) -> None:
-    top_ids = torch.arange(10).reshape(5, 2)
-    drafts = ProposedDrafts()
-    drafts.hold(proposals(top_ids=top_ids), num_decided=num_decided)
-    found = drafts.top_ids([rows_of(1, [8]), rows_of(7, []), rows_of(4, [5, 6])])
-    assert found is not None
-    assert found.tolist() == top_ids[lines].tolist()
-
-
-def test_probabilities_are_those_of_the_drafted_rows() -> None:
     probs = torch.rand(5, 3, dtype=torch.float64)
     drafts = ProposedDrafts()
-    drafts.hold(proposals(probs=probs))
-    found = drafts.probs([rows_of(4, [5]), rows_of(1, [8, 9])])
+    drafts.hold(proposals(probs=probs), num_decided=num_decided)
+    found = drafts.probs([rows_of(1, [8]), rows_of(7, []), rows_of(4, [5, 6])])
     assert found is not None
-    assert found.tolist() == probs[[0, 3, 4]].tolist()
+    assert found.tolist() == probs[lines].tolist()
 
 
-def test_what_the_drafter_did_not_name_and_what_was_dropped_is_none() -> None:
+def test_point_masses_and_what_was_dropped_have_no_probabilities() -> None:
     drafts = ProposedDrafts()
     assert drafts.probs([]) is None
     drafts.hold(proposals())
     assert drafts.probs([rows_of(1, [8])]) is None
-    assert drafts.top_ids([rows_of(1, [8])]) is None
-    drafts.hold(proposals(top_ids=torch.zeros(5, 1)))
+    drafts.hold(proposals(probs=torch.zeros(5, 1)))
     drafts.drop()
-    assert drafts.top_ids([rows_of(1, [8])]) is None
+    assert drafts.probs([rows_of(1, [8])]) is None

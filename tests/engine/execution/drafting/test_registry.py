@@ -26,11 +26,11 @@ from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.parameters import SamplingState
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.errors import ConfigError
-from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals
+from faser.kernels.interface.sampling import Ints, Reals
 from faser.kernels.torch_backend import TorchBackend
 from faser.types import SamplingParams
 from tests.engine.execution.drafting.driving import (

@@ -21,13 +21,13 @@ from faser.engine.execution.drafting.samplers import (
     SampleAndMatchDraftSampler,
 )
 from faser.engine.execution.sampling.distribution import draw, fixed_point_probs, scale
-from faser.engine.execution.sampling.noise import Purpose, uniforms
+from faser.engine.execution.sampling.parameters import Purpose, SamplingState, uniforms
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.state import SamplingState
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling import SamplingKernels
 from faser.types import SamplingParams
+from tests.engine.execution.sampling.sampled import sample
 
 VOCAB = 12
 
@@ -153,7 +153,7 @@ def coupled(
     num_slots: int, params: tuple[SamplingParams, ...] = PARAMS, *, window: float = 0.05
 ) -> tuple[SampleAndMatchDraftSampler, Sampler]:
     """A coupled choice, and the target's own sampler, with the same sequences in their slots."""
-    sampler = Sampler(num_slots, VOCAB, (), "cpu")
+    sampler = Sampler(num_slots, VOCAB, ())
     for slot in range(num_slots):
         begun = SequenceStart(
             slot=slot, sampling=params[slot % len(params)], seed=31 * slot, prompt_len=1, token_ids=(1,)
@@ -167,7 +167,7 @@ def test_without_a_window_a_coupled_draft_is_what_the_target_would_choose_from_t
     choice, sampler = coupled(200, window=0.0)
     logits, slots = random_logits(200), list(range(200))
     positions = [2 + slot % 9 for slot in slots]
-    expected = [row.token_id for row in sampler.sample(logits.clone(), slots, positions)]
+    expected = [row.token_id for row in sample(sampler, logits.clone(), slots, positions)]
     assert choice.choose(logits, rows(slots, positions)).token_ids.tolist() == expected
     assert len(set(expected)) > 5
 
@@ -179,7 +179,9 @@ def test_coupled_drafts_agree_with_the_target_more_often_than_the_likeliest_toke
     draft_logits = random_logits(num_slots) / 3
     target_logits = draft_logits + 0.2 * torch.randn(num_slots, VOCAB, generator=torch.Generator().manual_seed(1))
     at = rows(list(range(num_slots)), [7] * num_slots)
-    sampled = np.array([row.token_id for row in sampler.sample(target_logits, at.slots.tolist(), [7] * num_slots)])
+    sampled = np.array(
+        [row.token_id for row in sample(sampler, target_logits, at.slots.tolist(), [7] * num_slots)]
+    )
 
     by_coupling = (choice.choose(draft_logits, at).token_ids == sampled).mean()
     by_likeliest = (GreedyDraftSampler().choose(draft_logits, at).token_ids == sampled).mean()

@@ -1,11 +1,10 @@
-"""Text and model in one engine: which of them answers a plan, and the lines that drafts from text get."""
+"""Text and model in one engine: which of them answers a plan, and the probabilities that drafts from text get."""
 
 import pytest
 import torch
-from torch import Tensor
 
 from faser.engine.contract.plan import PLACEHOLDER, Draft, DraftPlan, DraftRequest, SequenceRows
-from faser.engine.execution.drafting.drafter import NO_TOP, Continuation, Proposals, with_text_drafts
+from faser.engine.execution.drafting.drafter import Continuation, Proposals, with_text_drafts
 from faser.engine.execution.drafting.text import TextAndModel
 from tests.engine.control.speculation.test_drafter_selection import KnownDrafter, start_of
 
@@ -64,35 +63,29 @@ def test_each_drafter_gets_every_call() -> None:
     assert not any(each.to_come for each in parts)
 
 
-def lines(top: int) -> Tensor:
-    return torch.arange(2 * top).reshape(2, top)
-
-
 def test_verified_drafts_from_text_get_rows_with_all_mass_on_their_tokens() -> None:
     model = Draft(slot=4, method="draft_model", token_ids=(1, 2))
-    proposals = Proposals(drafts=(model,), probs=PROBS, top_ids=lines(3))
+    proposals = Proposals(drafts=(model,), probs=PROBS)
     step = [rows(7, 9, 3, 0, drafted=2), rows(4, 9, 1, drafted=1), rows(5, 1, drafted=0)]
 
     found = with_text_drafts(proposals, step, num_decided=0)
 
     assert [(each.slot, each.token_ids) for each in found.drafts] == [(4, (1, 2)), (7, (3, 0))]
     assert found.probs is not None
-    assert found.top_ids is not None
     certain = torch.tensor([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
     assert torch.equal(found.probs, torch.cat((PROBS, certain)))
-    assert torch.equal(found.top_ids, torch.cat((lines(3), torch.full((2, 3), NO_TOP))))
 
 
 def test_a_token_known_by_now_keeps_its_place_before_the_draft() -> None:
-    proposals = Proposals(drafts=(Draft(slot=4, method="draft_model", token_ids=(1, 2)),), top_ids=lines(2))
+    proposals = Proposals(drafts=(Draft(slot=4, method="draft_model", token_ids=(1, 2)),), probs=PROBS)
     found = with_text_drafts(proposals, [rows(7, 9, 3, drafted=1)], num_decided=1)
     assert found.drafts[1].token_ids == (PLACEHOLDER, 3)
-    assert found.top_ids is not None
-    assert found.top_ids.tolist() == [[0, 1], [2, 3], [NO_TOP] * 2, [NO_TOP] * 2]
+    assert found.probs is not None
+    assert found.probs[3].tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("drafted", [0, 1])
-def test_without_lines_nothing_is_added(drafted: int) -> None:
+def test_without_probabilities_nothing_is_added(drafted: int) -> None:
     proposals = Proposals(drafts=())
     assert with_text_drafts(proposals, [rows(7, 9, 3, drafted=drafted)], num_decided=0) is proposals
 

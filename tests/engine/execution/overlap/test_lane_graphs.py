@@ -37,7 +37,7 @@ from faser.engine.execution.runner.graph_runner import LANES_STAGE, STAGE, Graph
 from faser.engine.execution.runner.graphs import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.verifiers.factory import make_verifier
+from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphCapture
@@ -144,7 +144,7 @@ def world_on(
 
 
 def plain_engine(side: Side) -> Engine:
-    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), "cpu", side.backend.sampling_kernels)
+    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), side.backend.sampling_kernels)
     executor = ModelExecutor(side.eager(), sampler, BlockTable(SLOTS, WIDTH), max_logit_rows=MAX_LOGIT_ROWS)
     return Engine(scheduler(None), executor)
 
@@ -152,7 +152,7 @@ def plain_engine(side: Side) -> Engine:
 def overlapping_engine(world: World, share: float) -> Engine:
     config = SpeculationConfig(model="beside", method="draft_model", policy="fixed", num_speculative_tokens=CAP)
     table = BlockTable(SLOTS, WIDTH)
-    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), "cpu", world.target.sampling_kernels)
+    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), world.target.sampling_kernels)
     model = DraftModelParts(
         runner=world.drafter,
         kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
@@ -168,7 +168,6 @@ def overlapping_engine(world: World, share: float) -> Engine:
     speculation = SpeculativeExecution(
         drafter=make_drafter(config, parts),
         verifier=make_verifier(config, sampler),
-        matches_samples=True,
         lanes=world.lanes,
     )
     lanes = InterferenceTable.constant(share=share, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)

@@ -17,28 +17,27 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.overlap.partition import Serial
-from faser.engine.execution.pruning.rank_judge import NUM_TOP
+from faser.engine.execution.pruning import EarlyPruning
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.verifiers.factory import make_verifier
+from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.torch_backend import TorchBackend
 from tests.engine.execution.drafting.shared_state import shared
-from tests.engine.execution.pruning.pruning_world import (
+from tests.engine.execution.pruning_world import (
     BLOCK_SIZE,
     CAP,
     MAX_LEN,
     MAX_ROWS,
     NUM_BLOCKS,
     NUM_SLOTS,
+    RandomGate,
     World,
-    make_pruning,
     make_world,
     write_pair,
 )
-from tests.engine.losslessness.lives import Adversary
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "sample_and_match": {"method": "draft_model"},
@@ -73,7 +72,7 @@ def sides(world: World, given: dict[str, Any]) -> Sides:
     """As the engine assembles them."""
     config = SpeculationConfig(model="drafter", policy="fixed", num_speculative_tokens=CAP, **given)
     table = BlockTable(NUM_SLOTS, MAX_LEN // BLOCK_SIZE)
-    sampler = Sampler(NUM_SLOTS, world.target.vocab_size, (), "cpu", world.target.sampling_kernels)
+    sampler = Sampler(NUM_SLOTS, world.target.vocab_size, (), world.target.sampling_kernels)
     parts = DrafterParts(
         table=table,
         sampling=sampler.state,
@@ -83,11 +82,9 @@ def sides(world: World, given: dict[str, Any]) -> Sides:
             kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
             max_positions=MAX_LEN,
         ),
-        num_top=NUM_TOP,
     )
     drafter = make_drafter(config, parts)
-    judge = Adversary(0, chance=0.5)
-    pruning = make_pruning(judge, judge)
+    pruning = EarlyPruning(RandomGate(0), layer=1)
     lanes = world.lanes
     backends = [None, None] if lanes is None else [lanes.target, lanes.draft]
     return Sides(

@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_over(side: Side, runner: Runner, *, schedules_async: bool) -> Engine:
-    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), "cpu", side.backend.sampling_kernels)
+    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), side.backend.sampling_kernels)
     executor = ModelExecutor(
         runner, sampler, BlockTable(SLOTS, WIDTH), max_logit_rows=MAX_LOGIT_ROWS, samples_in_runner=schedules_async
     )

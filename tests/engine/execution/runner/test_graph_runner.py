@@ -22,11 +22,11 @@ from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedb
 from faser.engine.execution.runner.graph_runner import STAGE, GraphRunner
 from faser.engine.execution.runner.graphs import GraphSizes
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import DeviceLane
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.kernels.cuda.fake_device import FakeAccelerator

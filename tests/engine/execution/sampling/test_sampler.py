@@ -11,9 +11,11 @@ from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.logprobs import position_logprobs
-from faser.engine.execution.sampling.noise import Purpose, uniforms
-from faser.engine.execution.sampling.sampler import NO_TOKEN, SampledRow, Sampler
+from faser.engine.execution.sampling.parameters import Purpose, uniforms
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.kernels.interface.sampling import NO_TOKEN
 from faser.types import SamplingParams, SequenceError
+from tests.engine.execution.sampling.sampled import SampledRow, plain_rows, sample
 
 VOCAB = 300
 EOS = (2, 5)
@@ -21,7 +23,7 @@ PROMPT = (7, 8, 9, 8)
 
 
 def make_sampler(vocab_size: int = VOCAB) -> Sampler:
-    return Sampler(16, vocab_size, EOS, "cpu")
+    return Sampler(16, vocab_size, EOS)
 
 
 def starting(
@@ -39,7 +41,7 @@ def random_logits(num_rows: int, seed: int = 0, spread: float = 3.0) -> Tensor:
 def only_row(sampling: SamplingParams, logits: Tensor, *, position: int = len(PROMPT)) -> SampledRow:
     sampler = make_sampler(logits.shape[-1])
     sampler.start(starting(sampling))
-    (row,) = sampler.sample(logits.clone(), [0], [position])
+    (row,) = sample(sampler, logits.clone(), [0], [position])
     return row
 
 
@@ -121,7 +123,7 @@ def test_a_mixed_batch_gives_every_row_the_token_of_the_plain_computation(seed: 
     positions = [len(PROMPT) + len(output) for output in outputs]
     logits = random_logits(12, seed)
 
-    rows = sampler.sample(logits.clone(), slots, positions)
+    rows = sample(sampler, logits.clone(), slots, positions)
 
     noise = uniforms(np.array(slots, dtype=np.uint64), np.array(positions), Purpose.TOKEN)
     for i, row in enumerate(rows):
@@ -149,9 +151,9 @@ def test_many_tokens_follow_the_enumerated_distribution(sampling: SamplingParams
     sampler.start(starting(sampling))
 
     positions = range(len(PROMPT), len(PROMPT) + num_draws)
-    rows = sampler.sample(logits.repeat(num_draws, 1), [0] * num_draws, positions)
+    rows = sampler.rows(logits.repeat(num_draws, 1), plain_rows([0] * num_draws, positions))
 
-    found = Counter(row.token_id for row in rows)
+    found = Counter(rows.tokens().tolist())
     expected = exact_distribution(sampling, plain_logits(sampling, logits[0].tolist(), [], len(PROMPT)))
     assert found.keys() <= expected.keys()
     distance = sum((found[i] - num_draws * p) ** 2 / (num_draws * p) for i, p in expected.items())
@@ -181,12 +183,12 @@ def test_neither_slot_nor_neighbours_change_a_row(seed: int) -> None:
     for slot, sampling in enumerate(params):
         together.start(starting(sampling, slot=slot, seed=100 + slot))
 
-    rows = together.sample(logits.clone(), list(range(10)), [4 + i for i in range(10)])
+    rows = sample(together, logits.clone(), list(range(10)), [4 + i for i in range(10)])
 
     for i, sampling in enumerate(params):
         alone = make_sampler()
         alone.start(starting(sampling, slot=15 - i, seed=100 + i))
-        assert alone.sample(logits[i : i + 1].clone(), [15 - i], [4 + i]) == [rows[i]]
+        assert sample(alone, logits[i : i + 1].clone(), [15 - i], [4 + i]) == [rows[i]]
 
 
 def test_sampling_changes_nothing_until_the_token_is_accepted() -> None:
@@ -195,10 +197,10 @@ def test_sampling_changes_nothing_until_the_token_is_accepted() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, 40], logits[0, 30] = 3.0, 2.0
 
-    first = sampler.sample(logits.clone(), [0], [4])
-    again = sampler.sample(logits.clone(), [0], [4])
+    first = sample(sampler, logits.clone(), [0], [4])
+    again = sample(sampler, logits.clone(), [0], [4])
     sampler.accept([0], [40])
-    later = sampler.sample(logits.clone(), [0], [5])
+    later = sample(sampler, logits.clone(), [0], [5])
 
     assert [first[0].token_id, again[0].token_id, later[0].token_id] == [40, 40, 30]
 
@@ -217,8 +219,8 @@ def test_a_sequence_goes_on_after_a_preemption_as_if_there_had_been_none() -> No
         if step in (3, 8, 9):
             preempted.release(0)
             preempted.start(starting(sampling, output=tuple(output)))
-        (one,) = plain.sample(logits.clone(), [0], [position])
-        (other,) = preempted.sample(logits.clone(), [0], [position])
+        (one,) = sample(plain, logits.clone(), [0], [position])
+        (other,) = sample(preempted, logits.clone(), [0], [position])
         assert one == other
         output.append(one.token_id)
         plain.accept([0], [one.token_id])
@@ -237,8 +239,8 @@ def test_a_slot_keeps_nothing_of_its_former_sequence(seed: int) -> None:
             sampler.check_invariants()
         for step in range(2):
             logits = random_logits(1, 50 * turn + step)
-            rows = used.sample(logits.clone(), [3], [len(PROMPT) + step])
-            assert rows == fresh.sample(logits.clone(), [3], [len(PROMPT) + step])
+            rows = sample(used, logits.clone(), [3], [len(PROMPT) + step])
+            assert rows == sample(fresh, logits.clone(), [3], [len(PROMPT) + step])
             for sampler in (used, fresh):
                 sampler.accept([3], [rows[0].token_id])
         used.release(3)
@@ -260,7 +262,7 @@ def test_seeds_below_zero_and_equal_seeds_are_taken_as_they_are() -> None:
 
     tokens = []
     for position in range(4, 24):
-        rows = sampler.sample(torch.zeros(6, VOCAB), list(range(6)), [position] * 6)
+        rows = sample(sampler, torch.zeros(6, VOCAB), list(range(6)), [position] * 6)
         tokens.append([row.token_id for row in rows])
 
     columns = list(zip(*tokens, strict=True))
@@ -278,10 +280,10 @@ def test_a_row_that_is_not_numbers_gets_an_error_and_the_others_their_tokens(
     for slot in range(3):
         sampler.start(starting(SamplingParams(temperature=temperature, top_p=0.9, logprobs=2), slot=slot))
     logits = random_logits(3)
-    sound = sampler.sample(logits.clone(), [0, 1, 2], [4, 5, 6])
+    sound = sample(sampler, logits.clone(), [0, 1, 2], [4, 5, 6])
     logits[1, : len(bad)] = torch.tensor(bad)
 
-    rows = sampler.sample(logits, [0, 1, 2], [4, 5, 6])
+    rows = sample(sampler, logits, [0, 1, 2], [4, 5, 6])
 
     assert rows[0] == sound[0]
     assert rows[2] == sound[2]
@@ -292,7 +294,7 @@ def test_masks_that_leave_no_token_are_an_error() -> None:
     sampler = make_sampler()
     sampler.start(starting(SamplingParams(allowed_token_ids=(2, 5), min_tokens=2)))
 
-    early, late = (sampler.sample(random_logits(1), [0], [position])[0] for position in (5, 6))
+    early, late = (sample(sampler, random_logits(1), [0], [position])[0] for position in (5, 6))
 
     assert early.token_id == NO_TOKEN
     assert early.error is SequenceError.NONE_ALLOWED
@@ -339,7 +341,7 @@ def test_each_row_reports_as_many_alternatives_as_it_asked_for() -> None:
     for slot, logprobs in enumerate([None, 0, 20, 3]):
         sampler.start(starting(SamplingParams(logprobs=logprobs), slot=slot))
 
-    rows = sampler.sample(random_logits(4), [3, 2, 1, 0], [4] * 4)
+    rows = sample(sampler, random_logits(4), [3, 2, 1, 0], [4] * 4)
 
     assert [None if row.logprobs is None else len(row.logprobs.top) for row in rows] == [3, 20, 0, None]
     assert all(row.logprobs is None or row.logprobs.token_id == row.token_id for row in rows)
@@ -363,7 +365,7 @@ def test_logits_from_inference_mode_can_be_sampled() -> None:
     sampler = make_sampler()
     sampler.start(starting(SamplingParams(temperature=0.7, presence_penalty=1.0, logit_bias=((1, 1.0),))))
 
-    assert sampler.sample(logits, [0], [4])[0].error is None
+    assert sample(sampler, logits, [0], [4])[0].error is None
 
 
 def test_a_slot_cannot_be_started_twice_or_released_when_free() -> None:

@@ -1,11 +1,10 @@
 """How often a step with edits asks, and so waits for, a device on which its tokens are chosen.
 
-Oracle: the same rows prepared and chosen for one by one. Bugs these tests have been seen to catch: rows looked at
+Oracle: the same rows sampled one by one. Bugs these tests have been seen to catch: rows looked at
 before they are edited, two questions for greedy and random rows, a row that a mask hides, reasons that were mixed
 up.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from faser.engine.contract.plan import SequenceStart
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.kernels.interface.sampling.logits_processor_kernels import LogitsEdit
-from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals, Words
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Words
 from faser.types import SamplingParams, SequenceError
+from tests.engine.execution.sampling.sampled import plain_rows, sample
 
 WIDTH = 30
 READS = {Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.cpu, Tensor.__bool__, Tensor.__int__, Tensor.__float__}
@@ -85,13 +83,6 @@ class Asked:
         return self._choice.philox(counters, keys)
 
 
-class NoEdits:
-    """Leaves the logits as they are, as kernels would that run later."""
-
-    def apply(self, _logits: Tensor, edits: Sequence[LogitsEdit]) -> None:
-        assert edits
-
-
 def started(sampler: Sampler) -> Sampler:
     for slot, sampling in enumerate(ASKED):
         start = SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=3, token_ids=(5, 6, 9))
@@ -108,35 +99,34 @@ SLOTS, POSITIONS = range(len(ASKED)), [3] * len(ASKED)
 
 def test_nothing_is_read_while_rows_are_edited() -> None:
     choice = Asked()
-    sampler = started(Sampler(len(ASKED), WIDTH, (), "cpu", choice, NoEdits()))
+    sampler = started(Sampler(len(ASKED), WIDTH, (), choice))
     with Reads() as reads:
-        sampler.process(some_logits(0), SLOTS, POSITIONS, None)
+        sampler.rows(some_logits(0), plain_rows(SLOTS, POSITIONS))
     assert (reads.names, choice.questions) == ([], [])
 
 
 def test_greedy_and_random_rows_with_edits_are_one_question() -> None:
     choice = Asked()
-    sampler = started(Sampler(len(ASKED), WIDTH, (), "cpu", choice))
-    sampler.sample(some_logits(1), SLOTS, POSITIONS)
+    sampler = started(Sampler(len(ASKED), WIDTH, (), choice))
+    sample(sampler, some_logits(1), SLOTS, POSITIONS)
     assert choice.questions == ["take"]
 
 
-def test_tokens_and_errors_are_those_of_rows_that_are_prepared_and_chosen_for_one_by_one() -> None:
+def test_tokens_and_errors_are_those_of_rows_that_are_sampled_one_by_one() -> None:
     """Rows that are no numbers among them: those that an edit would hide, and one that asks for none."""
     bad = (torch.nan, torch.inf, -torch.inf)
     for seed in range(24):
         logits = some_logits(seed)
         row = seed % len(ASKED)
         logits[row, 7 if seed % 4 < 2 else slice(None)] = bad[seed % 3]
-        sampler = started(Sampler(len(ASKED), WIDTH, (), "cpu"))
-        prepared, chosen = sampler.sample_rows(logits.clone(), SLOTS, POSITIONS, None)
+        sampler = started(Sampler(len(ASKED), WIDTH, ()))
+        found = sample(sampler, logits.clone(), SLOTS, POSITIONS)
         for slot in SLOTS:
-            alone = sampler.prepare(logits[slot : slot + 1].clone(), [slot], [3], None)
-            assert prepared.errors.get(slot) == alone.errors.get(0)
-            if slot in prepared.errors:
-                assert chosen[slot] == NO_TOKEN
-            else:
-                assert chosen[slot] == sampler.choose(alone, None)[0]
+            rows = sampler.rows(logits[slot : slot + 1].clone(), plain_rows([slot], [3]))
+            at = np.zeros(1, dtype=np.int64)
+            (alone,) = rows.results(at, rows.tokens_of(at))
+            assert found[slot].error == alone.error
+            assert alone.token_ids == (() if alone.error else (found[slot].token_id,))
         is_bad = not bool(logits[row].amax().isfinite())
-        assert (prepared.errors.get(row) is SequenceError.NOT_FINITE) == is_bad
-        assert prepared.errors[4] is SequenceError.NONE_ALLOWED or (row == 4 and is_bad)
+        assert (found[row].error is SequenceError.NOT_FINITE) == is_bad
+        assert found[4].error is SequenceError.NONE_ALLOWED or (row == 4 and is_bad)

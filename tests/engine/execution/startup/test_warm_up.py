@@ -27,18 +27,16 @@ from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafting.loop import DraftInput, DraftProgress
 from faser.engine.execution.drafting.samplers import DraftRows, ProbabilisticDraftSampler
 from faser.engine.execution.overlap.lanes import DeviceLanes
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.parameters import SamplingState
+from faser.engine.execution.sampling.rows import DraftedRows
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.verify import make_verifier
 from faser.engine.execution.startup.files import ModelRole, target_files
 from faser.engine.execution.startup.models import LoadedModel
-from faser.engine.execution.startup.warm_up import STAGE, WarmUp, draft_lengths, prepare_kernels, profile_memory
-from faser.engine.execution.verifiers.factory import make_verifier
-from faser.engine.execution.verifiers.verifier import DraftedRows
+from faser.engine.execution.startup.warm_up import STAGE, WarmUp, prepare_kernels, profile_memory
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.triton.common import next_power_of_2
-from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata
 from faser.types import SamplingParams
 from tests.engine.execution.runner.test_graph_runner import (
     BLOCK_SIZE,
@@ -164,12 +162,12 @@ def start(slot: int, sampling: SamplingParams) -> SequenceStart:
 
 def scored(backend: FlashInferBackend) -> None:
     """A step with drafts in which every request has log probabilities."""
-    sampler = Sampler(SLOTS, VOCABULARY, (), "cpu", backend.sampling_kernels, backend.logits_processor_kernels)
+    sampler = Sampler(SLOTS, VOCABULARY, (), backend.sampling_kernels)
     for slot in range(SLOTS):
         sampler.start(start(slot, SamplingParams(logprobs=20, presence_penalty=0.2)))
     drafts = [DraftedRows(slot=slot, position=2, draft=(7,) * CAP) for slot in range(SLOTS)]
     verifier = make_verifier(SpeculationConfig(policy="fixed", method="ngram"), sampler)
-    verifier.judge(new_logits(), drafts, None)
+    verifier.verify(new_logits(), drafts, None)
 
 
 def drafted(backend: FlashInferBackend) -> torch.Tensor:
@@ -190,15 +188,15 @@ def drafted(backend: FlashInferBackend) -> torch.Tensor:
     return probs
 
 
-def judged(backend: FlashInferBackend, speculation: SpeculationConfig) -> None:
+def verified(backend: FlashInferBackend, speculation: SpeculationConfig) -> None:
     """Sampled drafts; the drafter keeps all their probabilities while kept ones are verified."""
-    sampler = Sampler(SLOTS, VOCABULARY, (), "cpu", backend.sampling_kernels, backend.logits_processor_kernels)
+    sampler = Sampler(SLOTS, VOCABULARY, (), backend.sampling_kernels)
     for slot in range(SLOTS):
         sampler.start(start(slot, SamplingParams()))
     probs = torch.full((SLOTS * CAP, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
     drafts = [DraftedRows(slot=slot, position=2, draft=(7,) * CAP) for slot in range(SLOTS)]
-    verifier = make_verifier(speculation, sampler, backend.rejection_kernels)
-    verifier.judge(new_logits(), drafts, probs[torch.arange(len(probs))])
+    verifier = make_verifier(speculation, sampler)
+    verifier.verify(new_logits(), drafts, probs[torch.arange(len(probs))])
 
 
 def played(speculation: SpeculationConfig, *, verifies: bool, drafts: bool) -> int:
@@ -216,7 +214,7 @@ def test_no_draft_takes_more_memory() -> None:
 def test_no_verification_takes_more_memory(method: str) -> None:
     backend, speculation = fake_backend(), replace(SAMPLED, rejection_sample_method=method)
     found = played(speculation, verifies=True, drafts=False)
-    assert peak_of(lambda: judged(backend, speculation)) - GIVEN <= found
+    assert peak_of(lambda: verified(backend, speculation)) - GIVEN <= found
 
 
 def test_no_log_probabilities_take_more_memory() -> None:
@@ -238,12 +236,3 @@ def test_a_draft_model_verifies_nothing_and_a_target_without_drafts_drafts_nothi
     model = replace(SAMPLED, method="draft_model", model="some/model")
     assert len(WarmUp(fake_backend(), new_logits(), model, verifies=False, drafts=True)) == 3
     assert len(WarmUp(fake_backend(), new_logits(), model, verifies=True, drafts=False)) == 3
-
-
-@pytest.mark.parametrize("cap", range(1, 33))
-def test_draft_lengths_are_of_every_power_of_two_of_rows(cap: int) -> None:
-    lengths = draft_lengths(cap)
-    wanted = {next_power_of_2(length + 1) for length in range(1, cap + 1)}
-    assert {next_power_of_2(length + 1) for length in lengths} == wanted
-    assert lengths == sorted(set(lengths))
-    assert lengths[-1] == cap

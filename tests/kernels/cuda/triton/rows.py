@@ -13,7 +13,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
-from faser.kernels.interface.sampling.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
+from faser.kernels.interface.sampling import DeviceSamplingMetadata, SamplingMetadata
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

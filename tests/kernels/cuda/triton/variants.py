@@ -23,15 +23,15 @@ from faser.engine.execution.drafting.samplers import (
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
+from faser.engine.execution.sampling.parameters import SamplingState
+from faser.engine.execution.sampling.rows import DraftedRows
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.state import SamplingState
-from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler
+from faser.engine.execution.sampling.verify import SampleAndMatch, make_verifier
 from faser.engine.execution.startup.warm_up import WarmUp
-from faser.engine.execution.verifiers.factory import make_verifier
-from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.types import SamplingParams
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
@@ -88,29 +88,31 @@ class Requested:
     def sampled(self) -> None:
         for sampling in ASKED:
             for count in (1, 2, SLOTS):
-                self._sampler(sampling).sample(self._logits[:count], range(count), range(3, 3 + count))
+                self._plain(self._sampler(sampling), [3 + slot for slot in range(count)])
         mixed = Sampler(
             len(ASKED),
             self._logits.shape[1],
             (1,),
-            "cpu",
             self._backend.sampling_kernels,
-            self._backend.logits_processor_kernels,
         )
         for slot, sampling in enumerate(ASKED):
             mixed.start(_start(slot, sampling, 17))
-        mixed.sample(self._logits[: len(ASKED)], range(len(ASKED)), [20] * len(ASKED))
+        self._plain(mixed, [20] * len(ASKED))
 
-    def judged(self) -> None:
+    def _plain(self, sampler: Sampler, positions: list[int]) -> None:
+        rows = [DraftedRows(slot=slot, position=position) for slot, position in enumerate(positions)]
+        SampleAndMatch(sampler).verify(self._logits[: len(rows)], rows, None)
+
+    def verified(self) -> None:
         for sampling in ASKED:
             sampler = self._sampler(sampling)
-            verifier = make_verifier(self._speculation, sampler, self._backend.rejection_kernels)
+            verifier = make_verifier(self._speculation, sampler)
             for count in (1, 3, SLOTS):
                 for longest in range(1, self._speculation.cap + 1):
                     lengths = [longest, *self._random.integers(0, longest + 1, count - 1).tolist()]
                     drafts = [DraftedRows(slot=i, position=4, draft=(1,) * n) for i, n in enumerate(lengths)]
                     probs = torch.zeros(sum(lengths), self._logits.shape[1], dtype=torch.float64)
-                    verifier.judge(self._logits[: sum(lengths) + count], drafts, probs)
+                    verifier.verify(self._logits[: sum(lengths) + count], drafts, probs)
 
     def drafted(self) -> None:
         state = SamplingState(SLOTS)
@@ -143,9 +145,7 @@ class Requested:
 
     def _sampler(self, sampling: SamplingParams) -> Sampler:
         backend = self._backend
-        sampler = Sampler(
-            SLOTS, self._logits.shape[1], (1,), "cpu", backend.sampling_kernels, backend.logits_processor_kernels
-        )
+        sampler = Sampler(SLOTS, self._logits.shape[1], (1,), backend.sampling_kernels)
         for slot in range(SLOTS):
             sampler.start(_start(slot, sampling, 2 + slot))
         return sampler
@@ -172,7 +172,7 @@ def main(width: int, cap: int) -> None:
     asked = collect()
     requested = Requested(backend, logits, speculation)
     requested.sampled()
-    requested.judged()
+    requested.verified()
     requested.drafted()
     for max_rows in (5, 16):
         requested.chosen_by_a_runner(max_rows)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import BLOCK, SamplingInputs, SamplingWorkspace
-from faser.kernels.interface.sampling.sampling_metadata import DeviceSamplingMetadata
+from faser.kernels.interface.sampling import DeviceSamplingMetadata
 
 
 class TritonDeviceSamplingKernels:

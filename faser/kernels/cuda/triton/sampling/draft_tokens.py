@@ -9,7 +9,7 @@ number.
     window                |------------|------------|            3 has most of it
 
 Each chunk finds its best token, then each row the best of its chunks. Ends of the window are float64, rounded as
-engine/execution/sampling/torch_kernels.py does it, one operation after the other.
+engine/execution/sampling/kernels.py does it, one operation after the other.
 """
 
 import struct

@@ -15,9 +15,7 @@ from faser.kernels.cuda.staging import ReadbackPool
 from faser.kernels.cuda.triton.common import next_power_of_2, upload_words
 from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import BLOCK, RowsWithUniforms, SamplingInputs, SamplingWorkspace
-from faser.kernels.interface.sampling.philox import philox
-from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals, Words
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Words, philox
 
 
 class TritonSamplingKernels:

@@ -1,7 +1,7 @@
 """Random numbers on the device: a function of (request seed, position, purpose, draft start), and of nothing else.
 
-The same bits as engine/execution/sampling/noise.py, which defines the generator, the layout of its counter and the
-purposes. Knows nothing of tokens.
+The same bits as engine/execution/sampling/parameters.py, which defines the generator, the layout of its counter
+and the purposes. Knows nothing of tokens.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.triton.common import expect, jit
 
-TOKEN, ACCEPT, REPLACE, DRAFT = 0, 1, 2, 3  # engine/execution/sampling/noise.py, Purpose
+TOKEN, ACCEPT, REPLACE, DRAFT = 0, 1, 2, 3  # engine/execution/sampling/parameters.py, Purpose
 
 _BLOCK = 128
 _ROUNDS = tl.constexpr(10)
@@ -71,7 +71,7 @@ def _uniforms(seeds, positions, draft_starts, out, purpose, count, BLOCK: tl.con
 
 
 def uniforms(seeds: Tensor, positions: Tensor, purpose: int, draft_starts: Tensor, out: Tensor) -> Tensor:
-    """out [N] float64: a number for each row, see uniforms in engine/execution/sampling/noise.py.
+    """out [N] float64: a number for each row, see uniforms in engine/execution/sampling/parameters.py.
 
     seeds: [N] int64, the bits of the requests' uint64 seeds. positions: [N] int64, of the tokens decided on.
     draft_starts: [N] int64; zeros unless the purpose is DRAFT or ACCEPT. One device. Raises EngineError.

@@ -1,12 +1,12 @@
 """The last token that top_k and top_p keep, found without sorting the vocabulary.
 
-The order is by likelihood, among equals by id (engine/execution/sampling/ranking.py). Its keys are numbers of 31
-bits. A range is one of 4096 intervals of keys, in the order of keys: a thousandth of a nat wide near the most
-likely token, a sixteenth where tokens hardly count. The range in which the last kept token lies is found from the
-top, four bits at a time: of the tokens whose range begins with the bits found so far, each launch sums the weights
-by their next four bits; the next launch adds up the chunks and takes the bits at which the sum is reached. The few
-tokens of that range are gathered, and one program a row finds the last kept one among them by bisection; where
-there are too many, as in a row of equal logits, it walks through the row instead.
+The order is by likelihood, among equals by id (engine/execution/sampling/distribution.py). Its keys are numbers
+of 31 bits. A range is one of 4096 intervals of keys, in the order of keys: a thousandth of a nat wide near the
+most likely token, a sixteenth where tokens hardly count. The range in which the last kept token lies is found
+from the top, four bits at a time: of the tokens whose range begins with the bits found so far, each launch sums
+the weights by their next four bits; the next launch adds up the chunks and takes the bits at which the sum is
+reached. The few tokens of that range are gathered, and one program a row finds the last kept one among them by
+bisection; where there are too many, as in a row of equal logits, it walks through the row instead.
 
     key      |  smaller: kept  |   edge_key    |  larger: removed  |
     id       |                 | <= edge_id |  |

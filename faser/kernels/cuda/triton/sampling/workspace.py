@@ -11,7 +11,7 @@ from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import expect, expect_lines, next_power_of_2
-from faser.kernels.interface.sampling.sampling_metadata import DeviceSamplingMetadata
+from faser.kernels.interface.sampling import DeviceSamplingMetadata
 
 DIGIT_BITS, NUM_LEVELS = 4, 3  # of the search for the last token that top_k or top_p keeps, see truncation.py
 MOST_GATHERED = 4096  # tokens that a program of that search keeps in registers
@@ -110,8 +110,8 @@ class SamplingWorkspace:
             torch.empty(chunked, dtype=torch.float32, device=device) for _ in range(2)
         )
         self.chunk_inside = torch.empty(chunked, dtype=torch.float64, device=device)
-        self.chunk_weight, self.chunk_prob, self.chunk_residual, self.chunk_target = (
-            torch.empty(chunked, dtype=torch.int64, device=device) for _ in range(4)
+        self.chunk_weight, self.chunk_prob = (
+            torch.empty(chunked, dtype=torch.int64, device=device) for _ in range(2)
         )
         self.best = torch.empty(max_rows, dtype=torch.int64, device=device)
         self.largest, self.margin = (torch.empty(max_rows, dtype=torch.float32, device=device) for _ in range(2))

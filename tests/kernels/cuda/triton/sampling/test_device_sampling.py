@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from faser.engine.execution.sampling.noise import Purpose, uniforms
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.parameters import Purpose, uniforms
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
-from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, DeviceSamplingKernels, Ints
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import NO_TOKEN, DeviceSamplingKernels, Ints, SamplingMetadata
 from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Case, Cut, make_case, zeros
 
 REFERENCE = TorchSamplingKernels()

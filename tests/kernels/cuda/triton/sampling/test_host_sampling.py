@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.cuda.device import Accelerator, CudaDevice
 from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
-from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals, SamplingKernels
-from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingKernels, SamplingMetadata
 from faser.types import SamplingParams
+from tests.engine.execution.sampling.sampled import sample
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Cut, make_case
 
@@ -179,7 +179,7 @@ def test_a_sampler_chooses_the_same_tokens_with_it() -> None:
         SamplingParams(temperature=1.3, allowed_token_ids=(3, 4, 30)),
         SamplingParams(temperature=1.0, min_p=0.1),
     ]  # fmt: skip
-    samplers = [Sampler(8, width, (0,), "cpu"), Sampler(8, width, (0,), DEVICE, host_choice())]
+    samplers = [Sampler(8, width, (0,)), Sampler(8, width, (0,), host_choice())]
     for slot, sampling in enumerate(params):
         for sampler in samplers:
             start = SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=2, token_ids=(5, 6))
@@ -190,7 +190,7 @@ def test_a_sampler_chooses_the_same_tokens_with_it() -> None:
         logits = torch.from_numpy(rng.standard_normal((len(params), width)).astype(np.float32) * 2)
         logits[1, 30] = torch.nan if position == 3 else 0.0
         positions = [position] * len(params)
-        plain = samplers[0].sample(logits.clone(), slots, positions)
-        assert samplers[1].sample(logits.to(DEVICE, copy=True), slots, positions) == plain
+        plain = sample(samplers[0], logits.clone(), slots, positions)
+        assert sample(samplers[1], logits.to(DEVICE, copy=True), slots, positions) == plain
         for sampler in samplers:
             sampler.accept(slots, [max(row.token_id, 0) for row in plain])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from faser.engine.execution.sampling.noise import Purpose
-from faser.engine.execution.sampling.noise import uniforms as reference
+from faser.engine.execution.sampling.parameters import Purpose
+from faser.engine.execution.sampling.parameters import uniforms as reference
 from faser.kernels.cuda.triton.sampling import noise
 from faser.kernels.cuda.triton.sampling.noise import uniforms
 from tests.kernels.cuda.triton.rows import on_device, zeros
@@ -17,7 +17,7 @@ def test_purposes_have_the_numbers_of_the_engine() -> None:
 
 @pytest.mark.parametrize("purpose", list(Purpose))
 def test_numbers_are_those_of_the_engine_bit_for_bit(purpose: Purpose) -> None:
-    """Oracle: engine/execution/sampling/noise.py.
+    """Oracle: engine/execution/sampling/parameters.py.
 
     Seeds of 64 bits, positions beyond 32, more rows than a program has.
     """

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from faser.engine.execution.sampling.noise import Purpose, uniforms
-from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.parameters import Purpose, uniforms
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
-from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN
+from faser.kernels.interface.sampling import NO_TOKEN
 from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Case, Cut, make_case, zeros
 
 REFERENCE = TorchSamplingKernels()

@@ -1,0 +1,263 @@
+"""The rows of a step that sample, from processed logits to tokens, probabilities and results.
+
+A sequence with γ draft tokens has γ + 1 rows; a plain step is γ = 0. The row before a draft token verifies it, and
+the row after the last accepted one yields the bonus token, or the recovered token after a rejection.
+
+    sequence          |      s = 0      | s = 1 |    s = 2     |
+    row r             |  0    1    2    |   3   |   4     5    |
+    drafted           |  x_1  x_2  none | none  |  x_1  none   |   the last row of a sequence verifies no token
+    accepted          |  yes  no   no   | no    |  yes  no     |
+    last row reached  |       1         |   3   |         5    |   the bonus or recovered token is sampled there
+
+Knows no rule of acceptance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.engine.execution.sampling.distribution import PROB_ONE
+from faser.engine.execution.sampling.edits import LogitsEdit, to_device
+from faser.engine.execution.sampling.logprobs import position_logprobs
+from faser.engine.execution.sampling.parameters import Purpose, SamplingState, uniforms
+from faser.engine.execution.sampling.tokens import sample_on_host
+from faser.kernels.interface.sampling import NO_TOKEN, Ints, SamplingKernels
+from faser.types import PositionLogprobs, SequenceError
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftedRows:
+    """The len(draft) + 1 rows of one sequence. Read only, and not frozen: every step makes many.
+
+    position: of the token that the first row samples.
+    draft: draft tokens at position, position + 1, …; may be empty.
+    """
+
+    slot: int
+    position: int
+    draft: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class AcceptanceResult:
+    """What a sequence gets from a step. Read only, and not frozen: every step makes many.
+
+    token_ids: the accepted draft tokens, then the bonus or recovered token; so len(token_ids) - 1 are accepted.
+    logprobs: one per token where the request asks for them.
+    error: why the last row that was reached has no token; then the accepted tokens before it are dropped too.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    error: SequenceError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftLayout:
+    """S sequences, R rows, T = R - S draft tokens.
+
+    first: [S] first row of each sequence.
+    num_drafts: [S] γ.
+    drafted: [R] draft token that each row verifies, NO_TOKEN in the last row of a sequence.
+    sequence: [R] index of the row's sequence.
+    depth: [R] how many draft tokens come before each row.
+    """
+
+    first: Ints
+    num_drafts: Ints
+    drafted: Ints
+    sequence: Ints
+    depth: Ints
+
+    @classmethod
+    def of(cls, sequences: Sequence[DraftedRows]) -> "DraftLayout":
+        """The rows of these sequences, one after the other."""
+        if not any(each.draft for each in sequences):
+            rows, zeros = np.arange(len(sequences)), np.zeros(len(sequences), dtype=np.int64)
+            return cls(first=rows, num_drafts=zeros, drafted=zeros + NO_TOKEN, sequence=rows, depth=zeros)
+        num_drafts = np.array([len(each.draft) for each in sequences], dtype=np.int64)
+        drafted = [token_id for each in sequences for token_id in (*each.draft, NO_TOKEN)]
+        first = np.cumsum(num_drafts + 1) - num_drafts - 1
+        sequence = np.repeat(np.arange(len(sequences)), num_drafts + 1)
+        return cls(
+            first=first,
+            num_drafts=num_drafts,
+            drafted=np.array(drafted, dtype=np.int64),
+            sequence=sequence,
+            depth=np.arange(len(drafted)) - first[sequence],
+        )
+
+    @property
+    def verifying(self) -> Ints:
+        """[T] rows that verify a draft token, in the order of the drafts."""
+        return np.flatnonzero(self.drafted != NO_TOKEN)
+
+    def last_reached(self, accepted: Bools) -> Ints:
+        """[S] each sequence's first row whose draft token is not accepted. accepted: [R]."""
+        rejected = np.flatnonzero(~accepted | (self.drafted == NO_TOKEN))
+        return rejected[np.searchsorted(rejected, self.first)]
+
+
+class LogitRows:
+    """The rows of one step. `tokens`, `tokens_of` and `probabilities` overwrite logits: ask one of them for a row.
+
+    sequences: whose rows these are.
+    layout: which row is whose.
+    slots: [R] of the rows.
+    positions: [R] of the tokens that the rows sample.
+    logits: [R, V] float32 after the logits processors, which work in place. A row without a finite maximum keeps
+        that mark: no mask can hide it.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequence[DraftedRows],
+        logits: Tensor,
+        state: SamplingState,
+        kernels: SamplingKernels,
+    ) -> None:
+        self.sequences = sequences
+        self.layout = DraftLayout.of(sequences)
+        self.slots = np.array([each.slot for each in sequences], dtype=np.int64)[self.layout.sequence]
+        first = np.array([each.position for each in sequences], dtype=np.int64)
+        self.positions = first[self.layout.sequence] + self.layout.depth
+        self.logits = logits
+        self._state = state
+        self._kernels = kernels
+        self._found: Ints | None = None  # [R] tokens; NO_TOKEN where a row has none
+        self._was_sound: Tensor | None = None  # [R] whether edited rows had a finite maximum before
+        asking = state.num_top
+        self._scored = [row for row, slot in enumerate(self.slots.tolist()) if slot in asking] if asking else []
+        self._raw = self._copied(logits, self._scored) if self._scored else None  # as the model gave them
+
+    @property
+    def drafts(self) -> list[tuple[int, ...]]:
+        """Per row, the draft tokens before it."""
+        return [each.draft[:i] for each in self.sequences for i in range(len(each.draft) + 1)]
+
+    @property
+    def is_random(self) -> Bools:
+        """[R] whether the row's token is drawn at random."""
+        return self._state.is_random(self.slots)
+
+    def edit(self, edits: Sequence[LogitsEdit]) -> None:
+        """Apply the edits in order; waits for no device.
+
+        Which rows are no numbers stays on the device until a result has to say why a row has no token.
+        """
+        if not edits:
+            return
+        self._was_sound = self.logits.amax(-1).isfinite()  # a NaN is the largest of its row
+        for edit in edits:
+            edit(self.logits)
+        self.logits[:, 0] = torch.where(self._was_sound, self.logits[:, 0], torch.nan)
+
+    def tokens(self) -> Ints:
+        """[R] each row's token, NO_TOKEN where it has none. Waits for the device once."""
+        if self._state.any_random(self.slots):
+            metadata = self._state.metadata(self.slots, self.positions)
+            self._found = sample_on_host(self._kernels, self.logits, metadata)
+        else:
+            self._found = self._kernels.best(self.logits)
+        return self._found
+
+    def best(self) -> Ints:
+        """[R] each row's most likely token, NO_TOKEN where it has none."""
+        if self._found is None:
+            self._found = self._kernels.best(self.logits)
+        return self._found
+
+    def tokens_of(self, rows: Ints) -> Ints:
+        """A token for each of these rows, ascending and distinct; NO_TOKEN where it has none."""
+        best = self.best()
+        token_ids: Ints = best[rows]
+        at = np.flatnonzero(self._state.is_random(self.slots[rows]) & (token_ids != NO_TOKEN))
+        if len(at):
+            drawn = rows[at]
+            metadata = self._state.metadata(self.slots[drawn], self.positions[drawn])
+            noise = uniforms(metadata.seeds, metadata.positions, Purpose.TOKEN, generate=self._kernels.philox)
+            token_ids[at] = self._kernels.draw(self.logits, drawn, best[drawn], metadata, noise)
+        return token_ids
+
+    def probabilities(self) -> Tensor:
+        """[R, V] float32 whole numbers, in place of the logits, from which each row's token is drawn.
+
+        They are proportional to the probabilities. A greedy row has a single nonzero one, a row without a token
+        none.
+        """
+        best, logits = self.best(), self.logits
+        random = self.is_random & (best != NO_TOKEN)
+        fixed, drawn = np.flatnonzero(~random), np.flatnonzero(random)
+        if len(fixed):
+            at, token_ids = to_device(fixed, logits.device), best[fixed]
+            masses = np.where(token_ids == NO_TOKEN, 0.0, PROB_ONE).astype(np.float32)
+            logits[at] = 0.0
+            logits[at, to_device(np.maximum(token_ids, 0), logits.device)] = to_device(masses, logits.device)
+        if len(drawn):
+            metadata = self._state.metadata(self.slots[drawn], self.positions[drawn])
+            self._kernels.fixed_point_probs(logits, drawn, best[drawn], metadata)
+        return logits
+
+    def noise(self, rows: Ints, purpose: Purpose, draft_starts: Ints | None = None) -> Tensor:
+        """Random numbers of these rows, [N] float64 in [0, 1) where the logits are; see `uniforms`."""
+        seeds, positions = self._state.seed[self.slots[rows]], self.positions[rows]
+        found = uniforms(seeds, positions, purpose, draft_starts, self._kernels.philox)
+        return to_device(found, self.logits.device)
+
+    def accept_noise(self) -> Tensor:
+        """[R] the random numbers that accept or reject the rows' draft tokens."""
+        starts = self.positions[self.layout.first][self.layout.sequence]
+        return self.noise(np.arange(len(self.slots)), Purpose.ACCEPT, starts)
+
+    def results(self, last: Ints, final_ids: Ints) -> list[AcceptanceResult]:
+        """One a sequence. last: [S] the last row that it reaches. final_ids: [S] the token sampled there."""
+        token_ids = self.layout.drafted.copy()
+        token_ids[last] = final_ids
+        errors = self._errors(last)
+        reports = {} if self._raw is None else self._reports(self._raw, last, errors, token_ids)
+        return [
+            AcceptanceResult(error=errors[end])
+            if end in errors
+            else AcceptanceResult(
+                token_ids=(*each.draft[: end - begin], token_id),
+                logprobs=tuple(reports[row] for row in range(begin, end + 1)) if begin in reports else None,
+            )
+            for each, begin, end, token_id in zip(
+                self.sequences, self.layout.first.tolist(), last.tolist(), final_ids.tolist(), strict=True
+            )
+        ]
+
+    def _errors(self, last: Ints) -> dict[int, SequenceError]:
+        """By row, of the rows at which a sequence ends without a token. Waits for the device only for these."""
+        without = last[self.best()[last] == NO_TOKEN].tolist()
+        if not without:
+            return {}
+        sound = None if self._was_sound is None else self._was_sound.tolist()
+        return {
+            row: SequenceError.NONE_ALLOWED if sound is not None and sound[row] else SequenceError.NOT_FINITE
+            for row in without
+        }
+
+    def _reports(
+        self, raw: Tensor, last: Ints, errors: dict[int, SequenceError], token_ids: Ints
+    ) -> dict[int, PositionLogprobs]:
+        """By row, of the rows that are reached and report log probabilities. raw: all of these."""
+        reaching = last[self.layout.sequence].tolist()
+        at = [i for i, row in enumerate(self._scored) if row <= reaching[row] and reaching[row] not in errors]
+        if not at:
+            return {}
+        rows = [self._scored[i] for i in at]
+        raw = raw if len(at) == len(raw) else self._copied(raw, at)
+        num_top = [self._state.num_top[int(self.slots[row])] for row in rows]
+        return dict(zip(rows, position_logprobs(raw, token_ids[rows].tolist(), num_top), strict=True))
+
+    def _copied(self, values: Tensor, rows: list[int]) -> Tensor:
+        if len(rows) == len(values):
+            return values.clone()
+        return values.index_select(0, to_device(np.array(rows, dtype=np.int64), values.device))

@@ -1,0 +1,257 @@
+"""Tokens of rows from their logits, as they are sampled where the model runs.
+
+On a CPU a token is known at once. On a device it stays there: the next forward reads it where it is, and a copy
+travels to the host while the device goes on; only `wait` waits for that copy.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.engine.execution.sampling.parameters import Purpose, uniforms
+from faser.kernels.interface.graph_capture import GraphCapture, Readback, StagingBuffer
+from faser.kernels.interface.sampling import (
+    NO_TOKEN,
+    DeviceSamplingKernels,
+    DeviceSamplingMetadata,
+    Ints,
+    Reals,
+    SamplingKernels,
+    SamplingMetadata,
+    TruncationFlags,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTokens:
+    """token_ids: [N]; NO_TOKEN where logits are not numbers.
+
+    margins: [N], of draft tokens: over the best other.
+    """
+
+    token_ids: Ints
+    margins: Reals | None = None
+
+
+class PendingTokens(Protocol):
+    """Tokens that may still be on their way to the host."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """[N] int64 where the model runs, for work launched later; the next sampling overwrites it."""
+        ...
+
+    def wait(self) -> SampledTokens:
+        """May be called again."""
+        ...
+
+
+class TokenSampler(Protocol):
+    """Samples from the logits of one runner, [N, V] float32, one call after the other."""
+
+    def take(self, logits: Tensor, metadata: SamplingMetadata) -> PendingTokens:
+        """Each row's token. May overwrite the logits."""
+        ...
+
+    def draft(self, logits: Tensor, metadata: SamplingMetadata, window: float) -> PendingTokens:
+        """Each row's draft token and its margin; see DeviceSamplingKernels.draft."""
+        ...
+
+
+def sample_on_host(kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata) -> Ints:
+    """[N] each row's token, NO_TOKEN where it has none. May overwrite the logits."""
+    random = metadata.is_random
+    if not random.any():
+        return kernels.best(logits)
+    at = np.flatnonzero(random)
+    noise = np.zeros(len(random))
+    noise[at] = _token_noise(kernels, metadata, at)
+    return kernels.take(logits, metadata, noise)
+
+
+def draft_on_host(
+    kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata | None, window: float
+) -> tuple[Ints, Reals]:
+    """[N] each row's draft token, NO_TOKEN where it has none, and [N] its margin.
+
+    metadata: None: all are greedy.
+    """
+    token_ids, margins = kernels.best_and_margin(logits)
+    if metadata is None:
+        return token_ids, margins
+    at = np.flatnonzero(metadata.is_random & (token_ids != NO_TOKEN))
+    if len(at):
+        token_ids[at], margins[at] = kernels.nearest(
+            logits, at, token_ids[at], metadata.among(at), _token_noise(kernels, metadata, at), window
+        )
+    return token_ids, margins
+
+
+def _token_noise(kernels: SamplingKernels, metadata: SamplingMetadata, at: Ints) -> Reals:
+    return uniforms(metadata.seeds[at], metadata.positions[at], Purpose.TOKEN, generate=kernels.philox)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyTokens:
+    """PendingTokens that the host has already."""
+
+    tokens: Tensor
+    sampled: SampledTokens
+
+    def wait(self) -> SampledTokens:
+        return self.sampled
+
+
+class HostTokenSampler:
+    """See TokenSampler. The logits may be anywhere; the kernels' results come to the host."""
+
+    def __init__(self, kernels: SamplingKernels) -> None:
+        self._kernels = kernels
+
+    @torch.inference_mode()
+    def take(self, logits: Tensor, metadata: SamplingMetadata) -> ReadyTokens:
+        token_ids = sample_on_host(self._kernels, logits, metadata)
+        return ReadyTokens(torch.from_numpy(token_ids).to(logits.device), SampledTokens(token_ids=token_ids))
+
+    @torch.inference_mode()
+    def draft(self, logits: Tensor, metadata: SamplingMetadata, window: float) -> ReadyTokens:
+        token_ids, margins = draft_on_host(self._kernels, logits, metadata, window)
+        tokens = torch.from_numpy(token_ids).to(logits.device)
+        return ReadyTokens(tokens, SampledTokens(token_ids=token_ids, margins=margins))
+
+
+_WORDS_A_ROW = 5  # of 64 bits: top_k, seed, position, top_p, and one for temperature and log_min_p
+_LINE = 4  # rows; parts begin at multiples of 16 bytes, so that kernels are compiled for such addresses only
+
+
+class SamplingMetadataBuffer:
+    """The metadata of up to max_rows rows at a fixed address on a device."""
+
+    def __init__(self, capture: GraphCapture, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._capacity = -(-max_rows // _LINE) * _LINE
+        self._stage: StagingBuffer = capture.staging_buffer(_WORDS_A_ROW * self._capacity, torch.int64)
+
+    def send(self, metadata: SamplingMetadata) -> None:
+        """Copy the metadata to the device without a wait. Rows beyond these become greedy ones."""
+        count, capacity = len(metadata), self._capacity
+        most = self._max_rows
+        assert count <= most, f"tokens of {count} rows are to be sampled; the buffer holds {most}"
+        words = self._stage.host()
+        top_k, seeds, positions, top_p = (words[i * capacity : (i + 1) * capacity] for i in range(4))
+        floats = words[4 * capacity :].view(np.float32)
+        top_k[:count], positions[:count] = metadata.top_k, metadata.positions
+        seeds[:count] = metadata.seeds.view(np.int64)
+        top_p.view(np.float64)[:count] = metadata.top_p
+        floats[:count], floats[count:capacity] = metadata.temperature, 0.0
+        floats[capacity : capacity + count] = _log(metadata.min_p)
+        self._stage.send()
+
+    def rows(self, count: int) -> DeviceSamplingMetadata:
+        """Views of the first rows of what was sent last."""
+        words, capacity = self._stage.device, self._capacity
+        top_k, seeds, positions, top_p = (words[i * capacity : i * capacity + count] for i in range(4))
+        floats = words[4 * capacity :].view(torch.float32)
+        return DeviceSamplingMetadata(
+            temperature=floats[:count],
+            log_min_p=floats[capacity : capacity + count],
+            top_k=top_k,
+            top_p=top_p.view(torch.float64),
+            seeds=seeds,
+            positions=positions,
+        )
+
+
+def _log(min_p: NDArray[np.float64]) -> NDArray[np.float32] | float:
+    """log_min_p of DeviceSamplingMetadata, rounded as engine/execution/sampling/distribution.py does."""
+    if not min_p.any():
+        return -np.inf
+    found: NDArray[np.float32] = torch.from_numpy(min_p).log().float().numpy()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTokens:
+    """PendingTokens that are being copied to the host.
+
+    margins_at: words before the margins; None: there are none.
+    """
+
+    tokens: Tensor
+    count: int
+    readback: Readback
+    margins_at: int | None = None
+
+    def wait(self) -> SampledTokens:
+        (words,) = self.readback.wait()
+        if self.margins_at is None:
+            return SampledTokens(token_ids=words)
+        margins: NDArray[np.float32] = words[self.margins_at :].view(np.float32)[: self.count]
+        return SampledTokens(token_ids=words[: self.count], margins=margins.astype(np.float64))
+
+
+class DeviceTokenSampler:
+    """See TokenSampler. Samples on the device up to max_rows rows; all buffers have fixed addresses.
+
+    `take` is send, run_take and taken; `draft` is send, run_draft and drafted. A CUDA graph contains run_take or
+    run_draft.
+    """
+
+    def __init__(
+        self, kernels: DeviceSamplingKernels, capture: GraphCapture, device: torch.device, max_rows: int
+    ) -> None:
+        self._kernels = kernels
+        self._capture = capture
+        self._metadata = SamplingMetadataBuffer(capture, max_rows)
+        # Tokens, then margins, in one piece of memory: one copy brings both.
+        self._margins_at = -(-max_rows // _LINE) * _LINE
+        self._words = torch.zeros(self._margins_at + -(-max_rows // 2), dtype=torch.int64, device=device)
+        self.tokens = self._words[:max_rows]
+        self._margins = self._words[self._margins_at :].view(torch.float32)
+
+    @torch.inference_mode()
+    def take(self, logits: Tensor, metadata: SamplingMetadata) -> DeviceTokens:
+        flags = metadata.truncation_flags
+        self.send(metadata, flags)
+        self.run_take(logits, flags)
+        return self.taken(len(metadata))
+
+    @torch.inference_mode()
+    def draft(self, logits: Tensor, metadata: SamplingMetadata, window: float) -> DeviceTokens:
+        flags = metadata.truncation_flags
+        self.send(metadata, flags)
+        self.run_draft(logits, window, flags)
+        return self.drafted(len(metadata))
+
+    def send(self, metadata: SamplingMetadata, flags: TruncationFlags) -> None:
+        """Copy what the kernels read of the rows: nothing where all are greedy. flags: of the metadata."""
+        if flags.random:
+            self._metadata.send(metadata)
+
+    def run_take(self, logits: Tensor, flags: TruncationFlags) -> None:
+        """Launch the kernels of `take`."""
+        count = len(logits)
+        rows, chosen = self._metadata.rows(count), self.tokens[:count]
+        self._kernels.take(logits, rows, chosen, random=flags.random, top_k=flags.top_k, top_p=flags.top_p)
+
+    def run_draft(self, logits: Tensor, window: float, flags: TruncationFlags) -> None:
+        """Launch the kernels of `draft`."""
+        count = len(logits)
+        rows, chosen, margins = self._metadata.rows(count), self.tokens[:count], self._margins[:count]
+        self._kernels.draft(
+            logits, rows, window, chosen, margins, random=flags.random, top_k=flags.top_k, top_p=flags.top_p
+        )
+
+    def taken(self, count: int) -> DeviceTokens:
+        """The tokens that run_take has launched, of the first rows."""
+        tokens = self.tokens[:count]
+        return DeviceTokens(tokens, count, self._capture.readback((tokens,)))
+
+    def drafted(self, count: int) -> DeviceTokens:
+        """The tokens and margins that run_draft has launched, of the first rows."""
+        words = self._words[: self._margins_at + -(-count // 2)]
+        return DeviceTokens(self.tokens[:count], count, self._capture.readback((words,)), self._margins_at)

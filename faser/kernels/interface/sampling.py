@@ -1,0 +1,269 @@
+"""What a backend's sampling kernels do, and the parameters that they read; the generator of random words.
+
+On the host the parameters of some rows are arrays (SamplingMetadata); on a device they are tensors
+(DeviceSamplingMetadata). Temperature 0 takes the most likely token. Above 0, tokens are ordered by likelihood
+(among equals the lower id comes first), and each truncation works on the tokens that the one before it has kept:
+
+    min_p   keeps the tokens that are at least min_p times as likely as the most likely one    0 is off
+    top_k   keeps the first top_k tokens                                                       0 is off
+    top_p   keeps the fewest first tokens that have top_p of the remaining probability         1 is off
+
+Logits are [R, V] float32, each row contiguous; rows are independent of each other, bit for bit. Every
+implementation gives the same tokens and the same fixed-point probabilities, which
+engine/execution/sampling/distribution.py defines. SamplingKernels takes arrays and returns arrays.
+DeviceSamplingKernels takes and fills tensors at fixed addresses and never waits for the device, so that a CUDA
+graph can contain its calls.
+
+A truncation parameter that these kernels do not know is a logits processor: see engine/execution/sampling.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int64]
+Reals = NDArray[np.float64]
+Words = NDArray[np.uint64]
+
+NO_TOKEN = -1
+
+# (logits [R, V] edited in place, rows [M] ascending, words [M, W]): every token of these rows whose bit is 0
+# gets a probability of 0. Token i is bit i % 64 of word i // 64, and W * 64 is at least V.
+MaskKernel = Callable[[Tensor, Ints, Ints], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingMetadata:
+    """Of N rows, [N] each.
+
+    seeds: of the rows' requests.
+    positions: of the tokens that are sampled.
+    """
+
+    temperature: NDArray[np.float32]
+    min_p: NDArray[np.float64]
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float64]
+    seeds: NDArray[np.uint64]
+    positions: NDArray[np.int64]
+
+    @classmethod
+    def greedy(cls, positions: NDArray[np.int64]) -> "SamplingMetadata":
+        """Rows that all take their most likely token. positions: [N], kept and not copied."""
+        count = len(positions)
+        return cls(
+            temperature=np.zeros(count, dtype=np.float32),
+            min_p=np.zeros(count),
+            top_k=np.zeros(count, dtype=np.int64),
+            top_p=np.ones(count),
+            seeds=np.zeros(count, dtype=np.uint64),
+            positions=positions,
+        )
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def among(self, rows: NDArray[np.int64]) -> "SamplingMetadata":
+        """The metadata of these rows only."""
+        return SamplingMetadata(
+            temperature=self.temperature[rows],
+            min_p=self.min_p[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            seeds=self.seeds[rows],
+            positions=self.positions[rows],
+        )
+
+    def at(self, positions: NDArray[np.int64]) -> "SamplingMetadata":
+        """The same requests at other positions, [N]."""
+        return SamplingMetadata(
+            temperature=self.temperature,
+            min_p=self.min_p,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seeds=self.seeds,
+            positions=positions,
+        )
+
+    @property
+    def is_random(self) -> NDArray[np.bool_]:
+        """[N] whether the row's token is drawn at random."""
+        random: NDArray[np.bool_] = self.temperature > 0
+        return random
+
+    @property
+    def truncation_flags(self) -> "TruncationFlags":
+        random = self.is_random
+        if not random.any():
+            return GREEDY
+        return TruncationFlags(
+            random=True,
+            top_k=bool((random & (self.top_k > 0)).any()),
+            top_p=bool((random & (self.top_p < 1)).any()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncationFlags:
+    """What at least one row of a batch asks for; kernels skip what no row asks for. Hashable."""
+
+    random: bool
+    top_k: bool
+    top_p: bool
+
+
+GREEDY = TruncationFlags(random=False, top_k=False, top_p=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSamplingMetadata:
+    """SamplingMetadata of R rows as tensors [R] on the device of the logits.
+
+    temperature: float32. log_min_p: float32, at most 0, the natural logarithm of min_p, computed in float64 and
+    then rounded; -inf is off. top_k: int64. top_p: float64. seeds: int64, the bits of the requests' uint64 seeds.
+    positions: int64.
+    """
+
+    temperature: Tensor
+    log_min_p: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    seeds: Tensor
+    positions: Tensor
+
+
+class SamplingKernels(Protocol):
+    """Kernels for callers on the host.
+
+    rows: [N], distinct rows of the logits. best: [N], what `best` returned for these rows, none of them NO_TOKEN.
+    metadata, uniforms: [N], of these rows; the numbers in [0, 1) that decide are given as uniforms, so seeds and
+    positions are not read.
+    """
+
+    def best(self, logits: Tensor) -> Ints:
+        """[R] the most likely token, in a tie the lowest id.
+
+        NO_TOKEN where the row has a NaN or no finite maximum.
+        """
+        ...
+
+    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Reals]:
+        """[R] the result of `best`, and [R] its logit minus the largest other logit, a float32 difference.
+
+        The margin is 0 in a tie and where there is no token, and infinite where no other token can be sampled.
+        """
+        ...
+
+    def take(self, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+        """[R] the token of each row: `draw` where its temperature is above 0, else `best`.
+
+        NO_TOKEN as in `best`. metadata, uniforms: [R], of all rows. May overwrite the logits.
+        """
+        ...
+
+    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+        """[N] a random token of each of these rows. May overwrite the rows."""
+        ...
+
+    def nearest(
+        self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals, window: float
+    ) -> tuple[Ints, Reals]:
+        """[N] a prediction of what `draw` takes from similar logits with these uniforms, and [N] its margin.
+
+        The probabilities fill [0, 1] in the order of token ids. The prediction is the token with the most
+        probability within `window` of the uniform number, in a tie the lowest id. A window of 0 gives the token
+        that `draw` takes; other windows are from 2**-20 to 1, so that rounding cannot leave one empty. The margin
+        is the token's scaled logit minus the largest other one, in float32 as in the probabilities: negative if
+        another token is more likely, infinite if there is no other. Writes nothing.
+        """
+        ...
+
+    def fixed_point_probs(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata) -> None:
+        """Overwrite these rows with what tokens are drawn from: whole numbers proportional to probabilities."""
+        ...
+
+    def philox(self, counters: Words, keys: Words) -> Words:
+        """[4, N] random words of counters [4, N] and keys [2, N], all contiguous; `philox` below defines them."""
+        ...
+
+
+def best_then_drawn(kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+    """SamplingKernels.take by two calls, for kernels on the host, where two calls cost no more than one."""
+    token_ids = kernels.best(logits)
+    at = np.flatnonzero((metadata.temperature > 0) & (token_ids != NO_TOKEN))
+    if 0 < len(at) == len(token_ids):
+        token_ids = kernels.draw(logits, at, token_ids, metadata, uniforms)
+    elif len(at):
+        token_ids[at] = kernels.draw(logits, at, token_ids[at], metadata.among(at), uniforms[at])
+    return token_ids
+
+
+class DeviceSamplingKernels(Protocol):
+    """Kernels for up to max_rows rows of one vocabulary, on one lane; results stay on the device.
+
+    The tokens are, bit for bit, those of the same device's SamplingKernels with uniforms made from seeds and
+    positions. random, top_k, top_p: at least one row has a temperature, a top_k or a top_p; where one is False,
+    the rows' numbers for it are not read, and without `random` the most likely tokens are all that is computed.
+    """
+
+    def take(
+        self,
+        logits: Tensor,
+        rows: DeviceSamplingMetadata,
+        chosen: Tensor,
+        *,
+        top_k: bool,
+        top_p: bool,
+        random: bool = True,
+    ) -> None:
+        """Fill chosen [R] int64 with each row's token: drawn where it has a temperature, else the most likely one.
+
+        NO_TOKEN where the row has a NaN or no finite maximum. logits: [R, V] float32; may be overwritten.
+        """
+        ...
+
+    def draft(
+        self,
+        logits: Tensor,
+        rows: DeviceSamplingMetadata,
+        window: float,
+        chosen: Tensor,
+        margins: Tensor,
+        *,
+        top_k: bool,
+        top_p: bool,
+        random: bool = True,
+    ) -> None:
+        """Fill chosen [R] int64 with each row's draft token, and margins [R] float32 with its margin.
+
+        Rows without a temperature get SamplingKernels.best_and_margin, the others SamplingKernels.nearest.
+        NO_TOKEN and a margin of 0 where logits are not numbers. logits: [R, V] float32, not written to.
+        """
+        ...
+
+
+_ROUNDS = 10
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+_KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
+_LOW_32 = np.uint64(0xFFFFFFFF)
+_SHIFT_32 = np.uint64(32)
+
+
+def philox(counters: Words, keys: Words) -> Words:
+    """Philox4x32-10: [4, N] words of counters [4, N] and keys [2, N].
+
+    Every entry is a 32-bit word held in a uint64. Neither argument is written to. What the counters mean is
+    engine/execution/sampling/parameters.py's. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2,
+    3", SC 2011, section 4.3.
+    """
+    multiplied, mixed = counters[0::2], counters[1::2]
+    for _ in range(_ROUNDS):
+        products = multiplied * _MULTIPLIERS
+        multiplied = (products >> _SHIFT_32)[::-1] ^ mixed ^ keys
+        mixed = (products & _LOW_32)[::-1]
+        keys = (keys + _KEY_STEPS) & _LOW_32
+    return np.stack((multiplied[0], mixed[0], multiplied[1], mixed[1]))
