@@ -201,7 +201,10 @@ class ModelExecutor:
         began_s: float,
         ended_s: float | None = None,
     ) -> StepResult:
-        """Take in what a step sampled, and read the prompt log probabilities off its forward. ended_s: None: now."""
+        """Take in what a step sampled, and read the prompt log probabilities off its forward.
+
+        Ended_s: None: now.
+        """
         rows, batch, acceptance = verified
         self._forward.learn(rows, acceptance)
         self._keep_states(rows, batch, acceptance)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.library import LanePools
-from faser.kernels.interface.sampling import Ints, MaskEdit, Reals, SamplingMetadata, Words, best_then_drawn
+from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Words, best_then_drawn
 
 
 class CpuMaskKernel:
@@ -18,8 +18,7 @@ class CpuMaskKernel:
         self._pools = pools
         self._call = library.faser_mask
 
-    def __call__(self, logits: Tensor, edit: MaskEdit) -> None:
-        rows, words = edit.rows, edit.words
+    def __call__(self, logits: Tensor, rows: Ints, words: Ints) -> None:
         assert logits.stride(1) == 1, "the logits of a row are not contiguous"
         assert words.shape[1] * 64 >= logits.shape[1], "the mask is shorter than a row"
         self._call(

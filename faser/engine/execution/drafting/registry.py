@@ -81,9 +81,10 @@ class DrafterParts:
     """What drafters work on.
 
     table: the target's blocks. sampling, matchers: the parameters and grammars of every slot, of the target's
-    sampler. max_rows: the most rows of a pass. model, head: None where none is loaded.  samples_in_runner: the runner samples drafts that
-    are point masses, and feeds them to the next pass without a wait. load_index: asked where a method needs it.
-    ngram_model: None where there is none for the target. text_index_bytes: what the index may hold.
+    sampler. max_rows: the most rows of a pass. model, head: None where none is loaded.  samples_in_runner: the
+    runner samples drafts that are point masses, and feeds them to the next pass without a wait. load_index: asked
+    where a method needs it. ngram_model: None where there is none for the target. text_index_bytes: what the index
+    may hold.
     """
 
     table: BlockTable

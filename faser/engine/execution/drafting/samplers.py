@@ -7,7 +7,7 @@ other kernels are given. The last sampler stands around another one and samples 
 vocabulary of a head.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np

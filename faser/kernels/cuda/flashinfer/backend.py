@@ -32,7 +32,7 @@ from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.sampling import DeviceSamplingKernels
+from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
 
 DTYPES = (torch.bfloat16, torch.float16)
