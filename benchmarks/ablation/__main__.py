@@ -28,10 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ablation.arms import ARMS, BASE, DEFAULT, FLOOR, arms_named
-from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
-from benchmarks.ablation.report import write
-from benchmarks.ablation.summary import Run
+from benchmarks.ablation.campaign import ARMS, BASE, DEFAULT, FLOOR, Bearing, Campaign, Wanted, arms_named
+from benchmarks.ablation.report import Run, write
 from benchmarks.simulator.workload import read_azure
 from faser.bench.prompts import read_prompts, select_prompts
 from faser.cli.console.progress import ProgressReporter, runs_bar
@@ -188,7 +186,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("out", type=Path, metavar="OUT", help="folder for ablation.json, ablation.md and pictures")
-    add("--model", metavar="DIR", help="target, such as benchmarks.grow_model makes [the default model]")
+    add("--model", metavar="DIR", help="target, such as benchmarks.models.grow_model makes [the default model]")
     add("--drafter", metavar="DIR", help="draft model of the same vocabulary [drafts come from text]")
     add("--trace", required=True, type=Path, metavar="CSV", help="an Azure LLM inference trace")
     add("--prompts", default=os.environ.get(PROMPTS_VARIABLE), metavar="FILE", help=f"[${PROMPTS_VARIABLE}]")

@@ -16,13 +16,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu.archive import pack, read_records
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Folder, Record
-from benchmarks.gpu.merge import merge
-from benchmarks.gpu.phases import PHASES, RUNS, Phase, phases_named, phases_of_run, with_work
+from benchmarks.gpu.archive import merge, pack, read_records
+from benchmarks.gpu.phases import (
+    PHASES,
+    RUNS,
+    Phase,
+    phases_named,
+    phases_of_run,
+    run_all,
+    run_apart,
+    run_here,
+    with_work,
+)
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Folder, Record
 from benchmarks.gpu.report import page, summary
-from benchmarks.gpu.running import run_all, run_apart, run_here
 from faser.files import write_atomically
 
 

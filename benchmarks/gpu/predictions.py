@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.gpu.common.record import Json
+from benchmarks.gpu.record import Json
 
 _WITHIN = 0.1
 

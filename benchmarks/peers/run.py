@@ -21,12 +21,12 @@ from pathlib import Path
 from benchmarks.peers import report
 from benchmarks.peers.llamacpp import PRECISIONS
 from benchmarks.peers.load import Exchange, Target, run_load
-from benchmarks.peers.machine import describe_machine, git_commit, portable
-from benchmarks.peers.servers import Server, busy_s, free_port
+from benchmarks.peers.report import Measurement, check_same_work, measure
 from benchmarks.peers.setup import DEFAULT_DIRECTORY, bfloat16_model
-from benchmarks.peers.summary import Measurement, check_same_work, measure
 from benchmarks.peers.systems import SYSTEMS, Conditions, System, build_system, describe_systems
 from benchmarks.prompts import Prompt, load_prompts, take
+from benchmarks.runner import describe_machine, git_commit, portable
+from benchmarks.servers import Server, busy_s, free_port
 
 _PROMPTS_VARIABLE = "SPEC_BENCH_QUESTIONS"
 _START_TIMEOUT_S = 900.0

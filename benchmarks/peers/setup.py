@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.bfloat16_checkpoint import convert
+from benchmarks.models.bfloat16_checkpoint import convert
 from benchmarks.peers import llamacpp
 from faser.engine.checkpoints.weight_files import gguf_file
 

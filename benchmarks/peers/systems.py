@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from benchmarks.peers import llamacpp
 from benchmarks.peers.load import Target
-from benchmarks.peers.machine import portable, python_versions
-from benchmarks.peers.servers import Recipe
+from benchmarks.runner import portable, python_versions
+from benchmarks.servers import Recipe
 
 _SERVED_NAME = "bench"
 _VLLM_KV_GIB = "2"

@@ -8,7 +8,7 @@ was the one that came; the other tokens count as not judged.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.selected_drafter import SelectedDrafter
+from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.config.speculation import AUTO, SpeculationConfig
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals

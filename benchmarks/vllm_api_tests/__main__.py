@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from benchmarks.vllm_api_tests.selection import DESELECTED, FILES, LEFT_OUT
 
-_SHIM = "from benchmarks.vllm_api_tests.remote_server import *\n"
+_SHIM = "from benchmarks.vllm_api_tests.stand_ins import *\n"
 _CONFTEST = "LocalAssetServer = None\n"  # serves images; a test that needs one has no such fixture
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -66,7 +66,7 @@ def run(folder: Path, model: str, words: str) -> int:
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(_REPOSITORY), extra])
     environment["TESTED_MODEL"] = model
     command = [sys.executable, "-m", "pytest", "-q", "--continue-on-collection-errors"]
-    command += ["-p", "benchmarks.vllm_api_tests.plugin", "-p", "no:cacheprovider", "-c", os.devnull]
+    command += ["-p", "benchmarks.vllm_api_tests.stand_ins", "-p", "no:cacheprovider", "-c", os.devnull]
     command += ["--rootdir", str(folder), f"--junitxml={folder / 'report.xml'}", "tests"]
     command += ["-k", words] if words else []
     return subprocess.run(command, cwd=folder, env=environment, check=False).returncode

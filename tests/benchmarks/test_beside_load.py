@@ -8,11 +8,11 @@ import time
 
 import psutil
 
-from benchmarks.beside_load import beside_load
+from benchmarks.runner import beside_load
 
 _PARENT = """
 import sys, time
-from benchmarks.beside_load import beside_load
+from benchmarks.runner import beside_load
 with beside_load(1):
     print("busy", flush=True)
     time.sleep(60)

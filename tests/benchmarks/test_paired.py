@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.paired import difference, in_turn, ratio, run_program, summarise_pairs, t_975
+from benchmarks.runner import difference, in_turn, ratio, run_program, summarise_pairs, t_975
 
 
 def _share_below(limit: float, freedom: int) -> float:

@@ -2,20 +2,24 @@
 
 Layouts are those of serving: prompts in pieces, ragged verification, decoding, and all of them in one step. What
 bfloat16 costs by itself is measured on the reference backend, so that the bound is no guess.
+
+A program: one eager step of two layers of the large model, up to its logits, for a memory checker.
+
+python -m benchmarks.gpu.checks.models OUT [--dry-run]
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Json
-from benchmarks.gpu.common.room import BLOCK_SIZE
-from benchmarks.gpu.common.shapes import write_shape
-from benchmarks.gpu.common.weights import MadeUp
+from benchmarks.gpu.models import BLOCK_SIZE, MadeUp, write_shape
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Json
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.config_json import read_model_config
@@ -237,3 +241,15 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 def _share(true: Tensor) -> float:
     return round(float(true.float().mean()), 4)
+
+
+def main(out: Path, dry_run: bool) -> None:
+    plan = Plan(out=out, dry_run=dry_run)
+    spec = read_model_config(write_shape(plan.models / "checked", plan.sizes.checked[0])).spec
+    first = next(iter(STEPS))
+    logits = step_logits(plan, spec, backend_of(plan), steps={first: STEPS[first]})[first]
+    sys.stdout.write(f"{int(logits.isfinite().all())} {len(logits)} rows\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), "--dry-run" in sys.argv[2:])

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.exactness.distributions import p_value
 from benchmarks.gpu.checks.models import backend_of
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Json
-from benchmarks.losslessness.law import p_value
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Json
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafters.draft_samplers import WINDOW

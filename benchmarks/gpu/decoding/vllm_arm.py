@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.common.children import run_child, tail_of
-from benchmarks.gpu.common.closed_loop import Tokens, answers, made_up_prompts
-from benchmarks.gpu.common.engines import (
+from benchmarks.gpu.decoding.policies import synthetic
+from benchmarks.gpu.decoding.vllm_child import rate
+from benchmarks.gpu.engines import (
     Opened,
     Wanted,
     draft_of,
@@ -25,10 +25,9 @@ from benchmarks.gpu.common.engines import (
     target_of,
     with_engine,
 )
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Desk, Json
-from benchmarks.gpu.decoding.policies import synthetic
-from benchmarks.gpu.decoding.vllm_child import rate
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Desk, Json, run_child, tail_of
+from benchmarks.gpu.steps import Tokens, answers, made_up_prompts
 from faser.config.environment import child_environment
 from faser.errors import EngineError
 from faser.types import SamplingParams

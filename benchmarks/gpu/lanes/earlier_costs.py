@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.gpu.common.engines import draft_of, target_of
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Folder, Json
 from benchmarks.gpu.decoding import environment
+from benchmarks.gpu.engines import draft_of, target_of
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Folder, Json
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import CostTable, Role, StepTimes

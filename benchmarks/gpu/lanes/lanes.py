@@ -1,4 +1,12 @@
-"""Phase `lanes`: whether the device can be divided, what a part of it can do, and what two parts cost each other.
+"""Work of one kind each, to see where it runs, how fast, and what company costs it.
+
+traffic   an addition over large tensors, bound by memory: a kernel, where a plain copy may be the copy engines'
+product   a large product in bfloat16, bound by computing: cuBLAS
+copy      the plain copy, for the record
+triton    rows quantised to eight bits: a Triton kernel, bound by memory
+norm      the RMS norm of a layer, bound by memory
+
+Phase `lanes`: whether the device can be divided, what a part of it can do, and what two parts cost each other.
 
 splits     what the driver makes of requests for 8, 16 … processors
 rates      bytes and operations a second of a part, by its processors
@@ -13,24 +21,104 @@ them, whatever takes parts is left out, and streams are measured, once. A lane o
 named as well: what a split leaves over promises no thread block clusters.
 """
 
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Desk, Json
-from benchmarks.gpu.common.timing import DeviceClock, clock_of
-from benchmarks.gpu.lanes import loads, matrix
-from benchmarks.gpu.lanes.loads import KINDS, Load, median_s
-from benchmarks.gpu.lanes.matrix import Divide
-from benchmarks.gpu.lanes.places import GreenPlaces, Places, ThreadPlaces
-from benchmarks.gpu.lanes.processor_probe import MOST_PROCESSORS, count_blocks, processors_of
-from benchmarks.gpu.lanes.timed_partition import divide
+from benchmarks.gpu.lanes import matrix
+from benchmarks.gpu.lanes.matrix import Divide, divide
+from benchmarks.gpu.lanes.places import (
+    MOST_PROCESSORS,
+    GreenPlaces,
+    Places,
+    ThreadPlaces,
+    count_blocks,
+    processors_of,
+)
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Desk, Json
+from benchmarks.gpu.steps import DeviceClock, clock_of
 from faser.engine.execution.overlap.cores import core_numbers
 from faser.engine.execution.overlap.partition import Partition, synchronous
 from faser.errors import ConfigError
 from faser.kernels.cuda.green_contexts import GreenContextError, open_green_driver
 from faser.kernels.cuda.streams import CudaLaneDevice
+from faser.kernels.cuda.triton.norm import rms_norm
+from faser.kernels.cuda.triton.quantise import quantise_rows
+
+_REPEATS = 7
+_ROW = 4096
+_PRODUCT_SIDE = {"cuda": 8192, "cpu": 64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """amount: bytes moved, or multiplications and additions, of one run."""
+
+    name: str
+    run: Callable[[], object]
+    amount: float
+    unit: str
+
+
+def traffic(plan: Plan) -> Load:
+    """Buffers of its own, as everything here: lanes share nothing but the device."""
+    count = plan.sizes.copy_bytes // 4
+    source = torch.randint(256, (count,), dtype=torch.int16, device=plan.device)
+    target = torch.empty_like(source)
+    return Load(name="traffic", run=lambda: torch.add(source, 1, out=target), amount=4.0 * count, unit="bytes")
+
+
+def product(plan: Plan) -> Load:
+    side = _PRODUCT_SIDE[plan.device]
+    one, other = (torch.randn(side, side, device=plan.device).to(torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(one)
+    return Load(name="product", run=lambda: torch.mm(one, other, out=out), amount=2.0 * side**3, unit="operations")
+
+
+def copy(plan: Plan) -> Load:
+    source = torch.randint(256, (plan.sizes.copy_bytes // 2,), dtype=torch.uint8, device=plan.device)
+    target = torch.empty_like(source)
+    return Load(name="copy", run=lambda: target.copy_(source), amount=2.0 * len(source), unit="bytes")
+
+
+def triton(plan: Plan) -> Load:
+    rows = max(plan.sizes.copy_bytes // (4 * _ROW), 1) if plan.device == "cuda" else 2
+    x = torch.randn(rows, _ROW, device=plan.device).to(torch.bfloat16)
+    values = torch.empty(rows, _ROW, dtype=torch.float8_e4m3fn, device=plan.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=plan.device)
+    return Load(
+        name="triton", run=lambda: quantise_rows(x, values, scales), amount=3.0 * rows * _ROW, unit="bytes"
+    )
+
+
+def norm(plan: Plan) -> Load:
+    rows = max(plan.sizes.copy_bytes // (4 * _ROW), 1) if plan.device == "cuda" else 2
+    x = torch.randn(rows, _ROW, device=plan.device).to(torch.bfloat16)
+    weight, out = torch.ones(_ROW, dtype=torch.bfloat16, device=plan.device), torch.empty_like(x)
+    return Load(name="norm", run=lambda: rms_norm(x, weight, 1e-5, out), amount=4.0 * rows * _ROW, unit="bytes")
+
+
+KINDS: dict[str, Callable[[Plan], Load]] = {
+    "traffic": traffic,
+    "product": product,
+    "copy": copy,
+    "triton": triton,
+    "norm": norm,
+}
+
+
+def median_s(clock: DeviceClock, work: Callable[[], object]) -> float:
+    """Seconds of one run on the current stream, of several, after one that only warms up."""
+    work()
+    marks = [clock.mark()]
+    for _ in range(_REPEATS):
+        work()
+        marks.append(clock.mark())
+    return statistics.median(clock.between_s(marks))
+
 
 # Makes a recording of work on the current stream, and returns what replays it.
 Record = Callable[[Callable[[], object]], Callable[[], None]]
@@ -61,7 +149,7 @@ def run(
     for name in plan.sizes.partitions:
         if desk.may_begin(f"company by {name}"):
             _company(plan, desk, name, clock, divide)
-    matrix.run(plan, desk, divide)
+    matrix.run_matrix(plan, desk, divide)
 
 
 def places_of(plan: Plan) -> Places:
@@ -93,7 +181,7 @@ def granted(places: Places, found: Sequence[Json]) -> tuple[int, ...]:
 
 
 def _rates(plan: Plan, desk: Desk, places: Places, widths: Sequence[int], clock: DeviceClock) -> None:
-    for load in (loads.traffic(plan), loads.product(plan)):
+    for load in (traffic(plan), product(plan)):
         for width in widths:
             if not desk.may_begin(f"{load.name} on {width} processors"):
                 continue

@@ -29,17 +29,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.common.closed_loop import ClosedLoop, greedy
-from benchmarks.gpu.common.engines import Opened, Wanted, lane_costs, target_of, with_engine
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Desk, Json
-from benchmarks.gpu.common.shapes import Config, own_head, write_shape
-from benchmarks.gpu.common.timing import clock_of
-from benchmarks.gpu.common.walks import Walk, Walking
 from benchmarks.gpu.decoding.policies import Arm, Turns, contest
+from benchmarks.gpu.engines import Opened, Wanted, lane_costs, target_of, with_engine
 from benchmarks.gpu.lanes.earlier_costs import earlier_costs
-from benchmarks.gpu.lanes.matrix import Divide
-from benchmarks.gpu.lanes.timed_partition import Divided, TimedPartition, divide
+from benchmarks.gpu.lanes.matrix import Divide, Divided, TimedPartition, divide
+from benchmarks.gpu.models import Config, Walk, Walking, own_head, write_shape
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Desk, Json
+from benchmarks.gpu.steps import ClosedLoop, clock_of, greedy
 from faser.bench.chart import Chart, line_chart
 from faser.engine.contract.interference import FACTORS, InterferenceTable
 from faser.engine.contract.step_times import StepTimes

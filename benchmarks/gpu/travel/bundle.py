@@ -1,4 +1,10 @@
-"""Makes and packs what a lent machine without a network lacks: one load, which travels beside the checkout.
+"""Packages that engines need and a lent machine lacks, by the name that import takes: they travel as wheels.
+
+What of a checkout travels to a lent machine by itself.
+
+Folders that take long to make: kept from one bundle to the next, with digests of what they hold.
+
+Makes and packs what a lent machine without a network lacks: one load, which travels beside the checkout.
 
     python -m benchmarks.gpu.travel.bundle LOAD [--cache DIR] [--vllm] [--modules DIR]
 
@@ -27,17 +33,78 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.common.flashinfer_modules import needed_modules
-from benchmarks.gpu.common.plan import ON_DEVICE
+from benchmarks.gpu.decoding.environment import needed_modules
+from benchmarks.gpu.plan import ON_DEVICE
 from benchmarks.gpu.predictions import as_json
 from benchmarks.gpu.travel import vllm_tree
-from benchmarks.gpu.travel.carried import CARRIED, PLATFORMS, TRITON
-from benchmarks.gpu.travel.checkout import size_of, travelling
-from benchmarks.gpu.travel.kept import Say, digest_of, kept
 from faser.config.environment import cache_dir
 from faser.files import replacing, write_atomically
-from faser.kernels.cuda.flashinfer.build import ARCH, build_modules, modules_dir
+from faser.kernels.cuda.flashinfer.build import ARCH, VERSION, build_modules, modules_dir
 from faser.kernels.cuda.flashinfer.modules import Module
+
+CARRIED = {
+    "flashinfer": f"flashinfer-python=={VERSION}",
+    "tvm_ffi": "apache-tvm-ffi==0.1.15.post2",  # what FlashInfer's modules are loaded by; of one version with them
+    "llguidance": "llguidance==1.9.1",
+}
+TRITON = "3.6.0"  # of a lent machine
+# Wheels for a machine with a glibc of 2.39 or later; pip takes every tag literally.
+PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 26, 24, 17, 5)),
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+)
+
+
+def travelling(root: Path) -> list[Path]:
+    """Files that git tracks, and new ones that it does not ignore; relative to the root. Links travel as links."""
+    command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = [Path(each) for each in sorted(set(listed.split("\0"))) if each]
+    return [each for each in found if (root / each).is_symlink() or (root / each).is_file()]
+
+
+def size_of(path: Path) -> int:
+    """Bytes that travel for a file or a link."""
+    return path.lstat().st_size
+
+
+Say = Callable[[str], None]
+
+
+def kept(folder: Path, made_of: str, make: Callable[[Path], None], say: Say) -> Path:
+    """The folder; anew where it was made of something else, is not whole, or a file has changed since.
+
+    make: fills a new folder beside it, which then takes its place.
+    """
+    stamp = folder.with_name(f"{folder.name}.json")
+    if folder.is_dir() and stamp.exists():
+        known = json.loads(stamp.read_text("utf-8"))
+        if known == {"made_of": made_of, "sha256": digest_of(folder)}:
+            say(f"{folder.name}: kept")
+            return folder
+        say(f"{folder.name}: is of {'other files' if known['made_of'] == made_of else 'something else'}")
+    say(f"{folder.name}: is being made")
+    stamp.unlink(missing_ok=True)
+    beside = folder.with_name(f"{folder.name}.tmp")
+    for each in (beside, folder):
+        shutil.rmtree(each, ignore_errors=True)
+    beside.mkdir(parents=True)
+    make(beside)
+    beside.rename(folder)
+    write_atomically(stamp, json.dumps({"made_of": made_of, "sha256": digest_of(folder)}) + "\n")
+    return folder
+
+
+def digest_of(folder: Path) -> str:
+    """Of all names and contents, but for byte code."""
+    found = hashlib.sha256()
+    for path in sorted(each for each in folder.rglob("*") if each.is_file() and each.suffix != ".pyc"):
+        found.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()
+
 
 MANIFEST = "manifest.json"
 _MIB = 1 << 20

@@ -26,11 +26,9 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia_driver
 from triton.runtime.jit import JITFunction
 
-from benchmarks.gpu.common.bare import batch_of
-from benchmarks.gpu.common.plan import ON_DEVICE
-from benchmarks.gpu.common.room import BLOCK_SIZE
-from benchmarks.gpu.common.shapes import Config, write_shape
-from benchmarks.gpu.common.weights import MadeUp
+from benchmarks.gpu.models import BLOCK_SIZE, Config, MadeUp, write_shape
+from benchmarks.gpu.plan import ON_DEVICE
+from benchmarks.gpu.steps import batch_of
 from faser.config.speculation import SpeculationConfig
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.execution.models.loader import load_decoder

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.travel.kept import Say
+from benchmarks.gpu.travel.bundle import Say
 
 VLLM = "vllm==0.24.0"
 # Imported by vLLM, the API client included; a machine with torch and transformers has the rest.

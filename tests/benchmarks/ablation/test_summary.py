@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.ablation.summary import RATIOS, Run, rows_of, sorted_runs
+from benchmarks.ablation.report import RATIOS, Run, rows_of, sorted_runs
 from benchmarks.simulator.contest import Cell, summarise
 from benchmarks.simulator.simulation import Outcome, Served
 from faser.types import Slo

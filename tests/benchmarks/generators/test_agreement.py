@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.generators.agreement import Check, Verdict, compare
-from benchmarks.generators.figures import Drafts, Figures, Latency
-from benchmarks.generators.server_metrics import ServerMetrics
+from benchmarks.generators.agreement import Check, ServerMetrics, Verdict, compare
+from benchmarks.generators.tool import Drafts, Figures, Latency
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics
 from faser.types import EngineStats, FinishReason, MethodStats, SpeculationStats

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from huggingface_hub import try_to_load_from_cache
 
-from benchmarks.generators.tools import aiperf, guidellm, vllm_bench
-from benchmarks.generators.tools.catalogue import RUNS
-from benchmarks.generators.tools.tool import Target, write_hub_cache
+from benchmarks.generators import aiperf, guidellm, vllm_bench
+from benchmarks.generators.__main__ import RUNS
+from benchmarks.generators.tool import Target, write_hub_cache
 
 
 def written(path: Path, told: Any) -> Path:

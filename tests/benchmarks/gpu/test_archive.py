@@ -10,8 +10,8 @@ import pytest
 from benchmarks.gpu import archive as module
 from benchmarks.gpu.__main__ import main, take_over
 from benchmarks.gpu.archive import pack, read_records
-from benchmarks.gpu.common.record import Folder, Record
 from benchmarks.gpu.phases import phases_named
+from benchmarks.gpu.record import Folder, Record
 
 
 def results(path: Path, *records: Record, device: str | None = "H200") -> Folder:

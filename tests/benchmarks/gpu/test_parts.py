@@ -9,26 +9,25 @@ import pytest
 import torch
 
 from benchmarks.gpu.checks.tokens import LEAST_P, law_of, verified
-from benchmarks.gpu.common.bare import batch_of
-from benchmarks.gpu.common.closed_loop import ClosedLoop, greedy, made_up_prompts
-from benchmarks.gpu.common.plan import ON_CPU, ON_DEVICE, Plan, fitting
-from benchmarks.gpu.common.room import has_room
-from benchmarks.gpu.common.shapes import (
+from benchmarks.gpu.decoding.policies import arms_of, rows_of, synthetic
+from benchmarks.gpu.decoding.real_text import Grown, wide_spec
+from benchmarks.gpu.decoding.vllm_arm import asked
+from benchmarks.gpu.models import (
     LLAMA_1B,
     LLAMA_8B,
+    LOGIT_STD,
     QWEN3_8B,
     QWEN3_600M,
+    MadeUp,
     floor_s,
+    has_room,
     own_head,
     step_bytes,
     write_shape,
 )
-from benchmarks.gpu.common.timing import HostClock, spread_ms
-from benchmarks.gpu.common.weights import LOGIT_STD, MadeUp
-from benchmarks.gpu.decoding.policies import arms_of, rows_of, synthetic
-from benchmarks.gpu.decoding.real_text import Grown, wide_spec
-from benchmarks.gpu.decoding.vllm_arm import asked
-from benchmarks.grow_model import Growth
+from benchmarks.gpu.plan import ON_CPU, ON_DEVICE, Plan, fitting
+from benchmarks.gpu.steps import ClosedLoop, HostClock, batch_of, greedy, made_up_prompts, spread_ms
+from benchmarks.models.grow_model import Growth
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.contract.plan import SequenceDelta

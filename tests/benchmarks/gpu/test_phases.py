@@ -9,19 +9,28 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu import engines
 from benchmarks.gpu.__main__ import failed_checks, main, parser, plan_of
 from benchmarks.gpu.checks.checks import run as run_checks
-from benchmarks.gpu.common import engines
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Desk, Folder, Json, Record
 from benchmarks.gpu.decoding.policies import run as run_policies
 from benchmarks.gpu.decoding.vllm_arm import beside
 from benchmarks.gpu.decoding.vllm_arm import run as run_vllm
 from benchmarks.gpu.lanes import overlap
-from benchmarks.gpu.phases import PHASES, Phase, phases_named, with_work
+from benchmarks.gpu.phases import (
+    GRACE,
+    GRACE_S,
+    PHASES,
+    Phase,
+    phases_named,
+    run_all,
+    run_apart,
+    run_here,
+    with_work,
+)
+from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.predictions import PREDICTIONS
+from benchmarks.gpu.record import Desk, Folder, Json, Record
 from benchmarks.gpu.report import page, summary, vllm_beside
-from benchmarks.gpu.running import GRACE, GRACE_S, run_all, run_apart, run_here
 from faser.engine.engine import Engine
 
 VLLM = '''

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.gpu.common.record import Record
 from benchmarks.gpu.predictions import PREDICTIONS, Prediction
+from benchmarks.gpu.record import Record
 from benchmarks.gpu.report import page
 
 ONE = Prediction(

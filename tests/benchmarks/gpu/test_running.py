@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gpu.archive import read_records
-from benchmarks.gpu.common.record import Folder, Record
-from benchmarks.gpu.phases import PHASES, RUNS, Phase, phases_of_run
-from benchmarks.gpu.running import GRACE, GRACE_S, run_all, time_of
+from benchmarks.gpu.phases import GRACE, GRACE_S, PHASES, RUNS, Phase, phases_of_run, run_all, time_of
+from benchmarks.gpu.record import Folder, Record
 from benchmarks.gpu.travel.day import BUDGETS_S
-from benchmarks.gpu.travel.stub_device import Limits, StubDevice
+from benchmarks.gpu.travel.rehearsal import Limits, StubDevice
 from tests.benchmarks.gpu.rehearsed_phases import NAMES
 
 ROOT = Path(__file__).parents[3]

@@ -2,9 +2,8 @@
 
 import pytest
 
-from benchmarks.image.__main__ import tried
+from benchmarks.image.__main__ import Found, tried
 from benchmarks.image.containers import Engine, TrialError
-from benchmarks.image.trials import Found
 
 
 def test_a_broken_promise_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.simulator.contest import Contest
 from benchmarks.simulator.executor import SimulatedExecutor
 from benchmarks.simulator.simulation import Machine
-from benchmarks.simulator.synthetic import iid_trace
+from benchmarks.simulator.trace import iid_trace
 from benchmarks.simulator.workload import Workload
 from faser.bench.policy_spec import parse_policy
 from faser.engine.contract.interference import InterferenceTable

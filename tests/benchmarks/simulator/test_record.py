@@ -10,8 +10,7 @@ import pytest
 from benchmarks.simulator.draft_recorder import DraftRecorder
 from benchmarks.simulator.live import check_live, run_live
 from benchmarks.simulator.record import Session, record
-from benchmarks.simulator.synthetic import iid_trace
-from benchmarks.simulator.trace import Trace
+from benchmarks.simulator.trace import Trace, iid_trace
 from faser.bench.policy_spec import parse_policy
 from faser.bench.prompts import BenchPrompt
 from faser.config.speculation import SpeculationConfig

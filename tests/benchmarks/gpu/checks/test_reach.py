@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from benchmarks.gpu.checks.answers import parted, same_again
-from benchmarks.gpu.checks.one_step import main as one_step
-from benchmarks.gpu.checks.programs import memory_checked
-from benchmarks.gpu.checks.replays import replayed
+from benchmarks.gpu.checks.answers import parted, replayed, same_again
+from benchmarks.gpu.checks.checks import memory_checked
+from benchmarks.gpu.checks.models import main as one_step
 from benchmarks.gpu.checks.tokens import edited, verdicts
-from benchmarks.gpu.common.closed_loop import Tokens
-from benchmarks.gpu.common.plan import ON_DEVICE, Plan
+from benchmarks.gpu.plan import ON_DEVICE, Plan
+from benchmarks.gpu.steps import Tokens
 from faser.engine.execution.cuda_graphs.batch_sizes import GraphSizes
 from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
 from faser.kernels.interface.sampling.logits_processor_kernels import LogitsEdit

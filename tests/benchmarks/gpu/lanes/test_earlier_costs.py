@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Folder, Json, Record
 from benchmarks.gpu.lanes.earlier_costs import earlier_costs
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Folder, Json, Record
 from faser.engine.contract.step_times import Role
 from faser.engine.execution.overlap.cores import Cores
 from faser.engine.execution.overlap.partition import Partition

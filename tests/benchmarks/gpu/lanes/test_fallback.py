@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.common.plan import ON_CPU, Plan, Sizes
-from benchmarks.gpu.common.record import Desk, Folder
+from benchmarks.gpu import report as lane_report
 from benchmarks.gpu.lanes import lanes, overlap
-from benchmarks.gpu.lanes import report as lane_report
+from benchmarks.gpu.lanes.matrix import Divided, TimedPartition
 from benchmarks.gpu.lanes.places import Places
-from benchmarks.gpu.lanes.timed_partition import Divided, TimedPartition
+from benchmarks.gpu.plan import ON_CPU, Plan, Sizes
+from benchmarks.gpu.record import Desk, Folder
 from faser.engine.execution.overlap.cores import Cores, core_numbers
 from faser.errors import ConfigError
 from faser.kernels.cuda.green_contexts import GreenContextError

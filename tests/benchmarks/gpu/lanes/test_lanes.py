@@ -10,22 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.common.closed_loop import answers
-from benchmarks.gpu.common.engines import Wanted, close, lane_costs, open_engine
-from benchmarks.gpu.common.plan import ON_CPU, Plan, Sizes
-from benchmarks.gpu.common.record import Desk, Folder
-from benchmarks.gpu.common.shapes import write_shape
-from benchmarks.gpu.common.timing import HostClock
-from benchmarks.gpu.common.walks import Walk, Walking
-from benchmarks.gpu.decoding import arrivals
-from benchmarks.gpu.decoding.arrivals import wanted_of
+from benchmarks.gpu import report as lane_report
+from benchmarks.gpu.decoding import real_text as arrivals
+from benchmarks.gpu.decoding.real_text import wanted_of
+from benchmarks.gpu.engines import Wanted, close, lane_costs, open_engine
 from benchmarks.gpu.lanes import overlap
-from benchmarks.gpu.lanes import report as lane_report
 from benchmarks.gpu.lanes.lanes import company, granted, pairs, run, splits
 from benchmarks.gpu.lanes.overlap import ARMS, expected, pictures, promises, rows_of
 from benchmarks.gpu.lanes.places import GreenPlaces
-from benchmarks.gpu.phases import phases_named
-from benchmarks.gpu.running import run_here
+from benchmarks.gpu.models import Walk, Walking, write_shape
+from benchmarks.gpu.phases import phases_named, run_here
+from benchmarks.gpu.plan import ON_CPU, Plan, Sizes
+from benchmarks.gpu.record import Desk, Folder
+from benchmarks.gpu.steps import HostClock, answers
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.common.bare import batch_of
-from benchmarks.gpu.common.plan import ON_CPU, Plan, Sizes
-from benchmarks.gpu.common.record import Desk, Folder
-from benchmarks.gpu.lanes import loads as lane_loads
-from benchmarks.gpu.lanes import report as lane_report
-from benchmarks.gpu.lanes.lanes import busy, company, confined, pairs, run
-from benchmarks.gpu.lanes.loads import KINDS, Load, median_s
-from benchmarks.gpu.lanes.matrix import beside, cells, steps_of
+from benchmarks.gpu import report as lane_report
+from benchmarks.gpu.lanes import lanes as lane_loads
+from benchmarks.gpu.lanes.lanes import KINDS, Load, busy, company, confined, median_s, pairs, run
+from benchmarks.gpu.lanes.matrix import Divided, beside, cells, steps_of
 from benchmarks.gpu.lanes.places import ThreadPlaces
-from benchmarks.gpu.lanes.timed_partition import Divided
+from benchmarks.gpu.plan import ON_CPU, Plan, Sizes
+from benchmarks.gpu.record import Desk, Folder
+from benchmarks.gpu.steps import batch_of
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import (
     EVERYTHING,

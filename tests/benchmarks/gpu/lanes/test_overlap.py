@@ -7,11 +7,8 @@ from typing import TypeVar
 import pytest
 import torch
 
-from benchmarks.gpu.common.plan import ON_CPU, Plan
-from benchmarks.gpu.common.record import Json
-from benchmarks.gpu.common.shapes import write_shape
-from benchmarks.gpu.common.walks import Walk, Walking
-from benchmarks.gpu.lanes import report as lane_report
+from benchmarks.gpu import report as lane_report
+from benchmarks.gpu.lanes.matrix import TimedPartition
 from benchmarks.gpu.lanes.overlap import (
     AHEAD,
     ARMS,
@@ -26,7 +23,9 @@ from benchmarks.gpu.lanes.overlap import (
     sources_of,
     turns_of,
 )
-from benchmarks.gpu.lanes.timed_partition import TimedPartition
+from benchmarks.gpu.models import Walk, Walking, write_shape
+from benchmarks.gpu.plan import ON_CPU, Plan
+from benchmarks.gpu.record import Json
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel

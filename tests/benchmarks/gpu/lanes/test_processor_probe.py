@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from benchmarks.gpu.lanes.processor_probe import (
+from benchmarks.gpu.lanes.places import (
     MOST_PROCESSORS,
     blocks_by_processor,
     count_blocks,

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.common.flashinfer_modules import needed_modules
-from benchmarks.gpu.common.plan import ON_DEVICE
+from benchmarks.gpu.decoding.environment import needed_modules
+from benchmarks.gpu.plan import ON_DEVICE
 from benchmarks.gpu.predictions import PREDICTIONS
 from benchmarks.gpu.travel import bundle
-from benchmarks.gpu.travel.bundle import expect_to_travel, is_used, main
-from benchmarks.gpu.travel.carried import CARRIED
+from benchmarks.gpu.travel.bundle import CARRIED, expect_to_travel, is_used, main
 from benchmarks.gpu.travel.vllm_tree import OTHERS, VLLM
 
 MEMBERS = (

@@ -7,9 +7,16 @@ import pytest
 
 from benchmarks.gpu.archive import read_records
 from benchmarks.gpu.phases import PHASES, RUNS
-from benchmarks.gpu.travel.carried import CARRIED
-from benchmarks.gpu.travel.rehearsal import command_of, problems_of, problems_of_flashinfer
-from benchmarks.gpu.travel.stub_device import Limits, Reply, StubDevice, known_packages
+from benchmarks.gpu.travel.bundle import CARRIED
+from benchmarks.gpu.travel.rehearsal import (
+    Limits,
+    Reply,
+    StubDevice,
+    command_of,
+    known_packages,
+    problems_of,
+    problems_of_flashinfer,
+)
 
 ROOT = Path(__file__).parents[4]
 

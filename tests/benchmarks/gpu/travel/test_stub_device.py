@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.travel.stub_device import Limits, StubDevice, known_packages
+from benchmarks.gpu.travel.rehearsal import Limits, StubDevice, known_packages
 
 
 @pytest.fixture

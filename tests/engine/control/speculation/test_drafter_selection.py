@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.selected_drafter import SelectedDrafter
+from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.config.drafters import DRAFT_METHODS
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, Drafts, SequenceStart, StopRule
 from faser.engine.control.speculation.acceptance.estimator import Acceptance

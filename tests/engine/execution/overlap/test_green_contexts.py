@@ -6,7 +6,7 @@ The driver is a fake that counts its handles. Bugs that these tests have caught 
 import pytest
 import torch
 
-from benchmarks.gpu.lanes.processor_probe import MOST_PROCESSORS, count_blocks, processors_of
+from benchmarks.gpu.lanes.places import MOST_PROCESSORS, count_blocks, processors_of
 from faser.engine.execution.overlap.factory import make_gpu_partition
 from faser.engine.execution.overlap.green_contexts import GreenContexts, default_verify_counts
 from faser.engine.execution.overlap.partition import (

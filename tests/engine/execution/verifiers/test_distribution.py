@@ -1,15 +1,16 @@
 """Verifiers with the sampler, its noise and the drafting loop follow the target's joint law, step after step.
 
 Oracle: enumeration of the law, compared by chi-square over many seeds. The seeds are fixed, so luck is fixed too.
-`python -m benchmarks.losslessness` does the same with 200,000 sequences of far more combinations.
+`python -m benchmarks.exactness.losslessness` does the same with 200,000 sequences of far more combinations.
 """
 
 import pytest
 
-from benchmarks.losslessness import cases, scenarios
-from benchmarks.losslessness.law import exact_law, joint_and_single
-from benchmarks.losslessness.play import play
-from benchmarks.losslessness.scenarios import Case
+from benchmarks.exactness import cases
+from benchmarks.exactness import cases as scenarios
+from benchmarks.exactness.cases import Case
+from benchmarks.exactness.distributions import exact_law, joint_and_single
+from benchmarks.exactness.table_models import play
 from faser.engine.execution.verifiers.block import Block
 from faser.engine.execution.verifiers.rejection import Rejection
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch

@@ -1,0 +1,207 @@
+"""What drafts from text cost on the host, in microseconds: looked up in Python and natively, and chosen among.
+
+    python -m benchmarks.speculation.host_drafters OUT.json [--prompt-tokens 2000] [--steps 60]
+
+Text, of two kinds. With drafts: words of a random vocabulary, drawn with Zipf's law and often repeated in
+phrases. Nothing found: every token as likely. Every step proposes for all sequences and commits three tokens to
+each, or one where nothing is found, as a step does. Time is that of the thread, so that other work on the machine
+does not count; it takes caches too, so that beside the median step the fastest is told.
+
+`long texts`: of a new text with suffix and n-gram drafts, the longest call while it is indexed in chunks, and the
+bytes of its index; of nine texts, the medians.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.speculation.selected_drafter import SelectedDrafter
+from faser.config.environment import cache_dir
+from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafter_registry import make_lookup
+from faser.engine.execution.drafters.drafter import Continuation, Drafter
+from faser.engine.execution.text_lookup.lookup import LookupDrafter, TextLookup
+from faser.engine.execution.text_lookup.native_lookup import text_rules
+from faser.engine.execution.text_lookup.text_and_model import TextAndModel
+from faser.kernels.cpu.text_index import TextIndex, TextRules, text_library
+from faser.types import SamplingParams
+
+CAP = 16
+NUM_SEQUENCES = (1, 32, 256)
+CORPUS_TOKENS = 100_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--prompt-tokens", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args()
+    rows = []
+    for (text, make_text, tokens_per_step), sequences in itertools.product(TEXTS, NUM_SEQUENCES):
+        for (name, make), where in itertools.product(DRAFTERS.items(), ("python", "native")):
+            drafter = make(where == "native")
+            _fill_corpus(drafter)
+            costs = _measure(
+                drafter, make_text(), sequences, options.prompt_tokens, options.steps, tokens_per_step
+            )
+            rows.append({"text": text, "sequences": sequences, "drafter": name, "lookup": where, **costs})
+            print(json.dumps(rows[-1]))
+    long_texts = [_index(num_tokens) for num_tokens in (8192, 32_768, 131_072)]
+    print(json.dumps(long_texts))
+    result = {
+        "prompt_tokens": options.prompt_tokens,
+        "steps": options.steps,
+        "rows": rows,
+        "long texts": long_texts,
+    }
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _lookup(methods: tuple[str, ...], *, native: bool) -> TextLookup:
+    library = text_library(cache_dir() / "kernels") if native else None
+    return make_lookup(SpeculationConfig(), methods, library)
+
+
+DRAFTERS: dict[str, Callable[[bool], Drafter]] = {
+    "ngram": lambda native: LookupDrafter(_lookup(("ngram",), native=native)),
+    "suffix": lambda native: LookupDrafter(_lookup(("suffix",), native=native)),
+    "selection of both": lambda native: SelectedDrafter(
+        TextAndModel(_lookup(("suffix", "ngram"), native=native)), num_slots=max(NUM_SEQUENCES), cap=CAP
+    ),
+}
+
+
+def _fill_corpus(drafter: Drafter) -> None:
+    text = Zipfian(seed=7)
+    for _ in range(CORPUS_TOKENS // 500):
+        drafter.start(SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=0, token_ids=()))
+        drafter.commit([Continuation(slot=0, token_ids=text.take(500))])
+        drafter.release(0)
+
+
+class Text(Protocol):
+    def take(self, num_tokens: int) -> tuple[int, ...]: ...
+
+
+class Uniform:
+    """Endless text in which no context comes again but by chance."""
+
+    def __init__(self) -> None:
+        self._rng = random.Random(3)
+
+    def take(self, num_tokens: int) -> tuple[int, ...]:
+        return tuple(self._rng.randrange(10**9) for _ in range(num_tokens))
+
+
+class Zipfian:
+    """Endless text: phrases said before come again with probability one half."""
+
+    def __init__(self, *, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._vocabulary = range(30_000)
+        self._weights = list(itertools.accumulate(1 / (rank + 1) for rank in self._vocabulary))
+        self._phrases = [self._words(self._rng.randrange(3, 20)) for _ in range(200)]
+
+    def take(self, num_tokens: int) -> tuple[int, ...]:
+        tokens: list[int] = []
+        while len(tokens) < num_tokens:
+            again = self._rng.random() < 0.5
+            tokens += self._rng.choice(self._phrases) if again else self._words(self._rng.randrange(1, 8))
+        return tuple(tokens[:num_tokens])
+
+    def _words(self, count: int) -> list[int]:
+        return self._rng.choices(self._vocabulary, cum_weights=self._weights, k=count)
+
+
+TEXTS: tuple[tuple[str, Callable[[], Text], int], ...] = (
+    ("nothing found", Uniform, 1),
+    ("with drafts", lambda: Zipfian(seed=1), 3),
+)
+
+
+def _measure(
+    drafter: Drafter, text: Text, sequences: int, prompt_tokens: int, steps: int, tokens_per_step: int
+) -> dict[str, float]:
+    prompts = [text.take(prompt_tokens) for _ in range(sequences)]
+    plan = DraftPlan(
+        step=0,
+        released=(),
+        requests=tuple(DraftRequest(slot=slot, max_tokens=CAP, new_blocks=()) for slot in range(sequences)),
+    )
+    gc.collect()
+    gc.disable()
+    began = time.thread_time()
+    for slot, prompt in enumerate(prompts):
+        drafter.start(
+            SequenceStart(slot=slot, sampling=SamplingParams(), seed=0, prompt_len=prompt_tokens, token_ids=prompt)
+        )
+    for _ in range(-(-sequences * prompt_tokens // TextRules(cap=CAP).chunk)):
+        drafter.commit([])
+    drafter.propose(plan)
+    first_s = time.thread_time() - began
+    propose_s, commit_s, drafted = [], [], 0
+    for _ in range(steps):
+        came = [Continuation(slot=slot, token_ids=text.take(tokens_per_step)) for slot in range(sequences)]
+        began = time.thread_time()
+        drafter.commit(came)
+        middle = time.thread_time()
+        proposals = drafter.propose(plan)
+        ended = time.thread_time()
+        commit_s.append(middle - began)
+        propose_s.append(ended - middle)
+        drafted += sum(len(draft.token_ids) for draft in proposals.drafts)
+    gc.enable()
+    began = time.thread_time()
+    for slot in range(sequences):
+        drafter.release(slot)
+    step_s = [sum(both) for both in zip(propose_s, commit_s, strict=True)]
+    return {
+        "start_and_first_propose_us_per_prompt_token": _us(first_s / (sequences * prompt_tokens)),
+        "commit_us_per_sequence": _us(statistics.median(commit_s) / sequences),
+        "propose_us_per_sequence": _us(statistics.median(propose_s) / sequences),
+        "step_us_per_sequence": _us(statistics.median(step_s) / sequences),
+        "fastest_step_us_per_sequence": _us(min(step_s) / sequences),
+        "release_us_per_sequence": _us((time.thread_time() - began) / sequences),
+        "drafted_tokens_per_sequence_step": round(drafted / (steps * sequences), 2),
+    }
+
+
+def _index(num_tokens: int) -> dict[str, float]:
+    rules, library = text_rules(SpeculationConfig(), ("suffix", "ngram")), text_library(cache_dir() / "kernels")
+    assert library is not None, "there is no native look-up"
+    text, taken = Zipfian(seed=1).take(num_tokens), []
+    for _ in range(9):
+        index, calls = TextIndex(library, rules), []
+        empty = index.num_bytes
+        index.open(0, text)
+        for _ in range(-(-num_tokens // rules.chunk)):
+            began = time.thread_time()
+            index.extend([], [])
+            index.look_up([0], [CAP], [()])
+            calls.append(time.thread_time() - began)
+        taken.append((max(calls), statistics.median(calls), sum(calls), index.num_bytes - empty))
+    longest, median, total, num_bytes = map(statistics.median, zip(*taken, strict=True))
+    return {
+        "tokens": num_tokens,
+        "longest_call_ms": round(longest * 1e3, 3),
+        "median_call_ms": round(median * 1e3, 3),
+        "all_calls_ms": round(total * 1e3, 2),
+        "bytes_per_token": round(num_bytes / num_tokens, 1),
+    }
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 2)
+
+
+if __name__ == "__main__":
+    main()

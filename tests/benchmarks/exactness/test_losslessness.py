@@ -1,0 +1,125 @@
+"""What judges laws is judged itself. Oracles: the sampler tests' plain computation, tables of chi-square, luck."""
+
+import numpy as np
+import pytest
+
+from benchmarks.exactness import cases
+from benchmarks.exactness.cases import PATTERNS, SAMPLINGS
+from benchmarks.exactness.distributions import (
+    DEEP,
+    WIDE,
+    World,
+    chi_square_tail,
+    exact_law,
+    holm,
+    joint_and_single,
+    make_world,
+    p_value,
+    samplings,
+    uniform_p_value,
+)
+from benchmarks.exactness.losslessness import DRAFTERS, plan
+from faser.config.drafters import HEAD_METHODS
+from faser.config.speculation import DRAFT_SAMPLE_METHODS, METHODS, POLICIES
+from faser.types import SamplingParams
+from tests.engine.execution.sampling.test_sampler import PROMPT, exact_distribution, plain_logits
+
+WORLD = make_world(10, 2, PROMPT, 3, 0.7)
+
+
+def plain_law(world: World, sampling: SamplingParams) -> list[float]:
+    """Token by token, answer by answer."""
+    found = []
+    for outcome in range(world.num_outcomes):
+        answer = list(divmod(outcome, world.vocab))
+        prob = 1.0
+        for i, token_id in enumerate(answer):
+            before = [*world.prompt, *answer[:i]][-2:]
+            raw = world.target_logits[before[0] * world.vocab + before[1]].tolist()
+            processed = plain_logits(sampling, raw, answer[:i], len(PROMPT) + i)
+            prob *= exact_distribution(sampling, processed).get(token_id, 0.0)
+        found.append(prob)
+    return found
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_the_exact_law_is_that_of_the_plain_computation(name: str) -> None:
+    sampling = samplings(WORLD.vocab)[name]
+    assert exact_law(WORLD, sampling) == pytest.approx(plain_law(WORLD, sampling), abs=1e-12)
+
+
+@pytest.mark.parametrize("world", [WIDE, DEEP])
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_a_law_sums_to_1_over_all_answers(world: World, name: str) -> None:
+    law = exact_law(world, samplings(world.vocab)[name])
+    assert len(law) == world.num_outcomes
+    assert law.sum() == pytest.approx(1.0)
+
+
+def test_answers_are_numbered_in_the_order_of_the_law() -> None:
+    answers = np.array([[0, 0, 0], [0, 0, 9], [1, 2, 3], [9, 9, 9]])
+    assert WIDE.outcomes(answers).tolist() == [0, 9, 123, 999]
+
+
+@pytest.mark.parametrize(
+    "distance, freedom, tail", [(3.841, 1, 0.05), (18.307, 10, 0.05), (149.449, 100, 0.001), (0.0, 5, 1.0)]
+)
+def test_the_tail_of_chi_square_is_that_of_the_tables(distance: float, freedom: int, tail: float) -> None:
+    assert chi_square_tail(distance, freedom) == pytest.approx(tail, rel=1e-3)
+
+
+def test_p_values_of_a_right_law_are_uniform_and_of_a_wrong_one_are_not() -> None:
+    rng = np.random.default_rng(2)
+    law = rng.dirichlet(np.full(60, 0.5))  # many rare cells, which become one
+    law[7] = 0.0
+    law /= law.sum()
+    other = 0.9 * law + 0.1 * np.roll(law, 1) * (law > 0)
+    other /= other.sum()
+    right, wrong = ([p_value(rng.choice(60, 2000, p=probs), law) for _ in range(600)] for probs in (law, other))
+    assert uniform_p_value(right) > 1e-3
+    assert uniform_p_value(wrong) < 1e-12
+
+
+def test_an_answer_that_cannot_be_has_no_p_value_above_0() -> None:
+    assert p_value(np.array([0] * 500 + [1] * 499 + [2]), np.array([0.5, 0.5, 0.0])) == 0.0
+
+
+def test_a_small_bias_of_one_place_is_seen_among_thousands_of_answers() -> None:
+    rng = np.random.default_rng(1)
+    law = np.full(1000, 1e-3)
+    answers = rng.integers(0, 10, (100_000, 3))
+    answers[:1200, 1] = 0  # one in a hundred
+    assert p_value(WIDE.outcomes(answers), law) > 1e-6
+    assert joint_and_single(answers, law, WIDE) < 1e-6
+
+
+def test_holms_values_are_those_worked_out_by_hand() -> None:
+    assert holm([0.04, 0.01, 0.5, 0.02]) == pytest.approx([0.08, 0.04, 0.5, 0.06])
+
+
+def test_every_verifier_meets_every_drafter_gamma_and_sampling_that_the_product_has() -> None:
+    met = frozenset[tuple[str, str]]().union(*map(cases.meetings, cases.RIGHT))
+    assert met >= frozenset[tuple[str, str]]().union(*map(cases.meetings, cases.product()))
+    for verifier in ("sampleandmatch", "rejection", "block"):
+        assert {(f"{verifier} by", pattern) for pattern in PATTERNS} <= met
+        assert {(f"{verifier} by", sampling) for sampling in SAMPLINGS} <= met
+
+
+def test_every_case_has_a_seed_of_its_own() -> None:
+    every = (*cases.RIGHT, *cases.WRONG)
+    assert len({case.seed for case in every}) == len(every)
+
+
+def test_tokens_are_compared_for_every_method_way_of_drafting_and_policy() -> None:
+    """The grammar drafts for structured answers alone: benchmarks/exactness/structured_validity.py compares those.
+
+    Answers with a head are compared by tests/engine/test_head_engine.py.
+    """
+    assert {options["method"] for options in DRAFTERS.values()} == set(METHODS) - {"grammar", *HEAD_METHODS}
+    assert {options.get("draft_sample_method", "greedy") for options in DRAFTERS.values()} == {
+        *DRAFT_SAMPLE_METHODS
+    }
+    asked = plan(tuple(DRAFTERS))
+    assert {(drafter, policy) for drafter, policy, _ in asked} == {
+        (drafter, policy) for drafter in DRAFTERS for policy in POLICIES
+    }
