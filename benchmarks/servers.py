@@ -1,11 +1,7 @@
-"""Servers as processes: started, frozen while another one is measured, thawed, stopped.
+"""Servers as processes: started, frozen while another one is measured, asked, looked at, and stopped.
 
-Owns the processes and what they cost in processor time. A frozen server costs nothing, whatever its idle
-loop does. Does not know what the servers are.
-
-The server under attack, seen from outside: its two processes, what they hold, what its routes say.
-
-A closed loop of chat requests against one FASER server: what came back, and how long all of it took.
+Owns the processes, what they hold and what they cost in processor time, and a closed loop of clients that ask
+FASER. A frozen server costs nothing, whatever its idle loop does.
 """
 
 import asyncio
@@ -18,8 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,8 +24,11 @@ import psutil
 
 from benchmarks.prompts import Prompt
 
-_POLL_S = 0.25
+START_TIMEOUT_S = 600.0
+ANSWER_TIMEOUT_S = 600.0
+_POLL_S = 0.1
 _KILL_TIMEOUT_S = 20.0
+_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
 class ServerError(Exception):
@@ -38,13 +37,13 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How to start a server. environment: variables beside the caller's own. log_path: its output goes there."""
+    """How to start a server. environment: variables in addition to the caller's own. log_path: of its output."""
 
     name: str
     command: tuple[str, ...]
-    environment: Mapping[str, str]
     base_url: str
     log_path: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Server:
@@ -54,33 +53,39 @@ class Server:
         """grace_s: how long its processes may take to end by themselves."""
         self.recipe = recipe
         self._grace_s = grace_s
-        self._log = recipe.log_path.open("wb")
+        self._output = recipe.log_path.open("wb")
         self._process = psutil.Popen(
             recipe.command,
             env={**os.environ, **recipe.environment},
             stdin=subprocess.DEVNULL,
-            stdout=self._log,
+            stdout=self._output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def wait_until_healthy(self, timeout_s: float) -> float:
-        """Seconds until /health answered 200. Raises ServerError with the end of the log."""
+    @property
+    def url(self) -> str:
+        return self.recipe.base_url
+
+    @property
+    def log(self) -> str:
+        return self.recipe.log_path.read_text("utf-8", "replace")
+
+    def wait_until_healthy(self, timeout_s: float = START_TIMEOUT_S, route: str = "/health") -> float:
+        """Seconds until the route answered 200. Raises ServerError with the end of the log."""
         began_s = time.monotonic()
         while time.monotonic() - began_s < timeout_s:
             if self._process.poll() is not None:
                 raise ServerError(f"{self.recipe.name} ended while starting:\n{self._log_end()}")
-            try:
-                if httpx.get(f"{self.recipe.base_url}/health", timeout=5, trust_env=False).is_success:
+            with contextlib.suppress(httpx.TransportError):  # nobody listens yet
+                if httpx.get(f"{self.url}{route}", timeout=5, trust_env=False).is_success:
                     return time.monotonic() - began_s
-            except httpx.TransportError:
-                pass  # nobody listens yet
             time.sleep(_POLL_S)
         raise ServerError(f"{self.recipe.name} is not healthy after {timeout_s:g} s:\n{self._log_end()}")
 
@@ -90,6 +95,15 @@ class Server:
 
     def thaw(self) -> None:
         self._each(lambda process: process.resume())
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Of a frozen server: it runs meanwhile."""
+        self.thaw()
+        try:
+            yield
+        finally:
+            self.freeze()
 
     def cpu_s(self) -> float:
         """Processor seconds of all its processes that live."""
@@ -113,7 +127,7 @@ class Server:
         for process in alive:
             process.kill()
         psutil.wait_procs(alive, timeout=_KILL_TIMEOUT_S)
-        self._log.close()
+        self._output.close()
 
     def _processes(self) -> list[psutil.Process]:
         try:
@@ -123,14 +137,40 @@ class Server:
 
     def _each(self, act: Callable[[psutil.Process], None]) -> None:
         for process in self._processes():
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended since the list was made
                 act(process)
-            except psutil.NoSuchProcess:
-                continue  # it ended since the list was made
 
     def _log_end(self) -> str:
-        lines = self.recipe.log_path.read_text("utf-8", "replace").splitlines()
-        return "\n".join(lines[-15:])
+        return "\n".join(self.log.splitlines()[-15:])
+
+
+def faser_recipe(name: str, flags: Sequence[str], folder: Path, *program: str) -> Recipe:
+    """`faser serve` with these flags, a model among them, on a free port. program: in place of the command."""
+    port = free_port()
+    command = program or (sys.executable, "-m", "faser", "serve")
+    return Recipe(
+        name=name,
+        command=(*command, *flags, "--host", "127.0.0.1", "--port", str(port)),
+        base_url=f"http://127.0.0.1:{port}",
+        log_path=folder / f"{name.replace(' ', '-')}.log",
+    )
+
+
+@contextlib.contextmanager
+def frozen_servers(
+    arms: Mapping[str, Sequence[str]], folder: Path, most_at_once: int
+) -> Iterator[dict[str, Server]]:
+    """A server for each arm, by its flags; it has answered most_at_once short requests, and is frozen."""
+    asking = Asking(concurrency=most_at_once, temperature=0, ignore_eos=True, max_tokens=32, salt="warm-up")
+    hello = Prompt(question_id=0, category="warm-up", text="Say hello.")
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for arm, flags in arms.items():
+            servers[arm] = stack.enter_context(Server(faser_recipe(arm, flags, folder)))
+            servers[arm].wait_until_healthy()
+            ask_all(servers[arm].url, [hello] * most_at_once, asking)
+            servers[arm].freeze()
+        yield servers
 
 
 def free_port() -> int:
@@ -149,10 +189,16 @@ def busy_s(servers: Sequence[Server]) -> float:
     return float(busy - own.user - own.system - sum(server.cpu_s() for server in servers))
 
 
-START_TIMEOUT_S = 600.0
-_END_TIMEOUT_S = 60.0
-_server_POLL_S = 0.05
-_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+def peak_bytes(front_end_pid: int) -> dict[str, int]:
+    """The kernel's high-water marks of the front-end's memory and of the engine's; both count what they share."""
+    front_end = psutil.Process(front_end_pid)
+    (engine,) = front_end.children()
+    return {"front_end": _high_water(front_end.pid), "engine": _high_water(engine.pid)}
+
+
+def _high_water(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,59 +212,25 @@ class Holdings:
     engine_threads: int
     gauges: dict[str, float]
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-class WatchedServer:
-    """One `faser serve` on a free port of 127.0.0.1. Leaving the context kills what is left of it.
-
-    folder: for its log and a socket. flags: beside --port.
-    """
+class WatchedServer(Server):
+    """A FASER whose two processes are looked at from outside. flags: in addition to --port."""
 
     def __init__(self, folder: Path, flags: Sequence[str]) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self.address = ("127.0.0.1", port)
         self._socket = folder / "tasks"
-        self._log = folder / "server.log"
-        command = [sys.executable, "-m", "benchmarks.serving.watched_server", str(self._socket)]
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*command, *flags, "--host", "127.0.0.1", "--port", str(port)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        program = (sys.executable, "-m", "benchmarks.serving.watched_server", str(self._socket))
+        super().__init__(faser_recipe("server", flags, folder, *program), grace_s=0)
         self.front_end = psutil.Process(self._process.pid)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
+    def __exit__(self, *error: object) -> None:
+        if any(error):
             print(self.log[-20_000:], file=sys.stderr)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for each in self.front_end.children(recursive=True):
-                each.kill()
-        self._process.kill()
-        self._process.wait()
+        self.stop()
 
     @property
-    def log(self) -> str:
-        return self._log.read_text("utf-8", "replace")
-
-    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> float:
-        """Seconds until /ready answered 200. Raises ServerError with the log."""
-        began_s = time.monotonic()
-        while time.monotonic() - began_s < timeout_s:
-            if self._process.poll() is not None:
-                raise ServerError(f"the server ended with status {self._process.returncode}:\n{self.log}")
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/ready", timeout=5, trust_env=False).status_code == 200:
-                    return time.monotonic() - began_s
-            time.sleep(_server_POLL_S)
-        raise ServerError(f"the server is not ready after {timeout_s:g} s:\n{self.log}")
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        return host, int(port)
 
     def engine(self) -> psutil.Process | None:
         """The engine's process; None while there is none."""
@@ -233,10 +245,16 @@ class WatchedServer:
         text = httpx.get(f"{self.url}/metrics", timeout=30, trust_env=False).text
         return {name: float(re.findall(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE)[0]) for name in _GAUGES}
 
-    def holdings(self) -> Holdings:
-        """Raises ServerError if there is no engine."""
-        gauges, tasks = self.gauges(), self._tasks()
-        engine = self.engine()
+    def idle_holdings(self, timeout_s: float = 60.0) -> Holdings:
+        """Holdings once nothing runs, waits or holds a block, or once timeout_s have passed all the same.
+
+        Raises ServerError if there is no engine.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while any(self.gauges().values()) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        time.sleep(1.0)  # connections that clients have closed are closed here too
+        gauges, tasks, engine = self.gauges(), self._tasks(), self.engine()
         if engine is None:
             raise ServerError(f"there is no engine:\n{self.log}")
         return Holdings(
@@ -248,19 +266,12 @@ class WatchedServer:
             gauges=gauges,
         )
 
-    def idle_holdings(self, timeout_s: float = 60.0) -> Holdings:
-        """Holdings once nothing runs, waits or holds a block, or once timeout_s have passed all the same."""
-        deadline_s = time.monotonic() + timeout_s
-        while any(self.gauges().values()) and time.monotonic() < deadline_s:
-            time.sleep(_server_POLL_S)
-        time.sleep(1.0)  # connections that clients have closed are closed here too
-        return self.holdings()
-
     def end(self) -> int | None:
-        """Exit status after SIGTERM; None: it did not end."""
+        """Exit status after SIGTERM; None: it did not end within a minute."""
         self._process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(_END_TIMEOUT_S)
+        with contextlib.suppress(psutil.TimeoutExpired, subprocess.TimeoutExpired):
+            status: int = self._process.wait(60.0)
+            return status
         return None
 
     def _tasks(self) -> list[str]:
@@ -269,9 +280,6 @@ class WatchedServer:
             with connection.makefile("rb") as answer:
                 names: list[str] = json.load(answer)
         return names
-
-
-_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,48 +305,61 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """One run. tokens: output tokens of all answers. drafted, accepted: tokens, as `metrics.faser` counts them.
+class Run:
+    """One run of a server. tokens: output tokens of all answers. drafted, accepted: as metrics.faser counts.
 
-    texts: the answers, in the order of the prompts.
+    latencies_s, texts: of the answers, in the order of the prompts.
     """
 
     tokens: int
     seconds: float
     drafted: int
     accepted: int
+    latencies_s: tuple[float, ...]
     texts: tuple[str, ...]
 
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
 
-def ask_all(url: str, prompts: Sequence[Prompt], asking: Asking) -> Answered:
-    """Answers to all prompts. Raises httpx.HTTPError where one is refused or does not come in ten minutes."""
+
+def ask_all(url: str, prompts: Sequence[Prompt], asking: Asking, *, pause_s: float = 0.0) -> Run:
+    """Answers to all prompts. Raises httpx.HTTPError where one is refused or does not come in ten minutes.
+
+    pause_s: before each request; it does not count.
+    """
     try:
-        return asyncio.run(_closed_loop(url, prompts, asking))
+        return asyncio.run(_closed_loop(url, prompts, asking, pause_s))
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None  # one client's trouble is enough to end all
 
 
-async def _closed_loop(url: str, prompts: Sequence[Prompt], asking: Asking) -> Answered:
+async def _closed_loop(url: str, prompts: Sequence[Prompt], asking: Asking, pause_s: float) -> Run:
     waiting = iter(enumerate(prompts))
     answers: dict[int, dict[str, Any]] = {}
+    latencies_s: dict[int, float] = {}
 
     async def client(http: httpx.AsyncClient) -> None:
         for number, prompt in waiting:
+            await asyncio.sleep(pause_s)
+            sent_s = time.perf_counter()
             response = await http.post("/v1/chat/completions", json=asking.body(prompt))
-            response.raise_for_status()
-            answers[number] = response.json()
+            answers[number] = response.raise_for_status().json()
+            latencies_s[number] = time.perf_counter() - sent_s
 
-    async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=ANSWER_TIMEOUT_S, trust_env=False) as http:
         began_s = time.perf_counter()
         async with asyncio.TaskGroup() as clients:
             for _ in range(asking.concurrency):
                 clients.create_task(client(http))
         seconds = time.perf_counter() - began_s
-    counted = [(answer.get("metrics") or {}).get("faser") or {} for answer in answers.values()]
-    return Answered(
-        tokens=sum(answer["usage"]["completion_tokens"] for answer in answers.values()),
+    places = range(len(prompts))
+    counted = [(answers[place].get("metrics") or {}).get("faser") or {} for place in places]
+    return Run(
+        tokens=sum(answers[place]["usage"]["completion_tokens"] for place in places),
         seconds=seconds,
         drafted=sum(each.get("drafted", 0) for each in counted),
         accepted=sum(each.get("accepted", 0) for each in counted),
-        texts=tuple(answers[number]["choices"][0]["message"]["content"] for number in range(len(prompts))),
+        latencies_s=tuple(latencies_s[place] for place in places),
+        texts=tuple(answers[place]["choices"][0]["message"]["content"] for place in places),
     )

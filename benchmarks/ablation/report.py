@@ -1,8 +1,8 @@
-"""From runs to rows: medians over repeats, and what one arm is worth beside another in the same repeat.
+"""From runs to rows: medians over repeats, and what one arm is worth over another in the same repeat.
 
-Pure functions of plain values. What one run came to is a Cell, as in the simulator.
+Pure functions of plain values. What one run came to is a Figures, as in the simulator.
 
-What the ablation shows: a table a load, the published figures beside it, pictures, and the file of all runs.
+What the ablation shows: a table a load, the published figures next to it, pictures, and the file of all runs.
 """
 
 import json
@@ -12,16 +12,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.ablation.campaign import BASE, KNOWN
-from benchmarks.runner import Estimate, difference, ratio
-from benchmarks.simulator.contest import Cell, Times
-from benchmarks.simulator.report import markdown
+from benchmarks.ablation.drive import BASE, KNOWN
+from benchmarks.cells import Estimate, Spread, Times, difference, markdown, ratio, share
+from benchmarks.simulator.contest import Figures
 from faser.bench.chart import line_chart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One arm over one stretch. pruned_rows: drafted rows that left before the last layer, beside cell.verified.
+    """One arm over one stretch. pruned_rows: drafted rows that left before the last layer, next to cell.verified.
 
     ahead_steps: of cell.num_steps. different: answers unlike those of the first arm in this repeat and load.
     latencies_s, tpots_s: by request, in the order of arrival; no tpot where there is one token only.
@@ -30,22 +29,13 @@ class Run:
     arm: str
     repeat: int
     load: float
-    cell: Cell
+    cell: Figures
     pruned_rows: int
     ahead_steps: int
     different: int
     pace: float
     latencies_s: tuple[float, ...]
     tpots_s: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Over the repeats."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +70,7 @@ class Row:
 
 
 # Each with 1 if more of it is better, -1 if less.
-RATIOS: dict[str, tuple[Callable[[Cell], float], int]] = {
+RATIOS: dict[str, tuple[Callable[[Figures], float], int]] = {
     "tokens/s": (lambda cell: cell.tokens_per_s, 1),
     "mean latency": (lambda cell: cell.e2e.mean_ms, -1),
     "p99 latency": (lambda cell: cell.e2e.p99_ms, -1),
@@ -105,10 +95,6 @@ def rows_of(runs: Sequence[Run], *, base: str) -> list[Row]:
     return [_row(group, bases) for group in groups.values()]
 
 
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(median=median(values), low=min(values), high=max(values))
-
-
 def _row(group: list[Run], bases: dict[tuple[float, int], Run]) -> Row:
     cells = [run.cell for run in group]
     pairs = [(run.cell, bases[run.load, run.repeat].cell) for run in group if (run.load, run.repeat) in bases]
@@ -119,7 +105,7 @@ def _row(group: list[Run], bases: dict[tuple[float, int], Run]) -> Row:
         load=group[0].load,
         repeats=len(group),
         num_requests=sum(cell.num_requests for cell in cells),
-        tokens_per_s=spread([cell.tokens_per_s for cell in cells]),
+        tokens_per_s=Spread.of([cell.tokens_per_s for cell in cells]),
         throughput=_ratios([(mine.tokens_per_s, theirs.tokens_per_s) for mine, theirs in pairs]),
         latency=_ratios([(theirs.e2e.mean_ms, mine.e2e.mean_ms) for mine, theirs in pairs]),
         e2e=_times(cells, lambda cell: cell.e2e),
@@ -129,14 +115,14 @@ def _row(group: list[Run], bases: dict[tuple[float, int], Run]) -> Row:
         against_base=_against([pair for pair in pairs if pair[0] is not pair[1]]),
         slo_gain=_slo_gain([pair for pair in pairs if pair[0] is not pair[1]]),
         gamma=median(cell.gamma for cell in cells),
-        accepted_share=_share(sum(cell.accepted for cell in cells), sum(cell.verified for cell in cells)),
-        pruned_share=_share(num_pruned, num_pruned + sum(cell.verified for cell in cells)),
-        ahead_share=_share(sum(run.ahead_steps for run in group), sum(cell.num_steps for cell in cells)),
+        accepted_share=share(sum(cell.accepted for cell in cells), sum(cell.verified for cell in cells)),
+        pruned_share=share(num_pruned, num_pruned + sum(cell.verified for cell in cells)),
+        ahead_share=share(sum(run.ahead_steps for run in group), sum(cell.num_steps for cell in cells)),
         different=sum(run.different for run in group),
     )
 
 
-def _against(pairs: Sequence[tuple[Cell, Cell]]) -> dict[str, Estimate]:
+def _against(pairs: Sequence[tuple[Figures, Figures]]) -> dict[str, Estimate]:
     """How many times as good the first of each pair is. Pairs in which one took no time at all are left out."""
     found = {}
     for name, (of, better) in RATIOS.items():
@@ -148,7 +134,7 @@ def _against(pairs: Sequence[tuple[Cell, Cell]]) -> dict[str, Estimate]:
     return found
 
 
-def _slo_gain(pairs: Sequence[tuple[Cell, Cell]]) -> Estimate | None:
+def _slo_gain(pairs: Sequence[tuple[Figures, Figures]]) -> Estimate | None:
     shares = [
         (mine.slo_share, theirs.slo_share)
         for mine, theirs in pairs
@@ -157,7 +143,7 @@ def _slo_gain(pairs: Sequence[tuple[Cell, Cell]]) -> Estimate | None:
     return difference([mine for mine, _ in shares], [theirs for _, theirs in shares]) if shares else None
 
 
-def _times(cells: Sequence[Cell], of: Callable[[Cell], Times]) -> Times:
+def _times(cells: Sequence[Figures], of: Callable[[Figures], Times]) -> Times:
     found = [of(cell) for cell in cells]
     return Times(
         mean_ms=median(each.mean_ms for each in found),
@@ -169,11 +155,7 @@ def _times(cells: Sequence[Cell], of: Callable[[Cell], Times]) -> Times:
 def _ratios(pairs: Sequence[tuple[float, float]]) -> Spread | None:
     """Of the first over the second of each pair; those over nothing are left out."""
     ratios = [above / below for above, below in pairs if below > 0]
-    return spread(ratios) if ratios else None
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+    return Spread.of(ratios) if ratios else None
 
 
 _COLUMNS = (
@@ -215,9 +197,9 @@ def write(out: Path, about: dict[str, Any], runs: Sequence[Run], *, base: str = 
         "rows": [asdict(row) for row in rows],
         "runs": [asdict(run) for run in runs],
     }
-    beside = out / "ablation.tmp"
-    beside.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
-    beside.replace(out / "ablation.json")
+    unfinished = out / "ablation.tmp"
+    unfinished.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+    unfinished.replace(out / "ablation.json")
     for name, picture in drawn.items():
         (out / name).write_text(picture, encoding="utf-8")
     (out / "ablation.md").write_text(page(about, rows, list(drawn), base=base), encoding="utf-8")
@@ -227,7 +209,7 @@ def write(out: Path, about: dict[str, Any], runs: Sequence[Run], *, base: str = 
 def page(about: dict[str, Any], rows: Sequence[Row], plots: Sequence[str], *, base: str = BASE) -> str:
     """The report to read. plots: file names of the pictures. base: as for write."""
     columns = [column.format(base=base) for column in _COLUMNS]
-    lines = ["# What each part of speculation brings", "", f"`{about['command']}`", ""]
+    lines = ["# What each part of speculation gains", "", f"`{about['command']}`", ""]
     lines += [f"- {name}: {value}" for name, value in about["conditions"].items()]
     lines += ["", _exactness(rows), ""]
     for load in dict.fromkeys(row.load for row in rows):

@@ -1,12 +1,12 @@
 """Hashes the answers to real prompts, to show that a change moved no token and no bit of a log probability.
 
-    python -m benchmarks.exactness.answers_hash QUESTIONS.jsonl OUT.json [--model FILE] [--prompts 240] [--tokens 48]
+    python -m benchmarks.exactness.answers_hash QUESTIONS.jsonl OUT.json [--model FILE]
+        [--prompts 240] [--tokens 48]
 
 Every prompt is asked four times: greedily, drawn at temperature 1 with a seed, with penalties and a bias, and with
 log probabilities. It uses the public `faser.LLM` only, so it also runs in older checkouts.
 """
 
-import argparse
 import hashlib
 import json
 import time
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.prompts import load_prompts
+from benchmarks.runner import command_line, write_json
 from faser import LLM, SamplingParams
 
 
@@ -42,7 +43,7 @@ def digest(parts: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("questions", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default=None, help="directory or GGUF file; default: the model of `faser pull`")
@@ -92,7 +93,7 @@ def main() -> None:
         result["dtypes"][dtype] = {name: digest(each) for name, each in parts.items()}
         result["dtypes"][dtype]["seconds"] = round(time.perf_counter() - began_s, 1)
         print(dtype, json.dumps(result["dtypes"][dtype]), flush=True)
-    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, result)
 
 
 if __name__ == "__main__":

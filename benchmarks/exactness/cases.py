@@ -1,13 +1,9 @@
-"""A case: which verifier judges which drafts of which length for which request, and the world it happens in.
+"""The cases: combinations of verifier, drafter, γ and sampling, and the planted mistakes that must be seen.
 
 Drafters are the engine's: n-grams of the text, the drafting loop over a table with each of its choices, and the
-chooser between both. So are the stop rule and the policy that trims drafts.
-
-The combinations of verifier, drafter, γ and sampling whose law is judged, and the mistakes that must be seen.
-
-The whole product takes hours. Of it stand here so many that every verifier meets every drafter, γ and sampling,
-and every drafter every γ but the longest. Trimming of sampled drafts, which no policy does because it is wrong, is
-among the mistakes.
+chooser between both. So are the stop rule and the policy that trims drafts. The whole product takes hours. Of it
+stand here so many that every verifier meets every drafter, γ and sampling, and every drafter every γ but the
+longest. Trimming of sampled drafts, which no policy does because it is wrong, is among the mistakes.
 """
 
 import gc
@@ -24,13 +20,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.exactness import mistakes as wrong
+from benchmarks.exactness import mistakes
 from benchmarks.exactness.distributions import (
     DEEP,
     WIDE,
     Ints,
-    World,
-    exact_law,
+    Tables,
+    exact_distribution,
     holm,
     joint_and_single,
     samplings,
@@ -67,7 +63,7 @@ class Pattern:
     """How long drafts are. cut, stop: as in Scenario."""
 
     lengths: Lengths
-    world: World = WIDE
+    tables: Tables = WIDE
     cut: Cut | None = None
     stop: StopRule | None = None
 
@@ -107,7 +103,7 @@ def keep_what_pays(proposals: Proposals) -> Proposals:
         kv_tokens=0,
     )
     costs = CostModel(StepTimes.proportional(step_s=0.05, row_s=1e-5, pass_s=1e-4))
-    return wrong.trimmed(proposals, Survival(costs).keep(candidates, lengths).tolist())
+    return mistakes.trimmed(proposals, Survival(costs).keep(candidates, lengths).tolist())
 
 
 STOP = StopRule(
@@ -117,7 +113,7 @@ PATTERNS: Mapping[str, Pattern] = {
     "0": Pattern(lengths=always(0)),
     "1": Pattern(lengths=always(1)),
     "3": Pattern(lengths=always(3)),
-    "7": Pattern(lengths=always(7), world=DEEP),
+    "7": Pattern(lengths=always(7), tables=DEEP),
     "ragged": Pattern(lengths=by_slot),
     "changing by step": Pattern(lengths=by_step),
     "stop rule": Pattern(lengths=always(4), stop=STOP),
@@ -126,34 +122,34 @@ PATTERNS: Mapping[str, Pattern] = {
 SAMPLINGS = tuple(samplings(WIDE.vocab))
 
 
-def text(_world: World) -> Drafter:
+def text(_world: Tables) -> Drafter:
     return NgramDrafter(min_n=1, max_n=3, cap=CAP)
 
 
-def greedy(world: World) -> Drafter:
-    return TableModel(world, lambda _state: GreedyDraftSampler())
+def greedy(tables: Tables) -> Drafter:
+    return TableModel(tables, lambda _state: GreedyDraftSampler())
 
 
-def coupled(world: World) -> Drafter:
-    return TableModel(world, SampleAndMatchDraftSampler)
+def coupled(tables: Tables) -> Drafter:
+    return TableModel(tables, SampleAndMatchDraftSampler)
 
 
-def sampled(world: World) -> Drafter:
-    return TableModel(world, ProbabilisticDraftSampler)
+def sampled(tables: Tables) -> Drafter:
+    return TableModel(tables, ProbabilisticDraftSampler)
 
 
-def mixed(world: World) -> Drafter:
-    """Text or sampled drafts, by what did better before."""
-    both = TextAndModel(CombinedLookup([text(world)]), sampled(world))
+def mixed(tables: Tables) -> Drafter:
+    """Text or sampled drafts, by which was accepted more before."""
+    both = TextAndModel(CombinedLookup([text(tables)]), sampled(tables))
     return SelectedDrafter(both, num_slots=NUM_SLOTS, cap=CAP, model_cap=CAP)
 
 
-def stale(world: World) -> Drafter:
-    return TableModel(world, wrong.StaleChoice)
+def stale(tables: Tables) -> Drafter:
+    return TableModel(tables, mistakes.StaleChoice)
 
 
-def misstated(world: World) -> Drafter:
-    return TableModel(world, wrong.MisstatedChoice)
+def misstated(tables: Tables) -> Drafter:
+    return TableModel(tables, mistakes.MisstatedChoice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +157,7 @@ class Case:
     """name: what a mistake is; empty for a right combination. at_least: samples without which it is not seen."""
 
     verifier: Callable[[Sampler], Verifier]
-    drafter: Callable[[World], Drafter]
+    drafter: Callable[[Tables], Drafter]
     pattern: str
     sampling: str
     name: str = ""
@@ -183,12 +179,12 @@ class Case:
     def scenario(self) -> Scenario:
         pattern = PATTERNS[self.pattern]
 
-        def make_sampler(world: World) -> Sampler:
-            return self.sampler(NUM_SLOTS, world.vocab, (), "cpu")
+        def make_sampler(tables: Tables) -> Sampler:
+            return self.sampler(NUM_SLOTS, tables.vocab, (), "cpu")
 
         return Scenario(
-            world=pattern.world,
-            sampling=samplings(pattern.world.vocab)[self.sampling],
+            tables=pattern.tables,
+            sampling=samplings(pattern.tables.vocab)[self.sampling],
             make_sampler=make_sampler,
             make_drafter=self.drafter,
             make_verifier=self.verifier,
@@ -200,7 +196,7 @@ class Case:
 
 FAMILY_ALPHA = 0.01  # chance that any right combination is flagged, over all of them
 SEEN = 1e-6  # p-value below which a mistake counts as seen
-PAIRS: tuple[tuple[Callable[[Sampler], Verifier], Callable[[World], Drafter]], ...] = (
+PAIRS: tuple[tuple[Callable[[Sampler], Verifier], Callable[[Tables], Drafter]], ...] = (
     (SampleAndMatch, text),
     (SampleAndMatch, greedy),
     (SampleAndMatch, coupled),
@@ -258,41 +254,41 @@ def chosen(cases: Sequence[Case]) -> tuple[Case, ...]:
 
 RIGHT = (
     *chosen(product()),
-    Case(verifier=wrong.Tokenwise, drafter=sampled, pattern="3", sampling="T 1"),  # with nothing planted
+    Case(verifier=mistakes.Tokenwise, drafter=sampled, pattern="3", sampling="T 1"),  # with nothing planted
 )
 WRONG = (
     Case(
         name="target instead of residual",
-        verifier=partial(wrong.Tokenwise, replace=wrong.target_instead_of_residual),
+        verifier=partial(mistakes.Tokenwise, replace=mistakes.target_instead_of_residual),
         drafter=sampled,
         pattern="3",
         sampling="T 1",
     ),
     Case(
         name="target instead of residual",
-        verifier=partial(wrong.Tokenwise, replace=wrong.target_instead_of_residual),
+        verifier=partial(mistakes.Tokenwise, replace=mistakes.target_instead_of_residual),
         drafter=text,
         pattern="1",
         sampling="all",
     ),
     Case(
         name="residual not renormalised",
-        verifier=partial(wrong.Tokenwise, replace=wrong.residual_not_renormalised),
+        verifier=partial(mistakes.Tokenwise, replace=mistakes.residual_not_renormalised),
         drafter=sampled,
         pattern="1",
         sampling="T 0.7",
     ),
     Case(
         name="accepted 0.01 too often",
-        verifier=partial(wrong.Tokenwise, accept=wrong.accept_too_often),
+        verifier=partial(mistakes.Tokenwise, accept=mistakes.accept_too_often),
         drafter=sampled,
         pattern="3",
         sampling="logit_bias",
         at_least=200_000,
     ),
     Case(
-        name="one number for verdict and replacement",
-        verifier=partial(wrong.Tokenwise, replace_purpose=Purpose.ACCEPT),
+        name="one number for acceptance and replacement",
+        verifier=partial(mistakes.Tokenwise, replace_purpose=Purpose.ACCEPT),
         drafter=sampled,
         pattern="3",
         sampling="T 1",
@@ -305,15 +301,21 @@ WRONG = (
         sampling="T 1",
         at_least=30_000,
     ),
-    Case(name="draft law misstated", verifier=Rejection, drafter=misstated, pattern="stop rule", sampling="top_k"),
-    Case(name="draft law misstated", verifier=Block, drafter=misstated, pattern="3", sampling="T 1"),
+    Case(
+        name="draft distribution misstated",
+        verifier=Rejection,
+        drafter=misstated,
+        pattern="stop rule",
+        sampling="top_k",
+    ),
+    Case(name="draft distribution misstated", verifier=Block, drafter=misstated, pattern="3", sampling="T 1"),
     Case(
         name="dropped by own probability",
         verifier=Rejection,
         drafter=sampled,
         pattern="3",
         sampling="T 1",
-        cut=wrong.cut_low_tokens,
+        cut=mistakes.cut_low_tokens,
     ),
     Case(
         name="trimmed by fresh confidences",
@@ -321,7 +323,7 @@ WRONG = (
         drafter=sampled,
         pattern="3",
         sampling="T 1",
-        cut=wrong.cut_to_the_best_rate,
+        cut=mistakes.cut_to_the_best_rate,
     ),
     Case(
         name="penalties blind to the draft",
@@ -329,7 +331,7 @@ WRONG = (
         drafter=greedy,
         pattern="3",
         sampling="penalties",
-        sampler=wrong.BlindSampler,
+        sampler=mistakes.BlindSampler,
     ),
     Case(
         name="one number for all rows of a step",
@@ -337,7 +339,7 @@ WRONG = (
         drafter=greedy,
         pattern="changing by step",
         sampling="T 1",
-        sampler=wrong.OneNumberSampler,
+        sampler=mistakes.OneNumberSampler,
     ),
 )
 
@@ -347,12 +349,12 @@ def measure(case: Case, num_samples: int) -> dict[str, Any]:
     began_s = time.perf_counter()
     scenario = case.scenario()
     played = play(scenario, num_samples, case.seed)
-    law = exact_law(scenario.world, scenario.sampling)
+    distribution = exact_distribution(scenario.tables, scenario.sampling)
     return {
         "case": case.title,
-        "p_value": joint_and_single(played.answers, law, scenario.world),
+        "p_value": joint_and_single(played.answers, distribution, scenario.tables),
         "samples": len(played.answers),
-        "outcomes": int((law > 0).sum()),
+        "outcomes": int((distribution > 0).sum()),
         "verified": played.verified,
         "accepted": played.accepted,
         "seconds": round(time.perf_counter() - began_s, 2),
@@ -365,7 +367,7 @@ def _prepare() -> None:
     gc.disable()
 
 
-def judge(num_samples: int, jobs: int, done: Callable[[], None]) -> dict[str, Any]:
+def compare_all(num_samples: int, jobs: int, done: Callable[[], None]) -> dict[str, Any]:
     """All combinations, on so many processes. done: called after each."""
     found: dict[Case, dict[str, Any]] = {}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _prepare) as pool:

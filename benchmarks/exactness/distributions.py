@@ -1,8 +1,8 @@
-"""Small targets whose answers have a law that can be written down, and how far samples are from it.
+"""Small targets whose answers have a distribution that can be written down, and how far samples are from it.
 
-A world is a target and a draft model that are tables, and a few tokens to be said. Owns the tables, the requests'
-parameters, the exact law and chi-square. The law is computed from the documented meaning of the parameters in
-float64, without any of the engine's code.
+Tables are a target and a draft model that are tables, and the length of their answers. Owns the tables, the
+requests' parameters, the exact distribution and chi-square. The distribution is computed from the documented
+meaning of the parameters in float64, without any of the engine's code.
 """
 
 import math
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class Tables:
     """V tokens, answers of `length` of them. prompt: at least two tokens, never all of the vocabulary.
 
     target_logits: [V * V, V] float32, by the last two tokens: row V * (last but one) + last. draft_logits: [V, V]
@@ -45,16 +45,16 @@ class World:
         return np.asarray(tokens @ self.vocab ** np.arange(self.length - 1, -1, -1), dtype=np.int64)
 
 
-def make_world(vocab: int, length: int, prompt: tuple[int, ...], seed: int, distance: float) -> World:
+def make_tables(vocab: int, length: int, prompt: tuple[int, ...], seed: int, distance: float) -> Tables:
     """Random tables. The draft model knows what the last token means, but not the one before it.
 
-    distance: of the draft model's logits from the target's, about, beside those of standard deviation 1.3.
+    distance: of the draft model's logits from the target's, about; theirs have a standard deviation of 1.3.
     """
     generator = torch.Generator().manual_seed(seed)
     shared = torch.randn(vocab, vocab, generator=generator) * 1.3
     own = torch.randn(vocab, vocab, vocab, generator=generator) * distance
     noise = torch.randn(vocab, vocab, generator=generator) * distance
-    return World(
+    return Tables(
         vocab=vocab,
         length=length,
         prompt=prompt,
@@ -63,8 +63,8 @@ def make_world(vocab: int, length: int, prompt: tuple[int, ...], seed: int, dist
     )
 
 
-WIDE = make_world(10, 3, (0, 1, 2, 3, 1, 4, 5, 2, 0, 3), 20260427, 0.7)
-DEEP = make_world(3, 8, (0, 1, 0, 0, 1, 1, 0), 20260428, 0.3)
+WIDE = make_tables(10, 3, (0, 1, 2, 3, 1, 4, 5, 2, 0, 3), 20260427, 0.7)
+DEEP = make_tables(3, 8, (0, 1, 0, 0, 1, 1, 0), 20260428, 0.3)
 
 
 def samplings(vocab: int) -> Mapping[str, SamplingParams]:
@@ -92,31 +92,31 @@ def samplings(vocab: int) -> Mapping[str, SamplingParams]:
     }
 
 
-def exact_law(world: World, sampling: SamplingParams) -> Floats:
-    """[V ** length] probability of each answer of the target alone, in the order of World.outcomes."""
-    table = world.target_logits.double().numpy()
-    last = np.array([world.prompt[-2:]])  # [N, 2], of all beginnings
-    counts = np.zeros((1, world.vocab))
-    law = np.ones(1)
-    for _ in range(world.length):
-        logits = table[last[:, 0] * world.vocab + last[:, 1]]
-        probs = _final_probs(_processed(logits, counts, world, sampling), sampling)
-        law = (law[:, None] * probs).ravel()
+def exact_distribution(tables: Tables, sampling: SamplingParams) -> Floats:
+    """[V ** length] probability of each answer of the target alone, in the order of Tables.outcomes."""
+    table = tables.target_logits.double().numpy()
+    last = np.array([tables.prompt[-2:]])  # [N, 2], of all beginnings
+    counts = np.zeros((1, tables.vocab))
+    distribution = np.ones(1)
+    for _ in range(tables.length):
+        logits = table[last[:, 0] * tables.vocab + last[:, 1]]
+        probs = _final_probs(_processed(logits, counts, tables, sampling), sampling)
+        distribution = (distribution[:, None] * probs).ravel()
         number = len(last)
-        said = np.tile(np.arange(world.vocab), number)
-        last = np.stack((np.repeat(last[:, 1], world.vocab), said), -1)
-        counts = np.repeat(counts, world.vocab, 0)
+        said = np.tile(np.arange(tables.vocab), number)
+        last = np.stack((np.repeat(last[:, 1], tables.vocab), said), -1)
+        counts = np.repeat(counts, tables.vocab, 0)
         counts[np.arange(len(said)), said] += 1
-    return law
+    return distribution
 
 
-def _processed(logits: Floats, counts: Floats, world: World, sampling: SamplingParams) -> Floats:
+def _processed(logits: Floats, counts: Floats, tables: Tables, sampling: SamplingParams) -> Floats:
     """Bias, then penalties. logits, counts: [N, V], of the output so far."""
     found = logits.copy()
     for token_id, value in sampling.logit_bias:
         found[:, token_id] += value
     seen = counts > 0
-    seen[:, list(world.prompt)] = True
+    seen[:, list(tables.prompt)] = True
     by = sampling.repetition_penalty
     found = np.where(seen, np.where(found > 0, found / by, found * by), found)
     return found - sampling.frequency_penalty * counts - sampling.presence_penalty * (counts > 0)
@@ -138,28 +138,28 @@ def _final_probs(logits: Floats, sampling: SamplingParams) -> Floats:
     return found
 
 
-def joint_and_single(answers: Ints, law: Floats, world: World) -> float:
+def joint_and_single(answers: Ints, distribution: Floats, tables: Tables) -> float:
     """p-value of the worst of: the whole answers, and each place's token alone; times the number of them.
 
     answers: [N, length]. One place has few cells, which sees a small bias better than thousands of cells do.
     """
-    values = [p_value(world.outcomes(answers), law)]
-    by_place = law.reshape((world.vocab,) * world.length)
-    for place in range(world.length):
-        others = tuple(axis for axis in range(world.length) if axis != place)
+    values = [p_value(tables.outcomes(answers), distribution)]
+    by_place = distribution.reshape((tables.vocab,) * tables.length)
+    for place in range(tables.length):
+        others = tuple(axis for axis in range(tables.length) if axis != place)
         values.append(p_value(answers[:, place], by_place.sum(others)))
     return min(1.0, len(values) * min(values))
 
 
-def p_value(outcomes: Ints, law: Floats) -> float:
-    """Of chi-square: the probability of being at least that far from the law by chance; 0 for what cannot be.
+def p_value(outcomes: Ints, distribution: Floats) -> float:
+    """Of chi-square: the probability of being at least that far off by chance; 0 for what cannot be.
 
-    Cells that expect fewer than ENOUGH become one, with as many more of the rarest as bring it to ENOUGH.
+    Cells that expect fewer than ENOUGH become one, with as many more of the rarest as lift it to ENOUGH.
     """
-    observed = np.bincount(outcomes, minlength=len(law)).astype(np.float64)
-    if observed[law == 0].any():
+    observed = np.bincount(outcomes, minlength=len(distribution)).astype(np.float64)
+    if observed[distribution == 0].any():
         return 0.0
-    expected = law * len(outcomes)
+    expected = distribution * len(outcomes)
     order = np.argsort(expected, kind="stable")
     observed, expected = observed[order], expected[order]
     rare = int(np.searchsorted(expected, ENOUGH))
@@ -180,7 +180,7 @@ def chi_square_tail(distance: float, freedom: int) -> float:
 
 
 def holm(p_values: list[float]) -> list[float]:
-    """Adjusted so that one of them lies below α with a probability of at most α, were all laws right."""
+    """Adjusted so that one of them lies below α with a probability of at most α, were all distributions right."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     found, worst = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(order):

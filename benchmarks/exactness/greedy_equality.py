@@ -7,8 +7,6 @@ forward over prompt and answer; where each answered token is the arg-max before 
 that answer. A token that is not is reported with the gap between the oracle's two best logits there.
 """
 
-import argparse
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +15,10 @@ from typing import Any
 import torch
 from rich.progress import track
 
+from benchmarks.engines import model_directory
 from benchmarks.prompts import load_prompts
+from benchmarks.runner import about, command_line, write_json
 from faser import LLM, SamplingParams
-from faser.config.environment import cache_dir
-from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.models.loader import open_source
 from faser.offline import Generation
 
@@ -37,13 +35,13 @@ class Divergence:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("questions", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokens", type=int, default=128, help="tokens of every answer (default 128)")
     parser.add_argument("--model", help="model directory (default: the embedded model)")
     options = parser.parse_args()
-    directory = resolve(options.model, cache_dir(), progress=lambda _stage, _done, _total: None)
+    directory = model_directory(options.model)
     prompts = load_prompts(options.questions)
     began_s = time.perf_counter()
     generations = answer(directory, [prompt.text for prompt in prompts], options.tokens)
@@ -55,7 +53,7 @@ def main() -> None:
     ]
     diverged = [each for each in found if each is not None]
     result: dict[str, Any] = {
-        "command": f"python -m benchmarks.exactness.greedy_equality {options.questions.name} --tokens {options.tokens}",
+        **about("benchmarks.exactness.greedy_equality"),
         "dtype": "float32",
         "concurrency": CONCURRENCY,
         "max_num_batched_tokens": CHUNK,
@@ -68,7 +66,7 @@ def main() -> None:
             {"question_id": each.question_id, "position": each.position, "gap": each.gap} for each in diverged
         ],
     }
-    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, result)
     print(f"{result['prompts_equal']} of {result['prompts']} prompts equal over {options.tokens} tokens")
 
 

@@ -1,20 +1,19 @@
-"""Token by token: a real model's answers with every drafter and policy, against the same engine without a drafter.
+"""Measures that speculation is lossless, and that what measures it would see a loss.
 
-Float32 on the native kernels, sixteen sequences at once, prompts in chunks, prefix caching, and a KV pool that is
-too small for all of them, so that some are preempted. Oracle: the engine built without a drafter. Owns the
-drafters, the requests and the comparison; knows nothing of laws and chi-square.
+    python -m benchmarks.exactness.losslessness OUT.json [--samples 200000] [--jobs 1] [--model DIR]
+        [--only distributions|tokens]
 
-Measures that speculation is lossless, and that what measures it would see a loss.
+`distributions`: chi-square of what the verifiers emit, with the real drafting loop, sampler and noise on small
+tables, against the exact distribution of the target alone; and of planted mistakes, which have to be seen.
 
-    python -m benchmarks.exactness.losslessness OUT.json [--samples 200000] [--jobs 1] [--only laws|tokens] [--model DIR]
+`tokens`: a real model's answers with every drafter and policy, token by token, against the engine built without a
+drafter. Float32 on the native kernels, sixteen sequences at once, prompts in chunks, prefix caching, and a KV pool
+that is too small for all of them, so that some are preempted.
 
-`laws`: chi-square of what the verifiers emit, with the real drafting loop, sampler and noise on small tables,
-against the exact law of the target alone; and of planted mistakes, which have to be seen. `tokens`: a real model's
-answers with every drafter and policy, token by token. Seeds are fixed. Sections of OUT.json that are not asked for
-stay as they are. Exits with 1 if a right rule is flagged, a wrong one is not, or a token differs.
+Seeds are fixed. Sections of OUT.json that are not asked for stay as they are. Exits with 1 if a right rule is
+flagged, a wrong one is not, or a token differs.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -27,14 +26,14 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
+from benchmarks.engines import Tokens, answers, model_directory
 from benchmarks.models.grow_model import NoisySource, copy_model
+from benchmarks.runner import command_line, write_json
 from faser.config.engine import EngineConfig
-from faser.config.environment import cache_dir
 from faser.config.speculation import POLICIES
 from faser.engine.build import build_engine
 from faser.engine.checkpoints.embedded import SMOLLM2
 from faser.engine.checkpoints.shipped import shipped_ngram_model
-from faser.engine.checkpoints.source import resolve
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
@@ -80,8 +79,6 @@ DRAFTERS: Mapping[str, Mapping[str, Any]] = {
 }
 SETTINGS: Mapping[str, Mapping[str, Any]] = {AHEAD_AND_PRUNED: {"spec_overlap": "on", "early_prune": "on"}}
 
-Answers = dict[str, tuple[int, ...]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -113,7 +110,7 @@ class Setup:
     block_bytes: int
 
     def engine(self, speculation: Mapping[str, Any] | None, **settings: Any) -> Engine:
-        """speculation: None: without a drafter. settings: of the engine, beside the usual ones."""
+        """speculation: None: without a drafter. settings: of the engine, in addition to the usual ones."""
         given: dict[str, Any] = {"policy": "off"} if speculation is None else dict(speculation)
         num_models = 1
         if given.get("model") is not None:
@@ -170,19 +167,6 @@ def write_drafter(directory: Path, out: Path) -> None:
     copy_model(directory, NoisySource(open_source(directory), NOISE), out, torch.bfloat16)
 
 
-def answers(engine: Engine, asked: Sequence[Request]) -> Answers:
-    """Tokens by request. Raises RuntimeError where a request ends in an error."""
-    for request in asked:
-        engine.add(request)
-    said: dict[str, list[int]] = {}
-    while engine.has_work():
-        for delta in engine.step():
-            if delta.error is not None:
-                raise RuntimeError(f"request {delta.request_id} ended in an error: {delta.error}")
-            said.setdefault(delta.request_id, []).extend(delta.token_ids)
-    return {request_id: tuple(token_ids) for request_id, token_ids in said.items()}
-
-
 def plan(drafters: Sequence[str]) -> list[tuple[str, str, float]]:
     """(drafter, policy, temperature): greedy everywhere; warm under one of them, where drafts are point masses."""
     greedy = [(drafter, policy, GREEDY) for drafter in drafters for policy in POLICIES]
@@ -211,7 +195,12 @@ def compare(setup: Setup, drafters: Sequence[str], done: Callable[[Comparison], 
 
 
 def _run(
-    engine: Engine, drafter: str, policy: str, temperature: float, asked: Sequence[Request], expected: Answers
+    engine: Engine,
+    drafter: str,
+    policy: str,
+    temperature: float,
+    asked: Sequence[Request],
+    expected: dict[str, Tokens],
 ) -> Comparison:
     before, began_s = _counts(engine), time.perf_counter()
     said = answers(engine, asked)
@@ -245,14 +234,14 @@ def _counts(engine: Engine) -> tuple[int, int, int, int]:
     )
 
 
-SECTIONS = ("laws", "tokens")
+SECTIONS = ("distributions", "tokens")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--samples", type=int, default=200_000, help="sequences of each combination")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that judge laws (default 1)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that sample distributions (default 1)")
     parser.add_argument("--only", choices=SECTIONS, help="one section (default: both)")
     parser.add_argument("--model", help="model directory of `tokens` (default: the embedded model)")
     options = parser.parse_args()
@@ -260,20 +249,20 @@ def main() -> int:
     for section in SECTIONS if options.only is None else (options.only,):
         command = f"python -m benchmarks.exactness.losslessness OUT.json --only {section}"
         began_s = time.perf_counter()
-        if section == "laws":
-            found = judge_laws(options.samples, options.jobs)
+        if section == "distributions":
+            found = check_distributions(options.samples, options.jobs)
             command += f" --samples {options.samples}"
         else:
             found = compare_tokens(options.model, PROMPTS)
         result[section] = {"command": command, "seconds": round(time.perf_counter() - began_s, 1)} | found
-        options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_json(options.out, result)
         print(f"{section}: {'passed' if result[section]['passed'] else 'FAILED'}")
     return 0 if all(each["passed"] for each in result.values()) else 1
 
 
 def compare_tokens(model: str | None, texts: Sequence[str]) -> dict[str, Any]:
     """The section `tokens`."""
-    directory = resolve(model, cache_dir(), progress=lambda _stage, _done, _total: None)
+    directory = model_directory(model)
     drafters = tuple(DRAFTERS)
     with tempfile.TemporaryDirectory() as folder, Progress() as bar:
         drafter = Path(folder) / "drafter"
@@ -295,13 +284,13 @@ def compare_tokens(model: str | None, texts: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def judge_laws(num_samples: int, jobs: int) -> dict[str, Any]:
-    """The section `laws`."""
+def check_distributions(num_samples: int, jobs: int) -> dict[str, Any]:
+    """The section `distributions`."""
     from benchmarks.exactness import cases
 
     with Progress() as bar:
-        task = bar.add_task("laws", total=len(cases.RIGHT) + len(cases.WRONG))
-        return cases.judge(num_samples, jobs, lambda: bar.advance(task))
+        task = bar.add_task("distributions", total=len(cases.RIGHT) + len(cases.WRONG))
+        return cases.compare_all(num_samples, jobs, lambda: bar.advance(task))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Mistakes that a speculating engine could make, planted to see that they are noticed.
 
-Each looks harmless and passes every test of shapes and ranges; each changes the law of the answers. They stand
-where the right parts stand: as a verifier, a choice of drafted tokens, a cut of drafts, a sampler.
+Each looks harmless and passes every test of shapes and ranges; each changes the distribution of the answers. They
+stand where the right parts stand: as a verifier, a choice of drafted tokens, a cut of drafts, a sampler.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,13 +53,15 @@ class Tokenwise:
         rows = lay_out(sequences)
         prepared = rows.prepare(self.sampler, logits)
         fixed_probs = self.sampler.fixed_point_probs(prepared)
-        law = DraftDistribution(rows, draft_probs, fixed_probs)
-        accept = self.accept(drafted_target_probs(rows, fixed_probs), law.of_drafted())
+        distribution = DraftDistribution(rows, draft_probs, fixed_probs)
+        accept = self.accept(drafted_target_probs(rows, fixed_probs), distribution.of_drafted())
         last = rows.last_reached((accept_noise(self.sampler, rows, prepared) < accept).numpy())
         whole = torch.from_numpy(last == rows.first + rows.num_drafts)
         at = torch.from_numpy(last)
         target_probs = fixed_probs[at].double() / row_totals(fixed_probs[at])[:, None]
-        left = torch.where(whole[:, None], fixed_probs[at].double(), self.replace(target_probs, law.of_rows(at)))
+        left = torch.where(
+            whole[:, None], fixed_probs[at].double(), self.replace(target_probs, distribution.of_rows(at))
+        )
         slots, positions = prepared.slots[last], prepared.positions[last]
         starts = prepared.positions[rows.first] if self.replace_purpose is Purpose.ACCEPT else None
         noise = torch.where(
@@ -95,7 +97,7 @@ class StaleChoice(ProbabilisticDraftSampler):
 
 
 class MisstatedChoice(ProbabilisticDraftSampler):
-    """What the token was drawn from is told a little flatter than it was."""
+    """What the token was drawn from is stated a little flatter than it was."""
 
     def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
         chosen = super().choose(logits, rows)
@@ -162,7 +164,7 @@ def cut_low_tokens(proposals: Proposals) -> Proposals:
 
 
 def cut_to_the_best_rate(proposals: Proposals) -> Proposals:
-    """A draft is as long as brings most tokens per cost, by confidences that depend on the drawn tokens."""
+    """A draft is as long as yields most tokens per cost, by confidences that depend on the drawn tokens."""
     assert proposals.probs is not None
     lengths, begin = [], 0
     for draft in proposals.drafts:

@@ -1,6 +1,6 @@
 """200 JSON schemas with a real model: does what is completed validate, and does speculation change a token?
 
-    python -m benchmarks.exactness.structured_validity [--model MODEL] [--at-once 16] --out structured-validity.json
+    python -m benchmarks.exactness.structured_validity [--model MODEL] [--at-once 16] [--out FILE]
 
 Every schema is asked for once with speculation and once without, greedily in float32, and once more at temperature
 1 with a seed. Answers that end by themselves are validated with jsonschema.
@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 
 from benchmarks.exactness.schemas import NamedSchema, all_schemas
+from benchmarks.runner import command_line, write_json
 from faser import LLM
 from faser.offline import Sample
 from faser.types import FinishReason, SamplingParams, StructuredOutput, StructureKind
@@ -24,7 +25,7 @@ NUM_DRAFTS = 6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model")
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=400)
@@ -43,10 +44,9 @@ def main() -> None:
             for each in TEMPERATURES
         },
     }
-    text = json.dumps(result, indent=1, ensure_ascii=False)
-    print(text)
+    print(json.dumps(result, indent=1, ensure_ascii=False))
     if asked.out is not None:
-        asked.out.write_text(text + "\n")
+        write_json(asked.out, result)
 
 
 def _answers(

@@ -1,7 +1,8 @@
-"""Answers of many sequences, said by the engine's drafters, verifiers, sampler and noise over a world's tables.
+"""Answers of many sequences, by the engine's drafters, verifiers, sampler and noise over small tables.
 
-A batch of sequences goes through steps as in the engine: draft, cut, judge, accept; who has said enough leaves.
-Owns the course of a step and the draft model that is a table. What is drafted and how long is a Scenario's.
+A batch of sequences goes through steps as in the engine: draft, cut, verify, accept; a sequence that is long
+enough leaves. Owns the course of a step and the draft model that is a table. What is drafted and how long is a
+Scenario's.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.exactness.distributions import Ints, World
+from benchmarks.exactness.distributions import Ints, Tables
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafters.draft_samplers import DraftSampler
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
@@ -33,15 +34,15 @@ Cut = Callable[[Proposals], Proposals]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How sequences of a world are answered.
+    """How sequences over tables are answered.
 
-    lengths: γ to ask for. cut: what becomes of drafts before they are judged; None: nothing. stop: of drafting.
+    lengths: γ to ask for. cut: what becomes of drafts before they are verified; None: nothing. stop: of drafting.
     """
 
-    world: World
+    tables: Tables
     sampling: SamplingParams
-    make_sampler: Callable[[World], Sampler]
-    make_drafter: Callable[[World], Drafter]
+    make_sampler: Callable[[Tables], Sampler]
+    make_drafter: Callable[[Tables], Drafter]
     make_verifier: Callable[[Sampler], Verifier]
     lengths: Lengths
     cut: Cut | None = None
@@ -73,13 +74,13 @@ class TableRunner:
 
 
 class TableModel:
-    """A Drafter: a world's draft model in the engine's drafting loop."""
+    """A Drafter: the tables' draft model in the engine's drafting loop."""
 
     drafts_overlapped = False
 
-    def __init__(self, world: World, make_sampler: Callable[[SamplingState], DraftSampler]) -> None:
+    def __init__(self, tables: Tables, make_sampler: Callable[[SamplingState], DraftSampler]) -> None:
         table = BlockTable(NUM_SLOTS, 1)
-        runner = cast(Runner, TableRunner(world.draft_logits))
+        runner = cast(Runner, TableRunner(tables.draft_logits))
         self._sampling = SamplingState(NUM_SLOTS)
         self._loop = PassLoop(runner, table, make_sampler(self._sampling), max_rows=4 * NUM_SLOTS)
         self._num_known = [0] * NUM_SLOTS
@@ -133,21 +134,21 @@ class _Batch:
     """Sequences that start together, one a slot."""
 
     def __init__(self, scenario: Scenario, seeds: Sequence[int]) -> None:
-        world = scenario.world
+        tables = scenario.tables
         self._scenario = scenario
-        self._sampler = scenario.make_sampler(world)
+        self._sampler = scenario.make_sampler(tables)
         self._verifier = scenario.make_verifier(self._sampler)
-        self._drafter = scenario.make_drafter(world)
-        self._tokens = [list(world.prompt) for _ in seeds]
-        self._full = len(world.prompt) + world.length
+        self._drafter = scenario.make_drafter(tables)
+        self._tokens = [list(tables.prompt) for _ in seeds]
+        self._full = len(tables.prompt) + tables.length
         self._verified = self._accepted = 0
         for slot, seed in enumerate(seeds):
             start = SequenceStart(
                 slot=slot,
                 sampling=scenario.sampling,
                 seed=seed,
-                prompt_len=len(world.prompt),
-                token_ids=world.prompt,
+                prompt_len=len(tables.prompt),
+                token_ids=tables.prompt,
             )
             self._sampler.start(start)
             self._drafter.start(start)
@@ -156,12 +157,12 @@ class _Batch:
         step, going = 0, list(range(len(self._tokens)))
         while going:
             proposals = self._propose(going, step)
-            verdicts = self._judge(going, proposals)
-            self._commit(going, verdicts)
+            results = self._verify(going, proposals)
+            self._commit(going, results)
             self._verified += sum(len(draft.token_ids) for draft in proposals.drafts)
             going = self._leave(going)
             step += 1
-        begin = len(self._scenario.world.prompt)
+        begin = len(self._scenario.tables.prompt)
         answers = np.array([tokens[begin : self._full] for tokens in self._tokens])
         return Played(answers=answers, verified=self._verified, accepted=self._accepted)
 
@@ -181,7 +182,7 @@ class _Batch:
         each = tuple(drafts.get(slot, Draft(slot=slot, method="draft_model")) for slot in going)
         return Proposals(drafts=each, probs=found.probs)
 
-    def _judge(self, going: list[int], proposals: Proposals) -> list[AcceptanceResult]:
+    def _verify(self, going: list[int], proposals: Proposals) -> list[AcceptanceResult]:
         sequences = [
             DraftedRows(slot=slot, position=len(self._tokens[slot]), draft=draft.token_ids)
             for slot, draft in zip(going, proposals.drafts, strict=True)
@@ -190,7 +191,7 @@ class _Batch:
 
     def _logits(self, sequences: Sequence[DraftedRows]) -> Tensor:
         """[R, V] of the rows of all sequences."""
-        vocab = self._scenario.world.vocab
+        vocab = self._scenario.tables.vocab
         lengths = np.array([len(each.draft) for each in sequences])
         deepest = int(lengths.max())
         before = np.array(
@@ -200,19 +201,19 @@ class _Batch:
             ]
         )
         rows = (before[:, :-1] * vocab + before[:, 1:])[np.arange(deepest + 1) <= lengths[:, None]]
-        return self._scenario.world.target_logits[rows]
+        return self._scenario.tables.target_logits[rows]
 
-    def _commit(self, going: list[int], verdicts: list[AcceptanceResult]) -> None:
-        slots = [slot for slot, verdict in zip(going, verdicts, strict=True) for _ in verdict.token_ids]
-        self._sampler.accept(slots, [token_id for verdict in verdicts for token_id in verdict.token_ids])
-        came = []
-        for slot, verdict in zip(going, verdicts, strict=True):
-            assert verdict.error is None, verdict.error
-            self._tokens[slot] += verdict.token_ids
-            num_accepted = len(verdict.token_ids) - 1
+    def _commit(self, going: list[int], results: list[AcceptanceResult]) -> None:
+        slots = [slot for slot, result in zip(going, results, strict=True) for _ in result.token_ids]
+        self._sampler.accept(slots, [token_id for result in results for token_id in result.token_ids])
+        continuations = []
+        for slot, result in zip(going, results, strict=True):
+            assert result.error is None, result.error
+            self._tokens[slot] += result.token_ids
+            num_accepted = len(result.token_ids) - 1
             self._accepted += num_accepted
-            came.append(Continuation(slot=slot, token_ids=verdict.token_ids, num_accepted=num_accepted))
-        self._drafter.commit(came)
+            continuations.append(Continuation(slot=slot, token_ids=result.token_ids, num_accepted=num_accepted))
+        self._drafter.commit(continuations)
 
     def _leave(self, going: list[int]) -> list[int]:
         """Who goes on."""

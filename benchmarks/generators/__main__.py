@@ -14,7 +14,6 @@ OUT.json and OUT.md are written after every run.
 """
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -30,11 +29,11 @@ from typing import Any
 import httpx
 
 from benchmarks.generators import aiperf, guidellm, lm_eval, vllm_bench
-from benchmarks.generators.agreement import Check, ServerMetrics, Verdict, compare
+from benchmarks.generators.agreement import Check, Finding, ServerMetrics, compare
 from benchmarks.generators.setup import DEFAULT_DIRECTORY, VLLM_SOURCE
 from benchmarks.generators.tool import Figures, Run, Target
 from benchmarks.peers.setup import pulled_model
-from benchmarks.runner import describe_machine, git_commit, portable
+from benchmarks.runner import about, command_line, portable, write_json
 from benchmarks.servers import Recipe, Server, free_port
 from faser.cli.console.progress import runs_bar
 
@@ -62,7 +61,7 @@ class Outcome:
 
     @property
     def agrees(self) -> bool:
-        return self.figures is not None and all(each.verdict is not Verdict.DIFFERS for each in self.checks)
+        return self.figures is not None and all(each.outcome is not Finding.DIFFERS for each in self.checks)
 
 
 def document(about: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -74,10 +73,10 @@ def page(outcomes: Sequence[Outcome]) -> str:
     lines = [_HEAD, *(_row(each) for each in outcomes)]
     differences = [
         f"- {each.tool}, {each.run}: {check.what}, tool {_number(check.tool)}, server {_number(check.server)}: "
-        f"{check.verdict}{': ' if check.reason else ''}{check.reason}"
+        f"{check.outcome}{': ' if check.reason else ''}{check.reason}"
         for each in outcomes
         for check in each.checks
-        if check.verdict in (Verdict.DIFFERS, Verdict.EXPLAINED)
+        if check.outcome in (Finding.DIFFERS, Finding.EXPLAINED)
     ]
     return "\n".join([*lines, "", *differences, ""])
 
@@ -112,9 +111,9 @@ def _means(checks: Sequence[Check], what: str) -> str:
 
 
 def _worst(checks: Sequence[Check], *, latencies: bool) -> str:
-    """The verdict furthest from equal. Latencies are never equal, counts never within bounds."""
-    order = list(Verdict)
-    found = [each.verdict for each in checks if _is_latency(each) == latencies]
+    """The outcome furthest from equal. Latencies are never equal, counts never within bounds."""
+    order = list(Finding)
+    found = [each.outcome for each in checks if _is_latency(each) == latencies]
     return str(max(found, key=order.index)) if found else ""
 
 
@@ -164,11 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.generators",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line(__doc__)
     parser.add_argument("questions", type=Path, help="Spec-Bench's question.jsonl")
     parser.add_argument("out", type=Path, help="file for the results, .json")
     parser.add_argument("--tools", default="vllm,guidellm,aiperf,lm_eval", help="default: %(default)s")
@@ -246,16 +241,16 @@ def _idle(url: str) -> ServerMetrics:
 def _idle_check(after: ServerMetrics) -> Check:
     left = after.total("vllm:num_requests_running") + after.total("vllm:num_requests_waiting")
     held = left or not after.is_idle()
-    verdict = Verdict.DIFFERS if held else Verdict.EQUAL
-    return Check(what="requests that still run or hold KV", tool=0, server=max(left, int(held)), verdict=verdict)
+    outcome = Finding.DIFFERS if held else Finding.EQUAL
+    return Check(what="requests that still run or hold KV", tool=0, server=max(left, int(held)), outcome=outcome)
 
 
 def _said(run: Run, output: str) -> list[Check]:
     if not run.says:
         return []
     said = run.says in output
-    verdict = Verdict.EQUAL if said else Verdict.DIFFERS
-    return [Check(what=f"prints its block {run.says!r}", tool=int(said), server=1, verdict=verdict)]
+    outcome = Finding.EQUAL if said else Finding.DIFFERS
+    return [Check(what=f"prints its block {run.says!r}", tool=int(said), server=1, outcome=outcome)]
 
 
 def _template_tokens(target: Target) -> int:
@@ -296,15 +291,12 @@ def _about(wanted: argparse.Namespace, arguments: Sequence[str]) -> dict[str, An
     files = {str(wanted.questions), str(wanted.out), str(wanted.environments)}
     shown = [Path(each).name if each in files else each for each in arguments]
     return {
-        "command": portable(shlex.join(["python", "-m", "benchmarks.generators", *shown])),
-        "commit": git_commit(),
-        "machine": describe_machine(sorted(os.sched_getaffinity(0))),
+        **about("benchmarks.generators", shown),
     }
 
 
 def _write(out: Path, about: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document(about, outcomes), indent=1) + "\n", encoding="utf-8")
+    write_json(out, document(about, outcomes))
     out.with_suffix(".md").write_text(page(outcomes), encoding="utf-8")
 
 

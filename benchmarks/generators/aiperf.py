@@ -56,23 +56,23 @@ def _command(target: Target, options: Sequence[str], *, in_chat: bool = True) ->
 
 def read(folder: Path, *, in_chat: bool) -> Figures:
     """Its latencies leave out the clients that left; the server's TTFT and gaps between steps do not."""
-    told = json.loads((folder / "profile_export_aiperf.json").read_text("utf-8"))
+    reported = json.loads((folder / "profile_export_aiperf.json").read_text("utf-8"))
     records = [json.loads(line) for line in (folder / "profile_export.jsonl").read_text("utf-8").splitlines()]
     cancelled = sum(each["metadata"]["was_cancelled"] for each in records)
-    completed = round(told["request_count"]["avg"])
+    completed = round(reported["request_count"]["avg"])
     return Figures(
         completed=completed,
         failed=len(records) - completed - cancelled,
         cancelled=cancelled,
-        input_tokens=round(told["total_usage_prompt_tokens"]["avg"]),
-        output_tokens=round(told["total_usage_completion_tokens"]["avg"]),
-        own_input_tokens=round(told["total_isl"]["avg"]),
-        own_output_tokens=round(told["total_osl"]["avg"]),
+        input_tokens=round(reported["total_usage_prompt_tokens"]["avg"]),
+        output_tokens=round(reported["total_usage_completion_tokens"]["avg"]),
+        own_input_tokens=round(reported["total_isl"]["avg"]),
+        own_output_tokens=round(reported["total_osl"]["avg"]),
         in_chat=in_chat,
-        ttft=None if cancelled else _latency(told["time_to_first_token"]),
-        chunks=None if cancelled else _latency(told["inter_chunk_latency"]),
-        tpot=_latency(told["inter_token_latency"]),
-        e2e=_latency(told["request_latency"]),
+        ttft=None if cancelled else _latency(reported["time_to_first_token"]),
+        chunks=None if cancelled else _latency(reported["inter_chunk_latency"]),
+        tpot=_latency(reported["inter_token_latency"]),
+        e2e=_latency(reported["request_latency"]),
     )
 
 

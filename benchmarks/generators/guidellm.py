@@ -44,8 +44,8 @@ def _command(target: Target, route: str, profile: str) -> Command:
 
 
 def read(path: Path) -> Figures:
-    (told,) = json.loads(path.read_text("utf-8"))["benchmarks"]
-    metrics, totals = told["metrics"], told["metrics"]["request_totals"]
+    (reported,) = json.loads(path.read_text("utf-8"))["benchmarks"]
+    metrics, totals = reported["metrics"], reported["metrics"]["request_totals"]
     return Figures(
         completed=totals["successful"],
         failed=totals["errored"],

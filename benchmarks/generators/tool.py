@@ -59,7 +59,7 @@ class Figures:
 class Target:
     """What is measured. tokenizer: folder of the model's tokenizer. questions: Spec-Bench's question.jsonl.
 
-    model, root: the card in /v1/models; tools that are told no tokenizer load it from root, a folder or hub id.
+    model, root: the card in /v1/models; tools that are given no tokenizer load it from root, a folder or hub id.
     environments: folder with one virtual environment a tool. folder: of the run, empty at first.
     """
 
@@ -81,7 +81,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """environment: variables beside the caller's own. read: the figures, once the command has ended."""
+    """environment: variables in addition to the caller's own. read: the figures, once the command has ended."""
 
     arguments: tuple[str, ...]
     read: Callable[[], Figures]

@@ -104,36 +104,36 @@ def _command(
 
 def read(path: Path, with_ready_check: bool = False, own_input_tokens: int | None = None) -> Figures:
     """The figures of --save-result --save-detailed. with_ready_check: its first request was sent twice."""
-    told = json.loads(path.read_text("utf-8"))
-    inputs, outputs = told["input_lens"], told["output_lens"]
+    reported = json.loads(path.read_text("utf-8"))
+    inputs, outputs = reported["input_lens"], reported["output_lens"]
     first = Figures(completed=1, input_tokens=inputs[0], output_tokens=outputs[0])
     return Figures(
-        completed=told["completed"],
-        failed=told["failed"],
-        input_tokens=told["total_input_tokens"],
-        output_tokens=told["total_output_tokens"],
+        completed=reported["completed"],
+        failed=reported["failed"],
+        input_tokens=reported["total_input_tokens"],
+        output_tokens=reported["total_output_tokens"],
         own_input_tokens=own_input_tokens,
-        ttft=_latency(told, "ttft", len(told["ttfts"])),
-        chunks=_latency(told, "itl", sum(map(len, told["itls"]))),
-        tpot=_latency(told, "tpot", sum(length > 1 for length in outputs)),
-        e2e=_latency(told, "e2el", told["completed"]),
-        drafts=_drafts(told),
+        ttft=_latency(reported, "ttft", len(reported["ttfts"])),
+        chunks=_latency(reported, "itl", sum(map(len, reported["itls"]))),
+        tpot=_latency(reported, "tpot", sum(length > 1 for length in outputs)),
+        e2e=_latency(reported, "e2el", reported["completed"]),
+        drafts=_drafts(reported),
         also_sent=first if with_ready_check else None,
     )
 
 
-def _latency(told: dict[str, Any], name: str, count: int) -> Latency:
-    percentiles = {each: told[f"p{each}_{name}_ms"] for each in _PERCENTILES}
-    return latency_ms(count, told[f"mean_{name}_ms"], percentiles)
+def _latency(reported: dict[str, Any], name: str, count: int) -> Latency:
+    percentiles = {each: reported[f"p{each}_{name}_ms"] for each in _PERCENTILES}
+    return latency_ms(count, reported[f"mean_{name}_ms"], percentiles)
 
 
-def _drafts(told: dict[str, Any]) -> Drafts | None:
+def _drafts(reported: dict[str, Any]) -> Drafts | None:
     """None: it did not print its block, because no draft token was verified."""
-    if "spec_decode_num_drafts" not in told:
+    if "spec_decode_num_drafts" not in reported:
         return None
     return Drafts(
-        drafts=told["spec_decode_num_drafts"],
-        draft_tokens=told["spec_decode_draft_tokens"],
-        accepted_tokens=told["spec_decode_accepted_tokens"],
-        by_position=tuple(told["spec_decode_per_position_acceptance_rates"]),
+        drafts=reported["spec_decode_num_drafts"],
+        draft_tokens=reported["spec_decode_draft_tokens"],
+        accepted_tokens=reported["spec_decode_accepted_tokens"],
+        by_position=tuple(reported["spec_decode_per_position_acceptance_rates"]),
     )

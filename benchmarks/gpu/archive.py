@@ -1,12 +1,10 @@
-"""One file that holds all results of a run so far, for a machine from which few files come back.
+"""One file with all results of a run so far, for a machine from which few files come back; and their merging.
 
 Packed at every phase's end and every few seconds in between, under another name that then takes the archive's
-place: a run that is killed at any moment leaves a whole one. Models and caches stay out.
-
-Joins the archives of several runs on one device into a folder of results.
-
-Every phase gets a file that says for itself on which device, with which versions and of which commit it was
-measured. Of a phase that several runs have, the latest complete one counts, else the latest.
+place: a run that is killed at any moment leaves a whole one. Models and caches stay out. Archives of several runs
+on one device become one folder of results, where every phase's file says on which device, with which versions and
+of which commit it was measured. Of a phase that several runs have, the latest complete one counts, else the
+latest.
 """
 
 import io
@@ -115,8 +113,8 @@ def merge(archives: Sequence[Path], out: Path, *, dry_run: bool = False) -> list
 
 
 def _about(run: Json, records: dict[str, Record]) -> Json:
-    told = records["environment"].result if "environment" in records else {}
-    return {"run": run, **{name: told[name] for name in _ABOUT if name in told}}
+    given = records["environment"].result if "environment" in records else {}
+    return {"run": run, **{name: given[name] for name in _ABOUT if name in given}}
 
 
 def _rank(record: Record) -> tuple[bool, bool, float]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from benchmarks.engines import quiet
 from benchmarks.gpu.models import BLOCK_SIZE, MORE_TOKENS, MadeUp, kv_bytes, write_shape
 from benchmarks.gpu.plan import Plan
 from faser.config.engine import EngineConfig
@@ -108,7 +109,7 @@ def open_engine(plan: Plan, wanted: Wanted) -> Opened:
     built = build(
         config_of(plan, wanted),
         wanted.target,
-        lambda _stage, _done, _total: None,
+        quiet,
         step_times=wanted.costs or (made_up_costs() if plan.dry_run else None),
         partition=wanted.partition,
         sources=wanted.sources,

@@ -1,29 +1,22 @@
-"""Sizes of the models that are measured, as config.json says them; weights of these are made up.
+"""Made-up models: their sizes, what a device has room for, weights, and pairs that agree as often as wanted.
 
-The published sizes of Qwen3-8B, Qwen3-0.6B, Llama-3.1-8B and Llama-3.2-1B, and tiny ones for dry runs. Owns no
-tensor.
+Sizes are the published ones of Qwen3-8B, Qwen3-0.6B, Llama-3.1-8B and Llama-3.2-1B, and tiny ones for dry runs.
 
-How many sequences of which models a device has room for, in bytes. Owns no tensor.
+Weights are seeded, of the size that trained ones have, made where they are used, and never on a disk. Entries have
+standard deviation 0.02, norms are one. The head is the exception: after the last norm a row's logits then have a
+deviation of LOGIT_STD, and about exp(ln V - LOGIT_STD² / 2) tokens share most of the mass, 43 of 128256. Of flat
+logits every choice with top_p would have to look at the whole vocabulary, which no real text asks for.
 
-Weights that are made up where they are used: seeded, of the size that trained ones have, and never on a disk.
+A walking pair has real drafts and given acceptance. The target's next token is a function of the token before it:
+a walk over the vocabulary, in one cycle for each acceptance. The drafter walks the same way except behind a share
+1 - a of the tokens, where it takes another one's successor. Which tokens these are is drawn, so every drafted
+token is right with probability a, whatever was before, and a sequence keeps to the cycle that its prompt's last
+token lies in.
 
-Entries of standard deviation 0.02, norms of one. The head is the exception: after the last norm a row's logits
-then have a deviation of LOGIT_STD, and about exp(ln V - LOGIT_STD² / 2) tokens share most of the mass, 43 of
-128256.
-Of flat logits every choice with top_p would have to look at the whole vocabulary, which no real text asks for.
-
-A made-up pair of models that agree as often as is wanted: real drafts, real verdicts, given acceptance.
-
-The target's next token is a function of the token before it: a walk over the vocabulary, in one cycle for each
-acceptance. The drafter walks the same way except behind a share 1 - a of the tokens, where it takes another one's
-successor. Which tokens these are is drawn, so every drafted token is right with probability a, whatever came
-before, and a sequence keeps to the cycle that its prompt's last token lies in.
-
-How models come to walk: embeddings are so long beside what layers add that a row's last hidden state points where
-its token's embedding does, and the head's row of the successor points there too. Work and sizes are those of any
-model of the shape; only greedy tokens are known beforehand, by a margin that no rounding turns. So tokens do not
-depend on how they are computed, drafts are point masses and their verdicts the target's own, which drafting ahead
-takes. The drafter's head has to be of its own: a tied one would say the token that it was given.
+How models walk: embeddings are so long compared with what layers add that a row's last hidden state points where
+its token's embedding does, and the head's row of the successor points there too. Only greedy tokens are known
+beforehand, by a margin that no rounding turns. So tokens do not depend on how they are computed, and drafts are
+point masses. The drafter's head has to be of its own: a tied one would say the token that it was given.
 """
 
 import json
@@ -171,7 +164,7 @@ def floor_s(spec: DecoderSpec, *, rows: int, kv_tokens: int, bytes_s: float, flo
 
 BLOCK_SIZE = 16
 MORE_TOKENS = 1024  # that a sequence may say behind its prompt while it is measured
-_SPARE_BLOCKS = 256  # beside those of the sequences: of prompts that stay cached from one turn to the next
+_SPARE_BLOCKS = 256  # in addition to those of the sequences: of prompts that stay cached from one turn to the next
 _SAID_TOKENS = 40 << 10  # by all sequences of a turn together: half a second of 128 with five tokens a step
 _VALUE_BYTES = 2
 _USED = 0.9  # of a device's memory

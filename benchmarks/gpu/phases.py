@@ -1,11 +1,8 @@
-"""The phases that there are, in order, and the runs that are made of them.
+"""The phases that there are, the runs that are made of them, and how the phases of a run are run.
 
-Everything a phase needs is imported when it runs.
-
-How the phases of a run are run: each in a process of its own, within its share of the time.
-
-What breaks a device's context breaks the rest of its process. The whole run ends in time whatever a phase does:
-one that takes too long is stopped, and one for which too little is left is not begun.
+Each phase has a process of its own, within its share of the time: what breaks a device's context breaks the rest
+of its process. The whole run ends in time whatever a phase does: one that takes too long is stopped, and one for
+which too little is left is not begun. Everything a phase needs is imported when it runs.
 """
 
 import importlib
@@ -53,21 +50,21 @@ PHASES = (
     Phase(
         name="checks",
         run=(f"{_HERE}.checks.checks", "run"),
-        share=0.10,
+        share=0.12,
         least_s=40.0,
         about="against the references",
     ),
     Phase(
         name="plain",
         run=(f"{_HERE}.decoding.plain", "run"),
-        share=0.07,
+        share=0.10,
         least_s=40.0,
         about="decoding without speculation, 8B",
     ),
     Phase(
         name="verify",
-        run=(f"{_HERE}.decoding.verify_cost", "run"),
-        share=0.03,
+        run=(f"{_HERE}.decoding.plain", "run_verify"),
+        share=0.05,
         least_s=30.0,
         about="cost of verification by rows, 8B",
     ),
@@ -80,7 +77,7 @@ PHASES = (
     ),
     Phase(
         name="cycle",
-        run=(f"{_HERE}.decoding.cycle", "run"),
+        run=(f"{_HERE}.decoding.policies", "run_cycle"),
         share=0.03,
         least_s=35.0,
         about="drafting and verifying against their floors",
@@ -88,7 +85,7 @@ PHASES = (
     Phase(
         name="policies",
         run=(f"{_HERE}.decoding.policies", "run"),
-        share=0.11,
+        share=0.16,
         least_s=60.0,
         about="policies at given acceptance, 8B and its draft model",
     ),
@@ -101,22 +98,15 @@ PHASES = (
         needs="smollm2",
     ),
     Phase(
-        name="lanes",
-        run=(f"{_HERE}.lanes.lanes", "run"),
-        share=0.12,
-        least_s=25.0,
-        about="processors divided: rates, places, company",
-    ),
-    Phase(
         name="overlap",
-        run=(f"{_HERE}.lanes.overlap", "run"),
+        run=(f"{_HERE}.decoding.overlap", "run"),
         share=0.26,
         least_s=60.0,
-        about="drafting beside verification, by mode",
+        about="drafting during verification, by mode",
     ),
     Phase(
         name="arrivals",
-        run=(f"{_HERE}.decoding.arrivals", "run"),
+        run=(f"{_HERE}.decoding.real_text", "run_arrivals"),
         share=0.12,
         least_s=60.0,
         about="each part of speculation under a trace",
@@ -135,7 +125,7 @@ PHASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Phases of one call to a lent machine, in order, with about how long each takes there, which is a prediction.
+    """Phases of one call, in order, with about how long each takes there, which is a prediction.
 
     budget_s: of the whole call. More than the phases take: what is left over is for what takes longer.
     """
@@ -148,7 +138,7 @@ class Run:
 # Half an hour on a device: 22 minutes of phases, and three starts and transfers.
 RUNS: Mapping[str, Run] = {
     "a": Run(
-        about="whether it is right, how near to the floor, and how the device can be divided",
+        about="whether it is right, and how near to the floor",
         budget_s=480.0,
         seconds={
             "environment": 20.0,
@@ -157,7 +147,6 @@ RUNS: Mapping[str, Run] = {
             "verify": 35.0,
             "draft": 30.0,
             "cycle": 40.0,
-            "lanes": 60.0,
         },
     ),
     "b": Run(
@@ -166,7 +155,7 @@ RUNS: Mapping[str, Run] = {
         seconds={"environment": 15.0, "vllm": 260.0, "policies": 120.0},
     ),
     "c": Run(
-        about="drafting beside verification, at the costs that run a measured",
+        about="drafting during verification",
         budget_s=360.0,
         seconds={"environment": 15.0, "overlap": 290.0},
     ),

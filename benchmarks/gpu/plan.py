@@ -15,7 +15,7 @@ from benchmarks.gpu.models import (
     own_head,
 )
 
-REFERENCE_BYTES_S = 4.3e12  # of a large copy on an H200, to compare machines; what is measured stands beside it
+REFERENCE_BYTES_S = 4.3e12  # of a large copy on an H200, to compare machines; it is shown next to what is measured
 REFERENCE_FLOPS_S = 780e12  # of a large bfloat16 product there
 
 
@@ -26,10 +26,9 @@ class Sizes:
     batches: sequences at a time, descending, of plain decoding; policy_batches, verify_batches: ascending;
     vllm_batches, overlap_batches: the most telling first. caps: fixed draft lengths; cap: longest of the policies.
     window_s: of one policy's turn. compared: answers whose tokens are compared, answer_tokens each. vocab,
-    choice_rows, law_rows, cases: of checks of tokens; own_tests: files. grown: (hidden, inner, KV heads).
+    choice_rows, exact_rows, cases: of checks of tokens; own_tests: files. grown: (hidden, inner, KV heads).
     overlap_drafts: models to draft ahead with, by name; chunks: fixed lengths of their drafts. partitions: of
-    phases lanes and overlap. lane_rows: (sequences, rows of each) of verification beside drafting, lane_contexts:
-    of its sequences. arrival_s: in which the requests of a run come, at most.
+    phase overlap. arrival_s: in which the requests of a run come, at most.
     """
 
     target: Config
@@ -55,7 +54,7 @@ class Sizes:
     vocab: int
     choice_rows: int
     cases: tuple[str, ...]
-    law_rows: int
+    exact_rows: int
     grown: tuple[int, int, int]
     copy_bytes: int
     own_tests: tuple[str, ...]
@@ -64,8 +63,6 @@ class Sizes:
     overlap_acceptances: tuple[float, ...]
     chunks: tuple[int, ...]
     partitions: tuple[str, ...]
-    lane_rows: tuple[tuple[int, int], ...]
-    lane_contexts: tuple[int, ...]
     arrival_s: float
 
 
@@ -94,7 +91,7 @@ ON_DEVICE = Sizes(
     vocab=151936,
     choice_rows=12,
     cases=("greedy", "T 1", "T 0.8, top_k", "T 0.8, top_p", "T 0.8, min_p", "all"),
-    law_rows=4096,
+    exact_rows=4096,
     grown=(4096, 14336, 16),
     copy_bytes=4 << 30,
     own_tests=(
@@ -110,8 +107,6 @@ ON_DEVICE = Sizes(
     overlap_acceptances=(0.9, 0.8),
     chunks=(2, 4),
     partitions=("sm", "streams"),
-    lane_rows=((1, 1), (1, 5), (8, 5), (32, 5), (64, 5)),
-    lane_contexts=(256, 1024),
     arrival_s=20.0,
 )
 ON_CPU = Sizes(
@@ -138,7 +133,7 @@ ON_CPU = Sizes(
     vocab=40,
     choice_rows=4,
     cases=("greedy", "T 1", "T 0.8, min_p"),  # cuts take seconds each in the interpreter
-    law_rows=16,
+    exact_rows=16,
     grown=(96, 192, 3),
     copy_bytes=1 << 20,
     own_tests=("tests/kernels/cuda/triton/sampling/test_noise.py",),
@@ -147,8 +142,6 @@ ON_CPU = Sizes(
     overlap_acceptances=(0.9, 0.6),
     chunks=(1,),
     partitions=("cores",),
-    lane_rows=((1, 1), (2, 3)),
-    lane_contexts=(48,),
     arrival_s=0.3,
 )
 

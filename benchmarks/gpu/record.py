@@ -1,11 +1,8 @@
-"""Processes that end with the one that started them, however that one ends.
+"""What is kept of a run: a JSON file a phase, written as soon as there is anything; and the processes of phases.
 
-A run on a lent machine may be killed at any moment. A process that outlives it would keep the device's memory from
-the next run.
-
-What is kept of a run: a JSON file a phase, written as soon as there is anything to keep.
-
-A phase whose file is complete is not run again. Knows no phase by what it measures.
+A phase whose file is complete is not run again. A run may be killed at any moment, and a process that outlives it
+would keep the device's memory from the next run: so processes end with the one that started them, however that one
+ends.
 """
 
 import contextlib

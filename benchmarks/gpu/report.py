@@ -1,23 +1,11 @@
-"""What phases lanes, overlap and arrivals came to, as tables to read.
-
-The table to read and the summary to keep, of the records of a run.
-"""
+"""The page to read and the summary to keep, of the records of a run."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.gpu.predictions import PREDICTIONS
+from benchmarks.cells import markdown
 from benchmarks.gpu.record import Json, Record
-from benchmarks.simulator.report import markdown
-
-
-def lanes(result: Json) -> str:
-    parts = []
-    if result.get("refused"):
-        parts.append(f"The driver refuses to divide the device: {result['refused']}")
-    parts += [_table(result.get(name, []), columns) for name, columns in _LANES.items()]
-    return "\n\n".join(part for part in parts if part)
 
 
 def overlap(result: Json) -> str:
@@ -32,8 +20,8 @@ def overlap(result: Json) -> str:
         f"{each['drafter']} by {each['partition']}: ahead is {each['ahead']:.2f} of serial, see {each['trace']}"
         for each in result.get("stopped", [])
     ]
-    told = ", ".join(f"{name}: {value}" for name, value in result.get("promises", {}).items())
-    return "\n\n".join(part for part in (table, told, *refused, *stopped, costs, gaps) if part)
+    promised = ", ".join(f"{name}: {value}" for name, value in result.get("promises", {}).items())
+    return "\n\n".join(part for part in (table, promised, *refused, *stopped, costs, gaps) if part)
 
 
 def arrivals(result: Json) -> str:
@@ -56,27 +44,6 @@ def arrivals(result: Json) -> str:
     return markdown(columns, rows) if rows else ""
 
 
-_LANES = {
-    "splits": ("wanted", "part", "left", "says"),
-    "rates": ("load", "processors", "a_second"),
-    "stays": ("load", "eager_ratio", "eager", "recorded_ratio", "recorded", "says"),
-    "partitions": ("asked", "came", "shares", "refusal", "refused_splits"),
-    "company": ("partition", "share", "draft", "verify", "speed_up", "draft_slowdown", "verify_slowdown", "says"),
-    "matrix": (
-        "asked",
-        "partition",
-        "share",
-        "sequences",
-        "rows_each",
-        "context",
-        "draft_ms",
-        "verify_ms",
-        "draft_slowdown",
-        "verify_slowdown",
-        "speed_up",
-        "says",
-    ),
-}
 _OVERLAP = (
     "drafter",
     "partition",
@@ -96,7 +63,6 @@ _CO_RUN = (
     "asked",
     "came",
     "refusal",
-    "costs",
     "share",
     "context",
     "rows",
@@ -171,10 +137,10 @@ def page(records: Sequence[Record], dry_run: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(table: Table, found: dict[str, Json], name: str | None) -> str:
+def _shown(table: Table, found: dict[str, Json], name: str) -> str:
     """What a phase that was broken off has kept need not suffice for its table; the rest of the page stands."""
     try:
-        return table(found if name is None else found.get(name, {}))
+        return table(found.get(name, {}))
     except (KeyError, TypeError, ValueError) as error:
         return f"What was kept makes no table: {type(error).__name__}: {error}"
 
@@ -292,8 +258,8 @@ def _times(row: Json | None) -> str:
     return f"{row['times_off']:.2f}x (γ {row['gamma']:.1f})"
 
 
-def vllm_beside(result: Json) -> str:
-    """Beside FASER's own of the same turn."""
+def vllm_side_by_side(result: Json) -> str:
+    """Next to FASER's own of the same turn."""
     if "not there" in result:
         return f"vLLM is not there: {_short(result['not there'])}"
     rows = [
@@ -314,21 +280,6 @@ def vllm_beside(result: Json) -> str:
     return markdown(("configuration", "sequences", "vLLM", "FASER", "FASER over vLLM"), rows) if rows else ""
 
 
-def _predictions(found: dict[str, Json]) -> str:
-    """Side by side, of the phases that there are."""
-    rows = [
-        (each.phase, each.about, each.figure, f"{each.expected:g}", _or_dash(value), state)
-        for each in PREDICTIONS
-        if each.phase in found
-        for value, state in [each.judged(found)]
-    ]
-    return markdown(("phase", "cell", "figure", "predicted", "measured", ""), rows) if rows else ""
-
-
-def _or_dash(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
-
-
 def _spread(times: Json) -> str:
     return f"{times['p10']:.3f} / {times['median']:.3f} / {times['p90']:.3f}"
 
@@ -338,8 +289,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 160 else f"{text[:160]}…"
 
 
-# Title, phase whose result the table shows (None: of all phases), and the table.
-_TABLES: tuple[tuple[str, str | None, Table], ...] = (
+# Title, phase whose result the table shows, and the table.
+_TABLES: tuple[tuple[str, str, Table], ...] = (
     ("Checks", "checks", _checks),
     ("Plain decoding", "plain", partial(_plain, name="target")),
     ("The draft model alone", "draft", partial(_plain, name="draft")),
@@ -347,9 +298,7 @@ _TABLES: tuple[tuple[str, str | None, Table], ...] = (
     ("Drafting and verifying", "cycle", _cycle),
     ("Policies at given acceptance: times policy off", "policies", partial(_policies, about="acceptance")),
     ("Policies over real text: times policy off", "real_text", partial(_policies, about="sampling")),
-    ("Lanes: a device in parts", "lanes", lanes),
     ("Drafting ahead: times drafting before the step", "overlap", overlap),
     ("Arrivals of a trace: against fixed:3", "arrivals", arrivals),
-    ("vLLM beside it: tokens/s", "vllm", vllm_beside),
-    ("What was predicted, and what was measured", None, _predictions),
+    ("vLLM and FASER: tokens/s", "vllm", vllm_side_by_side),
 )

@@ -1,15 +1,12 @@
-"""Moments on the device's own clock, so that what is timed need not be waited for; and how times are summed up.
+"""Steps of a runner and of an engine, timed on the device's own clock: what is timed need not be waited for.
 
-Steps of a runner with nothing around them: a forward of a made-up layout, and the choice of a token a row.
+Of a runner: a forward of a made-up layout, and the choice of a token a row. One is launched before the one before
+it is read, as an engine with steps in flight does it, so that times are the device's as long as the host is
+faster. This writes into blocks of the cache: no sequence may be running, and what the prefix cache holds of them
+is void afterwards.
 
-One is launched before the one before it is read, as an engine with steps in flight does it, so that times are the
-device's as long as the host is faster. Writes into blocks of the cache: no sequence may be running, and what the
-prefix cache holds of them is void afterwards.
-
-Sequences that run without an end, a fixed number at a time, and the steps that they take while measured.
-
-Owns the requests of one engine and the loop over its steps. Prompts are computed when sequences start, or come
-from the prefix cache, and are never timed. Knows neither policies nor models.
+Of an engine: sequences that run without an end, a fixed number at a time, and the steps that they take while
+measured. Prompts are computed when sequences start, or come from the prefix cache.
 """
 
 import itertools

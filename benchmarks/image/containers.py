@@ -1,9 +1,6 @@
-"""Containers of FASER's image, driven through the command line of podman or docker.
+"""Containers of FASER's image, driven through the command line of podman or docker, and clients of their servers.
 
-Clients of a server in a container: OpenAI's package from outside, and a stream that is read while it stops.
-
-The chart's pod and the compose file's service, started by podman: no cluster and no Docker engine is needed.
-
+The chart's pod and the compose file's service are started by podman: no cluster and no Docker engine is needed.
 podman runs no probes and no preStop, so the probes' URLs are asked here. It knows no Service.
 """
 
@@ -29,7 +26,7 @@ PYTHON = "/opt/faser/bin/python"
 GRACE_S = 30
 _READY_TIMEOUT_S = 180.0
 _EMPTY_LAYER = 4096
-# As a cautious operator runs it. docker has no writable folder then; podman would add some, were it not told.
+# As a cautious operator runs it. docker has no writable folder then; podman would add some.
 LOCKED_DOWN = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 _MEMORY = """
 import os, pathlib

@@ -1,6 +1,7 @@
 """Times attention over keys and values in bfloat16 and in int8, at contexts of 1,024 to 8,192 tokens.
 
-    python -m benchmarks.kernels.attention OUT.json [--threads 2] [--rounds 9] [--heads 9x3x64 12x2x128] [--library FILE]
+    python -m benchmarks.kernels.attention OUT.json [--threads 2] [--rounds 9] [--heads 9x3x64 12x2x128]
+        [--library FILE]
 
 Kinds of step: one row, eight rows of as many sequences, and 256 rows that read a prompt. Each is run over as many
 layers as have 256 MiB of keys and values in bfloat16, so that these come from memory. Types take turns, round by
@@ -8,8 +9,6 @@ round; medians are kept. `append` is what rotating queries and keys and storing 
 query heads x KV heads x head size; the defaults are those of SmolLM2-135M and Qwen2.5-1.5B.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.runner import command_line, write_json
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.isa import detect_isa
@@ -32,7 +32,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=9)
@@ -55,7 +55,7 @@ def main() -> None:
                     print(" ".join(f"{key}={value}" for key, value in record.items()), flush=True)
                     found.append(record)
     report = {"isa": detect_isa(), "threads": args.threads, "rounds": args.rounds, "times_us_a_layer": found}
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(args.out, report)
 
 
 def _measure(

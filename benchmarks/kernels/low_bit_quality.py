@@ -17,7 +17,6 @@ Documents are cut into windows of --tokens tokens; of each the first 32 are cont
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, quants
 from rich.progress import track
 
+from benchmarks.runner import CHECKOUT, command_line, write_json
 from faser.config.environment import cache_dir
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.text.tokenizer import load_tokenizer
@@ -35,13 +35,13 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from tests.engine.execution.models.paged import PagedModel
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = CHECKOUT
 _CONTEXT = 32
 _CHUNK = 256  # rows a step
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--windows", type=int, default=60, help="how many")
@@ -64,7 +64,7 @@ def main() -> None:
         "tokens": len(windows) * (arguments.tokens - _CONTEXT - 1),
         "arms": found,
     }
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(arguments.out, report)
     for name, each in found.items():
         print(f"{name:19}", *(f"{key} {value:.4f}" for key, value in each.items()), sep="  ")
 

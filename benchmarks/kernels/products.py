@@ -1,4 +1,4 @@
-"""Measures products with low-bit weights beside bfloat16 ones and torch's own, and writes what it saw as JSON.
+"""Measures products with low-bit weights next to bfloat16 ones and torch's own, and writes what it saw as JSON.
 
     python benchmarks/kernels/products.py OUT.json [--threads 2] [--rounds 9] [--size 1536x1536] [--rows 1 4 16]
 
@@ -11,8 +11,6 @@ torch's arms: `int4` is `_weight_int4pack_mm_for_cpu` in groups of 32; `int8` is
 that neither quantises its input nor applies scales, hence less than a layer needs.
 """
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -24,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.runner import command_line, write_json
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.isa import LOW_BIT_INSTRUCTIONS, detect_isa
@@ -38,7 +37,7 @@ Run = Callable[[int], object]  # multiplies by one copy of the weight
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=9)
@@ -60,7 +59,7 @@ def main() -> None:
             "read_gb_s": round(read_bandwidth(args.threads, TOTAL_BYTES), 1),
             "rows": [_measured(arms, rows, args.rounds, 2.0 * columns * depth) for rows in args.rows],
         }
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(args.out, found)
 
 
 class _Native:

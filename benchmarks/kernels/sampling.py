@@ -1,6 +1,7 @@
 """What choosing tokens costs, by the sampler and for drafts: natively, by tensor operations, and as it was before.
 
-    python -m benchmarks.kernels.sampling OUT.json [--base CHECKOUT] [--rows 1,4,16,64] [--seconds 0.4] [--threads 2]
+    python -m benchmarks.kernels.sampling OUT.json [--base CHECKOUT] [--rows 1,4,16,64] [--seconds 0.4]
+        [--threads 2]
 
 Times `Sampler.sample`, its Python included, over a vocabulary of 49,152 in which a dozen tokens stand out, on
 one torch thread, and what a pass of a draft model adds to sample its tokens. Each figure
@@ -13,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.runner import run_program
+from benchmarks.runner import CHECKOUT, command_line, run_program, write_json
 
 RUN = """
 import json, sys, time
@@ -100,14 +101,14 @@ print(json.dumps(found))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--base", type=Path, help="checkout of another version, with native kernels")
     parser.add_argument("--rows", default="1,4,16,64")
     parser.add_argument("--seconds", type=float, default=0.4, help="of each figure (default 0.4)")
     parser.add_argument("--threads", type=int, default=2, help="of the native kernels (default 2)")
     options = parser.parse_args()
-    here = Path(__file__).parent.parent
+    here = CHECKOUT
     result: dict[str, object] = {
         "command": "python -m benchmarks.kernels.sampling " + " ".join(sys.argv[1:]),
         "unit": "us a row, least of many calls",
@@ -117,7 +118,7 @@ def main() -> None:
     }
     if options.base is not None:
         result["base"] = _measured(options.base, options.threads, options)
-    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, result)
     print(json.dumps(result, indent=2))
 
 

@@ -2,7 +2,7 @@
 
 Compiles a loop of independent vpdpbusd (and one of vdpbf16ps) with 512-bit vectors, and runs it on every thread.
 
-Where the time of a whole step goes with weights as a GGUF file stores them, beside the same file in bfloat16.
+Where the time of a whole step goes with weights as a GGUF file stores them, and of the same file in bfloat16.
 
     python -m benchmarks.kernels.steps MODEL.gguf OUT.json [--rounds 9] [--rows 1 4 16] [--prompts 256 1024]
         [--llama-bench FILE] [--library NAME=FILE]
@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.products import read_bandwidth
+from benchmarks.runner import command_line, write_json
 from faser.config.environment import cache_dir
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
@@ -117,7 +118,7 @@ Record = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -150,7 +151,7 @@ def main() -> None:
         llama += [_llama(args.llama_bench, args.model, args)]
     if args.llama_bench is not None:
         found["llama.cpp tok/s"] = {key: [each[key] for each in llama] for key in llama[0]}
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(args.out, found)
 
 
 class _Arm:

@@ -3,7 +3,6 @@
 python -m benchmarks.models.bfloat16_checkpoint MODEL.gguf DIRECTORY
 """
 
-import argparse
 import json
 import math
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.runner import command_line
 from faser.engine.checkpoints.embedded import write_settings
 from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
 from faser.engine.checkpoints.gguf.weights import GgufSource
@@ -21,7 +21,7 @@ _ALIGNMENT = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()

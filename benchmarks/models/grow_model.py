@@ -15,7 +15,6 @@ Embedding and head part, because the last norm can be folded into one of them on
 Owns the arithmetic and the files; knows no engine. Tensors are made a layer at a time: memory peaks below 2 GiB.
 """
 
-import argparse
 import json
 import math
 import shutil
@@ -29,10 +28,10 @@ from rich.progress import track
 from safetensors.torch import save_file
 from torch import Tensor
 
-from faser.config.environment import cache_dir
+from benchmarks.engines import model_directory
+from benchmarks.runner import command_line, write_json
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.loader import open_source
 from faser.engine.execution.models.weights import WeightSource
@@ -44,7 +43,7 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--source", help="checkpoint directory to start from (default: the embedded model)")
     parser.add_argument(
@@ -54,7 +53,7 @@ def main() -> None:
     parser.add_argument("--drafter", action="store_true", help="do not grow: write the noisy source (noise 0.05)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     options = parser.parse_args()
-    directory = resolve(options.source, cache_dir(), progress=lambda _stage, _done, _total: None)
+    directory = model_directory(options.source)
     noise = options.noise if options.noise is not None else (0.05 if options.drafter else 0.0)
     source = NoisySource(open_source(directory), noise)
     dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
@@ -74,7 +73,7 @@ def grow_model(directory: Path, source: WeightSource, out: Path, hidden: int, dt
 
 
 def copy_model(directory: Path, source: WeightSource, out: Path, dtype: torch.dtype) -> None:
-    """Write source's tensors as they are, with all that lies beside them."""
+    """Write source's tensors as they are, with all that lies next to them."""
     spec = read_model_config(directory).spec
     copied = {name: source.get(name).to(dtype) for name in tensors.tensor_shapes(spec)}
     _write(directory, out, spec, dtype, iter((copied,)))
@@ -244,7 +243,7 @@ def _write(
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    write_json(path, content)
 
 
 if __name__ == "__main__":

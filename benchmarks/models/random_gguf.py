@@ -6,13 +6,13 @@ The vocabulary and its merges come from another file: llama.cpp has models/ggml-
 tensors. What the model says means nothing; its start and its steps take as long as those of the real one.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
+from benchmarks.runner import command_line
 from faser.engine.checkpoints.gguf.file import GgufFile
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, VOCABULARY = 1536, 8960, 12, 2, 151_936
@@ -23,7 +23,7 @@ _Bytes = npt.NDArray[np.uint8]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("vocabulary", type=Path)
     parser.add_argument("--layers", type=int, default=28)

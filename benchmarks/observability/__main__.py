@@ -1,6 +1,4 @@
-"""The results as a page: what each panel and rule gave, and which alerts each fault fired.
-
-Tries the monitoring of deploy/ for real; see the package.
+"""Tries the monitoring of deploy/ on a running server, and writes a page of what it showed.
 
 Starts the default model on 127.0.0.1, asks it for mixed answers, and lets a Prometheus scrape it with the
 configuration and the rules of deploy/: once a second, and with windows `--scale` times shorter, so that an alert
@@ -11,8 +9,6 @@ alerts and no wrong ones. Ends with status 1 where that is not so.
 
 import argparse
 import asyncio
-import json
-import os
 import re
 import sys
 import tempfile
@@ -26,7 +22,7 @@ import yaml
 from benchmarks.observability.faults import FAULTS, Fault, Load, speculation
 from benchmarks.observability.prometheus import DEPLOY, Prometheus, panels, reason_to_be_empty
 from benchmarks.prompts import load_prompts
-from benchmarks.runner import describe_machine, git_commit
+from benchmarks.runner import about, command_line, write_json
 from benchmarks.servers import WatchedServer
 
 
@@ -89,8 +85,8 @@ _BETWEEN_S = 15.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="a JSON file; the table goes beside it, as .md")
+    parser = command_line(__doc__)
+    parser.add_argument("out", type=Path, help="a JSON file; the table goes next to it, as .md")
     parser.add_argument("--prompts", type=Path, help="questions in Spec-Bench's format; else a few of its own")
     parser.add_argument("--sheets", type=Path, help="a folder for pictures of the dashboards; needs matplotlib")
     parser.add_argument("--scale", type=float, default=20.0, help="windows of rules are this many times shorter")
@@ -110,17 +106,11 @@ def main(arguments: Sequence[str]) -> int:
             Path(folder), server.url.removeprefix("http://"), asked.scale, patient=asked.patient
         ) as prometheus,
     ):
-        server.wait_ready()
+        server.wait_until_healthy(route="/ready")
         found = asyncio.run(_try(server, prometheus, prompts, asked))
-    about = {
-        "machine": describe_machine(sorted(os.sched_getaffinity(0))),
-        "commit": git_commit(),
-        "scale": asked.scale,
-        "patient": asked.patient,
-    }
-    found = {**about, **found}
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    head = about("benchmarks.observability", arguments)
+    found = {**head, "scale": asked.scale, "patient": asked.patient, **found}
+    write_json(asked.out, found)
     text = render(found)
     asked.out.with_suffix(".md").write_text(text)
     print(text)

@@ -1,7 +1,4 @@
-"""Mixed requests, one after another: chats, code, samples, streams, classes, clients that leave or err.
-
-Faults, each with the alerts that must fire, those that may, and by exclusion those that must not.
-"""
+"""A mixed load of requests, and faults, each with the alerts that must fire, those that may, and no others."""
 
 import asyncio
 import contextlib

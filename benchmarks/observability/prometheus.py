@@ -1,6 +1,6 @@
 """A Prometheus with the configuration and the rules of deploy/, whose windows are `scale` times shorter.
 
-The expressions of every dashboard, with the variables filled in as Grafana fills them for "All".
+And the panels of every dashboard, with the variables filled in as Grafana fills them for "All".
 """
 
 import json

@@ -1,8 +1,7 @@
-"""From exchanges to numbers: one measurement per system, round and concurrency; medians and ratios over rounds.
+"""From exchanges to results: a measurement per system, round and concurrency; medians and ratios over the rounds.
 
-Owns what is computed from the times, and the bars that FASER is held to. Pure functions of plain values.
-
-Results for people and programs: a table, a JSON document, a bar chart in SVG.
+Owns what is computed from the times, the bars that FASER is held to, and how both are shown: a table, a JSON
+document and a bar chart in SVG. Pure functions of plain values.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from html import escape
 from statistics import median
 from typing import Any
 
+from benchmarks.cells import Spread
 from benchmarks.peers.llamacpp import QUANTISED
 from benchmarks.peers.load import Exchange
 
@@ -36,15 +36,6 @@ class Measurement:
     tpot_s: float
     itl_s: float
     foreign_cores: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Median, least and greatest of one number over the rounds."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,17 +102,12 @@ def check_same_work(measurements: Iterable[Measurement]) -> None:
             )
 
 
-def spread(values: Iterable[float]) -> Spread:
-    ordered = sorted(values)
-    return Spread(median=median(ordered), low=ordered[0], high=ordered[-1])
-
-
 def speeds(measurements: Iterable[Measurement]) -> dict[tuple[str, int], Spread]:
     """Output tokens/s by system and concurrency."""
     found: dict[tuple[str, int], list[float]] = {}
     for one in measurements:
         found.setdefault((one.system, one.concurrency), []).append(one.output_tokens_per_s)
-    return {key: spread(values) for key, values in found.items()}
+    return {key: Spread.of(values) for key, values in found.items()}
 
 
 def ratios(measurements: Iterable[Measurement], system: str = FASER) -> dict[tuple[str, int], Spread]:
@@ -134,7 +120,7 @@ def ratios(measurements: Iterable[Measurement], system: str = FASER) -> dict[tup
         for other, rate in rates.items():
             if system in rates and other != system:
                 found.setdefault((other, concurrency), []).append(rates[system] / rate)
-    return {key: spread(values) for key, values in found.items()}
+    return {key: Spread.of(values) for key, values in found.items()}
 
 
 def same_file(measurements: Sequence[Measurement]) -> dict[tuple[str, int], Spread]:
@@ -148,7 +134,7 @@ def same_file(measurements: Sequence[Measurement]) -> dict[tuple[str, int], Spre
     return found
 
 
-def verdicts(measurements: Sequence[Measurement]) -> list[tuple[Bar, float, bool]]:
+def bar_outcomes(measurements: Sequence[Measurement]) -> list[tuple[Bar, float, bool]]:
     """Each bar whose ratio was measured, with its median ratio and whether that reaches the bar."""
     found = {of: ratios(measurements, of) for of in {bar.of for bar in BARS}}
     measured = [(bar, found[bar.of].get((bar.system, bar.concurrency))) for bar in BARS]
@@ -193,7 +179,7 @@ def table(measurements: Sequence[Measurement]) -> str:
     lines += [
         f"bar: {bar.of} {bar.factor:g} x {bar.system} at {bar.concurrency}: {ratio_found:.2f}, "
         f"{'met' if met else 'MISSED'}"
-        for bar, ratio_found, met in verdicts(measurements)
+        for bar, ratio_found, met in bar_outcomes(measurements)
     ]
     return "\n".join(lines)
 
@@ -206,7 +192,7 @@ def document(measurements: Sequence[Measurement], about: Mapping[str, Any]) -> d
         "faser_over": _nested(ratios(measurements)),
         "faser_off_over": _nested(ratios(measurements, FASER_OFF)),
         "same_file": _nested(same_file(measurements)),
-        "bars": [{**asdict(bar), "ratio": ratio, "met": met} for bar, ratio, met in verdicts(measurements)],
+        "bars": [{**asdict(bar), "ratio": ratio, "met": met} for bar, ratio, met in bar_outcomes(measurements)],
         "measurements": [asdict(one) for one in measurements],
     }
 

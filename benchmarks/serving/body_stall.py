@@ -1,15 +1,17 @@
 """How long hostile bodies of up to 32 MiB keep other requests waiting. No model: the front-end alone.
 
-python -m benchmarks.serving.body_stall [--out FILE]. A process of its own asks for /version again and again while another
-one posts a body; the longest wait for an answer is the stall. The server has the switch interval of `faser serve`.
+    python -m benchmarks.serving.body_stall [--out FILE]
+
+A process of its own asks for /version again and again while another one posts a body; the longest wait for an
+answer is the stall. The server has the switch interval of `faser serve`.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.runner import command_line, write_json
 from tests.api.server import serving
 from tests.fake_engine import FakeEngine
 
@@ -61,7 +63,7 @@ def bodies() -> dict[str, tuple[str, bytes]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.body_stall", description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, help="file for the milliseconds, as JSON")
     options = parser.parse_args()
     sys.setswitchinterval(_SWITCH_S)
@@ -87,10 +89,9 @@ def main() -> None:
             size_mib = round(len(body) / 2**20, 1)
             stalls_ms[name] = {"mib": size_mib, "status": int(sent.stdout), "stall_ms": worst_ms()}
         probe.kill()
-    report = json.dumps(stalls_ms, indent=1) + "\n"
-    sys.stdout.write(report)
+    print(json.dumps(stalls_ms, indent=1))
     if options.out is not None:
-        options.out.write_text(report, encoding="utf-8")
+        write_json(options.out, stalls_ms)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ does the server know the text of an answer, or its shuffled tokens? The median t
 docs/security.md. Exit status 1: something was learned.
 """
 
-import argparse
 import json
 import random
 import secrets
@@ -29,16 +28,18 @@ from typing import Any
 
 import httpx
 
+from benchmarks.runner import command_line
+
 _CONTEXT = 8
 _GUESSED = 2
-_SAID = _GUESSED + 1  # a draft is judged in the step after the one that it continues
+_SAID = _GUESSED + 1  # a draft is verified in the step after the one that it continues
 _ROUTE = "/v1/completions"
 _TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A prompt of the attacker's. is_right: the victim was told exactly this.
+    """A prompt of the attacker's. is_right: the victim got exactly this.
 
     guess: the tokens that the attacker makes the model say; none: it asks for the prompt alone.
     trace: the attacker also asks where each token comes from, which the server refuses where answers are shared.
@@ -162,14 +163,14 @@ def attack(
     """
     rng = random.Random(seed)
     texts = [_told(victim, number, tokens, salt=secrets.token_hex()) for number in range(answers)]
-    guesses = [replace(each, trace=trace) for each in _guesses([told for _, told in texts], probes, rng)]
+    guesses = [replace(each, trace=trace) for each in _guesses([answer for _, answer in texts], probes, rng)]
     before = [observe(attacker, each) for each in guesses]
     if [_told(victim, number, tokens, salt=None) for number in range(answers)] != texts:
         raise ValueError("the victim's answers are not those of the same requests before: nothing can be compared")
     after = [observe(attacker, each) for each in guesses]
     right = [seen for guess, seen in zip(guesses, after, strict=True) if guess.is_right]
     wrong = [seen for guess, seen in zip(guesses, after, strict=True) if not guess.is_right]
-    known, unknown = _prompts([(*prompt, *told) for prompt, told in texts], attacker, rng)
+    known, unknown = _prompts([(*prompt, *answer) for prompt, answer in texts], attacker, rng)
     return Findings(
         num_right=len(right),
         num_wrong=len(wrong),
@@ -214,14 +215,14 @@ def _told(
 
 def _guesses(answers: Sequence[tuple[int, ...]], probes: int, rng: random.Random) -> list[Probe]:
     places = [
-        (told[at - _CONTEXT : at], told[at : at + _GUESSED])
-        for told in answers
-        for at in range(_CONTEXT, len(told) - _GUESSED)
-        if len({*told[at - _CONTEXT : at + _GUESSED]}) == len({*told[at - _CONTEXT : at]}) + _GUESSED
+        (answer[at - _CONTEXT : at], answer[at : at + _GUESSED])
+        for answer in answers
+        for at in range(_CONTEXT, len(answer) - _GUESSED)
+        if len({*answer[at - _CONTEXT : at + _GUESSED]}) == len({*answer[at - _CONTEXT : at]}) + _GUESSED
     ]
     if len(places) < probes:
         raise ValueError(f"the answers have {len(places)} places to guess at; {probes} probes need as many")
-    others = [token for told in answers for token in told]
+    others = [token for answer in answers for token in answer]
     found = []
     for number, (context, guess) in enumerate(rng.sample(places, probes)):
         if number % 2 == 0:
@@ -277,7 +278,7 @@ def table(found: Findings) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--victim-key", default="none")
     parser.add_argument("--attacker-key", default="none")

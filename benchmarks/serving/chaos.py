@@ -1,4 +1,4 @@
-"""A server left alone with the world: mixed load, hostile clients, and engines that are killed and hang.
+"""A server under mixed load: hostile clients, and engines that are killed and hang.
 
     python -m benchmarks.serving.chaos [OUT.json] [--minutes 10] [--clients 64] [--seed 0] [--kills 3] [--hangs 1]
         [--model MODEL] [--server-args 'FLAGS']
@@ -16,11 +16,8 @@ SIGTERM ends it with status 0. The exit status is 1 if a promise is broken. OUT.
 written either way.
 """
 
-import argparse
 import asyncio
 import contextlib
-import json
-import os
 import random
 import shlex
 import sys
@@ -31,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runner import describe_machine, git_commit, portable
+from benchmarks.runner import about, command_line, portable, write_json
 from benchmarks.servers import WatchedServer
 from benchmarks.serving.chaos_clients import ACTIONS, ERROR, Violation, Visit, act, answer, http_client
 from benchmarks.serving.chaos_report import HANG, KILL, Outcome, broken_promises, document, picture, strike, watch
@@ -66,7 +63,7 @@ class Wanted:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path, nargs="?", default=OUT)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=64)
@@ -85,16 +82,14 @@ def main(arguments: Sequence[str]) -> int:
         flags=(*([options.model] if options.model else []), *shlex.split(options.server_args)),
     )
     outcome = run(wanted)
-    about = {
-        "command": portable(shlex.join(["python", "-m", "benchmarks.serving.chaos", *arguments])),
-        "commit": git_commit(),
-        "machine": describe_machine(sorted(os.sched_getaffinity(0))),
+    head = {
+        **about("benchmarks.serving.chaos", arguments),
         "server": portable(shlex.join(["faser", "serve", *wanted.server_flags])),
         "seconds": wanted.seconds,
         "clients": wanted.clients,
         "seed": wanted.seed,
     }
-    write(options.out, about, outcome)
+    write(options.out, head, outcome)
     broken = broken_promises(outcome)
     print(
         "\n".join(broken) or f"{outcome.counts.total()} requests, {len(outcome.faults)} faults: all promises kept"
@@ -103,9 +98,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(wanted: Wanted) -> Outcome:
-    """Start a server, let the world at it, and stop it."""
+    """Start a server, run the load and the faults, and stop it."""
     with tempfile.TemporaryDirectory() as folder, WatchedServer(Path(folder), wanted.server_flags) as server:
-        server.wait_ready()
+        server.wait_until_healthy(route="/ready")
         asyncio.run(_warm_up(server, wanted))
         outcome = Outcome(before=server.idle_holdings(), engine_timeout_s=wanted.engine_timeout_s)
         asyncio.run(_chaos(server, wanted, outcome))
@@ -116,9 +111,8 @@ def run(wanted: Wanted) -> Outcome:
     return outcome
 
 
-def write(out: Path, about: dict[str, Any], outcome: Outcome) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document(about, outcome), indent=1) + "\n", encoding="utf-8")
+def write(out: Path, head: dict[str, Any], outcome: Outcome) -> None:
+    write_json(out, document(head, outcome))
     out.with_suffix(".svg").write_text(picture(outcome), encoding="utf-8")
 
 

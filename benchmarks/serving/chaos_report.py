@@ -190,8 +190,8 @@ def document(about: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
         "ready_bar_s": READY_BAR_S,
         "memory_growth": {process: round(grown, 4) for process, grown in outcome.growths.items()},
         "memory_growth_bar": GROWTH_BAR,
-        "before": outcome.before.as_json(),
-        "after": None if outcome.after is None else outcome.after.as_json(),
+        "before": asdict(outcome.before),
+        "after": None if outcome.after is None else asdict(outcome.after),
         "exit_status": outcome.exit_status,
         "samples": {
             "columns": ["at_s", "front_end_mb", "engine_mb", "descriptors"],

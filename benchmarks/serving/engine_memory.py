@@ -11,11 +11,8 @@ both.
 
 import argparse
 import asyncio
-import json
-import os
 import random
 import re
-import shlex
 import sys
 import tempfile
 import time
@@ -26,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.runner import describe_machine, git_commit, portable
+from benchmarks.runner import about, command_line, write_json
 from benchmarks.servers import WatchedServer
 from benchmarks.serving.chaos_clients import http_client
 from faser.bench.chart import Chart
@@ -54,7 +51,7 @@ class Point:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=300.0, help="of each arm")
     parser.add_argument("--clients", type=int, default=4)
@@ -65,13 +62,10 @@ def main(arguments: Sequence[str]) -> None:
         for arm, flags in ARMS.items()
     }
     result = {
-        "command": portable(shlex.join(["python", "-m", "benchmarks.serving.engine_memory", *arguments])),
-        "commit": git_commit(),
-        "machine": describe_machine(sorted(os.sched_getaffinity(0))),
+        **about("benchmarks.serving.engine_memory", arguments),
         "arms": {arm: _summary(points) for arm, points in arms.items()},
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_json(options.out, result)
     options.out.with_suffix(".svg").write_text(_picture(arms), encoding="utf-8")
     for arm, points in arms.items():
         print(
@@ -82,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
 async def _churned(flags: Sequence[str], options: argparse.Namespace) -> list[Point]:
     """What one server's engine held while clients came and went."""
     with tempfile.TemporaryDirectory() as folder, WatchedServer(Path(folder), flags) as server:
-        server.wait_ready()
+        server.wait_until_healthy(route="/ready")
         async with http_client(server.url) as http:
             pool = await _pool(http)
             points: list[Point] = []

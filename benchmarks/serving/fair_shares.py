@@ -1,4 +1,4 @@
-"""How long one client waits beside another's request of many prompts, against running servers.
+"""How long one client waits while another's request of many prompts runs, against running servers.
 
     python -m benchmarks.serving.fair_shares OUT.json --arm before=http://127.0.0.1:8001 --arm now=http://127.0.0.1:8000
 
@@ -10,24 +10,23 @@ key.
 """
 
 import argparse
-import json
-import shlex
 import statistics
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from benchmarks.runner import about, command_line, interleaved, named, write_json
 
 _TIMEOUT_S = 600.0
 _LEAST_ALONE = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument(
         "--arm", action="append", required=True, type=arm, metavar="NAME=URL", help="may be repeated"
@@ -43,15 +42,13 @@ def main() -> None:
         rounds=given.rounds,
         num_prompts=given.prompts,
         max_tokens=given.max_tokens,
-        report=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    command = shlex.join(["python", "-m", "benchmarks.serving.fair_shares", *sys.argv[1:]])
-    given.out.write_text(json.dumps({"command": command, **found}, indent=1) + "\n", encoding="utf-8")
+    write_json(given.out, {**about("benchmarks.serving.fair_shares"), **found})
 
 
 def arm(text: str) -> tuple[str, str]:
-    name, equals, url = text.partition("=")
-    if not (name and equals and url.startswith("http")):
+    name, url = named(text)
+    if not url.startswith("http"):
         raise argparse.ArgumentTypeError(
             f"it is {text}; it must be a name and a URL, such as now=http://127.0.0.1:8000"
         )
@@ -65,28 +62,29 @@ def compare(
     rounds: int,
     num_prompts: int,
     max_tokens: int,
-    report: Callable[[str], None],
 ) -> dict[str, Any]:
     """The rounds of every arm, in turn, and the medians over the rounds. arms: URLs by name."""
-    all_rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
-    for number in range(rounds):
-        for name, url in arms.items():
-            many, one = (
-                httpx.Client(
-                    base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S, trust_env=False
-                )
-                for key in keys
+
+    def run(_setting: Mapping[str, Any], name: str, _round: int) -> dict[str, Any]:
+        many, one = (
+            httpx.Client(
+                base_url=arms[name],
+                headers={"Authorization": f"Bearer {key}"},
+                timeout=_TIMEOUT_S,
+                trust_env=False,
             )
-            with many, one:
-                found = measure(many, one, num_prompts, max_tokens)
-            all_rounds[name].append(found)
-            report(f"round {number + 1} of {rounds}, {name}: {json.dumps(found)}")
+            for key in keys
+        )
+        with many, one:
+            return measure(many, one, num_prompts, max_tokens)
+
+    (cell,) = interleaved([{"prompts": num_prompts}], list(arms), rounds, run)
     return {
         "prompts": num_prompts,
         "max_tokens": max_tokens,
         "rounds": rounds,
-        "medians": {name: medians(each) for name, each in all_rounds.items()},
-        "arms": all_rounds,
+        "medians": {name: medians(each) for name, each in cell.runs.items()},
+        "arms": dict(cell.runs),
     }
 
 
@@ -96,23 +94,23 @@ def medians(found: Sequence[dict[str, Any]]) -> dict[str, float]:
         "flood_s": round(statistics.median(each["flood_s"] for each in found), 3),
         **{
             f"{when}_{what}": round(statistics.median(each[when][what] for each in found), 3)
-            for when in ("alone", "beside")
+            for when in ("alone", "during")
             for what in ("p50_s", "max_s")
         },
     }
 
 
 def measure(many: httpx.Client, one: httpx.Client, num_prompts: int, max_tokens: int) -> dict[str, Any]:
-    """Seconds: of the flood, and of the second client's requests alone and beside it."""
+    """Seconds: of the flood, and of the second client's requests alone and during it."""
     flood = [f"Question {i}: what is {i} times {i + 1}?" for i in range(num_prompts)]
     alone = ask_while(one, max_tokens, lambda asked: asked < _LEAST_ALONE)
     took: list[float] = []
     thread = threading.Thread(target=lambda: took.append(seconds(many, flood, max_tokens)))
     thread.start()
     time.sleep(0.5)  # the flood is tokenised and queued
-    beside = ask_while(one, max_tokens, lambda asked: not asked or thread.is_alive())
+    during = ask_while(one, max_tokens, lambda asked: not asked or thread.is_alive())
     thread.join()
-    return {"flood_s": round(took[0], 3), "alone": summary(alone), "beside": summary(beside)}
+    return {"flood_s": round(took[0], 3), "alone": summary(alone), "during": summary(during)}
 
 
 def ask_while(client: httpx.Client, max_tokens: int, goes_on: Callable[[int], bool]) -> list[float]:

@@ -8,22 +8,19 @@ alike; an idle server costs little. Step times are the engine's own, from /metri
 every load takes the same steps on either server; each has a cache_salt of its own.
 """
 
-import argparse
 import contextlib
-import json
 import re
-import shlex
-import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.runner import in_turn, ratio
+from benchmarks.runner import about, command_line, interleaved, write_json
 
 _QUESTIONS = (
     "Explain how photosynthesis works, step by step.",
@@ -34,7 +31,7 @@ _QUESTIONS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--without", required=True, metavar="URL")
     parser.add_argument("--with", dest="watched", required=True, metavar="URL")
@@ -50,9 +47,8 @@ def main() -> None:
         num_requests=given.requests,
         max_tokens=given.max_tokens,
     )
-    command = shlex.join(["python", "-m", "benchmarks.serving.live_view", *sys.argv[1:]])
-    given.out.write_text(json.dumps({"command": command, **found}, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(found["with_over_without"]))
+    write_json(given.out, {**about("benchmarks.serving.live_view"), **found})
+    print(found["with_over_without"])
 
 
 def compare(
@@ -63,25 +59,21 @@ def compare(
     urls: of the servers `without` and `with` viewers.
     """
     viewers = {"without": 0, "with": num_viewers}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in viewers}
+
+    def run(_setting: Mapping[str, Any], name: str, _round: int) -> dict[str, float]:
+        return measure(urls[name], num_viewers=viewers[name], num_requests=num_requests, max_tokens=max_tokens)
+
     for url in urls.values():
         measure(url, num_viewers=0, num_requests=num_requests, max_tokens=max_tokens)  # fills caches
-    for number in range(rounds):
-        for name in in_turn(list(viewers), number):
-            found[name].append(
-                measure(urls[name], num_viewers=viewers[name], num_requests=num_requests, max_tokens=max_tokens)
-            )
+    (cell,) = interleaved([{"requests": num_requests}], list(viewers), rounds, run)
     return {
         "viewers": num_viewers,
         "requests": num_requests,
         "max_tokens": max_tokens,
         "with_over_without": {
-            what: ratio(
-                [each[what] for each in found["with"]], [each[what] for each in found["without"]]
-            ).rounded()
-            for what in ("step_s", "load_s")
+            what: cell.ratio("with", "without", itemgetter(what)).rounded() for what in ("step_s", "load_s")
         },
-        "rounds": found,
+        "rounds": dict(cell.runs),
     }
 
 

@@ -8,7 +8,6 @@ of a core that the live view takes, as Chromium counts it: all tasks of its main
 console says is printed, too. Needs `pip install playwright`, and Chromium (Debian: `apt install chromium`).
 """
 
-import argparse
 import asyncio
 import itertools
 import shutil
@@ -21,6 +20,8 @@ from typing import Any
 
 import httpx
 from playwright.sync_api import sync_playwright
+
+from benchmarks.runner import command_line
 
 _CHAT = (
     "Write a Python function that adds two numbers, then one that multiplies two numbers.",
@@ -42,7 +43,7 @@ _WAIT_MS = 120_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("url")
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()

@@ -6,7 +6,6 @@ its CPU time is not counted, that of the sending thread is.
     python -m benchmarks.serving.span_cost
 """
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -16,7 +15,8 @@ from multiprocessing.connection import Connection
 
 import httpx
 
-from benchmarks.runner import difference, in_turn
+from benchmarks.cells import difference
+from benchmarks.runner import command_line, in_turn
 from faser.api.app import ApiSettings, create_app
 from faser.metrics.server import Metrics
 from faser.tracing.opentelemetry import OpenTelemetryTracer
@@ -75,7 +75,7 @@ async def measure(url: str, *, rounds: int, requests: int) -> dict[str, dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--requests", type=int, default=500)
     arguments = parser.parse_args()

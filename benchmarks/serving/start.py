@@ -1,6 +1,7 @@
-"""Measures how long a server takes until it is ready, by part, and writes it as JSON.
+"""How long a server takes until it is ready, by part, and the memory of its processes at its peak.
 
-    python -m benchmarks.serving.start OUT.json [--starts 3] [--scenarios kept,measured,compiled,pair] [--flags "MODEL …"]
+    python -m benchmarks.serving.start OUT.json [--starts 3] [--scenarios kept,measured,compiled,pair]
+        [--flags "MODEL …"] [--load 64]
 
     kept       kernels and step times are kept from a start before
     measured   kernels are kept; step times are measured
@@ -9,9 +10,11 @@
 
 A part begins with a line of the server's log and ends with the next one. The first start of a scenario counts like
 the others: what it reads from the disk is in the system's cache once the start that fills the kept folder has run.
+--load: one more start, which then answers so many requests of some 1,500 prompt tokens and 64 tokens each, 16 at
+once, so that the KV pool fills; its peak is noted before and after.
 """
 
-import argparse
+import asyncio
 import json
 import os
 import shlex
@@ -22,11 +25,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.footprint import peak_bytes
+import httpx
+
+from benchmarks.runner import Json, about, command_line, write_json
+from benchmarks.servers import START_TIMEOUT_S, peak_bytes
 from faser.config.environment import cache_dir
 
 SCENARIOS = ("kept", "measured", "compiled", "pair")
@@ -40,22 +46,17 @@ _PARTS = {
     "step times": "measuring step times",
 }
 _READY = " ready at "
-_TIMEOUT_S = 600.0
-Record = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
     parser.add_argument("--flags", type=shlex.split, default=[], help="of faser serve, in one argument")
+    parser.add_argument("--load", type=int, default=0, metavar="REQUESTS")
     options = parser.parse_args()
-    result: Record = {
-        "flags": [each.rpartition("/")[2] for each in options.flags],
-        "load_before": os.getloadavg(),
-        "scenarios": {},
-    }
+    result: Json = about("benchmarks.serving.start") | {"scenarios": {}}
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder, "kept")
         _new_cache(kept)
@@ -66,11 +67,15 @@ def main() -> None:
             runs = [_run(scenario, kept, Path(folder, "cache"), options.flags) for _ in range(options.starts)]
             result["scenarios"][scenario] = _summary(runs)
             print(scenario, json.dumps(result["scenarios"][scenario]), flush=True)
+        if options.load:
+            loaded = _start(kept, options.flags, lambda url: asyncio.run(_load(url, options.load)))
+            result["load"] = {"requests": options.load, "peak_bytes": loaded["peak_bytes"]}
+            result["load"]["peak_after_load_bytes"] = loaded["peak_after_bytes"]
     result["load_after"] = os.getloadavg()
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(options.out, result)
 
 
-def _run(scenario: str, kept: Path, cache: Path, flags: Sequence[str]) -> Record:
+def _run(scenario: str, kept: Path, cache: Path, flags: Sequence[str]) -> Json:
     if scenario == "kept":
         return _start(kept, flags)
     _new_cache(cache)
@@ -78,7 +83,7 @@ def _run(scenario: str, kept: Path, cache: Path, flags: Sequence[str]) -> Record
         shutil.copytree(kept / "kernels", cache / "kernels")
     if scenario != "pair":
         return _start(cache, flags)
-    runs: list[Record] = []
+    runs: list[Json] = []
     threads = [threading.Thread(target=lambda: runs.append(_start(cache, flags))) for _ in range(2)]
     for each in threads:
         each.start()
@@ -94,7 +99,7 @@ def _new_cache(cache: Path) -> None:
     (cache / "models").symlink_to(cache_dir() / "models")
 
 
-def _start(cache: Path, flags: Sequence[str]) -> Record:
+def _start(cache: Path, flags: Sequence[str], load: Callable[[str], Any] | None = None) -> Json:
     """Start a server and end it. Returns the seconds of its parts, and the peak memory of both processes."""
     variables = {**os.environ, "FASER_CACHE_DIR": str(cache), "PYTHONUNBUFFERED": "1"}
     began_s = time.monotonic()
@@ -107,7 +112,7 @@ def _start(cache: Path, flags: Sequence[str]) -> Record:
         stderr=subprocess.STDOUT,
         text=True,
     ) as server:
-        killer = threading.Timer(_TIMEOUT_S, server.kill)
+        killer = threading.Timer(START_TIMEOUT_S, server.kill)
         killer.start()
         try:
             assert server.stdout is not None
@@ -115,7 +120,11 @@ def _start(cache: Path, flags: Sequence[str]) -> Record:
                 now_s = time.monotonic() - began_s
                 said.append(line)
                 if _READY in line:
-                    return {"ready_s": now_s, "parts": _parts(marks, now_s), "peak_bytes": peak_bytes(server)}
+                    found = {"ready_s": now_s, "parts": _parts(marks, now_s), "peak_bytes": peak_bytes(server.pid)}
+                    if load is not None:
+                        load(line.partition(_READY)[2].split()[0])
+                        found["peak_after_bytes"] = peak_bytes(server.pid)
+                    return found
                 for part, begins in _PARTS.items():
                     if begins and line.startswith(begins):
                         marks.setdefault(part, now_s)
@@ -126,13 +135,26 @@ def _start(cache: Path, flags: Sequence[str]) -> Record:
     raise SystemExit("".join(said))
 
 
+async def _load(url: str, num_requests: int) -> None:
+    limit = asyncio.Semaphore(16)
+    async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False) as client:
+
+        async def ask(number: int) -> None:
+            prompt = " ".join(f"{number} times {factor} makes {number * factor}." for factor in range(180))
+            body = {"prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+            async with limit:
+                (await client.post("/v1/completions", json=body)).raise_for_status()
+
+        await asyncio.gather(*map(ask, range(num_requests)))
+
+
 def _parts(marks: dict[str, float], ready_s: float) -> dict[str, float]:
     """Seconds of each part: from its first line to that of the next one."""
     ends = [*list(marks.values())[1:], ready_s]
     return {part: end - start for (part, start), end in zip(marks.items(), ends, strict=True)}
 
 
-def _summary(runs: list[Record]) -> Record:
+def _summary(runs: list[Json]) -> Json:
     """Medians over the starts, seconds rounded."""
     parts = {
         part: round(statistics.median(run["parts"].get(part, 0.0) for run in runs), 2) for part in runs[0]["parts"]

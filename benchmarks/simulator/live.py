@@ -1,13 +1,8 @@
-"""Compares the simulator with a real engine: the same requests and policies, simulated and live.
+"""The verbs that need a real engine: --record a trace, and --check-live that simulated and real times agree.
 
-Both serve the recorded prompts in a closed loop with the recorded lengths. The live engine must also bring the
-recorded tokens with every policy, or the trace would not be exact.
-
-The verbs that need a real engine: --record a trace, --check-live simulated times.
-
-RealEngine: an engine loaded in this process, for recording and for checks; the caller runs its steps.
-
-Imports torch only when it loads a model. Has the model's tokenizer, which makes tokens of the prompts.
+A check serves the recorded prompts in a closed loop with the recorded lengths, simulated and live. With every
+policy the live engine must also produce the recorded tokens, or the trace would not be exact. Imports torch only
+when an engine is opened.
 """
 
 import argparse
@@ -17,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.simulator.__main__ import engine_options, machine_of, trace_of
-from benchmarks.simulator.contest import Cell, Contest
-from benchmarks.simulator.record import RecordedSequence, StepEngine, closed_loop
-from benchmarks.simulator.report import report_checks
+from benchmarks.engines import closed_loop
+from benchmarks.simulator.contest import Contest, Figures
+from benchmarks.simulator.options import engine_options, machine_of, trace_of
+from benchmarks.simulator.record import RecordedEngine, RecordedSequence
 from benchmarks.simulator.simulation import Machine
 from benchmarks.simulator.trace import Trace, mean_run, write_trace
 from benchmarks.simulator.workload import Workload
@@ -37,7 +32,7 @@ from faser.errors import ConfigError
 from faser.types import EngineStats, Request, SamplingParams
 
 
-class LiveEngine(StepEngine, Protocol):
+class LiveEngine(RecordedEngine, Protocol):
     """The part of Engine that live runs use."""
 
     def stats(self) -> EngineStats: ...
@@ -140,7 +135,7 @@ def run_live(engine: LiveEngine, trace: Trace, clients: int, *, label: str) -> L
     )
 
 
-def _compare(cell: Cell, runs: list[LiveRun]) -> Check:
+def _compare(cell: Figures, runs: list[LiveRun]) -> Check:
     run = sorted(runs, key=lambda each: each.seconds)[len(runs) // 2]
     live_tokens_per_s = run.output_tokens / run.seconds
     live_step_ms = 1000 * run.seconds / run.num_steps
@@ -189,6 +184,7 @@ def record_trace(asked: argparse.Namespace) -> int:
 
 def check_against_live(asked: argparse.Namespace) -> int:
     """Run the policies simulated and live, and show how far both agree; returns the exit status."""
+    from benchmarks.simulator.report import report_checks  # it shows a Check
 
     if asked.trace is None:
         raise UsageError(["--check-live needs the --trace that this model and drafter were recorded to"])
@@ -242,7 +238,7 @@ def open_engine(options: dict[str, Any], report: Report, *, recorded: bool) -> R
     if config.speculation.policy == "off" or config.speculation.draft_sample_method == "probabilistic":
         raise ConfigError(
             f"the policy is {config.speculation.policy} and drafts are {config.speculation.draft_sample_method}; "
-            "a trace needs a drafter, and greedy drafts, whose verdicts do not depend on their length"
+            "a trace needs a drafter, and greedy drafts, whose acceptance does not depend on their length"
         )
     directory = resolve(config.model, cache_dir(), revision=config.revision, progress=report)
     recorders: list[DraftRecorder] = []

@@ -1,10 +1,6 @@
-"""The results of a contest: a table for people, JSON for programs.
-
-What the simulator prints and writes: tables, charts, and the conditions they hold under.
-"""
+"""What the simulator prints and writes: tables for people, JSON for programs, charts, and their conditions."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,9 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.simulator.__main__ import PROG
-from benchmarks.simulator.contest import Cell
+from benchmarks.cells import markdown
+from benchmarks.runner import write_json
+from benchmarks.simulator.contest import Figures
 from benchmarks.simulator.live import Check
+from benchmarks.simulator.options import PROG
 from benchmarks.simulator.trace import Trace
 from faser import __version__
 from faser.bench.chart import line_chart
@@ -37,7 +35,7 @@ COLUMNS = (
 )
 
 
-def rows_of(cells: Sequence[Cell]) -> list[Row]:
+def rows_of(cells: Sequence[Figures]) -> list[Row]:
     """One row a cell, under COLUMNS."""
     return [
         (
@@ -57,17 +55,10 @@ def rows_of(cells: Sequence[Cell]) -> list[Row]:
     ]
 
 
-def markdown(header: Sequence[str], rows: Sequence[Row]) -> str:
-    """A table in Markdown, without a line break at its end."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def write_report(out: Path, cells: Sequence[Cell], about: dict[str, Any], charts: dict[str, str]) -> None:
+def write_report(out: Path, cells: Sequence[Figures], about: dict[str, Any], charts: dict[str, str]) -> None:
     """simulate.json, simulate.md and one SVG a chart, into the folder `out`, which is made."""
     out.mkdir(parents=True, exist_ok=True)
-    record = {"about": about, "cells": [asdict(cell) for cell in cells]}
-    (out / "simulate.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_json(out / "simulate.json", {"about": about, "cells": [asdict(cell) for cell in cells]})
     facts = "\n".join(f"- {key}: {value}" for key, value in about.items())
     pictures = "".join(f"\n![{name}]({name}.svg)\n" for name in charts)
     text = f"# Simulated\n\n{facts}\n\n{markdown(COLUMNS, rows_of(cells))}\n{pictures}"
@@ -90,7 +81,7 @@ _CHECK_COLUMNS = (
     "steps live / simulated",
     "answers that differ",
 )
-_CHARTS: tuple[tuple[str, str, Callable[[Cell], float]], ...] = (
+_CHARTS: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
     ("tpot_mean", "mean time per output token, ms", lambda cell: cell.tpot.mean_ms),
     ("tpot_p99", "p99 time per output token, ms", lambda cell: cell.tpot.p99_ms),
     ("e2e_mean", "mean latency, s", lambda cell: cell.e2e.mean_ms / 1000),
@@ -98,7 +89,7 @@ _CHARTS: tuple[tuple[str, str, Callable[[Cell], float]], ...] = (
 )
 
 
-def report_cells(cells: list[Cell], asked: argparse.Namespace, trace: Trace) -> None:
+def report_cells(cells: list[Figures], asked: argparse.Namespace, trace: Trace) -> None:
     """Print all policies at all loads; write files if --out names a folder."""
     _show(COLUMNS, rows_of(cells))
     if asked.out is not None:
@@ -108,12 +99,9 @@ def report_cells(cells: list[Cell], asked: argparse.Namespace, trace: Trace) -> 
 def report_checks(checks: list[Check], asked: argparse.Namespace, trace: Trace) -> None:
     """Print simulated and real times side by side; write a file if --out names a folder."""
     _show(_CHECK_COLUMNS, [_check_row(each) for each in checks])
-    if asked.out is None:
-        return
-    out = Path(asked.out)
-    out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"about": _about(asked, trace), "checks": [asdict(each) for each in checks]}, indent=1)
-    (out / "check_live.json").write_text(text + "\n", encoding="utf-8")
+    if asked.out is not None:
+        content = {"about": _about(asked, trace), "checks": [asdict(each) for each in checks]}
+        write_json(Path(asked.out) / "check_live.json", content)
 
 
 def _about(asked: argparse.Namespace, trace: Trace) -> dict[str, Any]:
@@ -130,7 +118,7 @@ def _about(asked: argparse.Namespace, trace: Trace) -> dict[str, Any]:
     }
 
 
-def _charts(cells: Sequence[Cell]) -> dict[str, str]:
+def _charts(cells: Sequence[Figures]) -> dict[str, str]:
     """Charts with a line per policy over the load; none for a single load."""
     if len({cell.load for cell in cells}) < 2:
         return {}

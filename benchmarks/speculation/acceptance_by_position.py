@@ -1,6 +1,7 @@
 """How often the first, second, … drafted token is accepted, by drafter and kind of question, with pictures.
 
-    python -m benchmarks.speculation.acceptance_by_position QUESTIONS.jsonl OUT.json [--drafter NAME='{"method": …}' ...]
+    python -m benchmarks.speculation.acceptance_by_position QUESTIONS.jsonl OUT.json
+        [--drafter NAME='{"method": …}' ...]
         [--model MODEL] [--count 10] [--tokens 160] [--temperature 0] [--length 6]
 
 QUESTIONS: Spec-Bench's JSON lines. Every step asks for a draft of `length` tokens. `of_steps` counts steps without
@@ -8,15 +9,13 @@ a draft as well: it is what a step gains. `of_drafts` counts steps that verified
 by themselves. OUT-KIND.svg shows of_steps.
 """
 
-import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.prompts import load_prompts
-from benchmarks.runner import describe_machine, git_commit
+from benchmarks.runner import about, command_line, named, write_json
 from faser.bench.chart import line_chart
 from faser.cli.console.progress import runs_bar
 from faser.offline import LLM
@@ -31,18 +30,18 @@ _AT_ONCE = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("questions", type=Path)
     add("out", type=Path)
-    add("--drafter", type=_drafter, action="append", default=[], metavar="NAME=JSON")
+    add("--drafter", type=named, action="append", default=[], metavar="NAME=JSON")
     add("--model", help="[the default model]")
     add("--count", type=int, default=10, help="questions of a kind [10]")
     add("--tokens", type=int, default=160, help="of an answer, at most [160]")
     add("--temperature", type=float, default=0.0)
     add("--length", type=int, default=6, help="of a draft [6]")
     options = parser.parse_args()
-    drafters = dict(options.drafter) or _DRAFTERS
+    drafters = {name: json.loads(config) for name, config in options.drafter} or _DRAFTERS
     found: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
     with runs_bar() as bar:
         task = bar.add_task("", total=len(drafters) * len(KINDS))
@@ -64,8 +63,7 @@ def main() -> None:
                     found[kind][name] = shares([each for each in said if each is not None], options.length)
                     bar.advance(task)
     asked = {name: getattr(options, name) for name in ("model", "count", "tokens", "temperature", "length")}
-    about = {"commit": git_commit(), "machine": describe_machine(sorted(os.sched_getaffinity(0)))} | asked
-    options.out.write_text(json.dumps(about | {"kinds": found}, indent=1) + "\n")
+    write_json(options.out, about("benchmarks.speculation.acceptance_by_position") | asked | {"kinds": found})
     for kind, rows in found.items():
         title = f"Steps whose draft was right up to a token: {kind}, temperature {options.temperature:g}"
         lines = {name: list(enumerate(row["of_steps"], start=1)) for name, row in rows.items()}
@@ -90,13 +88,6 @@ def shares(answers: Sequence[SpeculationSummary], length: int) -> dict[str, Any]
 
 
 _DRAFTERS: dict[str, dict[str, Any]] = {"look-up": {"method": "ngram"}, "n-gram model": {"method": "ngram_model"}}
-
-
-def _drafter(text: str) -> tuple[str, dict[str, Any]]:
-    name, equals, config = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be NAME=JSON")
-    return name, json.loads(config)
 
 
 if __name__ == "__main__":

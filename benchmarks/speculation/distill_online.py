@@ -1,4 +1,4 @@
-"""What --distill-online brings on traffic of one kind, and what it costs the requests that come meanwhile.
+"""What --distill-online gains on traffic of one kind, and what it costs the requests that arrive meanwhile.
 
     python -m benchmarks.speculation.distill_online OUT.json [--head DIR] [--requests 40] [--rounds 6] [--idle 900]
         [--policy fixed]
@@ -13,16 +13,11 @@ tokens of 100 drafted ones.
 """
 
 import argparse
-import contextlib
 import json
-import os
 import re
-import shlex
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,37 +25,26 @@ import httpx
 import numpy as np
 import torch
 
-from benchmarks.runner import describe_machine, git_commit, in_turn, portable, ratio
-from benchmarks.servers import Recipe, Server, free_port
+from benchmarks.cells import Cell
+from benchmarks.engines import model_directory, quiet
+from benchmarks.prompts import Prompt
+from benchmarks.runner import Json, about, command_line, interleaved, write_json
+from benchmarks.servers import Asking, Run, Server, ask_all, frozen_servers
 from faser.config.engine import EngineConfig
-from faser.config.environment import cache_dir
 from faser.distill.distillation import head_spec, state_layers
 from faser.distill.online.trained_head import TrainedHead, write_trained_head
 from faser.distill.target import load_target
 from faser.distill.training.initial_weights import initial_weights
-from faser.engine.checkpoints.source import resolve
 
-_START_TIMEOUT_S = 600.0
 _DRAFT_VOCAB = 8192
-_ARMS = ("without", "with")
+WITHOUT, WITH = _ARMS = ("without", "with")
 _ANIMALS = ["cat", "dog", "horse", "cow", "owl", "fox", "bear", "wolf", "sheep", "goat", "duck", "mouse"]
 _PLACES = ["forest", "city", "farm", "school", "desert", "river", "castle", "market", "village", "garden"]
 _MOODS = ["happy", "sad", "angry", "tired", "brave", "shy", "hungry", "old"]
 
 
-@dataclass(slots=True)
-class Run:
-    """Of one arm in one round. seconds: of each request."""
-
-    seconds: list[float] = field(default_factory=list)
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    texts: list[str] = field(default_factory=list)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--head", type=Path)
     parser.add_argument("--requests", type=int, default=40, help="of a round")
@@ -73,130 +57,73 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = measure(given, given.head or write_untrained(folder / "head"), folder)
-    about = {
-        "command": portable(shlex.join(["python", "-m", "benchmarks.speculation.distill_online", *sys.argv[1:]])),
-        "commit": git_commit(),
-        "machine": describe_machine(sorted(os.sched_getaffinity(0))),
-    }
-    given.out.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(found, indent=1))
+    write_json(given.out, about("benchmarks.speculation.distill_online") | found, show=True)
 
 
-def measure(given: argparse.Namespace, head: Path, folder: Path) -> dict[str, Any]:
-    phases: dict[str, dict[str, list[Run]]] = {phase: {arm: [] for arm in _ARMS} for phase in ("before", "after")}
-    with contextlib.ExitStack() as stack:
-        servers = {arm: stack.enter_context(started(arm, head, given.policy, folder)) for arm in _ARMS}
-        for server in servers.values():
-            server.freeze()
-        number = 0
-        refresh: dict[str, Any] = {}
-        for phase, runs in phases.items():
-            if phase == "after":
-                refresh = wait_for_refresh(servers["with"], given.idle)
-            for _ in range(given.rounds):
-                for arm in in_turn(list(_ARMS), number):
-                    servers[arm].thaw()
-                    runs[arm].append(ask(servers[arm].recipe.base_url, number, given))
-                    servers[arm].freeze()
-                number += 1
-        for server in servers.values():
-            server.thaw()
-        refresh["metrics"] = refresh_metrics(servers["with"].recipe.base_url)
-        refresh["log"] = re.findall(r"a refreshed head .*", (folder / "with.log").read_text("utf-8"))
-    same = all(
-        one.texts == other.texts
-        for runs in phases.values()
-        for one, other in zip(*(runs[arm] for arm in _ARMS), strict=True)
-    )
+def measure(given: argparse.Namespace, head: Path, folder: Path) -> Json:
+    drafting = {"method": "eagle3", "model": str(head), "policy": given.policy, "num_speculative_tokens": 3}
+    flags = ("--speculative-config", json.dumps(drafting))
+    with frozen_servers({WITHOUT: flags, WITH: (*flags, "--distill-online")}, folder, 1) as servers:
+
+        def run(labels: Mapping[str, Any], arm: str, number: int) -> Run:
+            first = (number + labels["first round"]) * given.requests
+            asking = Asking(
+                concurrency=1, temperature=0, ignore_eos=False, max_tokens=given.max_tokens, salt=f"{arm}/{first}"
+            )
+            with servers[arm].awake():
+                questions = [question(first + at) for at in range(given.requests)]
+                return ask_all(servers[arm].url, questions, asking, pause_s=given.pause)
+
+        (before,) = interleaved([{"first round": 0}], _ARMS, given.rounds, run)
+        refresh = wait_for_refresh(servers[WITH], given.idle)
+        (after,) = interleaved([{"first round": given.rounds}], _ARMS, given.rounds, run)
+        with servers[WITH].awake():
+            refresh["metrics"] = refresh_metrics(servers[WITH].url)
+        refresh["log"] = re.findall(r"a refreshed head .*", servers[WITH].log)
+    phases = {"before": before, "after": after}
     return {
-        **{phase: {arm: figures(runs[arm]) for arm in _ARMS} for phase, runs in phases.items()},
+        **{phase: {arm: figures(cell.runs[arm]) for arm in _ARMS} for phase, cell in phases.items()},
         "p50_with_over_without": {
-            phase: ratio(*[medians(runs[arm]) for arm in reversed(_ARMS)]).rounded()
-            for phase, runs in phases.items()
+            phase: cell.ratio(WITH, WITHOUT, lambda run: float(np.median(run.latencies_s))).rounded()
+            for phase, cell in phases.items()
         },
-        "same_answers": same,
+        "same_answers": all(_same_answers(cell) for cell in phases.values()),
         "refresh": refresh,
     }
 
 
-@contextlib.contextmanager
-def started(arm: str, head: Path, policy: str, folder: Path) -> Iterator[Server]:
-    port = free_port()
-    drafting = json.dumps({"method": "eagle3", "model": str(head), "policy": policy, "num_speculative_tokens": 3})
-    flags = ["--speculative-config", drafting, "--port", str(port)]
-    flags += ["--distill-online"] if arm == "with" else []
-    recipe = Recipe(
-        name=arm,
-        command=(sys.executable, "-m", "faser", "serve", *flags),
-        environment={},
-        base_url=f"http://127.0.0.1:{port}",
-        log_path=folder / f"{arm}.log",
-    )
-    with Server(recipe) as server:
-        server.wait_until_healthy(_START_TIMEOUT_S)
-        yield server
-
-
-def question(number: int) -> str:
+def question(number: int) -> Prompt:
     """Of one kind; no two numbers below 960 have the same."""
     mood, rest = _MOODS[number % 8], number // 8
     animal, place = _ANIMALS[rest % 12], _PLACES[rest // 12 % 10]
-    return f"Write a short story for children about a {mood} {animal} in a {place}."
+    text = f"Write a short story for children about a {mood} {animal} in a {place}."
+    return Prompt(question_id=number, category="stories", text=text)
 
 
-def ask(url: str, number: int, given: argparse.Namespace) -> Run:
-    run = Run()
-    with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
-        for at in range(given.requests):
-            time.sleep(given.pause)
-            body = {
-                "messages": [{"role": "user", "content": question(number * given.requests + at)}],
-                "max_tokens": given.max_tokens,
-                "temperature": 0,
-            }
-            began_s = time.perf_counter()
-            answer = http.post("/v1/chat/completions", json=body).raise_for_status().json()
-            run.seconds.append(time.perf_counter() - began_s)
-            drafts = (answer.get("metrics") or {}).get("faser") or {}
-            run.tokens += answer["usage"]["completion_tokens"]
-            run.drafted += drafts.get("drafted", 0)
-            run.accepted += drafts.get("accepted", 0)
-            run.texts.append(answer["choices"][0]["message"]["content"])
-    return run
-
-
-def wait_for_refresh(server: Server, most_s: float) -> dict[str, Any]:
+def wait_for_refresh(server: Server, most_s: float) -> Json:
     """Leave the server alone until a head was refreshed or refused."""
-    server.thaw()
     began_s = time.monotonic()
-    while time.monotonic() < began_s + most_s:
-        time.sleep(5)
-        counts = refresh_metrics(server.recipe.base_url)
-        if counts["refreshes accepted"]:
-            break
-    server.freeze()
+    with server.awake():
+        while time.monotonic() < began_s + most_s:
+            time.sleep(5)
+            if refresh_metrics(server.url)["refreshes accepted"]:
+                break
     return {"idle_s": round(time.monotonic() - began_s, 1)}
 
 
 def refresh_metrics(url: str) -> dict[str, float]:
     text = httpx.get(f"{url}/metrics", trust_env=False).text
     found = re.findall(r'^faser_head_(refreshes)_total\{.*outcome="(\w+)".*\} (\S+)$', text, re.MULTILINE)
-    found += [
-        (name, "", value)
-        for name, value in re.findall(r"^faser_learner_(tokens|deaths)_total\{.*\} (\S+)$", text, re.MULTILINE)
-    ]
+    learned = re.findall(r"^faser_learner_(tokens|deaths)_total\{.*\} (\S+)$", text, re.MULTILINE)
+    found += [(name, "", value) for name, value in learned]
     return {f"{name} {outcome}".strip(): float(value) for name, outcome, value in found}
 
 
-def medians(runs: list[Run]) -> list[float]:
-    return [float(np.median(run.seconds)) for run in runs]
-
-
-def figures(runs: list[Run]) -> dict[str, float]:
-    seconds = [each for run in runs for each in run.seconds]
-    tokens = sum(run.tokens for run in runs)
-    drafted = sum(run.drafted for run in runs)
-    accepted = sum(run.accepted for run in runs)
+def figures(runs: Sequence[Run]) -> dict[str, float]:
+    seconds = [each for run in runs for each in run.latencies_s]
+    tokens, drafted, accepted = (
+        sum(getattr(run, name) for run in runs) for name in ("tokens", "drafted", "accepted")
+    )
     return {
         "p50_s": round(float(np.percentile(seconds, 50)), 4),
         "p99_s": round(float(np.percentile(seconds, 99)), 4),
@@ -207,10 +134,15 @@ def figures(runs: list[Run]) -> dict[str, float]:
     }
 
 
+def _same_answers(cell: Cell[Run]) -> bool:
+    pairs = zip(cell.runs[WITHOUT], cell.runs[WITH], strict=True)
+    return all(one.texts == other.texts for one, other in pairs)
+
+
 def write_untrained(directory: Path) -> Path:
     """A head of the default model, as its training begins, with the vocabulary's first tokens."""
-    model = resolve(None, cache_dir(), progress=lambda *_: None)
-    target = load_target(EngineConfig(), model, lambda *_: None)
+    model = model_directory(None)
+    target = load_target(EngineConfig(), model, quiet)
     decoder = target.config.spec
     draft_ids = torch.arange(_DRAFT_VOCAB)  # a byte-level vocabulary has its frequent tokens first
     spec = head_spec(decoder, state_layers(decoder.num_layers), _DRAFT_VOCAB, model.name)

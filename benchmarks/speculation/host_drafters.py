@@ -1,27 +1,26 @@
-"""What drafts from text cost on the host, in microseconds: looked up in Python and natively, and chosen among.
+"""What drafts from text cost on the host, in microseconds: looked up, and chosen among by the control plane.
 
     python -m benchmarks.speculation.host_drafters OUT.json [--prompt-tokens 2000] [--steps 60]
 
-Text, of two kinds. With drafts: words of a random vocabulary, drawn with Zipf's law and often repeated in
+Text, of two kinds. With drafts: words of a random vocabulary, Zipf distributed and often repeated in
 phrases. Nothing found: every token as likely. Every step proposes for all sequences and commits three tokens to
 each, or one where nothing is found, as a step does. Time is that of the thread, so that other work on the machine
-does not count; it takes caches too, so that beside the median step the fastest is told.
+does not count; it takes caches too, so that the fastest step is there as well as the median one.
 
 `long texts`: of a new text with suffix and n-gram drafts, the longest call while it is indexed in chunks, and the
 bytes of its index; of nine texts, the medians.
 """
 
-import argparse
 import gc
 import itertools
 import json
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
+from benchmarks.runner import about, command_line, write_json
 from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.config.environment import cache_dir
 from faser.config.speculation import SpeculationConfig
@@ -40,103 +39,83 @@ CORPUS_TOKENS = 100_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--prompt-tokens", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
     rows = []
-    for (text, make_text, tokens_per_step), sequences in itertools.product(TEXTS, NUM_SEQUENCES):
-        for (name, make), where in itertools.product(DRAFTERS.items(), ("python", "native")):
-            drafter = make(where == "native")
+    for (kind, text, tokens_per_step), sequences in itertools.product(TEXTS, NUM_SEQUENCES):
+        for name, make in DRAFTERS.items():
+            drafter = make()
             _fill_corpus(drafter)
-            costs = _measure(
-                drafter, make_text(), sequences, options.prompt_tokens, options.steps, tokens_per_step
-            )
-            rows.append({"text": text, "sequences": sequences, "drafter": name, "lookup": where, **costs})
+            costs = _measure(drafter, text(1), sequences, options.prompt_tokens, options.steps, tokens_per_step)
+            rows.append({"text": kind, "sequences": sequences, "drafter": name, **costs})
             print(json.dumps(rows[-1]))
     long_texts = [_index(num_tokens) for num_tokens in (8192, 32_768, 131_072)]
     print(json.dumps(long_texts))
-    result = {
-        "prompt_tokens": options.prompt_tokens,
-        "steps": options.steps,
-        "rows": rows,
-        "long texts": long_texts,
-    }
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    asked = {"prompt_tokens": options.prompt_tokens, "steps": options.steps}
+    result = about("benchmarks.speculation.host_drafters") | asked | {"rows": rows, "long texts": long_texts}
+    write_json(options.out, result)
 
 
-def _lookup(methods: tuple[str, ...], *, native: bool) -> TextLookup:
-    library = text_library(cache_dir() / "kernels") if native else None
-    return make_lookup(SpeculationConfig(), methods, library)
+def _lookup(*methods: str) -> TextLookup:
+    return make_lookup(SpeculationConfig(), methods, text_library(cache_dir() / "kernels"))
 
 
-DRAFTERS: dict[str, Callable[[bool], Drafter]] = {
-    "ngram": lambda native: LookupDrafter(_lookup(("ngram",), native=native)),
-    "suffix": lambda native: LookupDrafter(_lookup(("suffix",), native=native)),
-    "selection of both": lambda native: SelectedDrafter(
-        TextAndModel(_lookup(("suffix", "ngram"), native=native)), num_slots=max(NUM_SEQUENCES), cap=CAP
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram": lambda: LookupDrafter(_lookup("ngram")),
+    "suffix": lambda: LookupDrafter(_lookup("suffix")),
+    "selection of both": lambda: SelectedDrafter(
+        TextAndModel(_lookup("suffix", "ngram")), num_slots=max(NUM_SEQUENCES), cap=CAP
     ),
 }
 
 
-def _fill_corpus(drafter: Drafter) -> None:
-    text = Zipfian(seed=7)
-    for _ in range(CORPUS_TOKENS // 500):
-        drafter.start(SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=0, token_ids=()))
-        drafter.commit([Continuation(slot=0, token_ids=text.take(500))])
-        drafter.release(0)
-
-
-class Text(Protocol):
-    def take(self, num_tokens: int) -> tuple[int, ...]: ...
-
-
-class Uniform:
+def _uniform(seed: int) -> Iterator[int]:
     """Endless text in which no context comes again but by chance."""
-
-    def __init__(self) -> None:
-        self._rng = random.Random(3)
-
-    def take(self, num_tokens: int) -> tuple[int, ...]:
-        return tuple(self._rng.randrange(10**9) for _ in range(num_tokens))
+    rng = random.Random(seed)
+    while True:
+        yield rng.randrange(10**9)
 
 
-class Zipfian:
+def _zipfian(seed: int) -> Iterator[int]:
     """Endless text: phrases said before come again with probability one half."""
+    rng, vocabulary = random.Random(seed), range(30_000)
+    weights = list(itertools.accumulate(1 / (rank + 1) for rank in vocabulary))
 
-    def __init__(self, *, seed: int) -> None:
-        self._rng = random.Random(seed)
-        self._vocabulary = range(30_000)
-        self._weights = list(itertools.accumulate(1 / (rank + 1) for rank in self._vocabulary))
-        self._phrases = [self._words(self._rng.randrange(3, 20)) for _ in range(200)]
+    def words(count: int) -> list[int]:
+        return rng.choices(vocabulary, cum_weights=weights, k=count)
 
-    def take(self, num_tokens: int) -> tuple[int, ...]:
-        tokens: list[int] = []
-        while len(tokens) < num_tokens:
-            again = self._rng.random() < 0.5
-            tokens += self._rng.choice(self._phrases) if again else self._words(self._rng.randrange(1, 8))
-        return tuple(tokens[:num_tokens])
-
-    def _words(self, count: int) -> list[int]:
-        return self._rng.choices(self._vocabulary, cum_weights=self._weights, k=count)
+    phrases = [words(rng.randrange(3, 20)) for _ in range(200)]
+    while True:
+        yield from rng.choice(phrases) if rng.random() < 0.5 else words(rng.randrange(1, 8))
 
 
-TEXTS: tuple[tuple[str, Callable[[], Text], int], ...] = (
-    ("nothing found", Uniform, 1),
-    ("with drafts", lambda: Zipfian(seed=1), 3),
+TEXTS: tuple[tuple[str, Callable[[int], Iterator[int]], int], ...] = (
+    ("nothing found", _uniform, 1),
+    ("with drafts", _zipfian, 3),
 )
 
 
+def _taken(text: Iterator[int], num_tokens: int) -> tuple[int, ...]:
+    return tuple(itertools.islice(text, num_tokens))
+
+
+def _fill_corpus(drafter: Drafter) -> None:
+    text = _zipfian(7)
+    for _ in range(CORPUS_TOKENS // 500):
+        drafter.start(SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=0, token_ids=()))
+        drafter.commit([Continuation(slot=0, token_ids=_taken(text, 500))])
+        drafter.release(0)
+
+
 def _measure(
-    drafter: Drafter, text: Text, sequences: int, prompt_tokens: int, steps: int, tokens_per_step: int
+    drafter: Drafter, text: Iterator[int], sequences: int, prompt_tokens: int, steps: int, tokens_per_step: int
 ) -> dict[str, float]:
-    prompts = [text.take(prompt_tokens) for _ in range(sequences)]
-    plan = DraftPlan(
-        step=0,
-        released=(),
-        requests=tuple(DraftRequest(slot=slot, max_tokens=CAP, new_blocks=()) for slot in range(sequences)),
-    )
+    prompts = [_taken(text, prompt_tokens) for _ in range(sequences)]
+    requests = tuple(DraftRequest(slot=slot, max_tokens=CAP, new_blocks=()) for slot in range(sequences))
+    plan = DraftPlan(step=0, released=(), requests=requests)
     gc.collect()
     gc.disable()
     began = time.thread_time()
@@ -150,9 +129,9 @@ def _measure(
     first_s = time.thread_time() - began
     propose_s, commit_s, drafted = [], [], 0
     for _ in range(steps):
-        came = [Continuation(slot=slot, token_ids=text.take(tokens_per_step)) for slot in range(sequences)]
+        sampled = [Continuation(slot=slot, token_ids=_taken(text, tokens_per_step)) for slot in range(sequences)]
         began = time.thread_time()
-        drafter.commit(came)
+        drafter.commit(sampled)
         middle = time.thread_time()
         proposals = drafter.propose(plan)
         ended = time.thread_time()
@@ -178,7 +157,7 @@ def _measure(
 def _index(num_tokens: int) -> dict[str, float]:
     rules, library = text_rules(SpeculationConfig(), ("suffix", "ngram")), text_library(cache_dir() / "kernels")
     assert library is not None, "there is no native look-up"
-    text, taken = Zipfian(seed=1).take(num_tokens), []
+    text, taken = _taken(_zipfian(1), num_tokens), []
     for _ in range(9):
         index, calls = TextIndex(library, rules), []
         empty = index.num_bytes

@@ -8,10 +8,9 @@ leave no gap, steps with drafts one of 1.1, 1.4 or 2.2 ms at 1, 16 or 64 sequenc
 a draft model whose pass takes 0.4 ms, or from text. Tokens are right with a given probability on average.
 """
 
-import argparse
-import json
 from pathlib import Path
 
+from benchmarks.runner import about, command_line, numbers, write_json
 from benchmarks.simulator.simulation import Machine, Simulation
 from benchmarks.simulator.trace import iid_trace
 from benchmarks.simulator.workload import parse_workload
@@ -34,24 +33,23 @@ _OBSERVED = 300  # gaps, after which nothing is left of the usual one
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--sequences", default="1,16,64")
+    parser.add_argument("--sequences", type=numbers, default=[1, 16, 64])
     parser.add_argument("--requests", type=int, default=6, help="of each sequence's place (default 6)")
     options = parser.parse_args()
     cells = [
         _cell(drafter, count, acceptance, options.requests)
         for drafter in DRAFTERS
-        for count in map(int, options.sequences.split(","))
+        for count in options.sequences
         for acceptance in ACCEPTANCES
     ]
     result = {
-        "command": f"python -m benchmarks.speculation.known_gap OUT --sequences {options.sequences} "
-        f"--requests {options.requests}",
+        **about("benchmarks.speculation.known_gap"),
         "unit": "tokens per simulated second",
         "cells": cells,
     }
-    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_json(options.out, result)
     for cell in cells:
         print(*cell.values(), sep="\t")
 

@@ -8,11 +8,10 @@ control reports for deciding: draft lengths, cuts, and learning from outcomes. M
 decisions serve several steps; the median of five runs.
 """
 
-import argparse
-import json
 import statistics
 from pathlib import Path
 
+from benchmarks.runner import about, command_line, numbers, write_json
 from benchmarks.simulator.simulation import Machine, Simulation
 from benchmarks.simulator.trace import Trace, iid_trace
 from benchmarks.simulator.workload import parse_workload
@@ -30,22 +29,20 @@ RUNS = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--sequences", default="1,4,16,64,256")
+    parser.add_argument("--sequences", type=numbers, default=[1, 4, 16, 64, 256])
     parser.add_argument("--cap", type=int, default=8)
     parser.add_argument("--requests", type=int, default=3, help="of each sequence's place (default 3)")
     options = parser.parse_args()
-    counts = [int(each) for each in options.sequences.split(",")]
-    measured = {str(count): _measure(count, options.cap, options.requests) for count in counts}
+    measured = {str(count): _measure(count, options.cap, options.requests) for count in options.sequences}
     result = {
-        "command": f"python -m benchmarks.speculation.policy_overhead --sequences {options.sequences} --cap {options.cap}",
+        **about("benchmarks.speculation.policy_overhead"),
         "unit": "ms a step",
         "bar_ms": BAR_MS,
         "sequences": measured,
     }
-    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=2))
+    write_json(options.out, result, show=True)
 
 
 def _measure(num_sequences: int, cap: int, num_requests: int) -> dict[str, float]:

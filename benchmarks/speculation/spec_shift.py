@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engines import model_directory, quiet
 from benchmarks.prompts import load_prompts
+from benchmarks.runner import about, command_line, write_json
 from faser.bench.chart import Chart
 from faser.config.engine import EngineConfig
-from faser.config.environment import cache_dir
 from faser.engine.build import build_engine
-from faser.engine.checkpoints.source import resolve
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.engine import Engine
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
@@ -89,7 +89,7 @@ class StepPoint:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("questions", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", help="target (default: the embedded model)")
@@ -102,35 +102,23 @@ def main() -> None:
     points = measure(options)
     phases = [[point for point in points if point.phase == phase] for phase in (1, 2, 3)]
     result: dict[str, Any] = {
-        "command": "python -m benchmarks.speculation.spec_shift "
-        + " ".join(f"--{k} {v}" for k, v in _plain(options)),
+        **about("benchmarks.speculation.spec_shift"),
         "window": WINDOW,
         "phases": [summary(phase) for phase in phases],
         "points": [[point.phase, round(point.gamma, 3), round(point.accepted, 3)] for point in points],
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "shift.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
+    write_json(options.out / "shift.json", result)
     (options.out / "shift.svg").write_text(picture(points), encoding="utf-8")
     print(json.dumps(result["phases"], indent=2))
 
 
-def _plain(options: argparse.Namespace) -> list[tuple[str, Any]]:
-    """Options as they were given, files by their names alone."""
-    given = vars(options) | {name: Path(path).name for name, path in vars(options).items() if _is_path(path)}
-    return [(name.replace("_", "-"), value) for name, value in given.items() if value is not None]
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, Path) or (isinstance(value, str) and "/" in value)
-
-
 def measure(options: argparse.Namespace) -> list[StepPoint]:
-    directory = resolve(options.model, cache_dir(), progress=lambda _stage, _done, _total: None)
+    directory = model_directory(options.model)
     tokenizer = load_tokenizer(directory)
     speculation = {"method": "draft_model", "model": options.drafter} if options.drafter else {}
     config = EngineConfig(model=options.model, max_model_len=2048, speculative_config=speculation)
     hold = Hold(vocab_size=40_000)
-    engine, _ = build_engine(config, directory, lambda _stage, _done, _total: None, wrap_drafter=hold.drafter)
+    engine, _ = build_engine(config, directory, quiet, wrap_drafter=hold.drafter)
     assert hold.held is not None
     prompts = load_prompts(options.questions)
     points: list[StepPoint] = []

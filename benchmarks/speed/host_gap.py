@@ -5,14 +5,11 @@
 Everything between two steps is real, from the scheduler to the last staged array; the device is a clock on which
 a step of the target and a pass of the draft model take given times, and calls of the driver are guesses
 (clock_gpu.py). `gap` is what a step takes beyond the device's work. Modes: plain decoding with steps in flight,
-drafts before the step, drafts beside it, and short answers: plain decoding for clients that ask again as soon as
+drafts before the step, drafts during it, and short answers: plain decoding for clients that ask again as soon as
 they are answered. With --base another checkout is measured in turns with this one, each in a process of its own;
 ratios are within a round.
-
-An engine with a draft model on a GPU that is a clock, and how long its steps take beyond the clock's work.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -29,7 +26,7 @@ import torch
 from rich.progress import track
 
 from benchmarks.gpu.models import TINY_DRAFT, TINY_TARGET, Config, MadeUp, write_shape
-from benchmarks.runner import git_commit
+from benchmarks.runner import CHECKOUT, about, command_line, git_commit, in_turn, write_json
 from benchmarks.speed.clock_gpu import ClockGpu, clock_backend
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
@@ -68,21 +65,20 @@ from benchmarks.speed.host_gap import Wanted, measure
 for line in sys.stdin:
     print(json.dumps(measure(Wanted(**json.loads(line)))), flush=True)
 """
-HERE = Path(__file__).resolve().parents[2]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--base", type=Path, help="checkout of another version")
-    parser.add_argument("--modes", default="plain,serial,beside,short")
+    parser.add_argument("--modes", default="plain,serial,overlapped,short")
     parser.add_argument("--sequences", default="1,16,64")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--blocks", type=int, default=5, help="of 20 steps (default 5)")
     parser.add_argument("--step-ms", type=float, default=4.5, help="a step of the target (default 4.5)")
     parser.add_argument("--pass-ms", type=float, default=0.7, help="a pass of the draft model (default 0.7)")
     options = parser.parse_args()
-    checkouts = {"this": HERE} if options.base is None else {"base": options.base.resolve(), "this": HERE}
+    checkouts = {"this": CHECKOUT} if options.base is None else {"base": options.base.resolve(), "this": CHECKOUT}
     cells = [
         {
             "mode": mode,
@@ -94,18 +90,16 @@ def main() -> None:
         for mode in options.modes.split(",")
         for count in options.sequences.split(",")
     ]
-    rounds: list[dict[str, list[dict[str, float]]]] = []
-    for number in track(range(options.rounds), "rounds"):
-        names = list(checkouts) if number % 2 else list(checkouts)[::-1]
-        rounds.append({name: _measured(checkouts[name], cells) for name in names})
-    base = "" if options.base is None else " --base CHECKOUT"
+    rounds = [
+        {name: _measured(checkouts[name], cells) for name in in_turn(checkouts, number)}
+        for number in track(range(options.rounds), "rounds")
+    ]
     result = {
-        "command": f"python -m benchmarks.speed.host_gap OUT{base} --modes {options.modes} "
-        f"--sequences {options.sequences} --rounds {options.rounds} --blocks {options.blocks}",
+        **about("benchmarks.speed.host_gap"),
         "versions": {name: git_commit(checkout) for name, checkout in checkouts.items()},
         "cells": [_summary(cell, i, rounds) for i, cell in enumerate(cells)],
     }
-    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, result)
     print(json.dumps(result["cells"], indent=2))
 
 
@@ -113,7 +107,7 @@ def _measured(checkout: Path, cells: list[dict[str, object]]) -> list[dict[str, 
     """Every cell in one process, which has faser from the checkout."""
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, str(checkout)],
-        cwd=HERE,
+        cwd=CHECKOUT,
         input="".join(json.dumps(cell) + "\n" for cell in cells),
         stdout=subprocess.PIPE,
         text=True,
@@ -137,12 +131,13 @@ def _summary(
     return found
 
 
-if __name__ == "__main__":
-    main()
-
-
-PLAIN, SERIAL, BESIDE, SHORT = "plain", "serial", "beside", "short"
-MODES = (PLAIN, SERIAL, BESIDE, SHORT)  # no drafts; drafts before the step; beside it; no drafts, short answers
+PLAIN, SERIAL, OVERLAPPED, SHORT = "plain", "serial", "overlapped", "short"
+MODES = (
+    PLAIN,
+    SERIAL,
+    OVERLAPPED,
+    SHORT,
+)  # none; before the step; during it; none, short answers
 SHORT_PROMPT_LEN, SHORT_ANSWERS = 40, (16, 48)  # tokens; clients ask again as soon as they are answered
 GAMMA = 4
 PROMPT_LEN = 200
@@ -253,7 +248,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
     control = speculation = None
     if wanted.mode not in (PLAIN, SHORT):
         config = SpeculationConfig(
-            model="beside", method="draft_model", policy="fixed", num_speculative_tokens=GAMMA
+            model="draft", method="draft_model", policy="fixed", num_speculative_tokens=GAMMA
         )
         model = DraftModelParts(
             runner=draft,
@@ -272,7 +267,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
         overlap = OverlapOptions(
             name="streams",
             lanes=(_co_run(partition.share),),
-            mode="on" if wanted.mode == BESIDE else "off",
+            mode="on" if wanted.mode == OVERLAPPED else "off",
         )
         times = StepTimes.proportional(step_s=wanted.step_s, pass_s=wanted.pass_s, text_s=1e-7)
         costs = CostModel(times, schedules_async=True)
@@ -350,3 +345,7 @@ def _runner(
         lane_captures={each: backend.graph_capture_on(each) for each in places},
         report=lambda *_: None,
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,6 @@ so the model takes little of the time. Every run is a process of its own; the or
 alternates. Reported are milliseconds a step and the ratios within a pair: their median, least and most.
 """
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.runner import checkout_pairs, git_commit, run_program, summarise_pairs
+from benchmarks.runner import checkout_pairs, command_line, git_commit, run_program, summarise_pairs, write_json
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, VOCAB = 2, 64, 128, 4, 2, 128
 CONFIG = {
@@ -57,7 +56,7 @@ for name, speculation in SPECULATION.items():
     config = EngineConfig(
         speculative_config=speculation, dtype="float32", max_num_seqs=32, num_threads=1, kv_cache_memory=64 * 2**20
     )
-    built = build_engine(config, model, lambda _stage, _done, _total: None)
+    built = build_engine(config, model, lambda *_: None)
     engine = built[0] if isinstance(built, tuple) else built.engine
     for count, temperature in ((1, 0.0), (16, 0.0), (16, 0.8)):
         for i in range(count):
@@ -82,7 +81,7 @@ print(json.dumps(found))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("base", type=Path, help="checkout of another version")
     parser.add_argument("out", type=Path)
     parser.add_argument("--pairs", type=int, default=12)
@@ -101,7 +100,7 @@ def main() -> None:
         "base": git_commit(options.base),
         "ms": {kind: summarise_pairs(pairs, kind) for kind in pairs[0]["this"]},
     }
-    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, result)
     print(json.dumps(result["ms"], indent=2))
 
 

@@ -8,11 +8,10 @@ times steps that only decode. Runs alternate, the first of each pair too; a pair
 step over the base's.
 """
 
-import argparse
 import json
 from pathlib import Path
 
-from benchmarks.runner import checkout_pairs, git_commit, run_program, summarise_pairs
+from benchmarks.runner import checkout_pairs, command_line, git_commit, run_program, summarise_pairs, write_json
 
 BAR = 0.01
 PROMPT_TOKENS = 64
@@ -31,7 +30,7 @@ except ImportError:  # a version with the modules' first places
 steps, rows = int(sys.argv[1]), [int(each) for each in sys.argv[2].split(",")]
 knows = "speculative_config" in EngineConfig.__dataclass_fields__
 off = {"speculative_config": {"policy": "off"}} if knows else {}
-quiet = lambda _stage, _done, _total: None
+quiet = lambda *_: None
 built = build_engine(EngineConfig(**off), resolve(None, cache_dir(), progress=quiet), quiet)
 engine = built[0] if isinstance(built, tuple) else built.engine
 found = {}
@@ -56,7 +55,7 @@ print(json.dumps(found))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("base", type=Path, help="checkout of another version")
     parser.add_argument("out", type=Path)
     parser.add_argument("--pairs", type=int, default=12)
@@ -77,7 +76,7 @@ def main() -> None:
         "rows_ms": {rows: summarise_pairs(pairs, rows) for rows in options.rows.split(",")},
         "pairs_ms": pairs,
     }
-    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, result)
     print(json.dumps(result["rows_ms"], indent=2))
 
 

@@ -8,7 +8,6 @@ nor logits, nor the choice of tokens: planning, laying out rows, committing. It 
 scheduling could hide.
 """
 
-import argparse
 import json
 import statistics
 import time
@@ -18,10 +17,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.engines import model_directory, quiet
+from benchmarks.runner import command_line, write_json
 from faser.config.engine import EngineConfig
-from faser.config.environment import cache_dir
 from faser.engine.build import build_engine
-from faser.engine.checkpoints.source import resolve
 from faser.engine.engine import Engine
 from faser.types import Request, SamplingParams
 
@@ -33,13 +32,13 @@ Times = dict[str, list[float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--rows", default="1,4,16")
     options = parser.parse_args()
-    directory = resolve(None, cache_dir(), progress=lambda _stage, _done, _total: None)
-    engine, info = build_engine(EngineConfig(), directory, lambda _stage, _done, _total: None)
+    directory = model_directory(None)
+    engine, info = build_engine(EngineConfig(), directory, quiet)
     times: Times = defaultdict(list)
     _watch(engine, times)
     read_gb_s = _read_gb_s()
@@ -58,7 +57,7 @@ def main() -> None:
         "floor_ms": round(floor_ms, 2),
         "steps": steps,
     }
-    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, result)
     print(json.dumps(result, indent=2))
 
 

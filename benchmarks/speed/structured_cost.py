@@ -1,6 +1,7 @@
 """What structured output costs, and what the grammar gains as a drafter, with the default model.
 
-    python -m benchmarks.speed.structured_cost --out benchmarks/results/structured-cost.json [--rounds 7] [--at-once
+    python -m benchmarks.speed.structured_cost --out benchmarks/results/structured-cost.json [--rounds 7]
+        [--at-once
     1,4,16]
 
 Output tokens per second, prompts included, in one engine whose arms take turns:
@@ -16,7 +17,6 @@ Every run has a cache_salt and questions of its own, so nothing is known from a 
 mask: answers of the runs are read again, as many at once.
 """
 
-import argparse
 import itertools
 import json
 import statistics
@@ -28,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.cells import ratio
 from benchmarks.exactness.schemas import Json, long_keys
-from benchmarks.runner import ratio
+from benchmarks.runner import command_line
 from faser.api.templates.chat_template import ChatTemplate
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
@@ -159,7 +160,7 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--at-once", default="1,4,16")

@@ -1,13 +1,11 @@
-"""Check `replays`: a step by its CUDA graph and the same step kernel by kernel, at exactly a graph's size.
+"""Checks of whole engines: the same answers again, replays of steps, speculation, steps that wait for each other.
 
-With few tokens in the cache attention has one piece and one tile whatever it was planned for, so every bit is
-the same. With more of them pieces may be cut otherwise, and sums are rounded in another order: then the error is
-bounded.
+`replays` compares a step by its CUDA graph with the same step kernel by kernel, at exactly a graph's size. With
+few tokens in the cache attention has one piece and one tile whatever it was planned for, so every bit is the same.
+With more of them pieces may be cut otherwise, and sums are rounded in another order: then the error is bounded.
 
-Checks of whole engines: the same again, replays of steps, speculation, and steps that wait for each other.
-
-Two engines. The first one answers twice and has to say the same, bit for bit. The second one's greedy answers may
-part from these at near ties only: rows of a device may get other bits in another batch.
+The first engine answers twice and has to say the same, bit for bit. The second one's greedy answers may part from
+these at near ties only: rows of a device may get other bits in another batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,8 @@
-"""Checks that are programs of their own: a memory checker around a step, and the project's own tests.
-
-Phase `checks`: what is computed on the device is what the references say. Nothing is timed.
+"""Phase `checks`: what is computed on the device is what the references say. Nothing is timed.
 
 Each check stands alone: one that fails or breaks is noted, and the others still run. One for which there was no
-time, or not what it needs, is noted as not checked, and then the run is not green.
+time, or not what it needs, is noted as not checked, and then the run is not green. Two checks are programs of
+their own: a memory checker around a step, and files of the project's tests.
 """
 
 import shutil
@@ -86,10 +85,10 @@ def run(plan: Plan, desk: Desk) -> None:
         "logits of whole models": models.logits,
         "chosen tokens": tokens.chosen,
         "guessed tokens": tokens.guessed,
-        "verdicts": tokens.verdicts,
+        "verification": tokens.verification,
         "edited logits": tokens.edited,
-        "law of chosen tokens": tokens.law_of_choice,
-        "law of verified tokens": tokens.law_of_verification,
+        "distribution of chosen tokens": tokens.distribution_of_choice,
+        "distribution of verified tokens": tokens.distribution_of_verification,
     }
     for name, check in checks.items():
         _begin(desk, name, partial(check, plan))

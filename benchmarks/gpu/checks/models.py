@@ -1,11 +1,10 @@
 """Checks of a backend against the reference backend on the same device: one layer's parts, then whole models.
 
+    python -m benchmarks.gpu.checks.models OUT [--dry-run]
+
 Layouts are those of serving: prompts in pieces, ragged verification, decoding, and all of them in one step. What
-bfloat16 costs by itself is measured on the reference backend, so that the bound is no guess.
-
-A program: one eager step of two layers of the large model, up to its logits, for a memory checker.
-
-python -m benchmarks.gpu.checks.models OUT [--dry-run]
+bfloat16 costs by itself is measured on the reference backend, so that the bound is no guess. As a program it runs
+one eager step of two layers of the large model, up to its logits, for a memory checker.
 """
 
 import sys
@@ -61,7 +60,7 @@ STEPS: dict[str, tuple[Rows, ...]] = {
         Rows(slot=2, start=0, count=129),
         Rows(slot=3, start=0, count=1),
     ),
-    "pieces behind pieces, beside decoding": (
+    "pieces behind pieces, and decoding": (
         Rows(slot=0, start=70, count=55),
         Rows(slot=1, start=16, count=1),
         Rows(slot=2, start=129, count=1),

@@ -1,14 +1,10 @@
-"""FlashInfer as this machine has it: imported, and its compiled modules loaded, which needs no GPU. A program too.
+"""Phase `environment`: which device, driver and versions this is, how fast it copies and multiplies right now.
 
     python -m benchmarks.gpu.decoding.environment
 
-Prints where the package lies, and seconds by module. Nothing is compiled: what is missing is an error.
-
-Phase `environment`: which device, driver and versions this is, how fast it copies and multiplies right now.
-
-FlashInfer is imported and its modules are loaded: where that fails no other phase has anything to do.
-
-Reads what the device says of itself and changes none of its settings.
+FlashInfer is imported and its compiled modules are loaded, which needs no GPU: where that fails no other phase has
+anything to do. As a program it does only that, and prints where the package lies, and seconds by module. Reads
+what the device says of itself and changes none of its settings.
 """
 
 import json
@@ -59,11 +55,6 @@ def loaded() -> Json:
         spec_of(module.name).build_and_load()
         found[module.name] = round(time.perf_counter() - began_s, 2)
     return found
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", ARCH)  # of the machine that this one stands for
-    print(json.dumps(loaded()))
 
 
 PHASE = "environment"
@@ -169,3 +160,8 @@ def _median_s(clock: DeviceClock, work: Any) -> float:
         work()
         marks.append(clock.mark())
     return statistics.median(clock.between_s(marks))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", ARCH)  # of the machine that this one stands for
+    print(json.dumps(loaded()))

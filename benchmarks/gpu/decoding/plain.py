@@ -1,10 +1,10 @@
-"""Phase `plain`: decoding without speculation, by sequences at a time, beside what memory allows.
+"""Phases `plain`, `draft` and `verify`: decoding without speculation, and what a step costs that verifies.
 
 period   from one step's end on the device to the next one's, through Engine.step
 bare     the same rows through the runner alone, one step behind the other; also with kernels for few rows
 gap      period - bare: what the engine around the runner adds that nothing hides
 
-Phase `verify`: what a step costs that verifies, by sequences and by rows of each; the runner alone.
+By sequences at a time; `verify` by rows of each as well, and by the runner alone.
 """
 
 import statistics

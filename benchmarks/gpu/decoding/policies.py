@@ -1,13 +1,12 @@
-"""Phase `policies`: what speculation brings at given acceptance, by policy and by sequences at a time.
+"""Phases `policies` and `cycle`: what speculation gains at given acceptance, and how near to its floor a cycle is.
 
 Policies take turns within a round, each round beginning with another one, on the same prompts. A turn starts its
 sequences anew from the prefix cache, so that all of them see the same contexts. Ratios are to policy off in the
 same round; what counts is their median.
 
-Phase `cycle`: drafting a fixed number of tokens and verifying them, against the sum of the floors.
-
-`drafting` is the wall time of the drafter's part, taken by standing before it; the rest of a step is planning,
-verification and commit. Acceptance is given, so that the work is real and the tokens are not.
+`cycle` drafts a fixed number of tokens and verifies them, against the sum of the floors. `drafting` is the wall
+time of the drafter's part; the rest of a step is planning, verification and commit. Acceptance is given, so that
+the work is real and the tokens are not.
 """
 
 import statistics

@@ -1,15 +1,13 @@
-"""Phase `real_text`: policies over a pair of models that say something, with the acceptance that this brings.
+"""Policies on models that say something: phases `real_text` and `arrivals`.
 
-SmolLM2-135M is widened to the cost of a 7B model without changing what it says (benchmarks/models/grow_model.py), on the
-device; the drafter is the small model with noise on its weights. Acceptance then depends on token and request,
-which given rates lack and adaptive lengths live from.
+SmolLM2-135M is widened to the cost of a 7B model without changing what it says (benchmarks/models/grow_model.py),
+on the device; the drafter is the small model with noise on its weights. Acceptance then depends on token and
+request, which given rates lack and adaptive lengths need.
 
-Phase `arrivals`: what each part of speculation brings under the arrivals of a real trace, on the device.
-
-The measurement of benchmarks.ablation with the engine of phase real_text: the widened SmolLM2 and its noisy small
-self, greedy answers to the questions, arms in an order of their own in every repeat on the same stretch. tokens/s
-counts what came while requests did. Answers of different arms are compared; where rounding differs between batches
-a near tie may be broken otherwise, so they are counted, not forbidden.
+`arrivals` is the measurement of benchmarks.ablation with that engine, under the arrivals of a real trace: greedy
+answers to the questions, arms in an order of their own in every repeat on the same stretch. tokens/s counts the
+output while requests arrived. Answers of different arms are compared; where rounding differs between batches a
+near tie may be broken otherwise, so they are counted, not forbidden.
 """
 
 import json
@@ -21,8 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.ablation.campaign import Bearing, Campaign, arms_named
+from benchmarks.ablation.campaign import Bearing, Campaign
 from benchmarks.ablation.campaign import Wanted as WantedRuns
+from benchmarks.ablation.drive import arms_named
 from benchmarks.ablation.report import Run, write
 from benchmarks.gpu.decoding.policies import Turns, arms_of, contest, rows_of
 from benchmarks.gpu.engines import Opened, Wanted, close, lane_costs, open_engine
@@ -151,7 +150,7 @@ class Grown:
 
 
 def _directory(small: Path, out: Path, spec: DecoderSpec) -> Path:
-    """What lies beside the tensors of a model of these sizes, made from the small one's."""
+    """What lies next to the tensors of a model of these sizes, made from the small one's."""
     out.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = json.loads((small / "config.json").read_text("utf-8"))
     config |= {

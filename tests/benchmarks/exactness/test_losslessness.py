@@ -1,4 +1,4 @@
-"""What judges laws is judged itself. Oracles: the sampler tests' plain computation, tables of chi-square, luck."""
+"""What compares distributions, compared with the sampler tests' plain computation and tables of chi-square."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,12 @@ from benchmarks.exactness.cases import PATTERNS, SAMPLINGS
 from benchmarks.exactness.distributions import (
     DEEP,
     WIDE,
-    World,
+    Tables,
     chi_square_tail,
-    exact_law,
+    exact_distribution,
     holm,
     joint_and_single,
-    make_world,
+    make_tables,
     p_value,
     samplings,
     uniform_p_value,
@@ -22,41 +22,42 @@ from benchmarks.exactness.losslessness import DRAFTERS, plan
 from faser.config.drafters import HEAD_METHODS
 from faser.config.speculation import DRAFT_SAMPLE_METHODS, METHODS, POLICIES
 from faser.types import SamplingParams
-from tests.engine.execution.sampling.test_sampler import PROMPT, exact_distribution, plain_logits
+from tests.engine.execution.sampling.test_sampler import PROMPT, plain_logits
+from tests.engine.execution.sampling.test_sampler import exact_distribution as of_one_token
 
-WORLD = make_world(10, 2, PROMPT, 3, 0.7)
+TABLES = make_tables(10, 2, PROMPT, 3, 0.7)
 
 
-def plain_law(world: World, sampling: SamplingParams) -> list[float]:
+def plain_distribution(tables: Tables, sampling: SamplingParams) -> list[float]:
     """Token by token, answer by answer."""
     found = []
-    for outcome in range(world.num_outcomes):
-        answer = list(divmod(outcome, world.vocab))
+    for outcome in range(tables.num_outcomes):
+        answer = list(divmod(outcome, tables.vocab))
         prob = 1.0
         for i, token_id in enumerate(answer):
-            before = [*world.prompt, *answer[:i]][-2:]
-            raw = world.target_logits[before[0] * world.vocab + before[1]].tolist()
+            before = [*tables.prompt, *answer[:i]][-2:]
+            raw = tables.target_logits[before[0] * tables.vocab + before[1]].tolist()
             processed = plain_logits(sampling, raw, answer[:i], len(PROMPT) + i)
-            prob *= exact_distribution(sampling, processed).get(token_id, 0.0)
+            prob *= of_one_token(sampling, processed).get(token_id, 0.0)
         found.append(prob)
     return found
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_the_exact_law_is_that_of_the_plain_computation(name: str) -> None:
-    sampling = samplings(WORLD.vocab)[name]
-    assert exact_law(WORLD, sampling) == pytest.approx(plain_law(WORLD, sampling), abs=1e-12)
+def test_the_exact_distribution_is_that_of_the_plain_computation(name: str) -> None:
+    sampling = samplings(TABLES.vocab)[name]
+    assert exact_distribution(TABLES, sampling) == pytest.approx(plain_distribution(TABLES, sampling), abs=1e-12)
 
 
-@pytest.mark.parametrize("world", [WIDE, DEEP])
+@pytest.mark.parametrize("tables", [WIDE, DEEP])
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_a_law_sums_to_1_over_all_answers(world: World, name: str) -> None:
-    law = exact_law(world, samplings(world.vocab)[name])
-    assert len(law) == world.num_outcomes
-    assert law.sum() == pytest.approx(1.0)
+def test_a_distribution_sums_to_1_over_all_answers(tables: Tables, name: str) -> None:
+    distribution = exact_distribution(tables, samplings(tables.vocab)[name])
+    assert len(distribution) == tables.num_outcomes
+    assert distribution.sum() == pytest.approx(1.0)
 
 
-def test_answers_are_numbered_in_the_order_of_the_law() -> None:
+def test_answers_are_numbered_in_the_order_of_the_distribution() -> None:
     answers = np.array([[0, 0, 0], [0, 0, 9], [1, 2, 3], [9, 9, 9]])
     assert WIDE.outcomes(answers).tolist() == [0, 9, 123, 999]
 
@@ -68,14 +69,17 @@ def test_the_tail_of_chi_square_is_that_of_the_tables(distance: float, freedom: 
     assert chi_square_tail(distance, freedom) == pytest.approx(tail, rel=1e-3)
 
 
-def test_p_values_of_a_right_law_are_uniform_and_of_a_wrong_one_are_not() -> None:
+def test_p_values_of_a_right_distribution_are_uniform_and_of_a_wrong_one_are_not() -> None:
     rng = np.random.default_rng(2)
-    law = rng.dirichlet(np.full(60, 0.5))  # many rare cells, which become one
-    law[7] = 0.0
-    law /= law.sum()
-    other = 0.9 * law + 0.1 * np.roll(law, 1) * (law > 0)
+    distribution = rng.dirichlet(np.full(60, 0.5))  # many rare cells, which become one
+    distribution[7] = 0.0
+    distribution /= distribution.sum()
+    other = 0.9 * distribution + 0.1 * np.roll(distribution, 1) * (distribution > 0)
     other /= other.sum()
-    right, wrong = ([p_value(rng.choice(60, 2000, p=probs), law) for _ in range(600)] for probs in (law, other))
+    right, wrong = (
+        [p_value(rng.choice(60, 2000, p=probs), distribution) for _ in range(600)]
+        for probs in (distribution, other)
+    )
     assert uniform_p_value(right) > 1e-3
     assert uniform_p_value(wrong) < 1e-12
 
@@ -86,11 +90,11 @@ def test_an_answer_that_cannot_be_has_no_p_value_above_0() -> None:
 
 def test_a_small_bias_of_one_place_is_seen_among_thousands_of_answers() -> None:
     rng = np.random.default_rng(1)
-    law = np.full(1000, 1e-3)
+    distribution = np.full(1000, 1e-3)
     answers = rng.integers(0, 10, (100_000, 3))
     answers[:1200, 1] = 0  # one in a hundred
-    assert p_value(WIDE.outcomes(answers), law) > 1e-6
-    assert joint_and_single(answers, law, WIDE) < 1e-6
+    assert p_value(WIDE.outcomes(answers), distribution) > 1e-6
+    assert joint_and_single(answers, distribution, WIDE) < 1e-6
 
 
 def test_holms_values_are_those_worked_out_by_hand() -> None:

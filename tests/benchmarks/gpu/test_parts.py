@@ -1,4 +1,4 @@
-"""Parts of the bench programs for a GPU: made-up weights, floors, loops over steps, medians of turns, laws."""
+"""Parts of the bench programs for a GPU: made-up weights, floors, loops over steps, medians, distributions."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.checks.tokens import LEAST_P, law_of, verified
+from benchmarks.gpu.checks.tokens import LEAST_P, exact_distribution, verified
 from benchmarks.gpu.decoding.policies import arms_of, rows_of, synthetic
 from benchmarks.gpu.decoding.real_text import Grown, wide_spec
 from benchmarks.gpu.decoding.vllm_arm import asked
@@ -261,15 +261,15 @@ def test_vllm_gets_the_acceptance_prompts_and_batches_of_the_policies(tmp_path: 
 def test_a_law_cuts_in_the_order_of_the_documentation() -> None:
     """min_p 0.3 leaves three tokens, top_k two of them, top_p one of those."""
     logits = np.log(np.array([0.1, 0.4, 0.2, 0.3]))
-    assert law_of(logits, 1.0, 0.0, 0, 1.0) == pytest.approx([0.1, 0.4, 0.2, 0.3])
-    assert law_of(logits, 1.0, 0.3, 0, 1.0) == pytest.approx([0.0, 4 / 9, 2 / 9, 3 / 9])
-    assert law_of(logits, 1.0, 0.3, 2, 1.0) == pytest.approx([0.0, 4 / 7, 0.0, 3 / 7])
-    assert law_of(logits, 1.0, 0.3, 2, 0.5) == pytest.approx([0.0, 1.0, 0.0, 0.0])
-    assert law_of(logits, 0.0, 0.0, 0, 1.0).tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert exact_distribution(logits, 1.0, 0.0, 0, 1.0) == pytest.approx([0.1, 0.4, 0.2, 0.3])
+    assert exact_distribution(logits, 1.0, 0.3, 0, 1.0) == pytest.approx([0.0, 4 / 9, 2 / 9, 3 / 9])
+    assert exact_distribution(logits, 1.0, 0.3, 2, 1.0) == pytest.approx([0.0, 4 / 7, 0.0, 3 / 7])
+    assert exact_distribution(logits, 1.0, 0.3, 2, 0.5) == pytest.approx([0.0, 1.0, 0.0, 0.0])
+    assert exact_distribution(logits, 0.0, 0.0, 0, 1.0).tolist() == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_counts_of_right_verdicts_are_likely_and_under_another_law_they_are_not(tmp_path: Path) -> None:
-    """Planted: a law of the drafts that is not the one they were drawn from."""
+    """Planted: a distribution of the drafts that is not the one they were drawn from."""
     plan = Plan(out=tmp_path, dry_run=True)
     right, wrong = verified(plan, 6000), verified(plan, 6000, temperature=1.0)
     assert all(each["p_value"] > LEAST_P for each in right.values())

@@ -1,4 +1,4 @@
-"""A trial that fails is told and does not stop the others."""
+"""A trial that fails is reported and does not stop the others."""
 
 import pytest
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.peers import report
 from benchmarks.peers.load import Exchange
-from benchmarks.peers.report import Measurement, check_same_work, measure, ratios, same_file, speeds, verdicts
+from benchmarks.peers.report import Measurement, bar_outcomes, check_same_work, measure, ratios, same_file, speeds
 
 
 def _exchange(sent_s: float, *token_times_s: float) -> Exchange:
@@ -68,16 +68,16 @@ def test_ratios_are_taken_within_a_round_and_concurrency_and_then_their_median()
     assert speeds(measurements)["faser", 1].median == 20.0
 
 
-def test_a_bar_is_met_from_its_factor_on_and_only_measured_bars_are_judged() -> None:
+def test_a_bar_is_met_from_its_factor_on_and_only_measured_bars_count() -> None:
     measurements = [
         _measurement("faser", 0, 129.9),
         _measurement("transformers", 0, 100.0),
         _measurement("vllm", 0, 129.9),
     ]
 
-    judged = {(bar.system, bar.concurrency): met for bar, _, met in verdicts(measurements)}
+    outcomes = {(bar.system, bar.concurrency): met for bar, _, met in bar_outcomes(measurements)}
 
-    assert judged == {("transformers", 1): False, ("vllm", 1): True}
+    assert outcomes == {("transformers", 1): False, ("vllm", 1): True}
 
 
 def test_the_same_file_is_compared_with_llamacpps_speed_and_has_bars_of_its_own() -> None:
@@ -87,7 +87,7 @@ def test_the_same_file_is_compared_with_llamacpps_speed_and_has_bars_of_its_own(
     found = {name: ratio.median for (name, _), ratio in same_file(measurements).items()}
 
     assert found == pytest.approx({"faser-off-q4_0": 1.19, "faser-q4_0": 1.5})
-    assert [(bar.system, bar.factor, met) for bar, _, met in verdicts(measurements)] == [
+    assert [(bar.system, bar.factor, met) for bar, _, met in bar_outcomes(measurements)] == [
         ("llamacpp-q4_0", 1.2, False)
     ]
 

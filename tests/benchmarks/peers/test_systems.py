@@ -1,4 +1,4 @@
-"""What every system is told, read from the command lines."""
+"""What every system is given, read from the command lines."""
 
 import importlib.metadata
 import json

@@ -1,4 +1,4 @@
-"""Drafting beside steps on a simulated machine. Oracles: closed forms of PEARL's scheme, and the other modes."""
+"""Drafting during steps on a simulated machine. Oracles: closed forms of PEARL's scheme, and the other modes."""
 
 import pytest
 

@@ -48,14 +48,14 @@ def right_tokens(position: int) -> int:
 
 
 class KnowingDrafter:
-    """Knows the output, and errs where right_tokens says. judged: verdicts it was told, by position."""
+    """Knows the output, and errs where right_tokens says. accepted: what it was informed of, by position."""
 
     drafts_overlapped = True
 
     def __init__(self) -> None:
         self.known: dict[int, list[int]] = {}
         self.prompt_len: dict[int, int] = {}
-        self.judged: dict[int, int] = {}
+        self.accepted: dict[int, int] = {}
 
     def start(self, start: SequenceStart) -> None:
         self.known[start.slot] = list(start.token_ids)
@@ -80,7 +80,7 @@ class KnowingDrafter:
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         for each in continuations:
-            self.judged[self.position(each.slot)] = each.num_accepted
+            self.accepted[self.position(each.slot)] = each.num_accepted
             self.known[each.slot] += each.token_ids
 
     def release(self, slot: int) -> None:
@@ -117,7 +117,7 @@ class ScriptedTarget:
         for start in plan.started:
             self.prompts[start.slot] = (start.token_ids[0], start.prompt_len)
             self.drafter.start(start)
-        results = tuple(map(self.judge, plan.rows))
+        results = tuple(map(self.verify, plan.rows))
         self.drafter.commit(
             [
                 Continuation(slot=each.slot, token_ids=each.token_ids, num_accepted=len(each.token_ids) - 1)
@@ -127,7 +127,7 @@ class ScriptedTarget:
         )
         return StepResult(step=plan.step, sequences=results, run_s=0.001)
 
-    def judge(self, rows: SequenceRows) -> SequenceResult:
+    def verify(self, rows: SequenceRows) -> SequenceResult:
         if not rows.samples:
             return SequenceResult(slot=rows.slot)
         number, prompt_len = self.prompts[rows.slot]
@@ -196,7 +196,7 @@ def test_an_output_that_ends_by_itself_is_recorded_to_its_end() -> None:
 
 def test_the_drafter_behind_is_told_whether_its_first_token_came() -> None:
     _, drafter = recorded()
-    assert all(drafter.judged[position] == (right_tokens(position) > 0) for position in range(1, 20))
+    assert all(drafter.accepted[position] == (right_tokens(position) > 0) for position in range(1, 20))
 
 
 def test_a_recorder_never_drafts_overlapped() -> None:

@@ -23,7 +23,7 @@ from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals, SamplingKernels
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 
-WINDOW = 0.05  # about how far the draft model's tokens lie from the target's (benchmarks/draft_agreement.py)
+WINDOW = 0.05  # about how far the draft model's tokens lie from the target's
 _CERTAIN = 100.0  # nats; larger margins, and infinite ones, carry no more information
 _WITHOUT_NUMBERS = 0  # the draft token where logits are not numbers: one is as good as another
 

@@ -67,7 +67,7 @@ class Lesson:
 def candidate_layers(num_layers: int) -> tuple[int, ...]:
     """Layers after which to look: about a sixth, a quarter, a third, half, two thirds, five sixths of all.
 
-    Later looks save less and know more (benchmarks/speculation/pruning.py). Raises ConfigError below 2 layers.
+    Later looks save less and know more. Raises ConfigError below 2 layers.
     """
     if num_layers < 2:
         raise ConfigError(f"early pruning needs a target of at least 2 layers; this one has {num_layers}")

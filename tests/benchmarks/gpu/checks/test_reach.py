@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.gpu.checks.answers import parted, replayed, same_again
 from benchmarks.gpu.checks.checks import memory_checked
 from benchmarks.gpu.checks.models import main as one_step
-from benchmarks.gpu.checks.tokens import edited, verdicts
+from benchmarks.gpu.checks.tokens import edited, verification
 from benchmarks.gpu.plan import ON_DEVICE, Plan
 from benchmarks.gpu.steps import Tokens
 from faser.engine.execution.cuda_graphs.batch_sizes import GraphSizes
@@ -76,10 +76,10 @@ def test_verdicts_are_those_of_the_devices_kernels(plan: Plan) -> None:
     backend = fake_backend()
     kernels = FakeRejectionKernels(FakeAccelerator())
     backend.rejection_kernels = kernels
-    assert verdicts(plan, backend)["ok"]
+    assert verification(plan, backend)["ok"]
     assert kernels.calls == 1
     backend.rejection_kernels = AcceptsOneLess(FakeAccelerator())
-    found = verdicts(plan, backend)
+    found = verification(plan, backend)
     assert not found["ok"]
     assert found["other_verdicts"]["coupled"] == 0
 

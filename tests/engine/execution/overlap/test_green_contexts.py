@@ -6,7 +6,6 @@ The driver is a fake that counts its handles. Bugs that these tests have caught 
 import pytest
 import torch
 
-from benchmarks.gpu.lanes.places import MOST_PROCESSORS, count_blocks, processors_of
 from faser.engine.execution.overlap.factory import make_gpu_partition
 from faser.engine.execution.overlap.green_contexts import GreenContexts, default_verify_counts
 from faser.engine.execution.overlap.partition import (
@@ -15,6 +14,7 @@ from faser.engine.execution.overlap.partition import (
 )
 from faser.kernels.cuda.green_contexts import GreenContextError, Group, open_green_driver
 from faser.kernels.cuda.streams import CudaLaneDevice
+from tests.engine.execution.overlap.processor_probe import MOST_PROCESSORS, count_blocks, processors_of
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver
 from tests.kernels.cuda.fake_lane_device import FakeLaneDevice, FakeStream
 

@@ -28,7 +28,7 @@ from faser.engine.execution.text_lookup.rules import (
 
 OCCURRENCES = 8  # the latest ones are counted: enough to tell .9 from .6, few enough for a step
 # A context of L tokens seen n times goes on with what followed it c times with probability c / (n + DOUBT / L):
-# one occurrence of three tokens is an even bet. benchmarks/text_drafts.py compares it with what came true.
+# one occurrence of three tokens is an even bet.
 DOUBT = 3.0
 
 

@@ -1,24 +1,20 @@
-"""Phase `overlap`: drafting beside verification against drafting before it, by acceptance, requests and drafter.
+"""Phase `overlap`: drafting during verification against drafting before it, by acceptance, requests and drafter.
 
-Pairs of models walk (see walks), so acceptance is as given and tokens are the target's own. One engine for each
-drafter and partition; within it these take turns in every round, on the same prompts:
+Pairs of models walk (see models.py), so acceptance is as given and tokens are the target's own. One engine for
+each drafter and partition, which measures what steps, passes and lanes cost; within it these take turns in every
+round, on the same prompts:
 
 off      nobody drafts
 serial   policy faser, drafts before the step
-ahead    policy faser, drafts beside the step on this partition, wherever anybody drafts
+ahead    policy faser, drafts during the step on this partition, wherever anybody drafts
 auto     policy faser, ahead where its own cost model says that it pays
-ahead:2  drafts of two tokens beside the step, and so on: chunks of a fixed length
+ahead:2  drafts of two tokens during the step, and so on: chunks of a fixed length
 
-What steps, passes and lanes cost comes from the phases verify, draft and lanes of an earlier run, where they are
-there (earlier_costs); else every engine measures it. Where the first round of the most requests shows that
-drafting ahead loses, an engine's further cells would show no more: a trace of some steps is written instead.
-
-Which partition came for which, and why, stands in `lanes`. One that came for another is left out where it is asked
-for itself. Where turns draft ahead the host's part in every pair of lanes is noted (timed_partition), and its
-medians stand in `gaps`.
-
-Beside each cell stands what that cost model expects of it at the given acceptance, so that it can be held against
-what was measured: of the cells where so much was promised, in how many it came.
+Where the first round of the most requests shows that drafting ahead loses, an engine's further cells would show no
+more: a trace of some steps is written instead. `lanes` says which partition was made for each that was asked for,
+and why; one that was made for another is left out where it is asked for itself. `gaps` has the medians of the
+host's part in every pair of lanes. `promises` compares the gain that the cost model expects of each cell with the
+measured one.
 """
 
 import statistics
@@ -29,17 +25,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu.decoding.partitions import Divide, Divided, TimedPartition, divide
 from benchmarks.gpu.decoding.policies import Arm, Turns, contest
 from benchmarks.gpu.engines import Opened, Wanted, lane_costs, target_of, with_engine
-from benchmarks.gpu.lanes.earlier_costs import earlier_costs
-from benchmarks.gpu.lanes.matrix import Divide, Divided, TimedPartition, divide
 from benchmarks.gpu.models import Config, Walk, Walking, own_head, write_shape
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.steps import ClosedLoop, clock_of, greedy
 from faser.bench.chart import Chart, line_chart
 from faser.engine.contract.interference import FACTORS, InterferenceTable
-from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.overlap.objective import best_overlap
 from faser.engine.control.speculation.policies.draft_lengths import best_lengths
 from faser.engine.control.speculation.policies.objective import Objective
@@ -96,12 +90,11 @@ def _measure(
     plan: Plan, desk: Desk, walk: Walk, config: Config, divided: Divided, about: Json, ends_s: float
 ) -> None:
     """One engine, from its loading to its end."""
-    timed, costs = TimedPartition(divided.partition), earlier_costs(plan, desk.folder, divided.partition)
-    wanted = _wanted(plan, walk, f"walking-{about['drafter']}", config, timed, costs)
+    timed = TimedPartition(divided.partition)
+    wanted = _wanted(plan, walk, f"walking-{about['drafter']}", config, timed)
 
     def work(opened: Opened) -> None:
-        source = "measured by the engine" if costs is None else "phases verify, draft and lanes"
-        desk.append("lanes", {**about, **divided.about, "costs": source, **_measured(opened.interference)})
+        desk.append("lanes", {**about, **divided.about, **_measured(opened.interference)})
         _compare(plan, desk, opened, walk, about, timed, ends_s)
 
     try:
@@ -145,7 +138,7 @@ def _compare(
 
 
 def trace_ahead(plan: Plan, opened: Opened, turns: Turns, file: Path) -> None:
-    """Of some steps of the most requests that draft ahead: which kernels ran beside which."""
+    """Of some steps of the most requests that draft ahead: which kernels ran at the same time."""
     loop = ClosedLoop(opened.engine, clock_of(plan.device))
     opened.engine.use_policy("faser", forget=False, overlap="on")
     loop.start(turns.prompts, turns.sampling)
@@ -182,9 +175,7 @@ def turns_of(
     )
 
 
-def _wanted(
-    plan: Plan, walk: Walk, name: str, config: Config, partition: Partition, costs: StepTimes | None
-) -> Wanted:
+def _wanted(plan: Plan, walk: Walk, name: str, config: Config, partition: Partition) -> Wanted:
     target, sizes = target_of(plan), plan.sizes
     draft = write_shape(plan.models / name, own_head(config))
     return Wanted(
@@ -195,7 +186,7 @@ def _wanted(
         rows=sizes.rows,
         sources=sources_of(plan, walk, target),
         speculative={"method": "draft_model", "model": str(draft), "num_speculative_tokens": sizes.cap},
-        costs=costs or (lane_costs() if plan.dry_run else None),
+        costs=lane_costs() if plan.dry_run else None,
         overlap="on",
         partition=partition,
     )
@@ -254,7 +245,7 @@ def rows_of(turns: Sequence[Json], expectations: Sequence[Json]) -> list[Json]:
             continue
         rates = [{name: turn["tokens_per_s"] for name, turn in each.items()} for each in whole]
         chunks = dict.fromkeys(name for each in rates for name in each if name.startswith(f"{AHEAD}:"))
-        told = promised.get(cell)
+        expected_of = promised.get(cell)
         rows.append(
             {
                 **dict(zip(_CELL, cell, strict=True)),
@@ -268,7 +259,7 @@ def rows_of(turns: Sequence[Json], expectations: Sequence[Json]) -> list[Json]:
                 "auto_of_best": _median(each[AUTO] / max(each[OFF], each[SERIAL], each[AHEAD]) for each in rates),
                 "auto_ahead": _median(each[AUTO]["ahead"] for each in whole),
                 "accepted": _median(each[SERIAL]["accepted"] for each in whole),
-                "expected_gain": None if told is None else told["gain"],
+                "expected_gain": None if expected_of is None else expected_of["gain"],
             }
         )
     return rows
@@ -291,23 +282,23 @@ def gaps_of(turns: Sequence[Json]) -> list[Json]:
 
 
 def promises(rows: Sequence[Json]) -> Json:
-    """Cells by what was expected of drafting ahead and what came. bar: PROMISED."""
-    told = [row for row in rows if row["expected_gain"] is not None]
-    high = [row for row in told if row["expected_gain"] >= PROMISED]
+    """Cells by what was expected of drafting ahead and what was measured. bar: PROMISED."""
+    expected_of = [row for row in rows if row["expected_gain"] is not None]
+    high = [row for row in expected_of if row["expected_gain"] >= PROMISED]
     return {
         "bar": PROMISED,
-        "cells": len(told),
+        "cells": len(expected_of),
         "promised": len(high),
         "of these above 1": sum(row["gain"] > 1 for row in high),
         "of these above the bar": sum(row["gain"] >= PROMISED for row in high),
-        "above the bar without a promise": sum(row["gain"] >= PROMISED for row in told)
+        "above the bar without a promise": sum(row["gain"] >= PROMISED for row in expected_of)
         - sum(row["gain"] >= PROMISED for row in high),
-        "auto below 0.98 of the best way": sum(row["auto_of_best"] < 0.98 for row in told),
+        "auto below 0.98 of the best way": sum(row["auto_of_best"] < 0.98 for row in expected_of),
     }
 
 
 def pictures(rows: Sequence[Json]) -> dict[str, str]:
-    """Times serial by requests, one for each drafter and partition; and what came over what was expected."""
+    """Times serial by requests, one a drafter and partition; and what was measured over what was expected."""
     made: dict[str, str | None] = {"overlap-expected.svg": _expected_chart(rows)}
     for drafter, partition in dict.fromkeys((row["drafter"], row["partition"]) for row in rows):
         of_engine = [row for row in rows if (row["drafter"], row["partition"]) == (drafter, partition)]

@@ -1,35 +1,27 @@
 """Phases lanes, overlap and arrivals of the bench programs for a GPU: their parts, and that they run on a CPU."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.gpu import report as lane_report
+from benchmarks.gpu.decoding import overlap
 from benchmarks.gpu.decoding import real_text as arrivals
+from benchmarks.gpu.decoding.overlap import ARMS, expected, pictures, promises, rows_of
 from benchmarks.gpu.decoding.real_text import wanted_of
 from benchmarks.gpu.engines import Wanted, close, lane_costs, open_engine
-from benchmarks.gpu.lanes import overlap
-from benchmarks.gpu.lanes.lanes import company, granted, pairs, run, splits
-from benchmarks.gpu.lanes.overlap import ARMS, expected, pictures, promises, rows_of
-from benchmarks.gpu.lanes.places import GreenPlaces
 from benchmarks.gpu.models import Walk, Walking, write_shape
 from benchmarks.gpu.phases import phases_named, run_here
-from benchmarks.gpu.plan import ON_CPU, Plan, Sizes
+from benchmarks.gpu.plan import ON_CPU, Plan
 from benchmarks.gpu.record import Desk, Folder
-from benchmarks.gpu.steps import HostClock, answers
+from benchmarks.gpu.steps import answers
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.execution.overlap.cores import core_numbers
-from faser.engine.execution.overlap.partition import Serial
-from faser.kernels.cuda.events import DeviceEvent
-from faser.kernels.cuda.green_contexts import GreenContextError, Group
 from faser.types import SamplingParams
 
 
@@ -149,8 +141,8 @@ def test_ratios_are_to_serial_of_the_same_round_and_gains_to_the_best_other_way(
         *turns_of({"off": 5.0, "serial": 10.0, "ahead": 11.0, "auto": 11.0}, 2),
         *turns_of({"off": 5.0, "serial": 10.0, "ahead": 11.0, "auto": 11.0}, 3)[:2],
     ]
-    told = {"drafter": "1B", "partition": "sm", "acceptance": 0.8, "sequences": 4, "gain": 1.1}
-    (row,) = rows_of(turns, [told])
+    given = {"drafter": "1B", "partition": "sm", "acceptance": 0.8, "sequences": 4, "gain": 1.1}
+    (row,) = rows_of(turns, [given])
     assert row["rounds"] == 3
     assert row["ahead"] == 1.2
     assert row["gain"] == 1.2
@@ -183,142 +175,6 @@ def test_what_is_expected_follows_what_lanes_cost() -> None:
     assert free["before"] == dear["before"] > free["off"]
 
 
-class FakeDriver:
-    """Groups of eight. Notes what there is."""
-
-    num_processors = 20
-
-    def __init__(self) -> None:
-        self.alive: list[object] = []
-        self.number = 0
-
-    def split(self, count: int) -> tuple[Group, Group]:
-        part = -(-count // 8) * 8
-        return Group(count=part, resource=None), Group(count=20 - part, resource=None)
-
-    def context(self, group: Group) -> object:
-        self.alive.append(f"context {group.count}")
-        return self.alive[-1]
-
-    def stream(self, _context: object, _priority: int) -> int:
-        self.number += 1
-        self.alive.append(self.number)
-        return self.number
-
-    def destroy_stream(self, stream: int) -> None:
-        self.alive.remove(stream)
-
-    def destroy_context(self, context: object) -> None:
-        assert all(isinstance(each, str) for each in self.alive[self.alive.index(context) :]), "a stream was left"
-        self.alive.remove(context)
-
-
-class FakeLaneDevice:
-    num_processors = 20
-
-    def __init__(self) -> None:
-        self.used: list[object] = []
-
-    def stream(self, _priority: int) -> object:
-        return "everything"
-
-    def adopt(self, address: int) -> object:
-        return address
-
-    def on(self, stream: object) -> AbstractContextManager[object]:
-        self.used.append(stream)
-        return nullcontext()
-
-    def event(self) -> DeviceEvent:
-        raise AssertionError("nobody waits for single events here")
-
-    def elapsed_s(self, _earlier: DeviceEvent, _later: DeviceEvent) -> float:
-        raise AssertionError("times are a clock's here")
-
-    def wait(self) -> None:
-        self.used.append("waited")
-
-
-def test_parts_of_a_device_are_made_once_and_given_back_streams_first() -> None:
-    """Planted: a new context in every use; contexts destroyed before their streams."""
-    driver, device = FakeDriver(), FakeLaneDevice()
-    places = GreenPlaces(driver, device)
-    assert places.widths() == (8, 16, 20)
-    assert splits(places) == [{"wanted": 8, "part": 8, "left": 12}, {"wanted": 16, "part": 16, "left": 4}]
-    for width in (8, 16, 8, 20):
-        with places.on(width):
-            pass
-    assert device.used == [1, 2, 1, 2, 1, "everything"]
-    assert driver.alive == ["context 8", 1, "context 16", 2]
-    places.close()
-    assert device.used[-1] == "waited"
-    assert driver.alive == []
-
-
-class Undivided(Plan):
-    """A dry run without partitions."""
-
-    @property
-    def sizes(self) -> Sizes:
-        return replace(ON_CPU, partitions=())
-
-
-class Refuses(FakeDriver):
-    """No context for groups of this size."""
-
-    def __init__(self, refused: int) -> None:
-        super().__init__()
-        self.refused = refused
-
-    def context(self, group: Group) -> object:
-        if group.count == self.refused:
-            raise GreenContextError("cuGreenCtxCreate: not enough")
-        return super().context(group)
-
-
-def test_a_part_that_the_driver_refuses_is_named_and_the_others_are_measured(tmp_path: Path) -> None:
-    """Planted: one refusal that ends the evidence of all parts."""
-    places = GreenPlaces(Refuses(8), FakeLaneDevice())
-    found = splits(places)
-    assert found == [
-        {"wanted": 8, "says": "cuGreenCtxCreate: not enough"},
-        {"wanted": 16, "part": 16, "left": 4},
-    ]
-    assert granted(places, found) == (16, 20)
-
-    desk = Desk(Folder(tmp_path, dry_run=True), "lanes", 100.0, lambda _: None)
-    run(Undivided(out=tmp_path, dry_run=True), desk, lambda _: GreenPlaces(Refuses(8), FakeLaneDevice()))
-    result = desk.finish().result
-    assert [row["processors"] for row in result["rates"]] == [16, 20] * 2
-    assert result["refused"] is None
-    assert "cuGreenCtxCreate: not enough" in lane_report.lanes(result)
-
-
-def test_a_kernel_that_cannot_run_on_a_lane_is_named(tmp_path: Path) -> None:
-    class NoClusters(Serial):
-        def run_both(self, *_: Any) -> Any:
-            raise RuntimeError("cluster launch failure\nCompile with …")
-
-        def shares(self) -> tuple[float, ...]:
-            return (0.5,)
-
-        def resize(self, share: float) -> None:
-            pass
-
-    desk = Desk(Folder(tmp_path, dry_run=True), "lanes", 100.0, lambda _: None)
-    pairs(Plan(out=tmp_path, dry_run=True), desk, NoClusters(), HostClock())
-    assert {row["says"] for row in desk.finish().result["company"]} == {"cluster launch failure"}
-
-
-def test_lanes_that_take_turns_gain_nothing() -> None:
-    def busy() -> None:
-        sum(range(20000))
-
-    found = company(Serial(), HostClock(), busy, busy)
-    assert found["together"] == 0.0
-    assert 0.3 < found["speed_up"] < 3.0
-
-
 def test_arrivals_say_which_of_their_inputs_is_missing(tmp_path: Path) -> None:
     """Planted: one for the other."""
     for plan, missing in (
@@ -337,26 +193,6 @@ def test_runs_under_arrivals_fit_into_the_time(tmp_path: Path) -> None:
     taken_s = 1.3 * wanted.num_runs * wanted.seconds + (len(wanted.arms) + 2) * wanted.warm_s
     assert taken_s == pytest.approx(300.0)
     assert wanted_of(Plan(out=tmp_path), 3000.0).seconds == 20.0
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(len(core_numbers()) < 2, reason="two lanes take two cores")
-def test_lanes_are_measured_on_cores_in_a_dry_run(tmp_path: Path) -> None:
-    (phase,) = phases_named(["lanes"])
-    plan = Plan(out=tmp_path, dry_run=True)
-    record = run_here(plan, phase, 60.0, lambda _: None)
-    assert record.error is None
-    result = record.result
-    assert [row["load"] for row in result["stays"]] == ["traffic", "product", "copy", "triton", "norm"]
-    shares = {row["share"] for row in result["company"]}
-    assert len(result["company"]) == 4 * len(shares)
-    assert [(row["asked"], row["came"], row["refusal"]) for row in result["partitions"]] == [
-        ("cores", "cores", None)
-    ]
-    assert all(row["a_second"] > 1e6 for row in result["rates"])
-    assert [(row["part"], row["left"]) for row in result["splits"]] == [(1, 1)]
-    assert len(result["matrix"]) == len(ON_CPU.lane_rows) * len(shares)
-    assert "speed_up" in lane_report.lanes(result)
 
 
 @pytest.mark.slow

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import report as lane_report
-from benchmarks.gpu.lanes import lanes, overlap
-from benchmarks.gpu.lanes.matrix import Divided, TimedPartition
-from benchmarks.gpu.lanes.places import Places
+from benchmarks.gpu.decoding import overlap
+from benchmarks.gpu.decoding.partitions import Divided, TimedPartition
 from benchmarks.gpu.plan import ON_CPU, Plan, Sizes
 from benchmarks.gpu.record import Desk, Folder
 from faser.engine.execution.overlap.cores import Cores, core_numbers
 from faser.errors import ConfigError
-from faser.kernels.cuda.green_contexts import GreenContextError
 
 WORDS = "cuGreenCtxCreate: CUDA_ERROR_NOT_SUPPORTED, operation not supported"
 
@@ -35,7 +33,6 @@ class AsOnAGpu(Plan):
             partitions=("streams", "sm", "halves"),
             overlap_acceptances=(0.9,),
             overlap_batches=(1,),
-            lane_rows=((1, 1),),
         )
 
 
@@ -78,35 +75,6 @@ class Refusing:
             raise ConfigError("partition is halves; on a GPU it must be auto, sm, streams or serial")
         self.given.append(Streams(Cores(core_numbers())))
         return Divided(asked=name, partition=self.given[-1], refusal=WORDS if name == "sm" else None)
-
-
-def nowhere(_plan: Plan) -> Places:
-    raise GreenContextError(WORDS)
-
-
-def test_lanes_of_a_device_that_cannot_be_divided_are_streams_measured_once(tmp_path: Path) -> None:
-    """Planted: the driver's words left out, streams measured twice, partitions left open, refusals that raise."""
-    driver = Refusing()
-    desk = Desk(Folder(tmp_path, dry_run=True), "lanes", 100.0, lambda _: None)
-    lanes.run(AsOnAGpu(out=tmp_path, dry_run=True), desk, nowhere, driver)
-    result = desk.finish().result
-    assert result["refused"] == WORDS
-    assert "rates" not in result
-    came = {row["asked"]: (row["came"], row["refusal"]) for row in result["partitions"]}
-    assert (came["streams"], came["sm"]) == (("streams", None), ("streams", WORDS))
-    assert came["halves"][0] is None
-    shares = Cores(core_numbers()).shares()
-    assert [(row["partition"], row["share"]) for row in result["company"]] == [
-        ("streams", round(share, 4)) for _ in range(4) for share in shares
-    ]
-    by_name = {row["asked"]: row for row in result["matrix"]}
-    assert "verify_slowdown" in by_name["streams"]
-    assert by_name["sm"]["says"] == WORDS
-    assert "halves" in by_name["halves"]["says"]
-    assert len(result["matrix"]) == len(shares) + 2
-    assert driver.given
-    assert all(each.is_closed for each in driver.given)
-    assert lane_report.lanes(result).count(WORDS) == 3
 
 
 def test_drafting_ahead_by_a_partition_that_came_for_another_is_measured_once(tmp_path: Path) -> None:

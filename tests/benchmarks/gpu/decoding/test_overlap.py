@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import report as lane_report
-from benchmarks.gpu.lanes.matrix import TimedPartition
-from benchmarks.gpu.lanes.overlap import (
+from benchmarks.gpu.decoding.overlap import (
     AHEAD,
     ARMS,
     AUTO,
@@ -23,6 +22,7 @@ from benchmarks.gpu.lanes.overlap import (
     sources_of,
     turns_of,
 )
+from benchmarks.gpu.decoding.partitions import TimedPartition
 from benchmarks.gpu.models import Walk, Walking, write_shape
 from benchmarks.gpu.plan import ON_CPU, Plan
 from benchmarks.gpu.record import Json
@@ -210,10 +210,10 @@ def pair_of(timed: TimedPartition) -> None:
 
 
 def test_the_hosts_part_in_a_pair_is_told_once() -> None:
-    """Planted: lanes swapped; the earlier end for the later one; pairs that are told again."""
+    """Planted: lanes swapped; the earlier end for the later one; pairs that are given again."""
     inner = Scripted([(1.000, 1.002, 1.001, 1.5, 1.6), (1.610, 1.616, 1.613, 1.9, 1.8), (2.0, 2.1, 2.2, 2.3, 2.4)])
-    told = iter((1.003, 1.604, 1.611, 1.902, 2.2, 2.5))  # when verification was given, when both had returned
-    timed = TimedPartition(inner, lambda: next(told))
+    given = iter((1.003, 1.604, 1.611, 1.902, 2.2, 2.5))  # when verification was given, when both had returned
+    timed = TimedPartition(inner, lambda: next(given))
     assert timed.taken() == {"pairs": 0}
     pair_of(timed)
     pair_of(timed)

@@ -1,12 +1,10 @@
-"""Ratios and their intervals, and programs in two checkouts."""
+"""Ratios and differences of arms within rounds, with their intervals."""
 
 import math
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from benchmarks.runner import difference, in_turn, ratio, run_program, summarise_pairs, t_975
+from benchmarks.cells import Cell, Spread, Times, difference, ratio, t_975
 
 
 def _share_below(limit: float, freedom: int) -> float:
@@ -74,32 +72,24 @@ def test_a_difference_is_the_mean_of_the_rounds_with_students_interval() -> None
     assert found.high == pytest.approx(0.2 + 4.303 * 0.1 / math.sqrt(3))
 
 
-def test_an_estimate_is_told_with_its_interval_where_it_has_one() -> None:
+def test_an_estimate_names_its_interval_where_it_has_one() -> None:
     assert ratio([3.0], [2.0]).text(unit="x") == "1.50x"
     assert ratio([2.0, 2.0], [1.0, 1.0]).text(1, "x") == "2.0x (2.0 … 2.0)"
     assert ratio([2.0], [3.0]).rounded() == {"mean": 0.6667, "low": None, "high": None, "rounds": 1}
 
 
-def test_every_other_round_goes_backwards() -> None:
-    orders = [in_turn(["a", "b", "c"], number) for number in range(4)]
+def test_a_cell_compares_the_arms_of_the_same_round() -> None:
+    cell = Cell(labels={"requests": 4}, runs={"mine": [2.0, 8.0, 4.0], "off": [1.0, 4.0, 2.0]})
 
-    assert orders[0] == orders[2] == ["c", "b", "a"]
-    assert orders[1] == orders[3] == ["a", "b", "c"]
-
-
-def test_a_program_runs_in_the_checkout_with_its_arguments_and_its_last_line_counts(tmp_path: Path) -> None:
-    program = "import json, os, sys; print('loading'); print(json.dumps([os.getcwd(), *sys.argv[1:]]))"
-
-    assert run_program(program, tmp_path, "1", "two") == [str(tmp_path), "1", "two"]
-    with pytest.raises(subprocess.CalledProcessError):
-        run_program("raise SystemExit(3)", tmp_path)
+    assert cell.median("mine", float) == 4.0
+    assert cell.ratio("mine", "off", float).mean == pytest.approx(2.0)
 
 
-def test_a_summary_of_pairs_is_made_of_ratios_within_the_pairs() -> None:
-    pairs = [{"base": {"a": base}, "this": {"a": this}} for base, this in ((1.0, 3.0), (10.0, 10.0), (4.0, 8.0))]
+def test_a_spread_is_the_median_between_the_least_and_the_greatest() -> None:
+    assert Spread.of([3.0, 1.0, 10.0]) == Spread(median=3.0, low=1.0, high=10.0)
+    assert Spread.of([3.0]).text(1, "x") == "3.0x (3.0 … 3.0)"
 
-    found = summarise_pairs(pairs, "a")
 
-    assert (found["base"], found["this"]) == (4.0, 8.0)
-    assert (found["least"], found["ratio"], found["most"]) == (1.0, 2.0, 3.0)
-    assert found["geometric_mean"]["mean"] == pytest.approx(6 ** (1 / 3), abs=1e-4)
+def test_times_are_milliseconds_and_zero_where_nothing_was_timed() -> None:
+    assert Times.of([0.1, 0.3]).mean_ms == pytest.approx(200.0)
+    assert Times.of([]) == Times(mean_ms=0.0, p50_ms=0.0, p99_ms=0.0)
