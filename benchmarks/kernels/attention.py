@@ -11,14 +11,13 @@ query heads x KV heads x head size; the defaults are those of SmolLM2-135M and Q
 
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.runner import command_line, write_json
+from benchmarks.runner import about, command_line, timed_turns, write_json
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.isa import detect_isa
@@ -54,7 +53,13 @@ def main() -> None:
                     record |= _measure(native, shape, sequences, rows, context, args.rounds)
                     print(" ".join(f"{key}={value}" for key, value in record.items()), flush=True)
                     found.append(record)
-    report = {"isa": detect_isa(), "threads": args.threads, "rounds": args.rounds, "times_us_a_layer": found}
+    report = {
+        **about("benchmarks.kernels.attention"),
+        "isa": detect_isa(),
+        "threads": args.threads,
+        "rounds": args.rounds,
+        "times_us_a_layer": found,
+    }
     write_json(args.out, report)
 
 
@@ -93,22 +98,11 @@ def _measure(
 
     record: dict[str, Any] = {}
     for label, run in (("attend", attend), ("append", append)):
-        times = _turns(run, rounds, layers)
+        seconds = timed_turns({name: partial(run, name) for name in DTYPES}, rounds)
+        times = {name: statistics.median(each) / layers for name, each in seconds.items()}
         record |= {f"{label}_{name}": round(1e6 * seconds, 2) for name, seconds in times.items()}
         record[f"{label}_gain"] = round(times["bfloat16"] / times["int8"], 3)
     return record
-
-
-def _turns(run: Callable[[str], None], rounds: int, layers: int) -> dict[str, float]:
-    """Median seconds a layer of each type."""
-    seconds: dict[str, list[float]] = {name: [] for name in DTYPES}
-    for number in range(rounds + 1):
-        for name, times in seconds.items():
-            began = time.perf_counter()
-            run(name)
-            if number > 0:  # the first round warms
-                times.append((time.perf_counter() - began) / layers)
-    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def _fill(

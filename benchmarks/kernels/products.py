@@ -1,6 +1,6 @@
 """Measures products with low-bit weights next to bfloat16 ones and torch's own, and writes what it saw as JSON.
 
-    python benchmarks/kernels/products.py OUT.json [--threads 2] [--rounds 9] [--size 1536x1536] [--rows 1 4 16]
+    python -m benchmarks.kernels.products OUT.json [--threads 2] [--rounds 9] [--size 1536x1536] [--rows 1 4 16]
 
 Arms take turns, round by round, so that a busy moment of the machine hits them alike; medians and minima of the
 rounds are kept. Weights are random: only their bytes matter. Every product is repeated over as many copies of the
@@ -11,7 +11,6 @@ torch's arms: `int4` is `_weight_int4pack_mm_for_cpu` in groups of 32; `int8` is
 that neither quantises its input nor applies scales, hence less than a layer needs.
 """
 
-import os
 import statistics
 import tempfile
 import time
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.runner import command_line, write_json
+from benchmarks.runner import about, command_line, timed_turns, write_json
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.isa import LOW_BIT_INSTRUCTIONS, detect_isa
@@ -52,10 +51,10 @@ def main() -> None:
         arms |= {name: _Native(native, _random_blocks(name, columns, depth)) for name in FORMATS_TIMED}
         arms |= {"torch int4": _TorchInt4(columns, depth), "torch int8": _TorchInt8(columns, depth)}
         found: dict[str, Any] = {
+            **about("benchmarks.kernels.products"),
             "instructions": LOW_BIT_INSTRUCTIONS[detect_isa()],
             "threads": args.threads,
             "size": args.size,
-            "load_average": [round(each, 1) for each in os.getloadavg()],
             "read_gb_s": round(read_bandwidth(args.threads, TOTAL_BYTES), 1),
             "rows": [_measured(arms, rows, args.rounds, 2.0 * columns * depth) for rows in args.rows],
         }
@@ -129,18 +128,22 @@ def _activations(rows: int, depth: int) -> torch.Tensor:
 
 
 def _measured(arms: dict[str, Any], rows: int, rounds: int, flop: float) -> dict[str, Any]:
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    runs = {name: arm.run(rows) for name, arm in arms.items()}
-    for number in range(rounds + 1):
-        for name, run in runs.items():
-            copies = len(arms[name]) if rows <= FEW_ROWS else max(1, len(arms[name]) * FEW_ROWS // rows)
-            began = time.perf_counter()
-            for copy in range(copies):
+    def repeated(name: str) -> Callable[[], None]:
+        run = arms[name].run(rows)
+
+        def work() -> None:
+            for copy in range(copies[name]):
                 run(copy)
-            if number > 0:  # the first round warms
-                seconds[name].append((time.perf_counter() - began) / copies)
+
+        return work
+
+    copies = {
+        name: len(arm) if rows <= FEW_ROWS else max(1, len(arm) * FEW_ROWS // rows) for name, arm in arms.items()
+    }
+    seconds = timed_turns({name: repeated(name) for name in arms}, rounds)
     record: dict[str, Any] = {"rows": rows}
-    for name, times in seconds.items():
+    for name, each in seconds.items():
+        times = [whole / copies[name] for whole in each]
         median = statistics.median(times)
         record[name] = {
             "median_us": round(median * 1e6, 1),

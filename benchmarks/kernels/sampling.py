@@ -11,10 +11,9 @@ checkout.
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
-from benchmarks.runner import CHECKOUT, command_line, run_program, write_json
+from benchmarks.runner import CHECKOUT, about, command_line, run_program, write_json
 
 RUN = """
 import json, sys, time
@@ -108,13 +107,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4, help="of each figure (default 0.4)")
     parser.add_argument("--threads", type=int, default=2, help="of the native kernels (default 2)")
     options = parser.parse_args()
-    here = CHECKOUT
     result: dict[str, object] = {
-        "command": "python -m benchmarks.kernels.sampling " + " ".join(sys.argv[1:]),
+        **about("benchmarks.kernels.sampling"),
         "unit": "us a row, least of many calls",
-        "native": _measured(here, options.threads, options),
-        "native, one thread": _measured(here, 1, options),
-        "torch": _measured(here, 0, options),
+        "native": _measured(CHECKOUT, options.threads, options),
+        "native, one thread": _measured(CHECKOUT, 1, options),
+        "torch": _measured(CHECKOUT, 0, options),
     }
     if options.base is not None:
         result["base"] = _measured(options.base, options.threads, options)

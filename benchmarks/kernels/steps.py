@@ -1,8 +1,4 @@
-"""The most arithmetic that this CPU's cores do in registers: the ceiling of products of bytes and of bfloat16.
-
-Compiles a loop of independent vpdpbusd (and one of vdpbf16ps) with 512-bit vectors, and runs it on every thread.
-
-Where the time of a whole step goes with weights as a GGUF file stores them, and of the same file in bfloat16.
+"""Where the time of a whole step goes with weights as a GGUF file stores them, and of the same file in bfloat16.
 
     python -m benchmarks.kernels.steps MODEL.gguf OUT.json [--rounds 9] [--rows 1 4 16] [--prompts 256 1024]
         [--llama-bench FILE] [--library NAME=FILE]
@@ -20,7 +16,6 @@ the rest.
 import argparse
 import ctypes
 import json
-import os
 import statistics
 import subprocess
 import tempfile
@@ -34,7 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.products import read_bandwidth
-from benchmarks.runner import command_line, write_json
+from benchmarks.runner import about, command_line, write_json
 from faser.config.environment import cache_dir
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
@@ -78,7 +73,10 @@ _REPEATS = 400_000
 
 
 def register_peaks(threads: int, tries: int = 7) -> dict[str, float]:
-    """int8 and bfloat16: 10^9 operations a second of all threads, the best of the tries. Empty: no such CPU."""
+    """int8 and bfloat16: 10^9 operations a second of all threads in registers, the best of the tries.
+
+    A loop of independent vpdpbusd (and one of vdpbf16ps) with 512-bit vectors. Empty: no such CPU.
+    """
     compiler = find_compiler()
     if compiler is None or Isa.AVX512_BF16 not in runnable_isas():
         return {}
@@ -137,11 +135,11 @@ def main() -> None:
         arms["as stored"] = _Arm(args.model, ours, args.threads, "gguf", most)
         arms |= {name: _Arm(args.model, Path(path), args.threads, "gguf", most) for name, path in others.items()}
         found: Record = {
+            **about("benchmarks.kernels.steps"),
             "model": args.model.name,
             "weight_mb": {name: round(arm.weight_bytes / 1e6, 1) for name, arm in arms.items()},
             "instructions": LOW_BIT_INSTRUCTIONS[detect_isa()],
             "threads": args.threads,
-            "load_average": [round(each, 1) for each in os.getloadavg()],
             "read_gb_s": round(read_bandwidth(args.threads, READ_BYTES), 1),
             "peak_gop_s": register_peaks(args.threads),
         }

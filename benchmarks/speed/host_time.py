@@ -14,7 +14,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.runner import checkout_pairs, command_line, git_commit, run_program, summarise_pairs, write_json
+from benchmarks.runner import (
+    about,
+    checkout_pairs,
+    command_line,
+    git_commit,
+    run_program,
+    summarise_pairs,
+    write_json,
+)
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, VOCAB = 2, 64, 128, 4, 2, 128
 CONFIG = {
@@ -96,7 +104,7 @@ def main() -> None:
 
         pairs = checkout_pairs(options.base, options.pairs, median_ms)
     result = {
-        "command": f"python -m benchmarks.speed.host_time BASE --pairs {options.pairs} --steps {options.steps}",
+        **about("benchmarks.speed.host_time"),
         "base": git_commit(options.base),
         "ms": {kind: summarise_pairs(pairs, kind) for kind in pairs[0]["this"]},
     }

@@ -11,7 +11,15 @@ step over the base's.
 import json
 from pathlib import Path
 
-from benchmarks.runner import checkout_pairs, command_line, git_commit, run_program, summarise_pairs, write_json
+from benchmarks.runner import (
+    about,
+    checkout_pairs,
+    command_line,
+    git_commit,
+    run_program,
+    summarise_pairs,
+    write_json,
+)
 
 BAR = 0.01
 PROMPT_TOKENS = 64
@@ -70,7 +78,7 @@ def main() -> None:
 
     pairs = checkout_pairs(options.base, options.pairs, median_ms)
     result = {
-        "command": f"python -m benchmarks.speed.off_tax BASE --pairs {options.pairs} --rows {options.rows}",
+        **about("benchmarks.speed.off_tax"),
         "base": git_commit(options.base),
         "bar": BAR,
         "rows_ms": {rows: summarise_pairs(pairs, rows) for rows in options.rows.split(",")},

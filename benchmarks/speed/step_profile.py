@@ -8,7 +8,6 @@ nor logits, nor the choice of tokens: planning, laying out rows, committing. It 
 scheduling could hide.
 """
 
-import json
 import statistics
 import time
 from collections import defaultdict
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.engines import model_directory, quiet
-from benchmarks.runner import command_line, write_json
+from benchmarks.runner import about, command_line, numbers, write_json
 from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
 from faser.engine.engine import Engine
@@ -35,7 +34,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--rows", default="1,4,16")
+    parser.add_argument("--rows", type=numbers, default="1,4,16")
     options = parser.parse_args()
     directory = model_directory(None)
     engine, info = build_engine(EngineConfig(), directory, quiet)
@@ -45,11 +44,11 @@ def main() -> None:
     floor_ms = info.weight_bytes / read_gb_s / 1e6
     steps = [
         _profile(engine, times, rows, sampling, options.steps, floor_ms)
-        for rows in map(int, options.rows.split(","))
+        for rows in options.rows
         for sampling in (GREEDY, SAMPLED)
     ]
     result = {
-        "command": f"python -m benchmarks.speed.step_profile --steps {options.steps} --rows {options.rows}",
+        **about("benchmarks.speed.step_profile"),
         "backend": info.backend,
         "dtype": info.dtype,
         "weight_bytes": info.weight_bytes,
@@ -57,8 +56,7 @@ def main() -> None:
         "floor_ms": round(floor_ms, 2),
         "steps": steps,
     }
-    write_json(options.out, result)
-    print(json.dumps(result, indent=2))
+    write_json(options.out, result, show=True)
 
 
 def _watch(engine: Engine, times: Times) -> None:

@@ -1,8 +1,7 @@
 """What structured output costs, and what the grammar gains as a drafter, with the default model.
 
     python -m benchmarks.speed.structured_cost --out benchmarks/results/structured-cost.json [--rounds 7]
-        [--at-once
-    1,4,16]
+        [--at-once 1,4,16]
 
 Output tokens per second, prompts included, in one engine whose arms take turns:
 
@@ -21,21 +20,19 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cells import ratio
+from benchmarks.cells import Cell, ratio
+from benchmarks.engines import Tokens, answers, model_directory, opened
 from benchmarks.exactness.schemas import Json, long_keys
-from benchmarks.runner import command_line
+from benchmarks.runner import about, command_line, interleaved, numbers, write_json
 from faser.api.templates.chat_template import ChatTemplate
 from faser.config.engine import EngineConfig
-from faser.config.environment import cache_dir
-from faser.engine.build import build
-from faser.engine.checkpoints.source import resolve
 from faser.engine.contract.plan import DraftPlan
 from faser.engine.engine import Engine
 from faser.engine.execution.drafters.drafter import Drafter, Proposals
@@ -45,6 +42,12 @@ from faser.engine.text.tokenizer import load_tokenizer
 from faser.types import Request, SamplingParams, StructuredOutput, StructureKind
 
 RECORD_TOKENS = 96
+_RATIOS = (
+    ("constrained", "free"),
+    ("drafts", "constrained"),
+    ("with grammar", "constrained"),
+    ("with grammar", "drafts"),
+)
 _SUBJECTS = ("orders", "flights", "books", "parcels", "rooms", "trains", "games", "lamps")
 
 
@@ -104,10 +107,9 @@ class Bench:
     """One engine with the default model. counter: makes every request another one."""
 
     def __init__(self, model: str | None) -> None:
-        directory = resolve(model, cache_dir(), progress=_quiet)
-        self.tokenizer = load_tokenizer(directory)
+        self.tokenizer = load_tokenizer(model_directory(model))
         self._switch: list[SwitchedDrafter] = []
-        built = build(EngineConfig(model=model), directory, _quiet, wrap_drafter=self._wrapped)
+        built = opened(EngineConfig(model=model), wrap_drafter=self._wrapped)
         self.engine: Engine = built.engine
         self.info = built.info
         source = self.tokenizer.chat_template
@@ -120,7 +122,7 @@ class Bench:
         self._switch.append(SwitchedDrafter(drafter))
         return self._switch[-1]
 
-    def run(self, arm: Arm, schema: Json, at_once: int, max_tokens: int) -> tuple[float, list[tuple[int, ...]]]:
+    def run(self, arm: Arm, schema: Json, at_once: int, max_tokens: int) -> tuple[float, list[Tokens]]:
         """Output tokens per second of at_once answers, and the answers."""
         run = next(self._counter)
         self.engine.use_policy(arm.policy, forget=False)
@@ -130,17 +132,12 @@ class Bench:
             temperature=0.0, max_tokens=max_tokens, ignore_eos=not arm.constrained, structured_output=structure
         )
         requests = [self._request(run, i, sampling) for i in range(at_once)]
-        answers: dict[str, list[int]] = {each.request_id: [] for each in requests}
         began_s = time.perf_counter()
         for request in requests:
             self.engine.prepare(request)
-            self.engine.add(request)
-        while self.engine.has_work():
-            for delta in self.engine.step():
-                assert delta.error is None, delta.error
-                answers[delta.request_id] += delta.token_ids
+        said = answers(self.engine, requests)
         seconds = time.perf_counter() - began_s
-        return sum(map(len, answers.values())) / seconds, [tuple(each) for each in answers.values()]
+        return sum(map(len, said.values())) / seconds, list(said.values())
 
     def _request(self, run: int, i: int, sampling: SamplingParams) -> Request:
         question = f"Describe {_SUBJECTS[i % len(_SUBJECTS)]} number {run * 100 + i} of a small town as JSON."
@@ -163,65 +160,55 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--model")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--at-once", default="1,4,16")
+    parser.add_argument("--at-once", type=numbers, default="1,4,16")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    counts = [int(each) for each in asked.at_once.split(",")]
     bench = Bench(asked.model)
-    found: dict[str, Any] = {"rounds": asked.rounds, "tokens_per_second": {}, "mask_us_per_row": {}}
+    found: dict[str, Any] = {
+        **about("benchmarks.speed.structured_cost"),
+        "tokens_per_second": {},
+        "mask_us_per_row": {},
+    }
     for workload, schema, arms, max_tokens in (
         ("records", records(), tuple(ARMS), RECORD_TOKENS),
         ("long keys", long_keys(), ("constrained", "drafts", "with grammar"), 160),
     ):
-        rates, answers = _measure(bench, schema, arms, counts, max_tokens, asked.rounds)
-        found["tokens_per_second"][workload] = _summary(rates)
+        cells, constrained = _measure(bench, schema, arms, asked.at_once, max_tokens, asked.rounds)
+        found["tokens_per_second"][workload] = {str(cell.labels["at_once"]): _summary(cell) for cell in cells}
         found["mask_us_per_row"][workload] = {
-            str(count): _mask_times(bench, schema, answers, count) for count in counts
+            str(count): _mask_times(bench, schema, constrained, count) for count in asked.at_once
         }
-    text = json.dumps(found, indent=1)
-    print(text)
+    print(json.dumps(found, indent=1))
     if asked.out is not None:
-        asked.out.write_text(text + "\n")
-
-
-Rates = dict[int, dict[str, list[float]]]
+        write_json(asked.out, found)
 
 
 def _measure(
     bench: Bench, schema: Json, arms: Sequence[str], counts: Sequence[int], max_tokens: int, rounds: int
-) -> tuple[Rates, list[tuple[int, ...]]]:
+) -> tuple[list[Cell[float]], list[Tokens]]:
     """Tokens per second by number of requests and arm, a round each; and constrained answers."""
-    rates: Rates = {count: {arm: [] for arm in arms} for count in counts}
-    answers: list[tuple[int, ...]] = []
-    for number in range(rounds + 1):  # the first one warms up
-        for count in counts:
-            turn = number % len(arms)
-            for arm in (*arms[turn:], *arms[:turn]):
-                rate, said = bench.run(ARMS[arm], schema, count, max_tokens)
-                if number:
-                    rates[count][arm].append(rate)
-                if arm == "constrained" and len(answers) < 64:
-                    answers += said
-    return rates, answers
+    constrained: list[Tokens] = []
+
+    def run(setting: Mapping[str, Any], arm: str, _round: int) -> float:
+        rate, said = bench.run(ARMS[arm], schema, setting["at_once"], max_tokens)
+        if arm == "constrained" and len(constrained) < 64:
+            constrained.extend(said)
+        return rate
+
+    settings = [{"at_once": count} for count in counts]
+    interleaved(settings, arms, 1, run)  # warms up
+    return interleaved(settings, arms, rounds, run), constrained
 
 
-def _summary(rates: Rates) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for count, by_arm in rates.items():
-        line: dict[str, Any] = {arm: round(statistics.median(each), 1) for arm, each in by_arm.items()}
-        for name, above, below in (
-            ("constrained / free", "constrained", "free"),
-            ("drafts / constrained", "drafts", "constrained"),
-            ("with grammar / constrained", "with grammar", "constrained"),
-            ("with grammar / drafts", "with grammar", "drafts"),
-        ):
-            if above in by_arm and below in by_arm:
-                line[name] = ratio(by_arm[above], by_arm[below]).rounded(3)
-        found[str(count)] = line
+def _summary(cell: Cell[float]) -> dict[str, Any]:
+    found: dict[str, Any] = {arm: round(statistics.median(each), 1) for arm, each in cell.runs.items()}
+    for above, below in _RATIOS:
+        if above in cell.runs and below in cell.runs:
+            found[f"{above} / {below}"] = ratio(cell.runs[above], cell.runs[below]).rounded(3)
     return found
 
 
-def _mask_times(bench: Bench, schema: Json, answers: Sequence[tuple[int, ...]], at_once: int) -> dict[str, float]:
+def _mask_times(bench: Bench, schema: Json, answers: Sequence[Tokens], at_once: int) -> dict[str, float]:
     """Microseconds for each row: of calls for at_once rows while the answers are read along."""
     compiler = GrammarCompiler(
         lambda: bench.tokenizer, vocab_size=bench.info.vocab_size, eos_token_ids=bench.info.eos_token_ids
@@ -240,10 +227,6 @@ def _mask_times(bench: Bench, schema: Json, answers: Sequence[tuple[int, ...]], 
             matchers.accept(slot, answer[position])
     median, most = np.percentile(times, (50, 99))
     return {"median": round(float(median), 1), "p99": round(float(most), 1)}
-
-
-def _quiet(_stage: str, _done: int, _total: int) -> None:
-    pass
 
 
 if __name__ == "__main__":

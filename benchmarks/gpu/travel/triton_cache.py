@@ -1,4 +1,4 @@
-"""Compiles what Triton would compile on a machine without a network, into the cache that travels there. Needs no GPU.
+"""Compiles what Triton would compile on a machine without a network, into the cache that travels. Needs no GPU.
 
     TRITON_CACHE_DIR=DIR python -m benchmarks.gpu.travel.triton_cache [--arch 90] [--keys]
 
