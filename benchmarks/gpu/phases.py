@@ -143,10 +143,10 @@ RUNS: Mapping[str, Run] = {
         seconds={
             "environment": 20.0,
             "checks": 150.0,
-            "plain": 70.0,
             "verify": 35.0,
             "draft": 30.0,
             "cycle": 40.0,
+            "plain": 70.0,
         },
     ),
     "b": Run(

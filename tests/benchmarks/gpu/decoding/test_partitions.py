@@ -182,7 +182,7 @@ def test_arrivals_say_which_of_their_inputs_is_missing(tmp_path: Path) -> None:
         (Plan(out=tmp_path, trace=tmp_path), "no --smollm2 was given"),
     ):
         desk = Desk(Folder(tmp_path, dry_run=False), "arrivals", 1.0, lambda _: None)
-        arrivals.run(plan, desk)
+        arrivals.run_arrivals(plan, desk)
         assert desk.result == {"not there": missing}
 
 
