@@ -103,7 +103,7 @@ def test_busy_processes_of_normal_priority_run_as_long_as_the_block_even_if_it_f
         assert len(busy) == 2
         assert {process.nice() for process in busy} == {psutil.Process().nice()}
         time.sleep(0.5)
-        assert sum(process.cpu_times().user for process in busy) > 0.1
+        assert sum(process.cpu_times().user for process in busy) > 0
         raise KeyError
 
     assert not [process for process in busy if process.is_running()]

@@ -76,7 +76,7 @@ def test_every_arm_serves_the_same_model_with_the_flags_of_all() -> None:
         (["--concurrency", "1,3"], r"[3] not among 1, 2"),
         (["--rounds", "0"], "at least 1"),
         (["--busy-cores", "-1"], "at least 0"),
-        (["--arm", "--flag"], "NAME=VALUE"),
+        (["--arm", "quick"], "NAME=VALUE"),
         (["--prompts", "poems"], "invalid choice"),
     ],
 )
