@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.greedy_equality import load_oracle
+from benchmarks.exactness.greedy_equality import load_oracle
 from faser.engine.checkpoints.source import resolve
 from faser.offline import LLM, Generation
 from faser.types import SamplingParams

@@ -1,1 +1,1 @@
-"""What each part of speculation brings under a real trace of arrivals: `python -m benchmarks.ablation OUT`."""
+"""What each part of speculation gains under a real trace of arrivals: `python -m benchmarks.ablation OUT`."""

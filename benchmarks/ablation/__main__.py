@@ -1,4 +1,4 @@
-"""What each part of speculation brings, under the arrivals of a real trace.
+"""What each part of speculation gains, under the arrivals of a real trace.
 
     python -m benchmarks.ablation OUT --model BIG --drafter SMALL --trace AZURE.csv --prompts QUESTIONS.jsonl
         [--seconds 60] [--repeats 5] [--load 0.7,1.5] [--max-tokens 64] [--at-a-time 16]
@@ -11,13 +11,13 @@ all arms; they take turns in an order of their own in every repeat, on the same 
 its text for the drafters, some microseconds a sequence and step. Every request has a cache_salt of its own:
 neither blocks nor past answers of any other help it.
 
-Capacity is what arm off brings in a closed loop with all places taken; a load is a share of that. Stretches of the
-trace (Azure LLM inference trace, arXiv 2311.18677), spread over it, are slowed down or sped up so that their
-requests bring that many tokens; answers have the trace's lengths, at most --max-tokens; prompts are questions that
-people wrote. tokens/s counts what came while requests did, so below capacity it follows the arrivals, and what
-an arm brings shows in its times; above capacity it is what the arm can bear. The target of time per token is
-twice that of a request that is alone under arm off. --seconds and --repeats of all arms and loads, and what is
-left to answer after the last arrival, make up the time it takes. OUT is written after every run.
+Capacity is what arm off reaches in a closed loop with all places taken; a load is a share of that. Stretches of
+the trace (Azure LLM inference trace, arXiv 2311.18677), spread over it, are slowed down or sped up so that their
+requests yield that many tokens; answers have the trace's lengths, at most --max-tokens; prompts are questions that
+people wrote. tokens/s counts what came while requests did, so below capacity it follows the arrivals, and what an
+arm gains shows in its times; above capacity it is what the arm can bear. The target of time per token is twice
+that of a request that is alone under arm off. --seconds and --repeats of all arms and loads, and what is left to
+answer after the last arrival, make up the time it takes. OUT is written after every run.
 """
 
 import argparse
@@ -28,10 +28,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ablation.arms import ARMS, BASE, DEFAULT, FLOOR, arms_named
-from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
-from benchmarks.ablation.report import write
-from benchmarks.ablation.summary import Run
+from benchmarks.ablation.campaign import ARMS, BASE, DEFAULT, FLOOR, Bearing, Campaign, Wanted, arms_named
+from benchmarks.ablation.report import Run, write
+from benchmarks.runner import command_line
 from benchmarks.simulator.workload import read_azure
 from benchmarks.spec_bench.prompts import select_prompts
 from faser.cli.bench_prompts import read_prompts
@@ -184,12 +183,10 @@ def _loads(text: str) -> list[float]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        "python -m benchmarks.ablation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = command_line(__doc__)
     add = made.add_argument
     add("out", type=Path, metavar="OUT", help="folder for ablation.json, ablation.md and pictures")
-    add("--model", metavar="DIR", help="target, such as benchmarks.grow_model makes [the default model]")
+    add("--model", metavar="DIR", help="target, such as benchmarks.models.grow_model makes [the default model]")
     add("--drafter", metavar="DIR", help="draft model of the same vocabulary [drafts come from text]")
     add("--trace", required=True, type=Path, metavar="CSV", help="an Azure LLM inference trace")
     add("--prompts", default=os.environ.get(PROMPTS_VARIABLE), metavar="FILE", help=f"[${PROMPTS_VARIABLE}]")

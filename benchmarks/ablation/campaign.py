@@ -9,23 +9,29 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.ablation.arms import ARMS, FLOOR, Arm, orders
-from benchmarks.ablation.arrivals import Stretch, Trace, firsts, requests_of, stretch
-from benchmarks.ablation.drive import (
+from benchmarks.ablation.campaign import (
+    ARMS,
+    FLOOR,
     WALL,
+    Arm,
     Clock,
     Driven,
     Load,
     LoadedEngine,
     PruningSwitch,
-    Tokens,
+    Stretch,
+    Trace,
     closed_loop,
+    firsts,
     open_loop,
+    orders,
+    requests_of,
+    stretch,
     use,
 )
-from benchmarks.ablation.summary import Run
+from benchmarks.ablation.report import Run
+from benchmarks.engines import Tokens
 from benchmarks.simulator.contest import summarise
-from benchmarks.simulator.simulation import Served
 from faser.types import Slo
 
 _SLACK = 2.0  # target of time per token: so many times that of a request that is alone
@@ -85,7 +91,7 @@ class Campaign:
         use(self.engine, self.pruning, next(arm for arm in ARMS if arm.name == FLOOR))
         alone = self._warming_load(f"{_WARMING}/alone")
         _, ended = closed_loop(self.engine, alone, clients=1, clock=self.clock)
-        tpot_s = float(np.median([_tpot_s(each) for each in ended if each.num_tokens > 1]))
+        tpot_s = float(np.median([each.tpot_s for each in ended if each.num_tokens > 1]))
         if wanted.capacity is not None:
             return Bearing(tokens_per_s=wanted.capacity, tpot_s=tpot_s)
         crowd = self._warming_load(f"{_WARMING}/crowd")
@@ -155,7 +161,7 @@ class Campaign:
             different=_different(driven, expected),
             pace=asked.pace,
             latencies_s=tuple(each.finished_s - each.arrival_s for each in served),
-            tpots_s=tuple(_tpot_s(each) for each in served if each.num_tokens > 1),
+            tpots_s=tuple(each.tpot_s for each in served if each.num_tokens > 1),
         )
         return run, driven.answers
 
@@ -180,7 +186,3 @@ def _different(driven: Driven, expected: tuple[Tokens, ...] | None) -> int:
     if expected is None:
         return 0
     return sum(answer != other for answer, other in zip(driven.answers, expected, strict=True))
-
-
-def _tpot_s(served: Served) -> float:
-    return (served.finished_s - served.first_s) / (served.num_tokens - 1)

@@ -1,34 +1,151 @@
-"""An engine under load: requests come when their time has come, or as soon as another one has ended.
+"""An engine under the arrivals of a real trace: its arms, who asks what and when, and the loops that serve them.
 
-Owns the loop of the engine's thread and the times that requests saw. Steps are the engine's own; a request that
+Owns the choice of stretches of a trace and the change of their pace: all times of a stretch are multiplied by one
+factor, so bursts and lulls stay what they are relative to each other. Steps are the engine's own; a request that
 arrives during one is admitted before the next, and has waited since it arrived.
 """
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from benchmarks.ablation.arms import OFF, Arm
-from benchmarks.ablation.arrivals import Ask
+import numpy as np
+
+from benchmarks.engines import StepEngine, Tokens
 from benchmarks.simulator.simulation import Outcome, Served
 from faser.engine.contract.plan import SequenceDelta
 from faser.errors import ConfigError, EngineError
 from faser.types import EngineStats, Request, SamplingParams, SpeculationStats
 
-Tokens = tuple[int, ...]
+OFF, _AUTO, _ON = "off", "auto", "on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One setting of the engine: Engine.use_policy, and EarlyPruning.use. gamma: of fixed."""
+
+    name: str
+    policy: str
+    gamma: int | None = None
+    early_prune: str = OFF
+    overlap: str = OFF
+
+
+FLOOR, BASE = "off", "fixed:3"
+ARMS = (
+    Arm(name=FLOOR, policy="off"),
+    Arm(name=BASE, policy="fixed", gamma=3),
+    Arm(name="+lengths", policy="faser"),
+    Arm(name="+pruning", policy="faser", early_prune=_AUTO),
+    Arm(name="+pruning:on", policy="faser", early_prune=_ON),
+    Arm(name="+overlap", policy="faser", early_prune=_AUTO, overlap=_AUTO),
+)
+
+
+DEFAULT = Arm(name="default", policy="faser")
+KNOWN = (*ARMS, DEFAULT)
+
+
+def arms_named(names: Sequence[str]) -> tuple[Arm, ...]:
+    """In the order of KNOWN. Raises ConfigError for a name that no arm has."""
+    known = [arm.name for arm in KNOWN]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--arms names {name!r}; the arms are {', '.join(known)}")
+    return tuple(arm for arm in KNOWN if arm.name in names)
+
+
+def orders(arms: Sequence[Arm], repeats: int, *, seed: int) -> list[tuple[Arm, ...]]:
+    """Every arm once in every repeat, each repeat in an order of its own: no arm always follows the same one."""
+    shuffler = random.Random(seed)
+    return [tuple(shuffler.sample(arms, len(arms))) for _ in range(repeats)]
+
+
+Trace = Sequence[tuple[float, int, int]]  # seconds, prompt tokens, output tokens; ascending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request. at_s: seconds since the start. seed: of its sampling; in greedy runs without a meaning."""
+
+    at_s: float
+    prompt_token_ids: tuple[int, ...]
+    output_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """asks: ascending in time. pace: how many times as fast as in the trace they come; below 1 is slower."""
+
+    asks: tuple[Ask, ...]
+    pace: float
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(ask.output_tokens for ask in self.asks)
+
+
+def requests_of(trace: Trace, *, tokens_per_s: float, seconds: float, max_tokens: int) -> int:
+    """How many requests, at least 1, yield so many output tokens a second, by the trace's mean length."""
+    return max(round(tokens_per_s * seconds / mean_length(trace, max_tokens)), 1)
+
+
+def mean_length(trace: Trace, max_tokens: int) -> float:
+    """Mean number of output tokens, none above max_tokens."""
+    return float(np.mean([min(output, max_tokens) for _, _, output in trace]))
+
+
+def stretch(
+    trace: Trace,
+    prompts: Sequence[tuple[int, ...]],
+    *,
+    first: int,
+    count: int,
+    seconds: float,
+    max_tokens: int,
+) -> Stretch:
+    """count requests of the trace from number `first` on, all of which come within `seconds`, the first at 0.
+
+    The pace is set by when the request behind the last one came. Prompts are taken in turn from number `first` on.
+    Raises ConfigError where the trace is too short, or has no time in it there.
+    """
+    if first + count >= len(trace):
+        raise ConfigError(
+            f"{count} requests from number {first} on and the one behind; the trace has {len(trace)}"
+        )
+    began_s, ended_s = trace[first][0], trace[first + count][0]
+    if ended_s <= began_s:
+        raise ConfigError(f"requests {first} to {first + count} of the trace came at the same time")
+    pace = (ended_s - began_s) / seconds
+    asks = tuple(
+        Ask(
+            at_s=(at_s - began_s) / pace,
+            prompt_token_ids=prompts[number % len(prompts)],
+            output_tokens=max(min(output, max_tokens), 1),
+            seed=number,
+        )
+        for number, (at_s, _, output) in enumerate(trace[first : first + count], start=first)
+    )
+    return Stretch(asks=asks, pace=pace)
+
+
+def firsts(trace: Trace, repeats: int, count: int) -> list[int]:
+    """Where the stretches of the repeats begin: spread evenly over the trace."""
+    last = len(trace) - count - 1
+    if last < 0:
+        raise ConfigError(f"{count} requests and the one behind are wanted; the trace has {len(trace)}")
+    return [last * repeat // max(repeats - 1, 1) for repeat in range(repeats)]
+
+
 _PLAIN, _SERIAL = "plain", "serial"
 
 
-class LoadedEngine(Protocol):
+class LoadedEngine(StepEngine, Protocol):
     """What of an Engine is needed here; see faser.engine.engine.Engine."""
-
-    def add(self, request: Request) -> None: ...
-
-    def step(self) -> tuple[SequenceDelta, ...]: ...
-
-    def has_work(self) -> bool: ...
 
     def abort(self, request_id: str, index: int | None = None) -> None: ...
 

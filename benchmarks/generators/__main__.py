@@ -1,4 +1,8 @@
-"""Independent load generators against a server with default flags, and whether their figures agree with its own.
+"""RUNS: every run of every load generator, in the order in which they are made.
+
+What a campaign writes: all figures as JSON, and one table a reader can take in.
+
+Independent load generators against a server with default flags, and whether their figures agree with its own.
 
     python -m benchmarks.generators QUESTIONS.jsonl OUT.json [--tools vllm,guidellm,aiperf,lm_eval]
         [--environments FOLDER] [--model FOLDER] [--server-args 'FLAGS']
@@ -10,7 +14,6 @@ OUT.json and OUT.md are written after every run.
 """
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -19,21 +22,108 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.generators.agreement import Check, Verdict, compare
-from benchmarks.generators.report import Outcome, document, page
-from benchmarks.generators.server_metrics import ServerMetrics
+from benchmarks.generators import aiperf, guidellm, lm_eval, vllm_bench
+from benchmarks.generators.agreement import Check, Finding, ServerMetrics, compare
 from benchmarks.generators.setup import DEFAULT_DIRECTORY, VLLM_SOURCE
-from benchmarks.generators.tools.catalogue import RUNS
-from benchmarks.generators.tools.tool import Run, Target
-from benchmarks.peers.machine import describe_machine, git_commit, portable
-from benchmarks.peers.servers import Recipe, Server, free_port
+from benchmarks.generators.tool import Figures, Run, Target
 from benchmarks.peers.setup import pulled_model
+from benchmarks.runner import about, command_line, portable, write_json
+from benchmarks.servers import Recipe, Server, free_port
 from faser.cli.console import runs_bar
+
+RUNS: tuple[Run, ...] = (*vllm_bench.runs(), *guidellm.runs(), *aiperf.runs(), *lm_eval.runs())
+
+
+_HEAD = (
+    "| load generator and run | requests | input tokens | output tokens | draft tokens, accepted "
+    "| mean TTFT: tool, server | mean TPOT: tool, server | counts | latencies |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One run. version: of the tool. figures: None: the tool failed, and `failure` is the end of its output."""
+
+    tool: str
+    version: str
+    run: str
+    command: str
+    figures: Figures | None
+    checks: Sequence[Check]
+    failure: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        return self.figures is not None and all(each.outcome is not Finding.DIFFERS for each in self.checks)
+
+
+def document(about: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {**about, "runs": [{**asdict(each), "agrees": each.agrees} for each in outcomes]}
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The table, and below it every difference with its reason."""
+    lines = [_HEAD, *(_row(each) for each in outcomes)]
+    differences = [
+        f"- {each.tool}, {each.run}: {check.what}, tool {_number(check.tool)}, server {_number(check.server)}: "
+        f"{check.outcome}{': ' if check.reason else ''}{check.reason}"
+        for each in outcomes
+        for check in each.checks
+        if check.outcome in (Finding.DIFFERS, Finding.EXPLAINED)
+    ]
+    return "\n".join([*lines, "", *differences, ""])
+
+
+def _row(outcome: Outcome) -> str:
+    figures = outcome.figures
+    name = f"{outcome.tool} {outcome.version}: {outcome.run}"
+    if figures is None:
+        return f"| {name} | failed | | | | | | | |"
+    drafts = figures.drafts
+    cells = [
+        str(figures.completed) + (f", {figures.cancelled} cancelled" if figures.cancelled else ""),
+        _first(figures.input_tokens, figures.own_input_tokens),
+        _first(figures.output_tokens, figures.own_output_tokens),
+        "" if drafts is None else f"{drafts.draft_tokens:,}, {drafts.accepted_tokens:,}",
+        _means(outcome.checks, "TTFT, mean"),
+        _means(outcome.checks, "TPOT, mean"),
+        _worst(outcome.checks, latencies=False),
+        _worst(outcome.checks, latencies=True),
+    ]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _first(*counts: int | None) -> str:
+    return next((f"{count:,}" for count in counts if count is not None), "")
+
+
+def _means(checks: Sequence[Check], what: str) -> str:
+    return next(
+        (f"{1000 * each.tool:.0f}, {1000 * each.server:.0f} ms" for each in checks if each.what == what), ""
+    )
+
+
+def _worst(checks: Sequence[Check], *, latencies: bool) -> str:
+    """The outcome furthest from equal. Latencies are never equal, counts never within bounds."""
+    order = list(Finding)
+    found = [each.outcome for each in checks if _is_latency(each) == latencies]
+    return str(max(found, key=order.index)) if found else ""
+
+
+def _is_latency(check: Check) -> bool:
+    return isinstance(check.tool, float)
+
+
+def _number(value: float) -> str:
+    return f"{1000 * value:.1f} ms" if isinstance(value, float) else f"{value:,}"
+
 
 _START_TIMEOUT_S = 600.0
 _RUN_TIMEOUT_S = 600.0
@@ -73,11 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.generators",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line(__doc__)
     parser.add_argument("questions", type=Path, help="Spec-Bench's question.jsonl")
     parser.add_argument("out", type=Path, help="file for the results, .json")
     parser.add_argument("--tools", default="vllm,guidellm,aiperf,lm_eval", help="default: %(default)s")
@@ -155,16 +241,16 @@ def _idle(url: str) -> ServerMetrics:
 def _idle_check(after: ServerMetrics) -> Check:
     left = after.total("vllm:num_requests_running") + after.total("vllm:num_requests_waiting")
     held = left or not after.is_idle()
-    verdict = Verdict.DIFFERS if held else Verdict.EQUAL
-    return Check(what="requests that still run or hold KV", tool=0, server=max(left, int(held)), verdict=verdict)
+    outcome = Finding.DIFFERS if held else Finding.EQUAL
+    return Check(what="requests that still run or hold KV", tool=0, server=max(left, int(held)), outcome=outcome)
 
 
 def _said(run: Run, output: str) -> list[Check]:
     if not run.says:
         return []
     said = run.says in output
-    verdict = Verdict.EQUAL if said else Verdict.DIFFERS
-    return [Check(what=f"prints its block {run.says!r}", tool=int(said), server=1, verdict=verdict)]
+    outcome = Finding.EQUAL if said else Finding.DIFFERS
+    return [Check(what=f"prints its block {run.says!r}", tool=int(said), server=1, outcome=outcome)]
 
 
 def _template_tokens(target: Target) -> int:
@@ -205,15 +291,12 @@ def _about(wanted: argparse.Namespace, arguments: Sequence[str]) -> dict[str, An
     files = {str(wanted.questions), str(wanted.out), str(wanted.environments)}
     shown = [Path(each).name if each in files else each for each in arguments]
     return {
-        "command": portable(shlex.join(["python", "-m", "benchmarks.generators", *shown])),
-        "commit": git_commit(),
-        "machine": describe_machine(sorted(os.sched_getaffinity(0))),
+        **about("benchmarks.generators", shown),
     }
 
 
 def _write(out: Path, about: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document(about, outcomes), indent=1) + "\n", encoding="utf-8")
+    write_json(out, document(about, outcomes))
     out.with_suffix(".md").write_text(page(outcomes), encoding="utf-8")
 
 

@@ -1,10 +1,9 @@
 """python -m benchmarks.generators.setup [TOOL ...]: one virtual environment for each load generator, unmodified.
 
 Owns what is installed there and with which versions; none of it is a dependency of FASER. vLLM's `bench serve`
-comes from vLLM's source package, of which nothing is compiled: its wheel would bring CUDA.
+comes from vLLM's source package, of which nothing is compiled: its wheel would install CUDA.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -13,6 +12,8 @@ import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from benchmarks.runner import command_line
 
 DEFAULT_DIRECTORY = Path("benchmarks/generators/.venv")
 VLLM_SOURCE = "source"  # folder in vLLM's environment that holds the unpacked source package
@@ -35,7 +36,7 @@ _TIMEOUT_S = 3600
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Set up the tools named on the command line; returns 0, or raises CalledProcessError with pip's words."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.generators.setup", description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("tools", nargs="*", metavar=f"{{{','.join(_PACKAGES)}}}", help="default: all")
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY, help="default: %(default)s")
     parser.add_argument("--torch-index", help="package index with torch's CPU wheels, if pip does not know one")

@@ -1,1 +1,1 @@
-"""What FASER does on a CUDA device: checks first, then times, each beside the least that memory allows."""
+"""What FASER does on a CUDA device: checks first, then times, each next to the least that memory allows."""

@@ -16,13 +16,22 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu.archive import pack, read_records
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Folder, Record
-from benchmarks.gpu.merge import merge
-from benchmarks.gpu.phases import PHASES, RUNS, Phase, phases_named, phases_of_run, with_work
+from benchmarks.gpu.archive import merge, pack
+from benchmarks.gpu.phases import (
+    PHASES,
+    RUNS,
+    Phase,
+    phases_named,
+    phases_of_run,
+    run_all,
+    run_apart,
+    run_here,
+    with_work,
+)
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Folder, Record
 from benchmarks.gpu.report import page, summary
-from benchmarks.gpu.running import run_all, run_apart, run_here
+from benchmarks.runner import command_line
 from faser.files import write_atomically
 
 
@@ -46,8 +55,6 @@ def _run(asked: argparse.Namespace, arguments: list[str]) -> int:
         return 0 if run_here(plan, phase, asked.phase_s, _say).complete else 1
     phases = with_work(plan, phases_asked(asked))
     folder = Folder(plan.out, dry_run=plan.dry_run)
-    if asked.earlier is not None:
-        take_over(folder, asked.earlier, phases)
     _describe_run(folder, asked, arguments)
     keep = partial(_keep, folder, PHASES if asked.phases_of is None else phases, asked.archive)
     keep()  # there is an archive from the first moment on
@@ -105,15 +112,6 @@ def plan_of(asked: argparse.Namespace) -> Plan:
     )
 
 
-def take_over(folder: Folder, archive: Path, phases: tuple[Phase, ...]) -> None:
-    """Records of an earlier run, but for the phases of this one. Raises ValueError for another kind of run."""
-    for name, record in read_records(archive)[1].items():
-        if record.dry_run is not folder.dry_run:
-            raise ValueError(f"{archive} is {'a dry run' if record.dry_run else 'a run on a device'}")
-        if name not in {phase.name for phase in phases} and folder.load(name) is None:
-            folder.save(record)
-
-
 def _describe_run(folder: Folder, asked: argparse.Namespace, arguments: list[str]) -> None:
     folder.write(
         "run.json",
@@ -151,18 +149,15 @@ def _say(text: str) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        "python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = command_line(__doc__)
     commands = made.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure, into a folder")
     add = run.add_argument
     add("out", type=Path, metavar="OUT", help="folder of the results")
-    add("--run", choices=tuple(RUNS), help="phases of one call to a lent machine, with their shares of its time")
+    add("--run", choices=tuple(RUNS), help="phases of one call, with their shares of its time")
     add("--phases", default="", help="some of them, by name, with commas between [all]")
     add("--budget-s", type=float, default=480.0, help="seconds after which nothing runs any more [480]")
     add("--archive", type=Path, metavar="FILE", help="pack all results there, at every phase's end [not packed]")
-    add("--earlier", type=Path, metavar="ARCHIVE", help="of a run whose results phases of this one use [none]")
     add("--smollm2", type=Path, metavar="DIR", help="checkpoint of SmolLM2-135M-Instruct, for real text")
     add("--prompts", type=Path, metavar="FILE", help="questions, as of Spec-Bench [built-in ones]")
     add("--trace", type=Path, metavar="CSV", help="an Azure LLM inference trace, for arrivals")

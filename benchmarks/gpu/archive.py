@@ -1,16 +1,23 @@
-"""One file that holds all results of a run so far, for a machine from which few files come back.
+"""One file with all results of a run so far, for a machine from which few files come back; and their merging.
 
 Packed at every phase's end and every few seconds in between, under another name that then takes the archive's
-place: a run that is killed at any moment leaves a whole one. Models and caches stay out.
+place: a run that is killed at any moment leaves a whole one. Models and caches stay out. Archives of several runs
+on one device become one folder of results, where every phase's file says on which device, with which versions and
+of which commit it was measured. Of a phase that several runs have, the latest complete one counts, else the
+latest.
 """
 
 import io
 import json
 import tarfile
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.gpu.common.record import Json, Record, record_of
-from faser.files import replacing
+from benchmarks.gpu.phases import PHASES
+from benchmarks.gpu.record import Folder, Json, Record, record_of
+from benchmarks.gpu.report import page, summary
+from faser.files import replacing, write_atomically
 
 MOST_BYTES = 16 << 20  # of a file that comes back
 _PATTERNS = ("*.json", "*.md", "*.log", "*.svg", "*.trace.gz", "arrivals/*")
@@ -68,3 +75,48 @@ def read_records(archive: Path) -> tuple[Json, dict[str, Record]]:
     except (OSError, EOFError, tarfile.TarError, ValueError, TypeError) as error:
         raise ValueError(f"{archive} cannot be read: {error}") from error
     return about, records
+
+
+_ABOUT = ("device", "versions", "commit", "system")
+
+
+def merge(archives: Sequence[Path], out: Path, *, dry_run: bool = False) -> list[Record]:
+    """Write PHASE.json, summary.json and report.md. Returns the records, in the phases' order.
+
+    Raises ValueError for an archive that cannot be read, has no results, is a dry run where others were wanted, or
+    comes from another device than the rest.
+    """
+    found: dict[str, Record] = {}
+    about: dict[str, Json] = {}
+    names: set[str] = set()
+    for archive in archives:
+        run, records = read_records(archive)
+        if not records:
+            raise ValueError(f"{archive} holds no results")
+        for record in records.values():
+            if record.dry_run is not dry_run:
+                raise ValueError(f"{archive} is {'a dry run' if record.dry_run else 'a run on a device'}")
+        place = _about(run, records)
+        names.add(str(place.get("device", {}).get("name", "unknown")))
+        if len(names) > 1:
+            raise ValueError(f"{archive} is of another device than the archives before it: {sorted(names)}")
+        for name, record in records.items():
+            if name not in found or _rank(record) > _rank(found[name]):
+                found[name], about[name] = record, place
+    merged = [found[phase.name] for phase in PHASES if phase.name in found]
+    folder = Folder(out, dry_run=dry_run)
+    for record in merged:
+        folder.write(f"{record.phase}.json", {**about[record.phase], **asdict(record)})
+    folder.write("summary.json", summary(merged, dry_run))
+    write_atomically(out / "report.md", page(merged, dry_run))
+    return merged
+
+
+def _about(run: Json, records: dict[str, Record]) -> Json:
+    given = records["environment"].result if "environment" in records else {}
+    return {"run": run, **{name: given[name] for name in _ABOUT if name in given}}
+
+
+def _rank(record: Record) -> tuple[bool, bool, float]:
+    """A complete one before one that was stopped, before one that was skipped; the later one of equals."""
+    return record.complete, record.skipped is None, record.saved_s

@@ -1,13 +1,101 @@
-"""The table to read and the summary to keep, of the records of a run."""
+"""The page to read and the summary to keep, of the records of a run."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.gpu.common.record import Json, Record
-from benchmarks.gpu.lanes import report as lane_report
-from benchmarks.gpu.predictions import PREDICTIONS
-from benchmarks.simulator.report import markdown
+from benchmarks.cells import markdown
+from benchmarks.gpu.record import Json, Record
+
+
+def overlap(result: Json) -> str:
+    """Ratios are to drafting before the step; gain: ahead over the best other way. Then lanes, the host's part."""
+    rows = result.get("rows", [])
+    chunks = dict.fromkeys(name for row in rows for name in row if name.startswith("ahead:"))
+    table = _table(rows, (*_OVERLAP, *chunks))
+    lanes = [{**row, **cost} for row in result.get("lanes", []) for cost in row["co_run"] or [{}]]
+    costs, gaps = _table(lanes, _CO_RUN), _table(result.get("gaps", []), _GAPS)
+    refused = [f"{each['drafter']} by {each['partition']}: {each['says']}" for each in result.get("refused", [])]
+    stopped = [
+        f"{each['drafter']} by {each['partition']}: ahead is {each['ahead']:.2f} of serial, see {each['trace']}"
+        for each in result.get("stopped", [])
+    ]
+    promised = ", ".join(f"{name}: {value}" for name, value in result.get("promises", {}).items())
+    return "\n\n".join(part for part in (table, promised, *refused, *stopped, costs, gaps) if part)
+
+
+def arrivals(result: Json) -> str:
+    if "not there" in result:
+        return str(result["not there"])
+    rows = [
+        (
+            f"{row['load']:g}",
+            row["arm"],
+            f"{row['tokens_per_s']['median']:,.0f}",
+            "–" if row["throughput"] is None else f"{row['throughput']['median']:.2f}x",
+            "–" if row["latency"] is None else f"{row['latency']['median']:.2f}x",
+            f"{row['pruned_share']:.1%}",
+            f"{row['ahead_share']:.0%}",
+            str(row["different"]),
+        )
+        for row in result.get("rows", [])
+    ]
+    columns = ("load", "arm", "tokens/s", "throughput", "latency", "pruned", "overlapped", "other answers")
+    return markdown(columns, rows) if rows else ""
+
+
+_OVERLAP = (
+    "drafter",
+    "partition",
+    "acceptance",
+    "sequences",
+    "serial_tokens_per_s",
+    "off",
+    "ahead",
+    "auto",
+    "gain",
+    "expected_gain",
+    "auto_of_best",
+    "auto_ahead",
+)
+_CO_RUN = (
+    "drafter",
+    "asked",
+    "came",
+    "refusal",
+    "share",
+    "context",
+    "rows",
+    "verify",
+    "draft",
+    "verify_alone",
+    "draft_alone",
+)
+_GAPS = (
+    "drafter",
+    "partition",
+    "acceptance",
+    "sequences",
+    "pairs",
+    "draft_gap_ms",
+    "verify_gap_ms",
+    "given_ms",
+    "join_ms",
+    "between_ms",
+)
+
+
+def _table(rows: Sequence[Json], columns: tuple[str, ...]) -> str:
+    """Columns that no row has are left out."""
+    shown = tuple(name for name in columns if any(row.get(name) is not None for row in rows))
+    return markdown(shown, [tuple(_cell(row.get(name)) for name in shown) for row in rows]) if shown else ""
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).replace("|", "/").split())
+
 
 Table = Callable[[Any], str]
 
@@ -49,10 +137,10 @@ def page(records: Sequence[Record], dry_run: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(table: Table, found: dict[str, Json], name: str | None) -> str:
+def _shown(table: Table, found: dict[str, Json], name: str) -> str:
     """What a phase that was broken off has kept need not suffice for its table; the rest of the page stands."""
     try:
-        return table(found if name is None else found.get(name, {}))
+        return table(found.get(name, {}))
     except (KeyError, TypeError, ValueError) as error:
         return f"What was kept makes no table: {type(error).__name__}: {error}"
 
@@ -170,8 +258,8 @@ def _times(row: Json | None) -> str:
     return f"{row['times_off']:.2f}x (γ {row['gamma']:.1f})"
 
 
-def vllm_beside(result: Json) -> str:
-    """Beside FASER's own of the same turn."""
+def vllm_side_by_side(result: Json) -> str:
+    """Next to FASER's own of the same turn."""
     if "not there" in result:
         return f"vLLM is not there: {_short(result['not there'])}"
     rows = [
@@ -192,21 +280,6 @@ def vllm_beside(result: Json) -> str:
     return markdown(("configuration", "sequences", "vLLM", "FASER", "FASER over vLLM"), rows) if rows else ""
 
 
-def _predictions(found: dict[str, Json]) -> str:
-    """Side by side, of the phases that there are."""
-    rows = [
-        (each.phase, each.about, each.figure, f"{each.expected:g}", _or_dash(value), state)
-        for each in PREDICTIONS
-        if each.phase in found
-        for value, state in [each.judged(found)]
-    ]
-    return markdown(("phase", "cell", "figure", "predicted", "measured", ""), rows) if rows else ""
-
-
-def _or_dash(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
-
-
 def _spread(times: Json) -> str:
     return f"{times['p10']:.3f} / {times['median']:.3f} / {times['p90']:.3f}"
 
@@ -216,8 +289,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 160 else f"{text[:160]}…"
 
 
-# Title, phase whose result the table shows (None: of all phases), and the table.
-_TABLES: tuple[tuple[str, str | None, Table], ...] = (
+# Title, phase whose result the table shows, and the table.
+_TABLES: tuple[tuple[str, str, Table], ...] = (
     ("Checks", "checks", _checks),
     ("Plain decoding", "plain", partial(_plain, name="target")),
     ("The draft model alone", "draft", partial(_plain, name="draft")),
@@ -225,9 +298,7 @@ _TABLES: tuple[tuple[str, str | None, Table], ...] = (
     ("Drafting and verifying", "cycle", _cycle),
     ("Policies at given acceptance: times policy off", "policies", partial(_policies, about="acceptance")),
     ("Policies over real text: times policy off", "real_text", partial(_policies, about="sampling")),
-    ("Lanes: a device in parts", "lanes", lane_report.lanes),
-    ("Drafting ahead: times drafting before the step", "overlap", lane_report.overlap),
-    ("Arrivals of a trace: against fixed:3", "arrivals", lane_report.arrivals),
-    ("vLLM beside it: tokens/s", "vllm", vllm_beside),
-    ("What was predicted, and what was measured", None, _predictions),
+    ("Drafting ahead: times drafting before the step", "overlap", overlap),
+    ("Arrivals of a trace: against fixed:3", "arrivals", arrivals),
+    ("vLLM and FASER: tokens/s", "vllm", vllm_side_by_side),
 )

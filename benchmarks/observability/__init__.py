@@ -2,5 +2,5 @@
 
     python -m benchmarks.observability OUT [--prompts question.jsonl] [--sheets FOLDER]
 
-Start with __main__.py. Imports benchmarks.chaos for the server; needs Debian's package prometheus.
+Start with __main__.py. Imports benchmarks.serving.chaos for the server; needs Debian's package prometheus.
 """

@@ -1,4 +1,4 @@
-"""Tries the monitoring of deploy/ for real; see the package.
+"""Tries the monitoring of deploy/ on a running server, and writes a page of what it showed.
 
 Starts the default model on 127.0.0.1, asks it for mixed answers, and lets a Prometheus scrape it with the
 configuration and the rules of deploy/: once a second, and with windows `--scale` times shorter, so that an alert
@@ -9,8 +9,6 @@ alerts and no wrong ones. Ends with status 1 where that is not so.
 
 import argparse
 import asyncio
-import json
-import os
 import re
 import sys
 import tempfile
@@ -21,14 +19,62 @@ from typing import Any
 
 import yaml
 
-from benchmarks.chaos.server import WatchedServer
-from benchmarks.observability.faults import FAULTS, Fault
-from benchmarks.observability.load import Load, speculation
-from benchmarks.observability.panels import panels, reason_to_be_empty
-from benchmarks.observability.prometheus import DEPLOY, Prometheus
-from benchmarks.observability.report import render
-from benchmarks.peers.machine import describe_machine, git_commit
+from benchmarks.observability.faults import FAULTS, Fault, Load, speculation
+from benchmarks.observability.prometheus import DEPLOY, Prometheus, panels, reason_to_be_empty
 from benchmarks.prompts import load_prompts
+from benchmarks.runner import about, command_line, write_json
+from benchmarks.servers import WatchedServer
+
+
+def render(found: dict[str, Any]) -> str:
+    shown, ruled = found["panels"], found["rules"]
+    full = [each for each in shown if each["samples"]]
+    lines = [
+        "# Monitoring, tried",
+        "",
+        f"Commit {found['commit']}. Windows of rules are {found['scale']:g} times shorter than shipped, scrapes a "
+        "second apart."
+        + (" The machine was busy: targets were 10 s and .5 s a token." if found["patient"] else ""),
+        "",
+        f"{len(full)} of {len(shown)} expressions on panels gave samples; "
+        f"{sum(each['samples'] > 0 for each in ruled)} of {len(ruled)} rules did, or all series in them. "
+        f"Firing while all was well: {', '.join(found['firing_when_calm']) or 'none'}.",
+        "",
+        "## Faults",
+        "",
+        "| fault | seconds | alerts that fired, after seconds | firing before | missing | wrong |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| {each['fault']}: {each['what']} | {each['seconds']:g} | "
+            + (", ".join(f"{name} {at:g}" for name, at in each["fired_after_s"].items()) or "none")
+            + f" | {_listed(each['already_firing'])} | {_listed(each['missing'])} | {_listed(each['wrong'])} |"
+            for each in found["faults"]
+        ),
+        "",
+        "## Panels",
+        "",
+        "| dashboard | panel | series | first value | why empty |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {each['dashboard']} | {each['panel']} | {each['samples']} | "
+            f"{'' if each['first'] is None else format(each['first'], '.4g')} | "
+            f"{'' if each['samples'] else each['why_empty'] or '**not explained**'} |"
+            for each in shown
+        ),
+        "",
+        "## Rules",
+        "",
+        "| rule | objective | series | health |",
+        "| --- | --- | --- | --- |",
+        *(f"| {each['rule']} | {each['slo']} | {each['samples']} | {each['health']} |" for each in ruled),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "none"
+
 
 _FLAGS = (
     *("--max-num-seqs", "8", "--max-num-queued-reqs", "8", "--engine-timeout", "3600"),
@@ -39,8 +85,8 @@ _BETWEEN_S = 15.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="a JSON file; the table goes beside it, as .md")
+    parser = command_line(__doc__)
+    parser.add_argument("out", type=Path, help="a JSON file; the table goes next to it, as .md")
     parser.add_argument("--prompts", type=Path, help="questions in Spec-Bench's format; else a few of its own")
     parser.add_argument("--sheets", type=Path, help="a folder for pictures of the dashboards; needs matplotlib")
     parser.add_argument("--scale", type=float, default=20.0, help="windows of rules are this many times shorter")
@@ -60,17 +106,11 @@ def main(arguments: Sequence[str]) -> int:
             Path(folder), server.url.removeprefix("http://"), asked.scale, patient=asked.patient
         ) as prometheus,
     ):
-        server.wait_ready()
+        server.wait_until_healthy(route="/ready")
         found = asyncio.run(_try(server, prometheus, prompts, asked))
-    about = {
-        "machine": describe_machine(sorted(os.sched_getaffinity(0))),
-        "commit": git_commit(),
-        "scale": asked.scale,
-        "patient": asked.patient,
-    }
-    found = {**about, **found}
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    head = about("benchmarks.observability", arguments)
+    found = {**head, "scale": asked.scale, "patient": asked.patient, **found}
+    write_json(asked.out, found)
     text = render(found)
     asked.out.with_suffix(".md").write_text(text)
     print(text)

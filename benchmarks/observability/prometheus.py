@@ -1,10 +1,15 @@
-"""A Prometheus with the configuration and the rules of deploy/, whose windows are `scale` times shorter."""
+"""A Prometheus with the configuration and the rules of deploy/, whose windows are `scale` times shorter.
 
+And the panels of every dashboard, with the variables filled in as Grafana fills them for "All".
+"""
+
+import json
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -12,7 +17,7 @@ from typing import Any, Self
 import httpx
 import yaml
 
-from benchmarks.peers.servers import ServerError, free_port
+from benchmarks.servers import ServerError, free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SCRAPE_S = 1
@@ -110,3 +115,47 @@ class Prometheus:
         answer = self._http.post(route, data=dict(params)).raise_for_status().json()
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found
+
+
+_RATE_INTERVAL = "30s"
+_VARIABLES = {"$__rate_interval": _RATE_INTERVAL, "$namespace": ".*", "$model_name": ".*", "$pod": ".*"}
+
+# Why a panel may be empty in the trial.
+MAY_BE_EMPTY = {
+    "DCGM_": "there is no GPU, hence no dcgm-exporter",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel. targets: (expression, legend). definition: as in the file."""
+
+    dashboard: str
+    title: str
+    kind: str
+    targets: tuple[tuple[str, str], ...]
+    definition: dict[str, Any]
+
+
+def panels() -> list[Panel]:
+    return [
+        Panel(
+            dashboard=path.stem,
+            title=panel["title"],
+            kind=panel["type"],
+            targets=tuple((_filled(each["expr"]), each["legendFormat"]) for each in panel.get("targets", [])),
+            definition=panel,
+        )
+        for path in sorted((DEPLOY / "grafana").glob("*.json"))
+        for panel in json.loads(path.read_text())["panels"]
+    ]
+
+
+def reason_to_be_empty(expression: str) -> str | None:
+    return next((reason for part, reason in MAY_BE_EMPTY.items() if part in expression), None)
+
+
+def _filled(expression: str) -> str:
+    for name, value in _VARIABLES.items():
+        expression = expression.replace(name, value)
+    return expression

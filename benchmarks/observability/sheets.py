@@ -16,8 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from benchmarks.observability.panels import Panel
-from benchmarks.observability.prometheus import Prometheus
+from benchmarks.observability.prometheus import Panel, Prometheus
 
 _COLUMNS = 24
 _MOST_LEGENDS = 14

@@ -1,1 +1,1 @@
-"""FASER beside other engines: the same model, prompts, clients and cores, in turn."""
+"""FASER and other engines: the same model, prompts, clients and cores, in turn."""

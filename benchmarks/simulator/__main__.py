@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.simulator.arguments import PROG, machine_of, simulate_parser, trace_of
-from benchmarks.simulator.contest import Cell, Contest
-from benchmarks.simulator.live_command import check_against_live, record_trace
-from benchmarks.simulator.tables import report_cells
+from benchmarks.simulator.contest import Contest, Figures
+from benchmarks.simulator.live import check_against_live, record_trace
+from benchmarks.simulator.options import PROG, machine_of, simulate_parser, trace_of
+from benchmarks.simulator.report import report_cells
 from benchmarks.simulator.workload import parse_workload
 from benchmarks.spec_bench.policy_spec import PolicySpec, parse_policy
 from faser.cli.console import ProgressReporter
@@ -70,7 +70,7 @@ def _simulate(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _run_all(contest: Contest, specs: list[PolicySpec], loads: list[float]) -> list[Cell]:
+def _run_all(contest: Contest, specs: list[PolicySpec], loads: list[float]) -> list[Figures]:
     """Every policy at every load, with a progress bar of the simulated time or of the answers."""
     cells = []
     with ProgressReporter() as report:

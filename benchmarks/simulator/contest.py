@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from benchmarks.cells import Times, share
 from benchmarks.simulator.simulation import Machine, Outcome, Simulation
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import Workload
@@ -14,20 +13,9 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.types import Slo
 
-_TAIL = 99
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """One kind of time over all requests, in milliseconds."""
-
-    mean_ms: float
-    p50_ms: float
-    p99_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Figures:
     """The result of one policy at one load. See Outcome for the counts.
 
     tokens_per_s: within the duration. tpot: time per token after a request's first one, of requests with more than
@@ -71,7 +59,7 @@ class Contest:
 
     def run(
         self, spec: PolicySpec, load: float = 1.0, progress: Callable[[float, int], None] = lambda _at, _done: None
-    ) -> Cell:
+    ) -> Figures:
         """Serve the workload at this load under this policy."""
         workload = self.workload.at_load(load)
         simulation = Simulation(self.trace, self.machine, self._control(spec), slo=self.slo, seed=self.seed)
@@ -100,32 +88,29 @@ class Contest:
         return make
 
 
-def summarise(outcome: Outcome, policy: str, load: float, *, duration_s: float | None, slo: Slo | None) -> Cell:
+def summarise(outcome: Outcome, policy: str, load: float, *, duration_s: float | None, slo: Slo | None) -> Figures:
     """The numbers of one run."""
     served = outcome.served
-    ttft_s = np.array([each.first_s - each.arrival_s for each in served])
-    tpot_s = np.array(
-        [(each.finished_s - each.first_s) / (each.num_tokens - 1) for each in served if each.num_tokens > 1]
-    )
+    tpot_s = [each.tpot_s for each in served if each.num_tokens > 1]
     window_s = outcome.elapsed_s if duration_s is None else duration_s
-    return Cell(
+    return Figures(
         policy=policy,
         load=load,
         num_requests=len(served),
         output_tokens=sum(each.num_tokens for each in served),
-        tokens_per_s=_ratio(outcome.window_tokens, window_s),
-        ttft=_times(ttft_s),
-        tpot=_times(tpot_s),
-        e2e=_times(np.array([each.finished_s - each.arrival_s for each in served])),
+        tokens_per_s=share(outcome.window_tokens, window_s),
+        ttft=Times.of([each.first_s - each.arrival_s for each in served]),
+        tpot=Times.of(tpot_s),
+        e2e=Times.of([each.finished_s - each.arrival_s for each in served]),
         num_steps=outcome.num_steps,
-        mean_step_ms=_ratio(1000 * outcome.busy_s, outcome.num_steps),
-        tokens_per_turn=1 + _ratio(outcome.accepted, outcome.turns),
-        gamma=_ratio(outcome.verified, outcome.turns),
+        mean_step_ms=share(1000 * outcome.busy_s, outcome.num_steps),
+        tokens_per_turn=1 + share(outcome.accepted, outcome.turns),
+        gamma=share(outcome.verified, outcome.turns),
         drafted=outcome.drafted,
         verified=outcome.verified,
         accepted=outcome.accepted,
-        accepted_share=_ratio(outcome.accepted, outcome.verified),
-        utilisation=_ratio(outcome.busy_s, outcome.elapsed_s),
+        accepted_share=share(outcome.accepted, outcome.verified),
+        utilisation=share(outcome.busy_s, outcome.elapsed_s),
         slo_share=_met(outcome, slo),
         elapsed_s=outcome.elapsed_s,
         num_preemptions=outcome.num_preemptions,
@@ -138,17 +123,6 @@ def _met(outcome: Outcome, slo: Slo | None) -> float | None:
     met = 0
     for each in outcome.served:
         in_time = slo.ttft_ms is None or (each.first_s - each.arrival_s) * 1000 <= slo.ttft_ms
-        per_token_s = _ratio(each.finished_s - each.first_s, each.num_tokens - 1)
+        per_token_s = share(each.finished_s - each.first_s, each.num_tokens - 1)
         met += in_time and (slo.tpot_ms is None or per_token_s * 1000 <= slo.tpot_ms)
-    return _ratio(met, len(outcome.served))
-
-
-def _times(seconds: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Times:
-    if not len(seconds):
-        return Times(mean_ms=0.0, p50_ms=0.0, p99_ms=0.0)
-    p50, p99 = np.percentile(seconds, [50, _TAIL])
-    return Times(mean_ms=1000 * float(seconds.mean()), p50_ms=1000 * float(p50), p99_ms=1000 * float(p99))
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+    return share(met, len(outcome.served))

@@ -1,14 +1,14 @@
 """DraftRecorder: wraps a drafter and records what it proposes, while nothing of it is verified.
 
-Owns the recordings. To the engine it is a drafter with empty drafts, so every step brings one token and every
+Owns the recordings. To the engine it is a drafter with empty drafts, so every step yields one token and every
 position of an output gets its draft. The wrapped drafter learns truthfully whether the first token of its draft
-was the one that came; the other tokens count as not judged.
+was the one that was sampled; the other tokens count as not verified.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.selected_drafter import SelectedDrafter
+from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.config.speculation import AUTO, SpeculationConfig
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
@@ -66,14 +66,14 @@ class DraftRecorder:
         return Proposals(drafts=nothing, passes=proposals.passes, catchup_tokens=proposals.catchup_tokens)
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
-        judged = []
+        verified = []
         for each in continuations:
             recording = self._slots[each.slot]
             draft = recording.drafts.get(len(recording.output_token_ids))
             right = draft is not None and draft.token_ids[:1] == each.token_ids[:1]
-            judged.append(Continuation(slot=each.slot, token_ids=each.token_ids, num_accepted=int(right)))
+            verified.append(Continuation(slot=each.slot, token_ids=each.token_ids, num_accepted=int(right)))
             recording.output_token_ids += each.token_ids
-        self._drafter.commit(judged)
+        self._drafter.commit(verified)
 
     def release(self, slot: int) -> None:
         self._slots.pop(slot, None)

@@ -4,13 +4,14 @@ Owns how raw recordings become runs. Imports no torch.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from benchmarks.engines import StepEngine, closed_loop
 from benchmarks.simulator.trace import RequestTrace, Trace
 from faser.cli.bench_prompts import BenchPrompt
-from faser.engine.contract.plan import Draft, SequenceDelta
+from faser.engine.contract.plan import Draft
 from faser.engine.control.sequence import sample_seed
 from faser.errors import ConfigError
 from faser.types import Request, SamplingParams
@@ -19,12 +20,9 @@ _NO_DRAFT = Draft(slot=0, method="")
 _SPARE = 2  # tokens after the last draft, so that the end of a request cuts no draft
 
 
-class StepEngine(Protocol):
+class RecordedEngine(StepEngine, Protocol):
     """The part of Engine that recording uses."""
 
-    def add(self, request: Request) -> None: ...
-    def step(self) -> tuple[SequenceDelta, ...]: ...
-    def has_work(self) -> bool: ...
     def use_policy(self, name: str, gamma: int | None = None, *, overlap: str | None = None) -> None: ...
 
 
@@ -57,7 +55,7 @@ class Session:
 
 
 def record(
-    engine: StepEngine,
+    engine: RecordedEngine,
     recordings: Callable[[], Sequence[RecordedSequence]],
     prompts: Sequence[BenchPrompt],
     session: Session,
@@ -103,33 +101,12 @@ def record(
     )
 
 
-def closed_loop(engine: StepEngine, requests: Iterable[Request], clients: int) -> Iterable[tuple[str, list[int]]]:
-    """(request id, tokens) of each answer, in order of completion; `clients` requests run at a time.
-
-    Raises ConfigError for a request that fails.
-    """
-    waiting = iter(requests)
-    open_ones: dict[str, list[int]] = {}
-    while True:
-        for request in itertools.islice(waiting, clients - len(open_ones)):
-            engine.add(request)
-            open_ones[request.request_id] = []
-        if not open_ones:
-            return
-        for delta in engine.step():
-            if delta.error is not None:
-                raise ConfigError(f"request {delta.request_id} failed: {delta.error}")
-            open_ones[delta.request_id] += delta.token_ids
-            if delta.finish_reason is not None:
-                yield delta.request_id, open_ones.pop(delta.request_id)
-
-
 def _traced(recording: RecordedSequence, session: Session, methods: dict[str, int]) -> RequestTrace | None:
     """The trace of one output; None if it has no position. methods: index by name; new methods are added.
 
-    A position counts if a draft of full length was requested and can be judged: the output continues for K more
+    A position counts if a draft of full length was requested and can be compared: the output continues for K more
     tokens, or it ended by itself, and then tokens drafted beyond its end are wrong. Position 0 may have no draft,
-    because its token comes with the prompt.
+    because its token is sampled with the prompt.
     """
     output = recording.output_token_ids
     drafts = [recording.drafts.get(0) or _NO_DRAFT]

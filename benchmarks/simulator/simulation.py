@@ -62,6 +62,11 @@ class Served:
     finished_s: float = 0.0
     num_tokens: int = 0
 
+    @property
+    def tpot_s(self) -> float:
+        """Time per token after the first one; with one token only there is none."""
+        return (self.finished_s - self.first_s) / (self.num_tokens - 1)
+
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:

@@ -4,7 +4,6 @@ SDIST: vllm-*.tar.gz, from a package index. Only its tests of the HTTP API are u
 They need the packages pytest-asyncio, regex and requests, which FASER does not.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,15 +15,16 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from benchmarks.runner import command_line, write_json
 from benchmarks.vllm_api_tests.selection import DESELECTED, FILES, LEFT_OUT
 
-_SHIM = "from benchmarks.vllm_api_tests.remote_server import *\n"
+_SHIM = "from benchmarks.vllm_api_tests.stand_ins import *\n"
 _CONFTEST = "LocalAssetServer = None\n"  # serves images; a test that needs one has no such fixture
 _REPOSITORY = Path(__file__).parents[2]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm_api_tests", description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("sdist", type=Path, help="vllm-*.tar.gz")
     parser.add_argument("--model", default="", help="that faser serves; the default model if none is given")
     parser.add_argument("--out", type=Path, help="file for the counts, as JSON")
@@ -37,7 +37,7 @@ def main() -> int:
         report = summary(folder / "report.xml", version)
     sys.stdout.write(json.dumps(report, indent=1) + "\n")
     if options.out is not None:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_json(options.out, report)
     return status
 
 
@@ -66,7 +66,7 @@ def run(folder: Path, model: str, words: str) -> int:
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(_REPOSITORY), extra])
     environment["TESTED_MODEL"] = model
     command = [sys.executable, "-m", "pytest", "-q", "--continue-on-collection-errors"]
-    command += ["-p", "benchmarks.vllm_api_tests.plugin", "-p", "no:cacheprovider", "-c", os.devnull]
+    command += ["-p", "benchmarks.vllm_api_tests.stand_ins", "-p", "no:cacheprovider", "-c", os.devnull]
     command += ["--rootdir", str(folder), f"--junitxml={folder / 'report.xml'}", "tests"]
     command += ["-k", words] if words else []
     return subprocess.run(command, cwd=folder, env=environment, check=False).returncode

@@ -5,8 +5,8 @@ import tarfile
 from pathlib import Path
 
 from benchmarks.vllm_api_tests.__main__ import summary, unpack
-from benchmarks.vllm_api_tests.remote_server import passed_on
 from benchmarks.vllm_api_tests.selection import FILES
+from benchmarks.vllm_api_tests.stand_ins import passed_on
 
 _REPORT = """<testsuites><testsuite>
 <testcase classname="tests.entrypoints.a.test_b" name="test_fine"/>
@@ -25,7 +25,7 @@ def test_only_the_selected_tests_are_unpacked_and_their_helpers_are_replaced(tmp
     folder.mkdir()
     assert unpack(archive, folder) == "vllm-9"
     assert (folder / "tests/entrypoints" / FILES[1]).read_text() == f"tests/entrypoints/{FILES[1]}"
-    assert "benchmarks.vllm_api_tests.remote_server" in (folder / "tests/utils.py").read_text()
+    assert "benchmarks.vllm_api_tests.stand_ins" in (folder / "tests/utils.py").read_text()
     assert (folder / "tests/entrypoints/openai/__init__.py").exists()
     assert not (folder / "vllm").exists()
 

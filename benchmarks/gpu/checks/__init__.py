@@ -1,4 +1,1 @@
-"""Phase `checks`: what a device computes against the references. Nothing is timed.
-
-May import common. Start with checks.py.
-"""
+"""Phase `checks`: what a device computes against the references. Nothing is timed. Start with checks.py."""

@@ -1,19 +1,81 @@
 """Phase `checks`: what is computed on the device is what the references say. Nothing is timed.
 
 Each check stands alone: one that fails or breaks is noted, and the others still run. One for which there was no
-time, or not what it needs, is noted as not checked, and then the run is not green.
+time, or not what it needs, is noted as not checked, and then the run is not green. Two checks are programs of
+their own: a memory checker around a step, and files of the project's tests.
 """
 
+import shutil
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
-from benchmarks.gpu.checks import answers, models, programs, tokens
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Desk, Json
+from benchmarks.gpu.checks import answers, models, tokens
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Desk, Json, run_child, tail_of
+from faser.config.environment import child_environment
+
+SANITIZER = "compute-sanitizer"
+FOUND = 9  # exit status of a memory checker that found something
+_SANITIZER_S = 30.0
+_REFUSED = "Device not supported"  # says the checker on some machines
+_ROOT = Path(__file__).parents[3]
+_TAIL = 1500
+
+
+def memory_checked(plan: Plan, seconds: float, which: Callable[[str], str | None] = shutil.which) -> Json:
+    """One eager step of two layers under compute-sanitizer: no kernel may touch what is not its own.
+
+    skipped: why, where there is no such tool or it refuses this device; that is no fault of the run.
+    """
+    tool = which(SANITIZER)
+    if tool is None:
+        return {"ok": None, "skipped": f"{SANITIZER} is not there"}
+    log = plan.out.resolve() / "sanitizer.log"
+    command = [tool, "--tool", "memcheck", f"--error-exitcode={FOUND}", "--print-limit=5", sys.executable]
+    command += ["-m", "benchmarks.gpu.checks.models", str(plan.out), *(["--dry-run"] if plan.dry_run else [])]
+    most_s = min(seconds, _SANITIZER_S)
+    status = run_child(command, environment=child_environment(), log=log, timeout_s=most_s, folder=_ROOT)
+    said = tail_of(log, _TAIL)
+    if status is None:
+        return {"ok": None, "says": f"not done after {most_s:.0f} s: {said}"}
+    if _REFUSED in said:
+        return {"ok": None, "skipped": said}
+    return {"ok": status == 0, "says": said}
+
+
+def own_tests(plan: Plan, seconds: float) -> Json:
+    """They choose the device by themselves. ok: None where pytest or what the tests need is missing.
+
+    Another machine has plugins of pytest and versions of libraries that these tests were not written for:
+    plugins stay out, and warnings are no errors.
+    """
+    cache, log = plan.out.resolve() / "pytest", plan.out.resolve() / "own-tests.log"
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "-o", f"cache_dir={cache}"]
+    status = run_child(
+        [*command, *plan.sizes.own_tests],
+        environment=_tests_environment(),
+        log=log,
+        timeout_s=seconds,
+        folder=_ROOT,
+    )
+    said = tail_of(log, _TAIL)
+    if status is None:
+        return {"ok": None, "says": f"not done after {seconds:.0f} s: {said}"}
+    return {"ok": None if "No module named" in said else status == 0, "says": said}
+
+
+def _tests_environment() -> dict[str, str]:
+    kept = {name: value for name, value in child_environment().items() if not name.startswith("PYTEST_")}
+    return kept | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+PROGRAMS: dict[str, Callable[[Plan, float], Json]] = {"memory of a step": memory_checked, "own tests": own_tests}
+
 
 Check = Callable[[Plan], Json]
 
-_TAIL = 1500
 _LEAST_S = 5.0  # a program is not begun with less time than that
 
 
@@ -23,18 +85,18 @@ def run(plan: Plan, desk: Desk) -> None:
         "logits of whole models": models.logits,
         "chosen tokens": tokens.chosen,
         "guessed tokens": tokens.guessed,
-        "verdicts": tokens.verdicts,
+        "verification": tokens.verification,
         "edited logits": tokens.edited,
-        "law of chosen tokens": tokens.law_of_choice,
-        "law of verified tokens": tokens.law_of_verification,
+        "distribution of chosen tokens": tokens.distribution_of_choice,
+        "distribution of verified tokens": tokens.distribution_of_verification,
     }
     for name, check in checks.items():
         _begin(desk, name, partial(check, plan))
     answers.run(plan, desk, partial(_note, desk))
-    for name, program in programs.PROGRAMS.items():
+    for name, program in PROGRAMS.items():
         _begin(desk, name, lambda program=program: program(plan, desk.left_s), needs_s=_LEAST_S)  # type: ignore[misc]
     there = {each["check"] for each in desk.result.get("checks", [])}
-    for name in (*checks, *answers.NAMES, *programs.PROGRAMS):
+    for name in (*checks, *answers.NAMES, *PROGRAMS):
         if name not in there:
             desk.append("checks", {"check": name, "ok": None, "says": "no time was left"})
 

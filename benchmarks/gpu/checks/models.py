@@ -1,21 +1,24 @@
 """Checks of a backend against the reference backend on the same device: one layer's parts, then whole models.
 
+    python -m benchmarks.gpu.checks.models OUT [--dry-run]
+
 Layouts are those of serving: prompts in pieces, ragged verification, decoding, and all of them in one step. What
-bfloat16 costs by itself is measured on the reference backend, so that the bound is no guess.
+bfloat16 costs by itself is measured on the reference backend, so that the bound is no guess. As a program it runs
+one eager step of two layers of the large model, up to its logits, for a memory checker.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Json
-from benchmarks.gpu.common.room import BLOCK_SIZE
-from benchmarks.gpu.common.shapes import write_shape
-from benchmarks.gpu.common.weights import MadeUp
+from benchmarks.gpu.models import BLOCK_SIZE, MadeUp, write_shape
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Json
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.families.architecture import DecoderSpec
@@ -58,7 +61,7 @@ STEPS: dict[str, tuple[Rows, ...]] = {
         Rows(slot=2, start=0, count=129),
         Rows(slot=3, start=0, count=1),
     ),
-    "pieces behind pieces, beside decoding": (
+    "pieces behind pieces, and decoding": (
         Rows(slot=0, start=70, count=55),
         Rows(slot=1, start=16, count=1),
         Rows(slot=2, start=129, count=1),
@@ -238,3 +241,15 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 def _share(true: Tensor) -> float:
     return round(float(true.float().mean()), 4)
+
+
+def main(out: Path, dry_run: bool) -> None:
+    plan = Plan(out=out, dry_run=dry_run)
+    spec = read_model_config(write_shape(plan.models / "checked", plan.sizes.checked[0])).spec
+    first = next(iter(STEPS))
+    logits = step_logits(plan, spec, backend_of(plan), steps={first: STEPS[first]})[first]
+    sys.stdout.write(f"{int(logits.isfinite().all())} {len(logits)} rows\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), "--dry-run" in sys.argv[2:])

@@ -1,7 +1,7 @@
-"""Checks of tokens: chosen, guessed and judged on the device as the references do on the CPU; and their laws.
+"""Checks of tokens: chosen, guessed and verified as the references do on the CPU; and their distributions.
 
-The references are the engine's own tensor operations. Laws are computed from the documented meaning of the
-parameters, without the engine's code, and held against counts by chi-square.
+The references are the engine's own tensor operations. Exact distributions are computed from the documented meaning
+of the parameters, without the engine's code, and compared with counts by chi-square.
 """
 
 from typing import Any
@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.exactness.distributions import p_value
 from benchmarks.gpu.checks.models import backend_of
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Json
-from benchmarks.losslessness.law import p_value
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Json
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafting.samplers import WINDOW
@@ -29,8 +29,8 @@ from faser.types import SamplingParams
 
 Floats = NDArray[np.float64]
 
-_LAW_TOKENS = 60  # that can be chosen at all; they lie apart from each other in the whole vocabulary
-LEAST_P = 1e-5  # of a right law this small is seen in one run of a hundred thousand
+_FEW_TOKENS = 60  # that can be chosen at all; they lie apart from each other in the whole vocabulary
+LEAST_P = 1e-5  # of a right distribution this small is seen in one run of a hundred thousand
 _TOP_K, _TOP_P, _TEMPERATURE = 20, 0.9, 0.8
 DRAFTS = {
     "coupled": SpeculationConfig(policy="fixed", method="draft_model"),
@@ -115,7 +115,7 @@ def guessed(plan: Plan) -> Json:
     return {"ok": not any(any(each.values()) for each in found.values()), "rows": rows, "found": found}
 
 
-def verdicts(plan: Plan, backend: Backend | None = None) -> Json:
+def verification(plan: Plan, backend: Backend | None = None) -> Json:
     """The engine's verifiers, with the device's sampling kernels, and over the same logits on the CPU.
 
     backend: None: the plan's.
@@ -132,8 +132,10 @@ def verdicts(plan: Plan, backend: Backend | None = None) -> Json:
             ("cpu", Sampler(count, vocab, (1,))),
         ):
             _start(sampler, count, _TEMPERATURE)
-            laws = None if probs is None else probs.to(device)
-            said.append(make_verifier(drafts, sampler).verify(logits.to(device, copy=True), sequences, laws))
+            distributions = None if probs is None else probs.to(device)
+            said.append(
+                make_verifier(drafts, sampler).verify(logits.to(device, copy=True), sequences, distributions)
+            )
         ours, wanted = said
         found[name] = sum(one.token_ids != other.token_ids for one, other in zip(ours, wanted, strict=True))
     return {"ok": not any(found.values()), "sequences": count, "other_verdicts": found}
@@ -142,7 +144,7 @@ def verdicts(plan: Plan, backend: Backend | None = None) -> Json:
 def edited(plan: Plan, backend: Backend | None = None) -> Json:
     """Logits that requests edit, by tensor operations on the device and on the CPU.
 
-    backend: as in verdicts.
+    backend: as in verification.
     """
     vocab, count, backend = plan.sizes.vocab, len(EDITS), backend or backend_of(plan)
     logits, prompt = _logits(vocab, count + 3)[:count], tuple(range(2, 34))  # without the odd rows
@@ -161,9 +163,9 @@ def edited(plan: Plan, backend: Backend | None = None) -> Json:
     return {"ok": not bool(others.any()), "other_logits": others.sum(-1).tolist()}
 
 
-def law_of_choice(plan: Plan) -> Json:
+def distribution_of_choice(plan: Plan) -> Json:
     """Tokens of many seeds over one row of logits."""
-    rows, row = plan.sizes.law_rows, _law_logits(0, plan.sizes.vocab)
+    rows, row = plan.sizes.exact_rows, _few_logits(0, plan.sizes.vocab)
     found = {}
     for name, case in _cases(plan):
         requests = _requests(rows, case)
@@ -177,31 +179,33 @@ def law_of_choice(plan: Plan) -> Json:
             top_p=cuts.top_p,
             random=cuts.random,
         )
-        found[name] = p_value(out.cpu().numpy(), law_of(row.double().numpy(), *case))
+        found[name] = p_value(out.cpu().numpy(), exact_distribution(row.double().numpy(), *case))
     return {"ok": min(found.values()) > LEAST_P, "rows": rows, "p_values": found}
 
 
-def law_of_verification(plan: Plan) -> Json:
-    """The first token of sequences with one drafted token each: it has the target's law, whatever was drafted."""
-    found = verified(plan, plan.sizes.law_rows // 2)
+def distribution_of_verification(plan: Plan) -> Json:
+    """The first token after one drafted token each: it has the target's distribution, whatever was drafted."""
+    found = verified(plan, plan.sizes.exact_rows // 2)
     return {"ok": min(each["p_value"] for each in found.values()) > LEAST_P, "found": found}
 
 
 def verified(plan: Plan, sequences: int, temperature: float = _TEMPERATURE) -> Json:
-    """By verifier: how likely its counts are under the target's law at a temperature; they are of _TEMPERATURE."""
+    """By verifier: how likely its counts are at a temperature; they are drawn at _TEMPERATURE."""
     vocab, backend = plan.sizes.vocab, backend_of(plan)
-    row = _law_logits(0, vocab)
-    target = law_of(row.double().numpy(), temperature, 0.0, 0, 1.0)
-    draft = law_of(_law_logits(1, vocab).double().numpy(), 1.0, 0.0, 0, 1.0)
+    row = _few_logits(0, vocab)
+    target = exact_distribution(row.double().numpy(), temperature, 0.0, 0, 1.0)
+    draft = exact_distribution(_few_logits(1, vocab).double().numpy(), 1.0, 0.0, 0, 1.0)
     drafted = np.random.default_rng(5).choice(vocab, size=sequences, p=draft)
     asked = [DraftedRows(slot=slot, position=10, draft=(token,)) for slot, token in enumerate(drafted.tolist())]
     found = {}
     for name, drafts in DRAFTS.items():
-        laws = torch.from_numpy(draft).to(plan.device).repeat(sequences, 1) if name == "rejection" else None
+        distributions = (
+            torch.from_numpy(draft).to(plan.device).repeat(sequences, 1) if name == "rejection" else None
+        )
         sampler = sampler_on(backend, vocab, sequences)
         _start(sampler, sequences, _TEMPERATURE)
         verifier = make_verifier(drafts, sampler)
-        said = verifier.verify(row.to(plan.device).repeat(2 * sequences, 1), asked, laws)
+        said = verifier.verify(row.to(plan.device).repeat(2 * sequences, 1), asked, distributions)
         first = np.array([each.token_ids[0] for each in said])
         found[name] = {
             "p_value": p_value(first, target),
@@ -210,7 +214,7 @@ def verified(plan: Plan, sequences: int, temperature: float = _TEMPERATURE) -> J
     return found
 
 
-def law_of(logits: Floats, temperature: float, min_p: float, top_k: int, top_p: float) -> Floats:
+def exact_distribution(logits: Floats, temperature: float, min_p: float, top_k: int, top_p: float) -> Floats:
     """[V] probability of each token: temperature, min_p, top_k, top_p, each on what the one before has left."""
     if temperature == 0:
         return np.asarray(np.arange(len(logits)) == logits.argmax(), np.float64)
@@ -222,9 +226,9 @@ def law_of(logits: Floats, temperature: float, min_p: float, top_k: int, top_p: 
     before = weights.cumsum() - weights
     if top_p < 1:
         weights[before >= top_p * weights.sum()] = 0.0
-    law: Floats = np.empty(len(logits))
-    law[order] = weights / weights.sum()
-    return law
+    distribution: Floats = np.empty(len(logits))
+    distribution[order] = weights / weights.sum()
+    return distribution
 
 
 def rows_of(requests: SamplingMetadata, device: str) -> DeviceSamplingMetadata:
@@ -265,28 +269,28 @@ def _logits(vocab: int, rows: int) -> Tensor:
     return logits
 
 
-def _law_logits(seed: int, vocab: int) -> Tensor:
-    """[vocab] float32 on the CPU; finite in _LAW_TOKENS places all over it, or in all."""
+def _few_logits(seed: int, vocab: int) -> Tensor:
+    """[vocab] float32 on the CPU; finite in _FEW_TOKENS places all over it, or in all."""
     row = torch.full((vocab,), -torch.inf)
-    places = torch.linspace(0, vocab - 1, min(_LAW_TOKENS, vocab)).long()
+    places = torch.linspace(0, vocab - 1, min(_FEW_TOKENS, vocab)).long()
     row[places] = torch.randn(len(places), generator=torch.Generator().manual_seed(seed)) * 1.5
     return row
 
 
 def _drafts(count: int, vocab: int) -> tuple[list[DraftedRows], Tensor]:
-    """Ragged drafts of 0 … 3 tokens from [T, V] float64 laws of their own, half of them the target's likeliest."""
-    rng, sequences, laws, row = np.random.default_rng(6), [], [], 0
+    """Ragged drafts of 0 … 3 tokens from [T, V] float64 distributions of their own, half of them likely ones."""
+    rng, sequences, distributions, row = np.random.default_rng(6), [], [], 0
     total = sum(1 + slot % 4 for slot in range(count))
     target = (_logits(vocab, total).double() / _TEMPERATURE).nan_to_num(0.0, neginf=-1e4).softmax(-1).numpy()
     for slot in range(count):
         draft = []
         for depth in range(slot % 4):
-            law = 0.5 * target[row + depth] + 0.5 * rng.dirichlet(np.ones(vocab))
-            laws.append(law / law.sum())
-            draft.append(int(rng.choice(vocab, p=laws[-1])))
+            distribution = 0.5 * target[row + depth] + 0.5 * rng.dirichlet(np.ones(vocab))
+            distributions.append(distribution / distribution.sum())
+            draft.append(int(rng.choice(vocab, p=distributions[-1])))
         sequences.append(DraftedRows(slot=slot, position=20 * slot + 5, draft=tuple(draft)))
         row += len(draft) + 1
-    return sequences, torch.from_numpy(np.array(laws))
+    return sequences, torch.from_numpy(np.array(distributions))
 
 
 def _start(sampler: Sampler, count: int, temperature: float) -> None:

@@ -1,26 +1,60 @@
 """Phase `environment`: which device, driver and versions this is, how fast it copies and multiplies right now.
 
-FlashInfer is imported and its modules are loaded: where that fails no other phase has anything to do.
+    python -m benchmarks.gpu.decoding.environment
 
-Reads what the device says of itself and changes none of its settings.
+FlashInfer is imported and its compiled modules are loaded, which needs no GPU: where that fails no other phase has
+anything to do. As a program it does only that, and prints where the package lies, and seconds by module. Reads
+what the device says of itself and changes none of its settings.
 """
 
 import json
+import os
 import platform
 import shutil
 import statistics
 import subprocess
+import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.common.flashinfer_modules import loaded
-from benchmarks.gpu.common.plan import REFERENCE_BYTES_S, REFERENCE_FLOPS_S, Plan
-from benchmarks.gpu.common.record import Desk, Folder
-from benchmarks.gpu.common.timing import DeviceClock, clock_of
-from benchmarks.peers.machine import git_commit
+from benchmarks.gpu.plan import ON_DEVICE, REFERENCE_BYTES_S, REFERENCE_FLOPS_S, Plan, Sizes
+from benchmarks.gpu.record import Desk, Folder, Json
+from benchmarks.gpu.steps import DeviceClock, clock_of
+from benchmarks.runner import git_commit
 from faser import __version__
+from faser.config.environment import cache_dir, cuda_environment
+from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.execution.startup.device import modules_of
+from faser.engine.execution.startup.memory import CachedModel
+from faser.kernels.cuda.flashinfer.build import ARCH, Module, modules_dir, spec_of
+from faser.kernels.cuda.flashinfer.library import load_flashinfer
+
+
+def needed_modules(sizes: Sizes) -> tuple[Module, ...]:
+    """For all models that phases run on a device."""
+    shapes = (sizes.target, sizes.draft, *sizes.checked, *(config for _, config in sizes.overlap_drafts))
+    models = [
+        CachedModel(spec=decoder_spec(each), dtype=torch.bfloat16, kv_dtype=torch.bfloat16) for each in shapes
+    ]
+    return modules_of(models)
+
+
+def loaded() -> Json:
+    """Seconds of the import and of every module. Raises what FlashInfer raises for one that is missing."""
+    cuda_environment(compile_kernels=False)
+    began_s = time.perf_counter()
+    load_flashinfer(modules_dir(cache_dir() / "kernels", ARCH))
+    taken_s = round(time.perf_counter() - began_s, 2)
+    found: Json = {"package": sys.modules["flashinfer"].__file__, "import": taken_s}
+    for module in needed_modules(ON_DEVICE):
+        began_s = time.perf_counter()
+        spec_of(module.name).build_and_load()
+        found[module.name] = round(time.perf_counter() - began_s, 2)
+    return found
+
 
 PHASE = "environment"
 _PACKAGES = ("torch", "triton", "flashinfer-python", "apache-tvm-ffi", "numpy", "transformers", "vllm")
@@ -125,3 +159,8 @@ def _median_s(clock: DeviceClock, work: Any) -> float:
         work()
         marks.append(clock.mark())
     return statistics.median(clock.between_s(marks))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", ARCH)  # of the machine that this one stands for
+    print(json.dumps(loaded()))

@@ -1,8 +1,10 @@
-"""Phase `plain`: decoding without speculation, by sequences at a time, beside what memory allows.
+"""Phases `plain`, `draft` and `verify`: decoding without speculation, and what a step costs that verifies.
 
 period   from one step's end on the device to the next one's, through Engine.step
 bare     the same rows through the runner alone, one step behind the other; also with kernels for few rows
 gap      period - bare: what the engine around the runner adds that nothing hides
+
+By sequences at a time; `verify` by rows of each as well, and by the runner alone.
 """
 
 import statistics
@@ -12,14 +14,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.common.bare import batch_of, steps_s
-from benchmarks.gpu.common.closed_loop import ClosedLoop, Steps, greedy, made_up_prompts, sampled
-from benchmarks.gpu.common.engines import Opened, Wanted, draft_of, made_up, target_of, with_engine
-from benchmarks.gpu.common.plan import REFERENCE_BYTES_S, REFERENCE_FLOPS_S, Plan
-from benchmarks.gpu.common.record import Desk
-from benchmarks.gpu.common.shapes import floor_s, step_bytes
-from benchmarks.gpu.common.timing import clock_of, spread_ms
 from benchmarks.gpu.decoding import environment
+from benchmarks.gpu.engines import (
+    Opened,
+    Wanted,
+    close,
+    draft_of,
+    made_up,
+    made_up_costs,
+    open_engine,
+    target_of,
+    with_engine,
+)
+from benchmarks.gpu.models import floor_s, step_bytes
+from benchmarks.gpu.plan import REFERENCE_BYTES_S, REFERENCE_FLOPS_S, Plan
+from benchmarks.gpu.record import Desk
+from benchmarks.gpu.steps import (
+    ClosedLoop,
+    Steps,
+    batch_of,
+    clock_of,
+    greedy,
+    made_up_prompts,
+    sampled,
+    spread_ms,
+    steps_s,
+)
 from faser.kernels.cuda.triton.few_rows import MOST_ROWS as MOST_FEW_ROWS
 
 _SAMPLINGS = {"greedy": greedy, "T 0.8, top_p 0.95": sampled}
@@ -140,3 +160,46 @@ def floors(desk: Desk, opened: Opened, *, rows: int, kv_tokens: int, taken_s: An
         "times_floor": round(median_s / measured_s, 3),
         "times_reference_floor": round(median_s / reference_s, 3),
     }
+
+
+def run_verify(plan: Plan, desk: Desk) -> None:
+    sizes, clock = plan.sizes, clock_of(plan.device)
+    desk.say("loading target")
+    opened = open_engine(
+        plan,
+        Wanted(
+            target=target_of(plan),
+            sequences=max(sizes.verify_batches),
+            context=sizes.context,
+            rows=max(sizes.verify_batches) * max(sizes.verify_rows),
+            sources=made_up(plan),
+            # Text drafts cost nothing to have and make room for the rows of a draft.
+            speculative={"method": "ngram", "num_speculative_tokens": max(sizes.verify_rows) - 1},
+            costs=made_up_costs(),
+        ),
+    )
+    runner, info = opened.runner, opened.info
+    for rows_each in sizes.verify_rows:
+        for sequences in sizes.verify_batches:
+            if not desk.may_begin(f"{sequences} sequences, {rows_each} rows each"):
+                continue
+            batch = batch_of(
+                sequences=sequences,
+                rows_each=rows_each,
+                context=sizes.context,
+                num_blocks=info.num_blocks,
+                block_size=info.block_size,
+                vocab_size=info.vocab_size,
+            )
+            taken = steps_s(runner, batch, clock, max(sizes.steps // 2, 2))
+            rows = sequences * rows_each
+            desk.append(
+                "cells",
+                {
+                    "sequences": sequences,
+                    "rows_each": rows_each,
+                    "step_ms": spread_ms(taken),
+                    **floors(desk, opened, rows=rows, kv_tokens=sequences * sizes.context, taken_s=taken),
+                },
+            )
+    close(opened)

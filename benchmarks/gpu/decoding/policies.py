@@ -1,25 +1,44 @@
-"""Phase `policies`: what speculation brings at given acceptance, by policy and by sequences at a time.
+"""Phases `policies` and `cycle`: what speculation gains at given acceptance, and how near to its floor a cycle is.
 
 Policies take turns within a round, each round beginning with another one, on the same prompts. A turn starts its
 sequences anew from the prefix cache, so that all of them see the same contexts. Ratios are to policy off in the
 same round; what counts is their median.
+
+`cycle` drafts a fixed number of tokens and verifies them, against the sum of the floors. `drafting` is the wall
+time of the drafter's part; the rest of a step is planning, verification and commit. Acceptance is given, so that
+the work is real and the tokens are not.
 """
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.common.closed_loop import ClosedLoop, Steps, Tokens, greedy, made_up_prompts
-from benchmarks.gpu.common.engines import Opened, Wanted, draft_of, made_up, target_of, with_engine
-from benchmarks.gpu.common.plan import Plan, Sizes
-from benchmarks.gpu.common.record import Desk, Json
-from benchmarks.gpu.common.timing import clock_of
+from benchmarks.gpu.decoding import environment
+from benchmarks.gpu.engines import (
+    Opened,
+    Wanted,
+    close,
+    draft_of,
+    made_up,
+    made_up_costs,
+    open_engine,
+    target_of,
+    with_engine,
+)
+from benchmarks.gpu.models import floor_s
+from benchmarks.gpu.plan import Plan, Sizes
+from benchmarks.gpu.record import Desk, Json
+from benchmarks.gpu.steps import ClosedLoop, Steps, Tokens, clock_of, greedy, made_up_prompts, spread_ms
+from faser.engine.checkpoints.files import read_model_config
+from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.statistics import PLAIN, SERIAL
 from faser.engine.engine import Engine
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
 from faser.types import SamplingParams, SpeculationStats
 
 OFF = "off"
@@ -199,3 +218,107 @@ def _speculation(engine: Engine) -> SpeculationStats:
     stats = engine.stats().speculation
     assert stats is not None, "the engine was built to speculate"
     return stats
+
+
+_ACCEPTANCE = 0.8
+
+
+def run_cycle(plan: Plan, desk: Desk) -> None:
+    sizes, target, draft = plan.sizes, target_of(plan), draft_of(plan)
+    times = _DraftTimes()
+    desk.say("loading both models")
+    opened = open_engine(
+        plan,
+        Wanted(
+            target=target,
+            draft=draft,
+            sequences=max(sizes.policy_batches),
+            context=sizes.context,
+            rows=sizes.rows,
+            sources=made_up(plan),
+            speculative=synthetic(draft, cap=sizes.cycle_gamma, acceptance=_ACCEPTANCE) | {"policy": "fixed"},
+            costs=made_up_costs(),
+            wrap_drafter=times.around,
+        ),
+    )
+    loop = ClosedLoop(opened.engine, clock_of(plan.device))
+    prompts = made_up_prompts(max(sizes.policy_batches), sizes.context, opened.info.vocab_size)
+    for sequences in sizes.policy_batches:
+        if not desk.may_begin(f"{sequences} sequences, {sizes.cycle_gamma} drafted tokens"):
+            continue
+        loop.start(prompts[:sequences], greedy)
+        loop.warm()
+        times.forget()
+        steps = loop.look(seconds=sizes.cell_s, steps=sizes.steps)
+        loop.stop()
+        desk.append(
+            "cells",
+            {
+                "sequences": sequences,
+                "gamma": sizes.cycle_gamma,
+                "cycle_ms": spread_ms(steps.device_s),
+                "host_ms": spread_ms(steps.host_s),
+                "drafting_ms": spread_ms(times.seconds),
+                "passes": times.passes / len(times.seconds),
+                "tokens_per_s": round(steps.tokens_per_s, 1),
+                **_floors(plan, desk, opened, draft, sequences, steps.device_s),
+            },
+        )
+    close(opened)
+
+
+def _floors(
+    plan: Plan, desk: Desk, opened: Opened, draft: Path, sequences: int, taken_s: Sequence[float]
+) -> dict[str, float]:
+    """As many passes of the draft model as drafted tokens, and a step of the target over all rows."""
+    rates = {"bytes_s": environment.bytes_s(desk.folder), "flops_s": environment.flops_s(desk.folder)}
+    kv_tokens, gamma = sequences * plan.sizes.context, plan.sizes.cycle_gamma
+    one_pass_s = floor_s(read_model_config(draft).spec, rows=sequences, kv_tokens=kv_tokens, **rates)
+    step_s = floor_s(opened.spec, rows=sequences * (gamma + 1), kv_tokens=kv_tokens, **rates)
+    least_s = gamma * one_pass_s + step_s
+    return {
+        "floor_ms": round(1e3 * least_s, 4),
+        "times_floor": round(spread_ms(taken_s)["median"] / (1e3 * least_s), 3),
+    }
+
+
+class _DraftTimes:
+    """How long every proposal of a drafter takes, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.passes = 0
+
+    def around(self, drafter: Drafter) -> Drafter:
+        return _Timed(drafter, self)
+
+    def forget(self) -> None:
+        self.seconds, self.passes = [], 0
+
+
+class _Timed:
+    """See Drafter. Says what another one says."""
+
+    def __init__(self, drafter: Drafter, times: _DraftTimes) -> None:
+        self._drafter = drafter
+        self._times = times
+
+    @property
+    def drafts_overlapped(self) -> bool:
+        return self._drafter.drafts_overlapped
+
+    def start(self, start: SequenceStart) -> None:
+        self._drafter.start(start)
+
+    def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
+        began_s = time.perf_counter()
+        found = self._drafter.propose(plan, until)
+        self._times.seconds.append(time.perf_counter() - began_s)
+        self._times.passes += found.passes
+        return found
+
+    def commit(self, continuations: Sequence[Continuation]) -> Any:
+        return self._drafter.commit(continuations)
+
+    def release(self, slot: int) -> None:
+        self._drafter.release(slot)

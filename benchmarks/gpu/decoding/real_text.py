@@ -1,25 +1,34 @@
-"""Phase `real_text`: policies over a pair of models that say something, with the acceptance that this brings.
+"""Policies on models that say something: phases `real_text` and `arrivals`.
 
-SmolLM2-135M is widened to the cost of a 7B model without changing what it says (benchmarks/grow_model.py), on the
-device; the drafter is the small model with noise on its weights. Acceptance then depends on token and request,
-which given rates lack and adaptive lengths live from.
+SmolLM2-135M is widened to the cost of a 7B model without changing what it says (benchmarks/models/grow_model.py),
+on the device; the drafter is the small model with noise on its weights. Acceptance then depends on token and
+request, which given rates lack and adaptive lengths need.
+
+`arrivals` is the measurement of benchmarks.ablation with that engine, under the arrivals of a real trace: greedy
+answers to the questions, arms in an order of their own in every repeat on the same stretch. tokens/s counts the
+output while requests arrived. Answers of different arms are compared; where rounding differs between batches a
+near tie may be broken otherwise, so they are counted, not forbidden.
 """
 
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from benchmarks.gpu.common.closed_loop import Tokens, answers, greedy, sampled
-from benchmarks.gpu.common.engines import Opened, Wanted, close, open_engine
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Desk
+from benchmarks.ablation.campaign import Bearing, Campaign, arms_named
+from benchmarks.ablation.campaign import Wanted as WantedRuns
+from benchmarks.ablation.report import Run, write
 from benchmarks.gpu.decoding.policies import Turns, arms_of, contest, rows_of
-from benchmarks.grow_model import Growth, NoisySource, grown_spec
+from benchmarks.gpu.engines import Opened, Wanted, close, lane_costs, open_engine
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Desk
+from benchmarks.gpu.steps import Tokens, answers, greedy, sampled
+from benchmarks.models.grow_model import Growth, NoisySource, grown_spec
+from benchmarks.simulator.workload import read_azure
 from benchmarks.spec_bench.prompts import evenly_spaced
 from faser.cli.bench_prompts import read_prompts
 from faser.engine.checkpoints.families.architecture import DecoderSpec
@@ -141,7 +150,7 @@ class Grown:
 
 
 def _directory(small: Path, out: Path, spec: DecoderSpec) -> Path:
-    """What lies beside the tensors of a model of these sizes, made from the small one's."""
+    """What lies next to the tensors of a model of these sizes, made from the small one's."""
     out.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = json.loads((small / "config.json").read_text("utf-8"))
     config |= {
@@ -174,3 +183,69 @@ def _prompts(plan: Plan, tokenizer: Any, count: int) -> list[tuple[int, ...]]:
 
 def _said(count: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=count)
+
+
+ARMS = ("off", "fixed:3", "+lengths", "+overlap")
+FOLDER = "arrivals"  # of the tables and pictures of benchmarks.ablation
+_LOADS = (0.8, 1.4)
+_MOST_REPEATS = 3
+_ALONE_AND_CROWD = 2  # stretches that measure what arm off can bear
+_DONE = 1.3  # times a run's seconds: until the last answer
+
+
+def run_arrivals(plan: Plan, desk: Desk) -> None:
+    if plan.trace is None or plan.smollm2 is None:
+        desk.keep("not there", f"no --{'trace' if plan.trace is None else 'smollm2'} was given")
+        return
+    trace = read_azure(plan.trace)
+    costs = lane_costs() if plan.dry_run else None
+    pair = open_pair(plan, desk, plan.smollm2, overlap="auto", costs=costs)
+    wanted = wanted_of(plan, desk.left_s)
+    campaign = Campaign(engine=pair.opened.engine, pruning=None, wanted=wanted, trace=trace, prompts=pair.prompts)
+    desk.say(f"{wanted.num_runs} runs of {wanted.seconds:.1f} s")
+    bearing = campaign.bearing()
+    desk.keep("bearing", asdict(bearing))
+    campaign.warm(desk.say)
+    about = about_of(plan, campaign, bearing)
+    runs: list[Run] = []
+    out = desk.folder.path / FOLDER
+    out.mkdir(exist_ok=True)
+    for found in campaign.runs(bearing, desk.say):
+        runs.append(found)
+        desk.keep("rows", [asdict(row) for row in write(out, about, runs)])
+        if len(runs) < wanted.num_runs and not desk.may_begin("the next run", needs_s=_DONE * wanted.seconds):
+            break
+    close(pair.opened)
+
+
+def wanted_of(plan: Plan, left_s: float) -> WantedRuns:
+    """Runs as long as the time allows: every arm at every load three times, and what comes before."""
+    arms = tuple([replace(arm, early_prune="off") for arm in arms_named(ARMS)])
+    count = len(arms) * len(_LOADS) * (1 if plan.dry_run else _MOST_REPEATS)
+    seconds = left_s / (_DONE * count + (len(arms) + _ALONE_AND_CROWD) / 2)
+    return WantedRuns(
+        arms=arms,
+        seconds=min(seconds, plan.sizes.arrival_s),
+        repeats=count // (len(arms) * len(_LOADS)),
+        loads=_LOADS,
+        max_tokens=plan.sizes.answer_tokens,
+        clients=max(plan.sizes.policy_batches),
+        warm_s=min(seconds, plan.sizes.arrival_s) / 2,
+    )
+
+
+def about_of(plan: Plan, campaign: Campaign, bearing: Bearing) -> dict[str, Any]:
+    """Under which conditions the figures hold."""
+    wanted, lengths = campaign.wanted, [len(prompt) for prompt in campaign.prompts]
+    return {
+        "command": "python -m benchmarks.gpu OUT --phases arrivals",
+        "conditions": {
+            "device": "a CPU, dry run: no figure here says anything of a device" if plan.dry_run else plan.device,
+            "prompts": f"{len(lengths)} of {min(lengths)} to {max(lengths)} tokens",
+            "output tokens": f"of the trace, at most {wanted.max_tokens}",
+            "requests at a time": wanted.clients,
+            "capacity": f"{bearing.tokens_per_s:.1f} output tokens a second, measured with arm off",
+            "target of time per token": f"{bearing.slo.tpot_ms:.1f} ms",
+            "arrivals": f"within {wanted.seconds:.1f} s, {wanted.repeats} repeats",
+        },
+    }

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.common.children import run_child, tail_of
-from benchmarks.gpu.common.closed_loop import Tokens, answers, made_up_prompts
-from benchmarks.gpu.common.engines import (
+from benchmarks.gpu.decoding.policies import synthetic
+from benchmarks.gpu.decoding.vllm_child import rate
+from benchmarks.gpu.engines import (
     Opened,
     Wanted,
     draft_of,
@@ -25,10 +25,9 @@ from benchmarks.gpu.common.engines import (
     target_of,
     with_engine,
 )
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Desk, Json
-from benchmarks.gpu.decoding.policies import synthetic
-from benchmarks.gpu.decoding.vllm_child import rate
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Desk, Json, run_child, tail_of
+from benchmarks.gpu.steps import Tokens, answers, made_up_prompts
 from faser.config.environment import child_environment
 from faser.errors import EngineError
 from faser.types import SamplingParams
@@ -70,7 +69,7 @@ def run(plan: Plan, desk: Desk) -> None:
 
 
 def asked(plan: Plan, gamma: int | None) -> Json:
-    """What the child is told. gamma: drafted tokens; None: no speculation."""
+    """What the child is given. gamma: drafted tokens; None: no speculation."""
     sizes, batches = plan.sizes, plan.sizes.vllm_batches
     most = max(batches)
     engine: dict[str, Any] = {
@@ -158,13 +157,13 @@ def _wanted(plan: Plan, gamma: int | None) -> Wanted:
 
 
 def _measure_here(plan: Plan, desk: Desk, name: str, gamma: int | None, opened: Opened) -> None:
-    told = asked(plan, gamma)
-    prompts: list[Tokens] = told["prompts"]
+    given = asked(plan, gamma)
+    prompts: list[Tokens] = given["prompts"]
     _seconds(opened, prompts, 1)
-    for sequences in told["batches"]:
+    for sequences in given["batches"]:
         if not desk.may_begin(f"FASER {name}: {sequences} sequences"):
             continue
-        row = rate(lambda length, some=prompts[:sequences]: _seconds(opened, some, length), sequences, told)  # type: ignore[misc]
+        row = rate(lambda length, some=prompts[:sequences]: _seconds(opened, some, length), sequences, given)  # type: ignore[misc]
         arm = desk.result["arms"][name]
         _keep(desk, name, {**arm, "ours": [*arm["ours"], row]})
 
@@ -172,10 +171,10 @@ def _measure_here(plan: Plan, desk: Desk, name: str, gamma: int | None, opened: 
 def _keep(desk: Desk, name: str, arm: Json) -> None:
     arms = {**desk.result.get("arms", {}), name: arm}
     desk.keep("arms", arms)
-    desk.keep("rows", beside(arms))
+    desk.keep("rows", side_by_side(arms))
 
 
-def beside(arms: Mapping[str, Json]) -> list[Json]:
+def side_by_side(arms: Mapping[str, Json]) -> list[Json]:
     """One row for each number of sequences that vLLM has; ratio: tokens a second of FASER over vLLM's."""
     rows = []
     for name, arm in arms.items():
@@ -213,5 +212,5 @@ def _rows(written: Path) -> list[Json]:
 
 
 def _environment(path: Path) -> dict[str, str]:
-    """vLLM's own folder alone: what else is on the path might bring kernels that it would prefer."""
+    """vLLM's own folder alone: what else is on the path might have kernels that it would prefer."""
     return child_environment() | _ENVIRONMENT | {"PYTHONPATH": str(path)}

@@ -1,4 +1,1 @@
-"""The way to a lent machine and back: the bundle, kernels compiled ahead, and a rehearsal under its rules.
-
-May import common. Start with bundle.py.
-"""
+"""The way to a machine without a network: the bundle, kernels compiled ahead, and vLLM cut to one GPU."""

@@ -1,12 +1,12 @@
-"""Makes and packs what a lent machine without a network lacks: one load, which travels beside the checkout.
+"""Makes and packs what a GPU machine without a network lacks: one load, which travels with the checkout.
 
     python -m benchmarks.gpu.travel.bundle LOAD [--cache DIR] [--vllm] [--modules DIR]
 
 To be run with the versions of Python, torch and Triton of that machine; no GPU is needed. Makes, once, and keeps
-in the cache with digests: packages (those of carried.py, FlashInfer less the sources that nothing is compiled from
-there), modules (FlashInfer's, by CUDA's compiler), triton (the cache of triton_cache.py) and vllm (vllm_tree.py).
-LOAD gets an archive of each, and manifest.json with sizes, digests, versions and the predictions. A load that is
-too large to travel is an error that names the sizes.
+in the cache with digests: packages (CARRIED, FlashInfer less the sources that nothing is compiled from there),
+modules (FlashInfer's, by CUDA's compiler), triton (the cache of triton_cache.py) and vllm (vllm_tree.py). LOAD
+gets an archive of each, and manifest.json with sizes, digests and versions. A load that is too large to travel is
+an error that names the sizes.
 """
 
 import argparse
@@ -27,21 +27,80 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.common.flashinfer_modules import needed_modules
-from benchmarks.gpu.common.plan import ON_DEVICE
-from benchmarks.gpu.predictions import as_json
+from benchmarks.gpu.decoding.environment import needed_modules
+from benchmarks.gpu.plan import ON_DEVICE
+from benchmarks.gpu.record import Say
 from benchmarks.gpu.travel import vllm_tree
-from benchmarks.gpu.travel.carried import CARRIED, PLATFORMS, TRITON
-from benchmarks.gpu.travel.checkout import size_of, travelling
-from benchmarks.gpu.travel.kept import Say, digest_of, kept
+from benchmarks.runner import command_line
 from faser.config.environment import cache_dir
 from faser.files import replacing, write_atomically
-from faser.kernels.cuda.flashinfer.build import ARCH, Module, build_modules, modules_dir
+from faser.kernels.cuda.flashinfer.build import ARCH, VERSION, Module, build_modules, modules_dir
+
+CARRIED = {
+    "flashinfer": f"flashinfer-python=={VERSION}",
+    "tvm_ffi": "apache-tvm-ffi==0.1.15.post2",  # what FlashInfer's modules are loaded by; of one version with them
+    "llguidance": "llguidance==1.9.1",
+}
+TRITON = "3.6.0"  # of the GPU machine
+# Wheels for a machine with a glibc of 2.39 or later; pip takes every tag literally.
+PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 26, 24, 17, 5)),
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+)
+
+
+def travelling(root: Path) -> list[Path]:
+    """Files that git tracks, and new ones that it does not ignore; relative to the root. Links travel as links."""
+    command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = [Path(each) for each in sorted(set(listed.split("\0"))) if each]
+    return [each for each in found if (root / each).is_symlink() or (root / each).is_file()]
+
+
+def size_of(path: Path) -> int:
+    """Bytes that travel for a file or a link."""
+    return path.lstat().st_size
+
+
+def kept(folder: Path, made_of: str, make: Callable[[Path], None], say: Say) -> Path:
+    """The folder; anew where it was made of something else, is not whole, or a file has changed since.
+
+    make: fills a new folder next to it, which then takes its place.
+    """
+    stamp = folder.with_name(f"{folder.name}.json")
+    if folder.is_dir() and stamp.exists():
+        known = json.loads(stamp.read_text("utf-8"))
+        if known == {"made_of": made_of, "sha256": digest_of(folder)}:
+            say(f"{folder.name}: kept")
+            return folder
+        say(f"{folder.name}: is of {'other files' if known['made_of'] == made_of else 'something else'}")
+    say(f"{folder.name}: is being made")
+    stamp.unlink(missing_ok=True)
+    fresh = folder.with_name(f"{folder.name}.tmp")
+    for each in (fresh, folder):
+        shutil.rmtree(each, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    make(fresh)
+    fresh.rename(folder)
+    write_atomically(stamp, json.dumps({"made_of": made_of, "sha256": digest_of(folder)}) + "\n")
+    return folder
+
+
+def digest_of(folder: Path) -> str:
+    """Of all names and contents, but for byte code."""
+    found = hashlib.sha256()
+    for path in sorted(each for each in folder.rglob("*") if each.is_file() and each.suffix != ".pyc"):
+        found.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()
+
 
 MANIFEST = "manifest.json"
 _MIB = 1 << 20
 _EXPERIMENTS = "flashinfer/experimental/"
-# Attention imports none of these; the rehearsal would see it.
+# Attention imports none of these.
 _NEVER = (
     "flashinfer/moe_ep/kernel_src/",
     "flashinfer/experimental/b12x/",
@@ -79,12 +138,10 @@ def pack(asked: argparse.Namespace, run: Run, say: Say) -> None:
     if asked.vllm:
         made["vllm"] = under(vllm(asked.cache, run, say), "vllm")
     tree = sum(size_of(asked.root / each) for each in travelling(asked.root))
-    beside = asked.load.with_name(f"{asked.load.name}.tmp")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    archives = [
-        archive(asked.cache, name, members, beside, asked.xz_preset, say) for name, members in made.items()
-    ]
+    fresh = asked.load.with_name(f"{asked.load.name}.tmp")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    archives = [archive(asked.cache, name, members, fresh, asked.xz_preset, say) for name, members in made.items()]
     expect_to_travel(archives, tree, asked.travel_mib * _MIB)
     manifest = {
         "archives": archives,
@@ -92,12 +149,11 @@ def pack(asked: argparse.Namespace, run: Run, say: Say) -> None:
         "tree_bytes": tree,
         "modules": modules,
         "versions": {"python": _PYTHON, "torch": torch.__version__, "triton": _triton_version()},
-        "predictions": as_json(),
     }
-    write_atomically(beside / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    write_atomically(fresh / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     shutil.rmtree(asked.load, ignore_errors=True)
-    beside.rename(asked.load)
-    say(f"{asked.load}: {sum(each['bytes'] for each in archives) / _MIB:.1f} MiB, beside {tree / _MIB:.1f} MiB")
+    fresh.rename(asked.load)
+    say(f"{asked.load}: {sum(each['bytes'] for each in archives) / _MIB:.1f} MiB, next to {tree / _MIB:.1f} MiB")
 
 
 def expect_to_travel(archives: Sequence[Json], tree: int, most: int) -> None:
@@ -178,7 +234,7 @@ def _of_module(folder: Path, module: Module) -> list[Member]:
 def triton_cache(cache: Path, run: Run, say: Say) -> Path:
     """Kernels of this checkout by this Triton; day.py puts them in place. Says so where it is another Triton."""
     if (found := _triton_version()) != TRITON:
-        say(f"triton: this is Triton {found}; a lent machine has {TRITON} and will compile everything anew")
+        say(f"triton: this is Triton {found}; the GPU machine has {TRITON} and will compile everything anew")
 
     def make(out: Path) -> None:
         command = [sys.executable, "-m", "benchmarks.gpu.travel.triton_cache"]
@@ -249,11 +305,7 @@ def _run(command: Sequence[str], more: Mapping[str, str]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        "python -m benchmarks.gpu.travel.bundle",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line(__doc__)
     add = made.add_argument
     add("load", type=Path, metavar="LOAD")
     add("--cache", type=Path, metavar="DIR", default=cache_dir() / "gpu-day", help="what is kept [%(default)s]")

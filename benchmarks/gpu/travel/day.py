@@ -1,4 +1,4 @@
-"""One call to a lent machine: unpacks the load that came with it, and runs phases with what it brought.
+"""One call on a machine without a network: unpacks the load, and runs phases with what it holds.
 
     python3 benchmarks/gpu/travel/day.py a --load LOAD --archive $OUT/a.tar.gz
 
@@ -23,7 +23,7 @@ from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[3]
 _MANIFEST = "manifest.json"
-_HOME = Path(tempfile.gettempdir(), "faser-lent")  # the checkout's folder is overwritten by every call
+_HOME = Path(tempfile.gettempdir(), "faser-gpu")  # the checkout's folder is overwritten by every call
 BUDGETS_S = {"a": 480.0, "b": 480.0, "c": 360.0}  # with three starts of a minute and a half, half an hour
 
 

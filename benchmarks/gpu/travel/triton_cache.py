@@ -1,11 +1,11 @@
-"""Compiles what Triton would compile on a lent machine, into the cache that travels there. Needs no GPU.
+"""Compiles what Triton would compile on a machine without a network, into the cache that travels. Needs no GPU.
 
     TRITON_CACHE_DIR=DIR python -m benchmarks.gpu.travel.triton_cache [--arch 90] [--keys]
 
 To be run with that machine's versions of Python and Triton, on which every key depends. The kernels are those that
-the phases launch: of the layers of all their models, by numbers of rows, and of sampling and verdicts over their
-vocabulary. The engine's own code launches them, over a backend whose device is emulated; instead of a launch a
-kernel is compiled, so keys are Triton's own. Results are whatever was in memory. --keys prints them and compiles
+the phases launch: of the layers of all their models, by numbers of rows, and of sampling and verification over
+their vocabulary. The engine's own code launches them, over a backend whose device is emulated; instead of a launch
+a kernel is compiled, so keys are Triton's own. Results are whatever was in memory. --keys prints them and compiles
 nothing. Not among them: the kernels around products in 8 bits.
 """
 
@@ -26,11 +26,10 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia_driver
 from triton.runtime.jit import JITFunction
 
-from benchmarks.gpu.common.bare import batch_of
-from benchmarks.gpu.common.plan import ON_DEVICE
-from benchmarks.gpu.common.room import BLOCK_SIZE
-from benchmarks.gpu.common.shapes import Config, write_shape
-from benchmarks.gpu.common.weights import MadeUp
+from benchmarks.gpu.models import BLOCK_SIZE, Config, MadeUp, write_shape
+from benchmarks.gpu.plan import ON_DEVICE
+from benchmarks.gpu.steps import batch_of
+from benchmarks.runner import command_line
 from faser.config.speculation import SpeculationConfig
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models.loader import load_decoder
@@ -212,11 +211,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        "python -m benchmarks.gpu.travel.triton_cache",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line(__doc__)
     made.add_argument("--arch", type=int, default=90, help="compute capability without its point [90]")
     made.add_argument("--keys", action="store_true", help="print Triton's keys, compile nothing")
     return made

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.travel.triton_kernels [--arch 90] [--only KERNEL ...] [--json FILE]
 
-To be run with the Triton of the machine that is lent, without TRITON_INTERPRET: a kernel that its compiler
+To be run with the Triton of the GPU machine, without TRITON_INTERPRET: a kernel that its compiler
 refuses would cost the day there. TYPES has the type of every argument, by its name. Needs no GPU. The exit
 status is 1 where a kernel does not compile.
 """
@@ -26,7 +26,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import faser.kernels.cuda.triton as package
-from benchmarks.simulator.report import markdown
+from benchmarks.cells import markdown
+from benchmarks.runner import command_line
 from faser.files import write_atomically
 from faser.kernels.cuda.triton.common import EXACT
 
@@ -206,8 +207,8 @@ def resources(code: bytes) -> tuple[int | None, int | None]:
         file.write(code)
         file.flush()
         command = [str(program), "--dump-resource-usage", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = _LEFT_IN_MEMORY.search(told)
+        given = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = _LEFT_IN_MEMORY.search(given)
     return (None, None) if found is None else (int(found[1]), int(found[2]))
 
 
@@ -248,11 +249,7 @@ def main(arguments: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        "python -m benchmarks.gpu.travel.triton_kernels",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line(__doc__)
     made.add_argument("--arch", type=int, default=90, help="compute capability without its point [90]")
     made.add_argument("--only", nargs="+", default=(), metavar="KERNEL", help="these kernels instead of all")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the list there as well")

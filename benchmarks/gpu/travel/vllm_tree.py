@@ -1,4 +1,4 @@
-"""A vLLM that is small enough to be carried to a lent machine with one Hopper GPU.
+"""A vLLM that is small enough to be carried to a machine without a network with one Hopper GPU.
 
 It can be imported from, on a machine that has torch 2.11 and transformers: vLLM, less what dense models in
 bfloat16 do not use there, its main library with the code of one GPU only; and the packages that vLLM imports and
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.travel.kept import Say
+from benchmarks.gpu.record import Say
 
 VLLM = "vllm==0.24.0"
 # Imported by vLLM, the API client included; a machine with torch and transformers has the rest.

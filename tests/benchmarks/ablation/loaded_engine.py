@@ -1,11 +1,11 @@
-"""An engine with a clock of its own: every step takes a tenth of a second and brings a token to every request.
+"""An engine with a clock of its own: every step takes a tenth of a second and yields a token to every request.
 
-Requests beyond `places` wait. Under policy fixed a step brings two tokens, of which one was drafted.
+Requests beyond `places` wait. Under policy fixed a step yields two tokens, of which one was drafted.
 """
 
 from dataclasses import dataclass, field
 
-from benchmarks.ablation.drive import Clock
+from benchmarks.ablation.campaign import Clock
 from faser.engine.contract.plan import SequenceDelta
 from faser.types import (
     EngineStats,

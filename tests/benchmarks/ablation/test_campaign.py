@@ -2,9 +2,8 @@
 
 import pytest
 
-from benchmarks.ablation.arms import ARMS, orders
-from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
-from benchmarks.ablation.summary import Run
+from benchmarks.ablation.campaign import ARMS, Bearing, Campaign, Wanted, orders
+from benchmarks.ablation.report import Run
 from tests.benchmarks.ablation.loaded_engine import STEP_S, LoadedEngine
 
 TRACE = [(0.7 * i + 0.3 * (i % 5), 10, 3 + 7 * i % 11) for i in range(400)]

@@ -1,13 +1,12 @@
-"""The report says what was found, beside what was published, and says it loudly where answers differ."""
+"""The report says what was found, next to what was published, and says it loudly where answers differ."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ablation.arms import ARMS, BASE, FLOOR
-from benchmarks.ablation.report import write
-from benchmarks.ablation.summary import Run
+from benchmarks.ablation.campaign import ARMS, BASE, FLOOR
+from benchmarks.ablation.report import Run, write
 from tests.benchmarks.ablation.loaded_engine import LoadedEngine
 from tests.benchmarks.ablation.test_campaign import campaign_of, runs_of
 

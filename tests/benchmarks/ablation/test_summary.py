@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.ablation.summary import RATIOS, Run, rows_of, sorted_runs
-from benchmarks.simulator.contest import Cell, summarise
+from benchmarks.ablation.report import RATIOS, Run, rows_of, sorted_runs
+from benchmarks.simulator.contest import Figures, summarise
 from benchmarks.simulator.simulation import Outcome, Served
 from faser.types import Slo
 
@@ -31,14 +31,16 @@ def served(count: int) -> list[Served]:
     return found
 
 
-def cell_of(tokens_per_s: float, **counts: int) -> Cell:
+def cell_of(tokens_per_s: float, **counts: int) -> Figures:
     outcome = Outcome(served=served(50), window_tokens=round(100 * tokens_per_s), elapsed_s=100.0)
     for name, count in counts.items():
         setattr(outcome, name, count)
     return summarise(outcome, "any", 1.0, duration_s=100.0, slo=Slo(tpot_ms=150.0))
 
 
-def run_of(arm: str, repeat: int, cell: Cell, *, load: float = 1.0, pruned_rows: int = 0, ahead: int = 0) -> Run:
+def run_of(
+    arm: str, repeat: int, cell: Figures, *, load: float = 1.0, pruned_rows: int = 0, ahead: int = 0
+) -> Run:
     return Run(
         arm=arm,
         repeat=repeat,

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.generators.agreement import Check, Verdict, compare
-from benchmarks.generators.figures import Drafts, Figures, Latency
-from benchmarks.generators.server_metrics import ServerMetrics
+from benchmarks.generators.agreement import Check, Finding, ServerMetrics, compare
+from benchmarks.generators.tool import Drafts, Figures, Latency
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics
 from faser.types import EngineStats, FinishReason, MethodStats, SpeculationStats
@@ -57,12 +56,12 @@ def found(checks: list[Check], what: str) -> Check:
     return check
 
 
-def verdicts(figures: Figures, server: ServerMetrics) -> set[Verdict]:
-    return {each.verdict for each in compare(figures, server, _TEMPLATE_TOKENS)}
+def outcomes(figures: Figures, server: ServerMetrics) -> set[Finding]:
+    return {each.outcome for each in compare(figures, server, _TEMPLATE_TOKENS)}
 
 
 def test_equal_counts_agree_and_any_other_count_does_not() -> None:
-    assert verdicts(replace(_FIGURES, drafts=_DRAFTS), served()) == {Verdict.EQUAL}
+    assert outcomes(replace(_FIGURES, drafts=_DRAFTS), served()) == {Finding.EQUAL}
     for wrong in (
         replace(_FIGURES, completed=5),
         replace(_FIGURES, failed=1),
@@ -72,67 +71,67 @@ def test_equal_counts_agree_and_any_other_count_does_not() -> None:
         replace(_FIGURES, drafts=replace(_DRAFTS, accepted_tokens=4)),
         replace(_FIGURES, drafts=replace(_DRAFTS, by_position=(1.0, 1.0))),
     ):
-        assert Verdict.DIFFERS in verdicts(wrong, served())
+        assert Finding.DIFFERS in outcomes(wrong, served())
 
 
 def test_a_request_before_the_measurement_explains_its_own_tokens_and_no_others() -> None:
     also = Figures(completed=1, input_tokens=94, output_tokens=20)
     measured = Figures(completed=3, input_tokens=282, output_tokens=60, also_sent=also)
-    assert verdicts(measured, served()) == {Verdict.EXPLAINED, Verdict.EQUAL}
-    assert Verdict.DIFFERS in verdicts(replace(measured, output_tokens=59), served())
-    assert Verdict.DIFFERS in verdicts(replace(measured, completed=2), served())
+    assert outcomes(measured, served()) == {Finding.EXPLAINED, Finding.EQUAL}
+    assert Finding.DIFFERS in outcomes(replace(measured, output_tokens=59), served())
+    assert Finding.DIFFERS in outcomes(replace(measured, completed=2), served())
 
 
 @pytest.mark.parametrize(
-    "own, verdict", [(256, Verdict.EXPLAINED), (257, Verdict.DIFFERS), (346, Verdict.DIFFERS)]
+    "own, outcome", [(256, Finding.EXPLAINED), (257, Finding.DIFFERS), (346, Finding.DIFFERS)]
 )
-def test_the_chat_template_explains_its_tokens_once_a_request(own: int, verdict: Verdict) -> None:
+def test_the_chat_template_explains_its_tokens_once_a_request(own: int, outcome: Finding) -> None:
     checks = compare(replace(_FIGURES, own_input_tokens=own, in_chat=True), served(), _TEMPLATE_TOKENS)
-    assert found(checks, "input tokens, the tool's tokenizer").verdict is verdict
+    assert found(checks, "input tokens, the tool's tokenizer").outcome is outcome
 
 
 @pytest.mark.parametrize(
-    "own, verdict", [(80, Verdict.EQUAL), (79, Verdict.EXPLAINED), (78, Verdict.EXPLAINED), (70, Verdict.DIFFERS)]
+    "own, outcome", [(80, Finding.EQUAL), (79, Finding.EXPLAINED), (78, Finding.EXPLAINED), (70, Finding.DIFFERS)]
 )
-def test_texts_may_lack_the_token_that_ends_them(own: int, verdict: Verdict) -> None:
+def test_texts_may_lack_the_token_that_ends_them(own: int, outcome: Finding) -> None:
     """One answer ends with such a token; one more is 1.25 % of the tokens, which retokenising may give."""
     checks = compare(replace(_FIGURES, own_output_tokens=own), served(stop=1), _TEMPLATE_TOKENS)
-    assert found(checks, "output tokens, the tool's tokenizer").verdict is verdict
+    assert found(checks, "output tokens, the tool's tokenizer").outcome is outcome
 
 
 @pytest.mark.parametrize(
-    "mean_s, verdict",
-    [(0.19, Verdict.DIFFERS), (0.2, Verdict.WITHIN), (0.27, Verdict.WITHIN), (0.29, Verdict.DIFFERS)],
+    "mean_s, outcome",
+    [(0.19, Finding.DIFFERS), (0.2, Finding.WITHIN), (0.27, Finding.WITHIN), (0.29, Finding.DIFFERS)],
 )
-def test_a_client_sees_the_first_token_no_earlier_and_little_later(mean_s: float, verdict: Verdict) -> None:
+def test_a_client_sees_the_first_token_no_earlier_and_little_later(mean_s: float, outcome: Finding) -> None:
     ttft = Latency(count=4, mean_s=mean_s, percentiles={})
     checks = compare(replace(_FIGURES, ttft=ttft), served(), _TEMPLATE_TOKENS)
-    assert found(checks, "TTFT, mean").verdict is verdict
+    assert found(checks, "TTFT, mean").outcome is outcome
 
 
 @pytest.mark.parametrize(
-    "p50_s, verdict", [(0.05, Verdict.DIFFERS), (0.2, Verdict.WITHIN), (0.5, Verdict.DIFFERS)]
+    "p50_s, outcome", [(0.05, Finding.DIFFERS), (0.2, Finding.WITHIN), (0.5, Finding.DIFFERS)]
 )
-def test_a_percentile_lies_in_the_servers_bucket_or_little_above(p50_s: float, verdict: Verdict) -> None:
+def test_a_percentile_lies_in_the_servers_bucket_or_little_above(p50_s: float, outcome: Finding) -> None:
     ttft = Latency(count=4, mean_s=0.2, percentiles={50: p50_s})
     checks = compare(replace(_FIGURES, ttft=ttft), served(), _TEMPLATE_TOKENS)
-    assert found(checks, "TTFT, p50").verdict is verdict
+    assert found(checks, "TTFT, p50").outcome is outcome
 
 
 def test_gaps_of_tokens_and_of_silent_ends_are_explained_and_other_missing_gaps_are_not() -> None:
     server = served(stop=1)
-    for count, verdict in (
-        (8, Verdict.EQUAL),
-        (76, Verdict.EXPLAINED),
-        (7, Verdict.EXPLAINED),
-        (6, Verdict.DIFFERS),
+    for count, outcome in (
+        (8, Finding.EQUAL),
+        (76, Finding.EXPLAINED),
+        (7, Finding.EXPLAINED),
+        (6, Finding.DIFFERS),
     ):
         figures = replace(_FIGURES, chunks=Latency(count=count, mean_s=0.02, percentiles={}))
-        assert found(compare(figures, server, _TEMPLATE_TOKENS), "chunk gaps").verdict is verdict
+        assert found(compare(figures, server, _TEMPLATE_TOKENS), "chunk gaps").outcome is outcome
 
 
 def test_clients_that_left_are_the_servers_aborts_or_had_their_answer() -> None:
     figures = Figures(completed=4, cancelled=2, input_tokens=0, output_tokens=0)
-    assert verdicts(figures, served(aborted=2)) == {Verdict.EQUAL}
-    assert verdicts(replace(figures, completed=3, cancelled=3), served(aborted=2)) == {Verdict.EXPLAINED}
-    assert Verdict.DIFFERS in verdicts(replace(figures, cancelled=3), served(aborted=2))
+    assert outcomes(figures, served(aborted=2)) == {Finding.EQUAL}
+    assert outcomes(replace(figures, completed=3, cancelled=3), served(aborted=2)) == {Finding.EXPLAINED}
+    assert Finding.DIFFERS in outcomes(replace(figures, cancelled=3), served(aborted=2))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.generators.server_metrics import ServerMetrics
+from benchmarks.generators.agreement import ServerMetrics
 from faser.metrics.server import Metrics
 from faser.types import EngineStats
 

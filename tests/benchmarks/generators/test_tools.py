@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from huggingface_hub import try_to_load_from_cache
 
-from benchmarks.generators.tools import aiperf, guidellm, vllm_bench
-from benchmarks.generators.tools.catalogue import RUNS
-from benchmarks.generators.tools.tool import Target, write_hub_cache
+from benchmarks.generators import aiperf, guidellm, vllm_bench
+from benchmarks.generators.__main__ import RUNS
+from benchmarks.generators.tool import Target, write_hub_cache
 
 
-def written(path: Path, told: Any) -> Path:
-    path.write_text(json.dumps(told), encoding="utf-8")
+def written(path: Path, reported: Any) -> Path:
+    path.write_text(json.dumps(reported), encoding="utf-8")
     return path
 
 
@@ -35,7 +35,7 @@ def target(tmp_path: Path) -> Target:
 
 def test_vllm_tells_tokens_latencies_and_drafts(tmp_path: Path) -> None:
     names = ("ttft", "tpot", "itl", "e2el")
-    told = {
+    reported = {
         "completed": 2,
         "failed": 0,
         "total_input_tokens": 12,
@@ -50,7 +50,7 @@ def test_vllm_tells_tokens_latencies_and_drafts(tmp_path: Path) -> None:
         "spec_decode_accepted_tokens": 3,
         "spec_decode_per_position_acceptance_rates": [1.0, 0.5],
     }
-    figures = vllm_bench.read(written(tmp_path / "result.json", told), with_ready_check=True)
+    figures = vllm_bench.read(written(tmp_path / "result.json", reported), with_ready_check=True)
     assert (figures.completed, figures.input_tokens, figures.output_tokens) == (2, 12, 5)
     assert figures.also_sent is not None
     assert (figures.also_sent.input_tokens, figures.also_sent.output_tokens) == (7, 4)
@@ -93,8 +93,8 @@ def test_aiperf_tells_usage_own_counts_and_who_left(tmp_path: Path) -> None:
     names = ("time_to_first_token", "inter_chunk_latency", "inter_token_latency", "request_latency")
     sums = {"total_usage_prompt_tokens": 282.0, "total_usage_completion_tokens": 96.0}
     own = {"total_isl": 192.0, "total_osl": 95.0, "request_count": 3.0}
-    told = {**dict.fromkeys(names, latency), **{name: {"avg": value} for name, value in (sums | own).items()}}
-    written(tmp_path / "profile_export_aiperf.json", told)
+    reported = {**dict.fromkeys(names, latency), **{name: {"avg": value} for name, value in (sums | own).items()}}
+    written(tmp_path / "profile_export_aiperf.json", reported)
     records = [json.dumps({"metadata": {"was_cancelled": number == 3}}) for number in range(4)]
     (tmp_path / "profile_export.jsonl").write_text("\n".join(records), encoding="utf-8")
     figures = aiperf.read(tmp_path, in_chat=True)

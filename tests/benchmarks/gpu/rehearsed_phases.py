@@ -4,9 +4,9 @@ import os
 import time
 from functools import partial
 
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Desk
 from benchmarks.gpu.phases import Phase
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Desk
 
 NAMES = ("environment", "checks", "plain", "verify")
 PHASES = tuple(Phase(name=name, run=(__name__, f"run_{name}"), share=0.25, about="rehearsed") for name in NAMES)

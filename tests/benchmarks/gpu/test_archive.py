@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import archive as module
-from benchmarks.gpu.__main__ import main, take_over
+from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.archive import pack, read_records
-from benchmarks.gpu.common.record import Folder, Record
-from benchmarks.gpu.phases import phases_named
+from benchmarks.gpu.record import Folder, Record
 
 
 def results(path: Path, *records: Record, device: str | None = "H200") -> Folder:
@@ -93,21 +92,6 @@ def test_merging_takes_the_latest_complete_record_of_each_phase(tmp_path: Path) 
     ]
     assert "| verify | 0 | SKIPPED: late | 0 |" in (out / "report.md").read_text()
     assert json.loads((out / "summary.json").read_text())["device"]["name"] == "H200"
-
-
-def test_results_of_an_earlier_run_are_taken_over_but_for_the_phases_of_this_one(tmp_path: Path) -> None:
-    """Planted: a phase of this run that counts as done; figures of a dry run among those of a device."""
-    verify = Record(phase="verify", dry_run=False, complete=True, result={"figure": 1})
-    archive = packed(tmp_path / "a", plain(1.0, complete=True), verify)
-    folder = Folder(tmp_path / "c", dry_run=False)
-    take_over(folder, archive, phases_named(["environment", "plain"]))
-    assert folder.load("environment") is None
-    assert folder.load("plain") is None
-    found = folder.load("verify")
-    assert found is not None
-    assert found.result == {"figure": 1}
-    with pytest.raises(ValueError, match=r"a\.tar\.gz is a run on a device"):
-        take_over(Folder(tmp_path / "dry", dry_run=True), archive, phases_named(["plain"]))
 
 
 def test_archives_of_two_devices_are_not_merged(tmp_path: Path) -> None:

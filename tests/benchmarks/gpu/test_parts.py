@@ -1,4 +1,4 @@
-"""Parts of the bench programs for a GPU: made-up weights, floors, loops over steps, medians of turns, laws."""
+"""Parts of the bench programs for a GPU: made-up weights, floors, loops over steps, medians, distributions."""
 
 import math
 from dataclasses import replace
@@ -8,27 +8,26 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.checks.tokens import LEAST_P, law_of, verified
-from benchmarks.gpu.common.bare import batch_of
-from benchmarks.gpu.common.closed_loop import ClosedLoop, greedy, made_up_prompts
-from benchmarks.gpu.common.plan import ON_CPU, ON_DEVICE, Plan, fitting
-from benchmarks.gpu.common.room import has_room
-from benchmarks.gpu.common.shapes import (
+from benchmarks.gpu.checks.tokens import LEAST_P, exact_distribution, verified
+from benchmarks.gpu.decoding.policies import arms_of, rows_of, synthetic
+from benchmarks.gpu.decoding.real_text import Grown, wide_spec
+from benchmarks.gpu.decoding.vllm_arm import asked
+from benchmarks.gpu.models import (
     LLAMA_1B,
     LLAMA_8B,
+    LOGIT_STD,
     QWEN3_8B,
     QWEN3_600M,
+    MadeUp,
     floor_s,
+    has_room,
     own_head,
     step_bytes,
     write_shape,
 )
-from benchmarks.gpu.common.timing import HostClock, spread_ms
-from benchmarks.gpu.common.weights import LOGIT_STD, MadeUp
-from benchmarks.gpu.decoding.policies import arms_of, rows_of, synthetic
-from benchmarks.gpu.decoding.real_text import Grown, wide_spec
-from benchmarks.gpu.decoding.vllm_arm import asked
-from benchmarks.grow_model import Growth
+from benchmarks.gpu.plan import ON_CPU, ON_DEVICE, Plan, fitting
+from benchmarks.gpu.steps import ClosedLoop, HostClock, batch_of, greedy, made_up_prompts, spread_ms
+from benchmarks.models.grow_model import Growth
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.contract.plan import SequenceDelta
@@ -262,15 +261,15 @@ def test_vllm_gets_the_acceptance_prompts_and_batches_of_the_policies(tmp_path: 
 def test_a_law_cuts_in_the_order_of_the_documentation() -> None:
     """min_p 0.3 leaves three tokens, top_k two of them, top_p one of those."""
     logits = np.log(np.array([0.1, 0.4, 0.2, 0.3]))
-    assert law_of(logits, 1.0, 0.0, 0, 1.0) == pytest.approx([0.1, 0.4, 0.2, 0.3])
-    assert law_of(logits, 1.0, 0.3, 0, 1.0) == pytest.approx([0.0, 4 / 9, 2 / 9, 3 / 9])
-    assert law_of(logits, 1.0, 0.3, 2, 1.0) == pytest.approx([0.0, 4 / 7, 0.0, 3 / 7])
-    assert law_of(logits, 1.0, 0.3, 2, 0.5) == pytest.approx([0.0, 1.0, 0.0, 0.0])
-    assert law_of(logits, 0.0, 0.0, 0, 1.0).tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert exact_distribution(logits, 1.0, 0.0, 0, 1.0) == pytest.approx([0.1, 0.4, 0.2, 0.3])
+    assert exact_distribution(logits, 1.0, 0.3, 0, 1.0) == pytest.approx([0.0, 4 / 9, 2 / 9, 3 / 9])
+    assert exact_distribution(logits, 1.0, 0.3, 2, 1.0) == pytest.approx([0.0, 4 / 7, 0.0, 3 / 7])
+    assert exact_distribution(logits, 1.0, 0.3, 2, 0.5) == pytest.approx([0.0, 1.0, 0.0, 0.0])
+    assert exact_distribution(logits, 0.0, 0.0, 0, 1.0).tolist() == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_counts_of_right_verdicts_are_likely_and_under_another_law_they_are_not(tmp_path: Path) -> None:
-    """Planted: a law of the drafts that is not the one they were drawn from."""
+    """Planted: a distribution of the drafts that is not the one they were drawn from."""
     plan = Plan(out=tmp_path, dry_run=True)
     right, wrong = verified(plan, 6000), verified(plan, 6000, temperature=1.0)
     assert all(each["p_value"] > LEAST_P for each in right.values())

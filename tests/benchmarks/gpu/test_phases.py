@@ -9,19 +9,27 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu import engines
 from benchmarks.gpu.__main__ import failed_checks, main, parser, plan_of
 from benchmarks.gpu.checks.checks import run as run_checks
-from benchmarks.gpu.common import engines
-from benchmarks.gpu.common.plan import Plan
-from benchmarks.gpu.common.record import Desk, Folder, Json, Record
+from benchmarks.gpu.decoding import overlap
 from benchmarks.gpu.decoding.policies import run as run_policies
-from benchmarks.gpu.decoding.vllm_arm import beside
 from benchmarks.gpu.decoding.vllm_arm import run as run_vllm
-from benchmarks.gpu.lanes import overlap
-from benchmarks.gpu.phases import PHASES, Phase, phases_named, with_work
-from benchmarks.gpu.predictions import PREDICTIONS
-from benchmarks.gpu.report import page, summary, vllm_beside
-from benchmarks.gpu.running import GRACE, GRACE_S, run_all, run_apart, run_here
+from benchmarks.gpu.decoding.vllm_arm import side_by_side
+from benchmarks.gpu.phases import (
+    GRACE,
+    GRACE_S,
+    PHASES,
+    Phase,
+    phases_named,
+    run_all,
+    run_apart,
+    run_here,
+    with_work,
+)
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Desk, Folder, Json, Record
+from benchmarks.gpu.report import page, summary, vllm_side_by_side
 from faser.engine.engine import Engine
 
 VLLM = '''
@@ -176,7 +184,6 @@ TABLES = {
     "cycle": ("cells",),
     "policies": ("turns", "rows"),
     "real_text": ("parameters", "says", "turns", "rows"),
-    "lanes": ("splits", "rates", "stays", "partitions", "company", "matrix"),
     "overlap": ("lanes", "turns", "expected", "rows", "gaps", "promises"),
     "arrivals": ("bearing", "rows"),
     "vllm": ("arms", "rows"),
@@ -192,14 +199,6 @@ def test_what_a_phase_leaves_on_the_disk_is_all_that_the_report_needs(
     assert found is not None
     assert [each for each in TABLES[name] if not found.result.get(each)] == []
     assert page([found], dry_run=True) == page([records[name]], dry_run=True)
-
-
-@pytest.mark.full
-def test_every_prediction_is_of_a_figure_that_its_phase_has(records: dict[str, Record]) -> None:
-    """Planted: a figure by another name, which no run would ever have measured."""
-    for each in PREDICTIONS:
-        rows = records[each.phase].result[each.rows]
-        assert {name for name, _ in each.cell} | {each.figure} <= set(rows[0]), each
 
 
 @pytest.mark.full
@@ -400,7 +399,7 @@ def test_no_engine_is_alive_when_the_next_one_is_built(tmp_path: Path, monkeypat
 
 
 def test_the_report_says_what_failed_what_does_not_hold_and_what_was_left_out() -> None:
-    """Planted: a failed phase told as complete, a check that does not hold as one that does."""
+    """Planted: a failed phase given as complete, a check that does not hold as one that does."""
     text = page(
         [
             Record(phase="plain", dry_run=False, error="a\nValueError: b", left_out=("one", "two")),
@@ -414,7 +413,7 @@ def test_the_report_says_what_failed_what_does_not_hold_and_what_was_left_out() 
     assert "dry run" not in text
 
 
-def test_vllm_stands_beside_the_same_work_of_the_same_turn() -> None:
+def test_vllm_is_shown_next_to_the_same_work_of_the_same_turn() -> None:
     """Planted: the ratio upside down; a cell of ours with another number of sequences."""
     arms = {
         name: {
@@ -425,7 +424,7 @@ def test_vllm_stands_beside_the_same_work_of_the_same_turn() -> None:
         }
         for name, acceptance, rate in (("plain", None, 200.0), ("draft_model:3", 0.8, 300.0))
     }
-    text = vllm_beside({"arms": arms, "rows": beside(arms)})
+    text = vllm_side_by_side({"arms": arms, "rows": side_by_side(arms)})
     assert "| plain | 8 | 100 | 200 | 2.00x |" in text
     assert "| plain | 1 | 10 | – | – |" in text
     assert "| draft_model:3 | 8 | 100 | 300 | 3.00x |" in text

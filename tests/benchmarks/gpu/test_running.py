@@ -1,6 +1,8 @@
 """A run ends in time whatever its phases do, and one that is killed leaves what it had done."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,19 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gpu.archive import read_records
-from benchmarks.gpu.common.record import Folder, Record
-from benchmarks.gpu.phases import PHASES, RUNS, Phase, phases_of_run
-from benchmarks.gpu.running import GRACE, GRACE_S, run_all, time_of
+from benchmarks.gpu.phases import GRACE, GRACE_S, PHASES, RUNS, Phase, phases_of_run, run_all, time_of
+from benchmarks.gpu.record import Folder, Record
 from benchmarks.gpu.travel.day import BUDGETS_S
-from benchmarks.gpu.travel.stub_device import Limits, StubDevice
 from tests.benchmarks.gpu.rehearsed_phases import NAMES
 
 ROOT = Path(__file__).parents[3]
 START_S = 90.0  # of a machine, and transfers
-COMMAND = (
-    "python3 benchmarks/gpu/travel/day.py a --home $HOME/faser-lent --archive $OUT/a.tar.gz --dry-run "
-    "--phases-of tests.benchmarks.gpu.rehearsed_phases"
-)
 
 
 @given(
@@ -112,33 +108,47 @@ def test_phases_have_names_of_their_own() -> None:
     assert len({each.name for each in PHASES}) == len(PHASES)
 
 
+def started(folder: Path, *, stop_at: str = "") -> "subprocess.Popen[str]":
+    """A run of the rehearsed phases. stop_at: the phase that waits there to be killed."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "run", str(folder), "--dry-run", "--run", "a"]
+    command += ["--archive", str(folder / "a.tar.gz"), "--phases-of", "tests.benchmarks.gpu.rehearsed_phases"]
+    environment = os.environ | {"FASER_TEST_STOP_AT": stop_at}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def killed(folder: Path, name: str) -> int:
+    """Kill a run in this phase; the process of the phase."""
+    mark = folder / f"{name}.pid"
+    with started(folder, stop_at=name) as run:
+        while not mark.exists():
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.kill()
+    return int(mark.read_text())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_is_killed_in_any_phase_leaves_an_archive_of_those_before_it(name: str, tmp_path: Path) -> None:
     """Bugs seen caught: packed at the end alone; a phase's process that outlives its run."""
-    device = StubDevice(tmp_path / "device", ROOT, Limits(seconds=60.0))
-    marks = tmp_path / "device" / "user" / "faser-lent" / "results"
-    reply = device.run(f"FASER_TEST_STOP_AT={name} {COMMAND}", kill_when=(marks / f"{name}.pid").exists)
-    assert reply.status is None, reply.output_tail
-    assert reply.left_out == ()
-    about, records = read_records(reply.files / "a.tar.gz")
+    process = killed(tmp_path, name)
+    about, records = read_records(tmp_path / "a.tar.gz")
     assert about["run"] == "a"
     before = NAMES[: NAMES.index(name)]
     assert [each for each in NAMES if each in records and records[each].complete] == list(before)
     for each in before:
         assert records[each].result == {"kept before": each, "kept at the end": each}
-    assert _ends(int((marks / f"{name}.pid").read_text()))
+    assert _ends(process)
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_where_it_was_while_the_machine_is_warm(tmp_path: Path) -> None:
-    device = StubDevice(tmp_path / "device", ROOT, Limits(seconds=60.0))
-    mark = tmp_path / "device" / "user" / "faser-lent" / "results" / "plain.pid"
-    device.run(f"FASER_TEST_STOP_AT=plain {COMMAND}", kill_when=mark.exists)
-    reply = device.run(COMMAND)
-    assert reply.status == 0, reply.output_tail
-    assert "checks: there already" in reply.output_tail
-    _, records = read_records(reply.files / "a.tar.gz")
+def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    killed(tmp_path, "plain")
+    with started(tmp_path) as run:
+        said, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, said
+    assert "checks: there already" in said
+    _, records = read_records(tmp_path / "a.tar.gz")
     assert [records[each].state for each in NAMES] == ["complete"] * len(NAMES)
 
 

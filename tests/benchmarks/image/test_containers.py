@@ -42,6 +42,6 @@ def test_a_command_that_fails_is_named_with_what_it_said(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["podman", "docker"])
 def test_no_folder_is_writable_in_a_locked_container(name: str) -> None:
-    """podman mounts some, unless it is told not to; docker knows no such flag."""
+    """podman mounts some, unless it is forbidden; docker knows no such flag."""
     assert ("--read-only-tmpfs=false" in Engine(program=name).lock) is (name == "podman")
     assert {"--read-only", "--cap-drop"} <= set(Engine(program=name).lock)

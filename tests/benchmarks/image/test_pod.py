@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.image.pod import rendered
+from benchmarks.image.containers import rendered
 
 pytest.importorskip("helm_python", reason="make deploy-tools installs it")
 

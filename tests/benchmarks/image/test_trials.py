@@ -1,10 +1,9 @@
-"""A trial that fails is told and does not stop the others."""
+"""A trial that fails is reported and does not stop the others."""
 
 import pytest
 
-from benchmarks.image.__main__ import tried
+from benchmarks.image.__main__ import Found, tried
 from benchmarks.image.containers import Engine, TrialError
-from benchmarks.image.trials import Found
 
 
 def test_a_broken_promise_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:

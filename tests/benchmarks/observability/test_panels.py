@@ -3,8 +3,7 @@
 import json
 import re
 
-from benchmarks.observability.panels import MAY_BE_EMPTY, panels, reason_to_be_empty
-from benchmarks.observability.prometheus import DEPLOY
+from benchmarks.observability.prometheus import DEPLOY, MAY_BE_EMPTY, panels, reason_to_be_empty
 
 
 def test_every_expression_is_there_without_a_variable() -> None:

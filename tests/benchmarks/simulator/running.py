@@ -1,6 +1,6 @@
 """Short ways to a contest over made-up traces, and a simulation that checks every step's books."""
 
-from benchmarks.simulator.contest import Cell, Contest
+from benchmarks.simulator.contest import Contest, Figures
 from benchmarks.simulator.simulation import Machine, Simulation
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import parse_workload
@@ -55,7 +55,7 @@ def contest(
     )
 
 
-def run(trace: Trace, serving: Machine, policy: str, **options: object) -> Cell:
+def run(trace: Trace, serving: Machine, policy: str, **options: object) -> Figures:
     spec = parse_policy(policy, cap=trace.max_tokens)
     return contest(trace, serving, **options).run(spec)  # type: ignore[arg-type]
 

@@ -7,8 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.simulator.__main__ import main, simulate
-from benchmarks.simulator.synthetic import iid_trace
-from benchmarks.simulator.trace import write_trace
+from benchmarks.simulator.trace import iid_trace, write_trace
 from faser.engine.contract.step_times import StepTimes
 from faser.errors import ConfigError
 

@@ -1,11 +1,11 @@
-"""Drafting beside steps on a simulated machine. Oracles: closed forms of PEARL's scheme, and the other modes."""
+"""Drafting during steps on a simulated machine. Oracles: closed forms of PEARL's scheme, and the other modes."""
 
 import pytest
 
 from benchmarks.simulator.contest import Contest
 from benchmarks.simulator.executor import SimulatedExecutor
 from benchmarks.simulator.simulation import Machine
-from benchmarks.simulator.synthetic import iid_trace
+from benchmarks.simulator.trace import iid_trace
 from benchmarks.simulator.workload import Workload
 from benchmarks.spec_bench.policy_spec import parse_policy
 from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan

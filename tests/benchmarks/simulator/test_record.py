@@ -10,8 +10,7 @@ import pytest
 from benchmarks.simulator.draft_recorder import DraftRecorder
 from benchmarks.simulator.live import check_live, run_live
 from benchmarks.simulator.record import Session, record
-from benchmarks.simulator.synthetic import iid_trace
-from benchmarks.simulator.trace import Trace
+from benchmarks.simulator.trace import Trace, iid_trace
 from benchmarks.spec_bench.policy_spec import parse_policy
 from faser.cli.bench_prompts import BenchPrompt
 from faser.config.speculation import SpeculationConfig
@@ -50,14 +49,14 @@ def right_tokens(position: int) -> int:
 
 
 class KnowingDrafter:
-    """Knows the output, and errs where right_tokens says. judged: verdicts it was told, by position."""
+    """Knows the output, and errs where right_tokens says. accepted: what it was informed of, by position."""
 
     drafts_overlapped = True
 
     def __init__(self) -> None:
         self.known: dict[int, list[int]] = {}
         self.prompt_len: dict[int, int] = {}
-        self.judged: dict[int, int] = {}
+        self.accepted: dict[int, int] = {}
 
     def start(self, start: SequenceStart) -> None:
         self.known[start.slot] = list(start.token_ids)
@@ -82,7 +81,7 @@ class KnowingDrafter:
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         for each in continuations:
-            self.judged[self.position(each.slot)] = each.num_accepted
+            self.accepted[self.position(each.slot)] = each.num_accepted
             self.known[each.slot] += each.token_ids
 
     def release(self, slot: int) -> None:
@@ -199,7 +198,7 @@ def test_an_output_that_ends_by_itself_is_recorded_to_its_end() -> None:
 
 def test_the_drafter_behind_is_told_whether_its_first_token_came() -> None:
     _, drafter = recorded()
-    assert all(drafter.judged[position] == (right_tokens(position) > 0) for position in range(1, 20))
+    assert all(drafter.accepted[position] == (right_tokens(position) > 0) for position in range(1, 20))
 
 
 def test_a_recorder_never_drafts_overlapped() -> None:

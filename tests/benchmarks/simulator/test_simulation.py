@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulator.simulation import Machine
-from benchmarks.simulator.synthetic import iid_trace
-from benchmarks.simulator.trace import RequestTrace, Trace
+from benchmarks.simulator.trace import RequestTrace, Trace, iid_trace
 from benchmarks.simulator.workload import Workload, parse_workload
 from benchmarks.spec_bench.policy_spec import parse_policy
 from faser.engine.contract.step_times import StepTimes

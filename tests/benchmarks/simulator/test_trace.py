@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.simulator.synthetic import iid_trace
-from benchmarks.simulator.trace import RequestTrace, Trace, read_trace, write_trace
+from benchmarks.simulator.trace import RequestTrace, Trace, iid_trace, read_trace, write_trace
 from faser.errors import ConfigError
 
 

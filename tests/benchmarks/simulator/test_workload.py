@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.simulator.synthetic import iid_trace
+from benchmarks.simulator.trace import iid_trace
 from benchmarks.simulator.workload import Workload, parse_workload, read_azure
 from faser.errors import ConfigError
 

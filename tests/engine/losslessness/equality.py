@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.structured.schemas import long_keys
+from benchmarks.exactness.schemas import long_keys
 from faser.config.engine import EngineConfig
 from faser.engine.build import Built
 from faser.engine.build import build as build_from_config

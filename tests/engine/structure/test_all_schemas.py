@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from benchmarks.structured.schemas import NUM_SCHEMAS, NamedSchema, all_schemas
+from benchmarks.exactness.schemas import NUM_SCHEMAS, NamedSchema, all_schemas
 from faser.types import Request, SamplingParams, StructuredOutput, StructureKind
 from tests.checkpoints import EOS_TOKEN_ID
 from tests.engine.losslessness.equality import answers, build, write_pair

@@ -2,8 +2,8 @@
 
 Enqueueing takes the host less time than computing takes the device, and two threads would take the interpreter
 from each other at every call of torch: with a thread each, steps of 64 sequences took 1.18 times as long
-(benchmarks/host_gap). So verification, the longer one, is enqueued first, then the draft is made, then the host
-waits for verification.
+(benchmarks/speed/host_gap.py). So verification, the longer one, is enqueued first, then the draft is made, then
+the host waits for verification.
 
     caller's stream   … fork ─┬─────────────────────────────┬┬ joined …
     draft's stream            └ began … drafting … ended ───┘│

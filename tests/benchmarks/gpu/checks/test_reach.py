@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from benchmarks.gpu.checks.answers import parted, same_again
-from benchmarks.gpu.checks.one_step import main as one_step
-from benchmarks.gpu.checks.programs import memory_checked
-from benchmarks.gpu.checks.replays import replayed
-from benchmarks.gpu.checks.tokens import edited, verdicts
-from benchmarks.gpu.common.closed_loop import Tokens
-from benchmarks.gpu.common.plan import ON_DEVICE, Plan
+from benchmarks.gpu.checks.answers import parted, replayed, same_again
+from benchmarks.gpu.checks.checks import memory_checked
+from benchmarks.gpu.checks.models import main as one_step
+from benchmarks.gpu.checks.tokens import edited, verification
+from benchmarks.gpu.plan import ON_DEVICE, Plan
+from benchmarks.gpu.steps import Tokens
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graphs import GraphSizes
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
@@ -58,9 +57,9 @@ class DrawsAnother(TorchSamplingKernels):
 
 def test_accepted_tokens_are_those_of_the_devices_kernels(plan: Plan) -> None:
     backend = fake_backend()
-    assert verdicts(plan, backend)["ok"]
+    assert verification(plan, backend)["ok"]
     backend.sampling_kernels = DrawsAnother()
-    found = verdicts(plan, backend)
+    found = verification(plan, backend)
     assert not found["ok"]
     assert found["other_verdicts"]["coupled"] > 0
 

@@ -1,4 +1,4 @@
-"""What a call to a lent machine does before it measures: the load is checked, unpacked and put in place."""
+"""What a call on the GPU machine does before it measures: the load is checked, unpacked and put in place."""
 
 import ast
 import hashlib

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.travel.kept import kept
+from benchmarks.gpu.travel.bundle import kept
 
 
 class Maker:

@@ -55,7 +55,7 @@ def code_of(data: bytes | bytearray) -> list[list[tuple[int, int, bytes]]]:
 
 
 def test_a_library_keeps_the_code_of_one_gpu_and_its_length() -> None:
-    """Planted: PTX kept beside code; a container left empty; entries that do not move to the front."""
+    """Planted: PTX kept next to code; a container left empty; entries that do not move to the front."""
     whole = library()
     data = bytearray(whole)
     dropped = cut(data, 90)

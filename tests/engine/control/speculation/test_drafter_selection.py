@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.selected_drafter import SelectedDrafter
+from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.config.speculation import DRAFT_METHODS
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulator.simulation import Machine, Outcome, Simulation
-from benchmarks.simulator.synthetic import iid_trace
-from benchmarks.simulator.trace import Trace
+from benchmarks.simulator.trace import Trace, iid_trace
 from benchmarks.simulator.workload import Arrival
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.step_times import CostTable, Role, StepTimes

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.simulator.simulation import Machine, Outcome, Simulation
-from benchmarks.simulator.synthetic import iid_trace
-from benchmarks.simulator.trace import RequestTrace, Trace
+from benchmarks.simulator.trace import RequestTrace, Trace, iid_trace
 from benchmarks.simulator.workload import Arrival
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Drafts

@@ -6,11 +6,11 @@ The driver is a fake that counts its handles. Bugs that these tests have caught 
 import pytest
 import torch
 
-from benchmarks.gpu.lanes.processor_probe import MOST_PROCESSORS, count_blocks, processors_of
 from faser.engine.execution.overlap.lanes import make_gpu_partition
 from faser.engine.execution.overlap.partition import Lane, synchronous
 from faser.engine.execution.overlap.streams import default_verify_counts, green_contexts
 from faser.kernels.cuda.lanes import CudaLaneDevice, GreenContextError, Group, open_green_driver
+from tests.engine.execution.overlap.processor_probe import MOST_PROCESSORS, count_blocks, processors_of
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver
 from tests.kernels.cuda.fake_lane_device import FakeLaneDevice, FakeStream
 

@@ -1,15 +1,15 @@
-"""Verifiers with the sampler, its noise and the drafting loop follow the target's joint law, step after step.
+"""Verifiers, the sampler and its noise, and the drafting loop follow the target's joint distribution over steps.
 
-Oracle: enumeration of the law, compared by chi-square over many seeds. The seeds are fixed, so luck is fixed too.
-`python -m benchmarks.losslessness` does the same with 200,000 sequences of far more combinations.
+Oracle: enumeration of the distribution, compared by chi-square over many seeds, which are fixed.
+`python -m benchmarks.exactness.losslessness` does the same with 200,000 sequences of far more combinations.
 """
 
 import pytest
 
-from benchmarks.losslessness import cases, scenarios
-from benchmarks.losslessness.law import exact_law, joint_and_single
-from benchmarks.losslessness.play import play
-from benchmarks.losslessness.scenarios import Case
+from benchmarks.exactness import cases
+from benchmarks.exactness.cases import Case
+from benchmarks.exactness.distributions import exact_distribution, joint_and_single
+from benchmarks.exactness.table_models import play
 from faser.engine.execution.sampling.rejection import Block, Rejection
 from faser.engine.execution.sampling.verify import SampleAndMatch
 
@@ -23,26 +23,28 @@ def case_p_value(case: Case, num_samples: int) -> float:
     scenario = case.scenario()
     played = play(scenario, num_samples, case.seed)
     assert played.accepted > 0, "nothing was drafted that could matter"
-    return joint_and_single(played.answers, exact_law(scenario.world, scenario.sampling), scenario.world)
+    return joint_and_single(
+        played.answers, exact_distribution(scenario.tables, scenario.sampling), scenario.tables
+    )
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        Case(verifier=SampleAndMatch, drafter=scenarios.text, pattern="stop rule", sampling="T 1"),
-        Case(verifier=SampleAndMatch, drafter=scenarios.coupled, pattern="keep trimming", sampling="all"),
-        Case(verifier=SampleAndMatch, drafter=scenarios.greedy, pattern="3", sampling="penalties"),
-        Case(verifier=Rejection, drafter=scenarios.text, pattern="1", sampling="top_p 0.9"),
-        Case(verifier=Rejection, drafter=scenarios.sampled, pattern="stop rule", sampling="logit_bias"),
-        Case(verifier=Rejection, drafter=scenarios.sampled, pattern="ragged", sampling="penalties"),
-        Case(verifier=Rejection, drafter=scenarios.mixed, pattern="changing by step", sampling="top_k"),
-        Case(verifier=Block, drafter=scenarios.greedy, pattern="changing by step", sampling="min_p 0.1"),
-        Case(verifier=Block, drafter=scenarios.sampled, pattern="7", sampling="T 1"),
-        Case(verifier=Block, drafter=scenarios.sampled, pattern="3", sampling="all"),
+        Case(verifier=SampleAndMatch, drafter=cases.text, pattern="stop rule", sampling="T 1"),
+        Case(verifier=SampleAndMatch, drafter=cases.coupled, pattern="keep trimming", sampling="all"),
+        Case(verifier=SampleAndMatch, drafter=cases.greedy, pattern="3", sampling="penalties"),
+        Case(verifier=Rejection, drafter=cases.text, pattern="1", sampling="top_p 0.9"),
+        Case(verifier=Rejection, drafter=cases.sampled, pattern="stop rule", sampling="logit_bias"),
+        Case(verifier=Rejection, drafter=cases.sampled, pattern="ragged", sampling="penalties"),
+        Case(verifier=Rejection, drafter=cases.mixed, pattern="changing by step", sampling="top_k"),
+        Case(verifier=Block, drafter=cases.greedy, pattern="changing by step", sampling="min_p 0.1"),
+        Case(verifier=Block, drafter=cases.sampled, pattern="7", sampling="T 1"),
+        Case(verifier=Block, drafter=cases.sampled, pattern="3", sampling="all"),
     ],
     ids=lambda case: case.title,
 )
-def test_the_joint_law_of_an_answer_is_the_target_law(case: Case) -> None:
+def test_the_joint_distribution_of_an_answer_is_the_targets(case: Case) -> None:
     assert case_p_value(case, NUM_SAMPLES) > UNLIKELY
 
 

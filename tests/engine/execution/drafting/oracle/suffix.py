@@ -27,7 +27,7 @@ from tests.engine.execution.drafting.oracle.corpus import END, Corpus, Match, Te
 
 OCCURRENCES = 8  # the latest ones are counted: enough to tell .9 from .6, few enough for a step
 # A context of L tokens seen n times goes on with what followed it c times with probability c / (n + DOUBT / L):
-# one occurrence of three tokens is an even bet. benchmarks/text_drafts.py compares it with what came true.
+# one occurrence of three tokens is an even bet.
 DOUBT = 3.0
 
 

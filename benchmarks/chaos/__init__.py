@@ -1,1 +1,0 @@
-"""Ten minutes of what a public network does to a server, and of what an operator fears: see __main__.py."""

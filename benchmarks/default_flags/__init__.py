@@ -1,1 +1,0 @@
-"""What speculation brings through the server: `python -m benchmarks.default_flags QUESTIONS OUT`."""

@@ -1,0 +1,225 @@
+"""Answers of many sequences, by the engine's drafters, verifiers, sampler and noise over small tables.
+
+A batch of sequences goes through steps as in the engine: draft, cut, verify, accept; a sequence that is long
+enough leaves. Owns the course of a step and the draft model that is a table. What is drafted and how long is a
+Scenario's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.exactness.distributions import Ints, Tables
+from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.loop import DraftInput, ModelPasses, PassLoop
+from faser.engine.execution.drafting.samplers import DraftSampler
+from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.parameters import SamplingState
+from faser.engine.execution.sampling.rows import AcceptanceResult, DraftedRows
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.verify import Verifier
+from faser.types import SamplingParams
+
+NUM_SLOTS = 2048
+
+Lengths = Callable[[NDArray[np.int64], int], Ints]  # slots [S], step -> γ [S]
+Cut = Callable[[Proposals], Proposals]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """How sequences over tables are answered.
+
+    lengths: γ to ask for. cut: what becomes of drafts before they are verified; None: nothing. stop: of drafting.
+    """
+
+    tables: Tables
+    sampling: SamplingParams
+    make_sampler: Callable[[Tables], Sampler]
+    make_drafter: Callable[[Tables], Drafter]
+    make_verifier: Callable[[Sampler], Verifier]
+    lengths: Lengths
+    cut: Cut | None = None
+    stop: StopRule | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """answers: [N, length]. Counts of drafted tokens, over all of them."""
+
+    answers: Ints
+    verified: int
+    accepted: int
+
+
+class TableRunner:
+    """A Runner whose model is a table: the logits after a token are its row. [V, V] float32."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._table = logits
+        self._fed: Tensor | None = None
+
+    def forward(self, batch: RowBatch) -> None:
+        self._fed = batch.token_ids
+
+    def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        assert self._fed is not None, "logits before forward"
+        return self._table[self._fed[torch.as_tensor(rows)]]
+
+
+class TableModel:
+    """A Drafter: the tables' draft model in the engine's drafting loop."""
+
+    drafts_overlapped = False
+
+    def __init__(self, tables: Tables, make_sampler: Callable[[SamplingState], DraftSampler]) -> None:
+        table = BlockTable(NUM_SLOTS, 1)
+        runner = cast(Runner, TableRunner(tables.draft_logits))
+        self._sampling = SamplingState(NUM_SLOTS)
+        passes = ModelPasses(runner, table, max_rows=4 * NUM_SLOTS)
+        self._loop = PassLoop(passes, make_sampler(self._sampling))
+        self._num_known = [0] * NUM_SLOTS
+        self._last = [0] * NUM_SLOTS
+
+    def start(self, start: SequenceStart) -> None:
+        self._num_known[start.slot], self._last[start.slot] = len(start.token_ids), start.token_ids[-1]
+        self._sampling.start(start)
+
+    def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
+        inputs = [
+            DraftInput(
+                slot=wish.slot,
+                start=self._num_known[wish.slot] - 1,
+                token_ids=(self._last[wish.slot],),
+                max_tokens=wish.max_tokens,
+            )
+            for wish in plan.requests
+        ]
+        found = self._loop.draft(inputs, plan.stop, until)
+        drafts = tuple(
+            Draft(slot=each.slot, method="draft_model", token_ids=token_ids, confidences=confidences)
+            for each, token_ids, confidences in zip(inputs, found.token_ids, found.confidences, strict=True)
+        )
+        return Proposals(drafts=drafts, passes=found.passes, probs=found.probs)
+
+    def commit(self, continuations: Sequence[Continuation]) -> None:
+        for each in continuations:
+            self._num_known[each.slot] += len(each.token_ids)
+            self._last[each.slot] = each.token_ids[-1]
+
+    def release(self, slot: int) -> None:
+        pass
+
+
+def play(scenario: Scenario, num_samples: int, seed: int) -> Played:
+    """So many answers. seed: of the requests' seeds, which all differ."""
+    seeds = np.random.default_rng(seed).integers(0, 2**63, num_samples, dtype=np.int64)
+    assert len(np.unique(seeds)) == num_samples, "two requests have one seed"
+    parts = [
+        _Batch(scenario, seeds[at : at + NUM_SLOTS].tolist()).play() for at in range(0, num_samples, NUM_SLOTS)
+    ]
+    return Played(
+        answers=np.concatenate([part.answers for part in parts]),
+        verified=sum(part.verified for part in parts),
+        accepted=sum(part.accepted for part in parts),
+    )
+
+
+class _Batch:
+    """Sequences that start together, one a slot."""
+
+    def __init__(self, scenario: Scenario, seeds: Sequence[int]) -> None:
+        tables = scenario.tables
+        self._scenario = scenario
+        self._sampler = scenario.make_sampler(tables)
+        self._verifier = scenario.make_verifier(self._sampler)
+        self._drafter = scenario.make_drafter(tables)
+        self._tokens = [list(tables.prompt) for _ in seeds]
+        self._full = len(tables.prompt) + tables.length
+        self._verified = self._accepted = 0
+        for slot, seed in enumerate(seeds):
+            start = SequenceStart(
+                slot=slot,
+                sampling=scenario.sampling,
+                seed=seed,
+                prompt_len=len(tables.prompt),
+                token_ids=tables.prompt,
+            )
+            self._sampler.start(start)
+            self._drafter.start(start)
+
+    def play(self) -> Played:
+        step, going = 0, list(range(len(self._tokens)))
+        while going:
+            proposals = self._propose(going, step)
+            results = self._verify(going, proposals)
+            self._commit(going, results)
+            self._verified += sum(len(draft.token_ids) for draft in proposals.drafts)
+            going = self._leave(going)
+            step += 1
+        begin = len(self._scenario.tables.prompt)
+        answers = np.array([tokens[begin : self._full] for tokens in self._tokens])
+        return Played(answers=answers, verified=self._verified, accepted=self._accepted)
+
+    def _propose(self, going: list[int], step: int) -> Proposals:
+        """A draft for each of going, some of them empty."""
+        lengths = self._scenario.lengths(np.array(going), step).tolist()
+        asked = {slot: length for slot, length in zip(going, lengths, strict=True) if length}
+        requests = tuple(
+            DraftRequest(slot=slot, max_tokens=length, new_blocks=()) for slot, length in asked.items()
+        )
+        found = Proposals(drafts=())
+        if requests:
+            found = self._drafter.propose(DraftPlan(step=step, requests=requests, stop=self._scenario.stop))
+        if self._scenario.cut is not None:
+            found = self._scenario.cut(found)
+        drafts = {draft.slot: draft for draft in found.drafts}
+        each = tuple(drafts.get(slot, Draft(slot=slot, method="draft_model")) for slot in going)
+        return Proposals(drafts=each, probs=found.probs)
+
+    def _verify(self, going: list[int], proposals: Proposals) -> list[AcceptanceResult]:
+        sequences = [
+            DraftedRows(slot=slot, position=len(self._tokens[slot]), draft=draft.token_ids)
+            for slot, draft in zip(going, proposals.drafts, strict=True)
+        ]
+        return self._verifier.verify(self._logits(sequences), sequences, proposals.probs)
+
+    def _logits(self, sequences: Sequence[DraftedRows]) -> Tensor:
+        """[R, V] of the rows of all sequences."""
+        vocab = self._scenario.tables.vocab
+        lengths = np.array([len(each.draft) for each in sequences])
+        deepest = int(lengths.max())
+        before = np.array(
+            [
+                [*self._tokens[each.slot][-2:], *each.draft, *(0,) * (deepest - len(each.draft))]
+                for each in sequences
+            ]
+        )
+        rows = (before[:, :-1] * vocab + before[:, 1:])[np.arange(deepest + 1) <= lengths[:, None]]
+        return self._scenario.tables.target_logits[rows]
+
+    def _commit(self, going: list[int], results: list[AcceptanceResult]) -> None:
+        slots = [slot for slot, result in zip(going, results, strict=True) for _ in result.token_ids]
+        self._sampler.accept(slots, [token_id for result in results for token_id in result.token_ids])
+        continuations = []
+        for slot, result in zip(going, results, strict=True):
+            assert result.error is None, result.error
+            self._tokens[slot] += result.token_ids
+            num_accepted = len(result.token_ids) - 1
+            self._accepted += num_accepted
+            continuations.append(Continuation(slot=slot, token_ids=result.token_ids, num_accepted=num_accepted))
+        self._drafter.commit(continuations)
+
+    def _leave(self, going: list[int]) -> list[int]:
+        """Who goes on."""
+        for slot in (slot for slot in going if len(self._tokens[slot]) >= self._full):
+            self._sampler.release(slot)
+            self._drafter.release(slot)
+        return [slot for slot in going if len(self._tokens[slot]) < self._full]

@@ -1,0 +1,212 @@
+"""What a run is to measure and how large: on a device, or on a CPU to see that every phase runs at all."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.gpu.models import (
+    LLAMA_1B,
+    QWEN3_8B,
+    QWEN3_600M,
+    TINY_DRAFT,
+    TINY_NORMED,
+    TINY_TARGET,
+    Config,
+    has_room,
+    own_head,
+)
+
+REFERENCE_BYTES_S = 4.3e12  # of a large copy on an H200, to compare machines; it is shown next to what is measured
+REFERENCE_FLOPS_S = 780e12  # of a large bfloat16 product there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """context: tokens of a prompt. rows: of a step at most. steps: timed in a cell, within cell_s seconds.
+
+    batches: sequences at a time, descending, of plain decoding; policy_batches, verify_batches: ascending;
+    vllm_batches, overlap_batches: the most telling first. caps: fixed draft lengths; cap: longest of the policies.
+    window_s: of one policy's turn. compared: answers whose tokens are compared, answer_tokens each. vocab,
+    choice_rows, exact_rows, cases: of checks of tokens; own_tests: files. grown: (hidden, inner, KV heads).
+    overlap_drafts: models to draft ahead with, by name; chunks: fixed lengths of their drafts. partitions: of
+    phase overlap. arrival_s: in which the requests of a run come, at most.
+    """
+
+    target: Config
+    draft: Config
+    checked: tuple[Config, ...]
+    context: int
+    rows: int
+    batches: tuple[int, ...]
+    steps: int
+    cell_s: float
+    verify_batches: tuple[int, ...]
+    verify_rows: tuple[int, ...]
+    cycle_gamma: int
+    policy_batches: tuple[int, ...]
+    vllm_batches: tuple[int, ...]
+    caps: tuple[int, ...]
+    cap: int
+    acceptances: tuple[float, ...]
+    window_s: float
+    rounds: int
+    compared: int
+    answer_tokens: int
+    vocab: int
+    choice_rows: int
+    cases: tuple[str, ...]
+    exact_rows: int
+    grown: tuple[int, int, int]
+    copy_bytes: int
+    own_tests: tuple[str, ...]
+    overlap_drafts: tuple[tuple[str, Config], ...]
+    overlap_batches: tuple[int, ...]
+    overlap_acceptances: tuple[float, ...]
+    chunks: tuple[int, ...]
+    partitions: tuple[str, ...]
+    arrival_s: float
+
+
+ON_DEVICE = Sizes(
+    target=QWEN3_8B,
+    draft=QWEN3_600M,
+    # Norms of heads, four and three query heads a KV head, both sizes of heads, a tied head and one of its own.
+    checked=(QWEN3_8B | {"num_hidden_layers": 2}, LLAMA_1B | {"num_hidden_layers": 3, "num_attention_heads": 24}),
+    context=1024,
+    rows=8192,
+    batches=(256, 128, 32, 8, 1),
+    steps=60,
+    cell_s=2.0,
+    verify_batches=(1, 8, 32, 64, 256),
+    verify_rows=(1, 2, 3, 4, 5, 6, 7, 8),
+    cycle_gamma=4,
+    policy_batches=(1, 8, 32, 128),
+    vllm_batches=(32, 1, 128, 8),
+    caps=(1, 3, 5),
+    cap=7,
+    acceptances=(0.8, 0.6, 0.9),
+    window_s=0.5,
+    rounds=3,
+    compared=16,
+    answer_tokens=32,
+    vocab=151936,
+    choice_rows=12,
+    cases=("greedy", "T 1", "T 0.8, top_k", "T 0.8, top_p", "T 0.8, min_p", "all"),
+    exact_rows=4096,
+    grown=(4096, 14336, 16),
+    copy_bytes=4 << 30,
+    own_tests=(
+        "tests/kernels/cuda/triton/test_rope_append.py",
+        "tests/kernels/cuda/triton/test_norm.py",
+        "tests/kernels/cuda/triton/test_gate.py",
+        "tests/kernels/cuda/triton/sampling/test_truncation.py",
+    ),
+    overlap_drafts=(("0.6B", QWEN3_600M),),
+    overlap_batches=(64, 32, 16),
+    overlap_acceptances=(0.9, 0.8),
+    chunks=(2, 4),
+    partitions=("sm", "streams"),
+    arrival_s=20.0,
+)
+ON_CPU = Sizes(
+    target=TINY_TARGET,
+    draft=TINY_DRAFT,
+    checked=(TINY_NORMED, TINY_TARGET),
+    context=64,
+    rows=128,
+    batches=(3, 1),
+    steps=4,
+    cell_s=0.2,
+    verify_batches=(1, 2),
+    verify_rows=(1, 3),
+    cycle_gamma=2,
+    policy_batches=(1, 2),
+    vllm_batches=(2, 1),
+    caps=(1, 2),
+    cap=3,
+    acceptances=(0.8, 0.6),
+    window_s=0.02,
+    rounds=1,
+    compared=2,
+    answer_tokens=6,
+    vocab=40,
+    choice_rows=4,
+    cases=("greedy", "T 1", "T 0.8, min_p"),  # cuts take seconds each in the interpreter
+    exact_rows=16,
+    grown=(96, 192, 3),
+    copy_bytes=1 << 20,
+    own_tests=("tests/kernels/cuda/triton/sampling/test_noise.py",),
+    overlap_drafts=(("tiny", TINY_DRAFT),),
+    overlap_batches=(2, 1),
+    overlap_acceptances=(0.9, 0.6),
+    chunks=(1,),
+    partitions=("cores",),
+    arrival_s=0.3,
+)
+
+
+def fitting(sizes: Sizes, memory_bytes: int) -> Sizes:
+    """Without the numbers of sequences for which a device of this memory has no room.
+
+    Raises ValueError where there is none for a single one.
+    """
+
+    def kept(counts: tuple[int, ...], *models: Config) -> tuple[int, ...]:
+        found = tuple(
+            each for each in counts if has_room(memory_bytes, models, sequences=each, context=sizes.context)
+        )
+        if not found:
+            raise ValueError(f"a device of {memory_bytes} bytes has no room for these models")
+        return found
+
+    target, draft = sizes.target, sizes.draft
+    return replace(
+        sizes,
+        batches=kept(sizes.batches, target),
+        verify_batches=kept(sizes.verify_batches, target),
+        policy_batches=kept(sizes.policy_batches, target, draft),
+        vllm_batches=kept(sizes.vllm_batches, target, draft),
+        overlap_batches=kept(sizes.overlap_batches, target, own_head(_largest_draft(sizes))),
+    )
+
+
+def _largest_draft(sizes: Sizes) -> Config:
+    """The largest draft model of phase overlap."""
+    return max((config for _, config in sizes.overlap_drafts), key=lambda each: int(each["hidden_size"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One run. models: folder for the directories of the models that it makes.
+
+    smollm2: directory of SmolLM2-135M-Instruct; prompts: a file of questions; vllm: directory to import vLLM from;
+    trace: file of arrivals; None: what needs it is left out, and says so. commit: of this checkout, where git does
+    not know it. memory_bytes: of the device; None: everything fits.
+    """
+
+    out: Path
+    dry_run: bool = False
+    smollm2: Path | None = None
+    prompts: Path | None = None
+    vllm: Path | None = None
+    trace: Path | None = None
+    commit: str | None = None
+    memory_bytes: int | None = None
+
+    @property
+    def sizes(self) -> Sizes:
+        """On a device: of what it has room for."""
+        if self.dry_run:
+            return ON_CPU
+        return ON_DEVICE if self.memory_bytes is None else fitting(ON_DEVICE, self.memory_bytes)
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.dry_run else "cuda"
+
+    @property
+    def backend(self) -> str:
+        return "torch" if self.dry_run else "flashinfer"
+
+    @property
+    def models(self) -> Path:
+        return self.out / "models"

@@ -1,0 +1,218 @@
+"""How a measurement runs: arms in turn, in one process or in two checkouts; and what a result says of itself.
+
+Owns the order of arms, the progress bar, the command line's form, and what every file of results begins with: the
+command, the commit and the machine. Knows neither servers nor engines.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from rich.progress import track
+
+from benchmarks.cells import Cell, ratio
+from faser.cli.console import runs_bar
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+BASE, THIS = "base", "this"
+CHECKOUT = Path(__file__).resolve().parents[1]
+PROMPTS_VARIABLE = "SPEC_BENCH_QUESTIONS"  # names a file of prompts
+_ISA_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16")
+
+
+def in_turn(arms: Iterable[T], number: int) -> list[T]:
+    """The order of a round: backwards in every other one, so that no arm always follows the same one."""
+    return list(arms) if number % 2 else list(reversed(list(arms)))
+
+
+def interleaved(
+    settings: Iterable[Mapping[str, Any]],
+    arms: Sequence[str],
+    rounds: int,
+    run: Callable[[Mapping[str, Any], str, int], T],
+    *,
+    after_round: Callable[[list[Cell[T]]], object] = lambda _cells: None,
+) -> list[Cell[T]]:
+    """Every arm in every setting in every round, with a progress bar.
+
+    run: is given the setting, the arm and the number of the round. after_round: is given the cells so far.
+    """
+    cells: list[Cell[T]] = [Cell(labels=labels, runs={arm: [] for arm in arms}) for labels in settings]
+    with runs_bar() as bar:
+        task = bar.add_task("", total=rounds * len(cells) * len(arms))
+        for number in range(rounds):
+            for cell in cells:
+                for arm in in_turn(arms, number):
+                    bar.update(task, description=f"{', '.join(map(str, cell.labels.values()))}: {arm}")
+                    cell.runs[arm].append(run(cell.labels, arm, number))
+                    bar.advance(task)
+            after_round(cells)
+            if bar.disable:
+                print(f"round {number + 1} of {rounds} is over", file=sys.stderr, flush=True)
+    return cells
+
+
+def timed_turns(
+    arms: Mapping[str, Callable[[], object]], rounds: int, *, pause_s: float = 0.0
+) -> dict[str, list[float]]:
+    """Seconds of each call, by arm; arms take turns, after a round that warms up. pause_s: before each call."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(rounds + 1):
+        for name, run in arms.items():
+            time.sleep(pause_s)
+            began_s = time.perf_counter()
+            run()
+            if number > 0:
+                seconds[name].append(time.perf_counter() - began_s)
+    return seconds
+
+
+@contextlib.contextmanager
+def busy_cores(count: int) -> Iterator[None]:
+    """`count` processes of normal priority that each keep a core busy as long as the block runs.
+
+    They end with their parent, also with one that was killed.
+    """
+    spin = (
+        "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    for _ in range(2_000_000):\n        pass\n"
+    )
+    command = [sys.executable, "-c", spin, str(os.getpid())]
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            stack.callback(process.wait, 10.0)
+            stack.callback(process.kill)
+        yield
+
+
+def run_program(program: str, checkout: Path, *arguments: str) -> Any:
+    """The JSON in the last line that a Python program prints, run in a checkout of FASER and importing from it.
+
+    Raises CalledProcessError if it fails; what it said to stderr is shown.
+    """
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, cwd=checkout, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def checkout_pairs(
+    base: Path, count: int, run: Callable[[Path], dict[str, float]]
+) -> list[dict[str, dict[str, float]]]:
+    """What run(checkout) found in the base and in this checkout, in turn, `count` times."""
+    checkouts = [(BASE, base.resolve()), (THIS, CHECKOUT)]
+    return [
+        {name: run(checkout) for name, checkout in in_turn(checkouts, number)}
+        for number in track(range(count), "pairs")
+    ]
+
+
+def summarise_pairs(pairs: Sequence[Mapping[str, Mapping[str, float]]], kind: str) -> Json:
+    """Medians of either checkout for one kind, and ratios of this one over the base within a pair."""
+    base, this = ([pair[name][kind] for pair in pairs] for name in (BASE, THIS))
+    ratios = [mine / theirs for mine, theirs in zip(this, base, strict=True)]
+    return {
+        "base": round(statistics.median(base), 4),
+        "this": round(statistics.median(this), 4),
+        "ratio": round(statistics.median(ratios), 4),
+        "least": round(min(ratios), 4),
+        "most": round(max(ratios), 4),
+        "geometric_mean": ratio(this, base).rounded(),
+    }
+
+
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the module's docstring."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def numbers(text: str) -> list[int]:
+    """Of an option such as 1,4,16."""
+    return [int(each) for each in text.split(",")]
+
+
+def named(text: str) -> tuple[str, str]:
+    """Of an option NAME=VALUE; the value may be empty."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be NAME=VALUE")
+    return name, value
+
+
+def about(program: str, arguments: Sequence[str] | None = None, cores: Sequence[int] = ()) -> Json:
+    """What a result begins with. program: as `python -m` takes it. cores: that were used; none given: all."""
+    given = sys.argv[1:] if arguments is None else arguments
+    shown = [Path(each).name if _is_path(each) else each for each in given]
+    return {
+        "command": portable(shlex.join(["python", "-m", program, *shown])),
+        "commit": git_commit(),
+        "machine": describe_machine(cores or sorted(os.sched_getaffinity(0))),
+    }
+
+
+def _is_path(text: str) -> bool:
+    """Folders of this machine are not named in results."""
+    return "/" in text and not any(each in text for each in (" ", "=", "://"))
+
+
+def write_json(path: Path, content: Any, *, show: bool = False) -> None:
+    """Write a result and, on request, print it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+    if show:
+        print(text)
+
+
+def describe_machine(cores: Sequence[int]) -> Json:
+    """cores: the ones that were used."""
+    fields = _cpu_fields()
+    flags = fields.get("flags", "").split()
+    return {
+        "cpu_model": fields.get("model name", platform.processor()),
+        "cpu_family_model": f"{fields.get('cpu family', '?')}/{fields.get('model', '?')}",
+        "cpu_flags": [flag for flag in _ISA_FLAGS if flag in flags],
+        "cores_used": list(cores),
+        "cores_total": os.cpu_count(),
+        "load_average": [round(each, 1) for each in os.getloadavg()],
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def portable(text: str) -> str:
+    """text with the working directory as `.` and the user's home as `~`: results are read elsewhere."""
+    return text.replace(str(Path.cwd()), ".").replace(str(Path.home()), "~")
+
+
+def git_commit(checkout: Path | None = None) -> str:
+    """The commit of a checkout, the present one if None, with -dirty if it differs; unknown without one or git."""
+    if shutil.which("git") is None:
+        return "unknown"
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--match="]
+    ended = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    return ended.stdout.strip() or "unknown"
+
+
+def _cpu_fields() -> dict[str, str]:
+    """The first processor's fields in /proc/cpuinfo; none where there is no such file."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first = path.read_text().split("\n\n")[0]
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, value in pairs}

@@ -1,0 +1,246 @@
+"""Phase `overlap` of the bench programs for a GPU: what it counts and compares, and what it notes of the host."""
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+
+from benchmarks.gpu import report as lane_report
+from benchmarks.gpu.decoding.overlap import (
+    AHEAD,
+    ARMS,
+    AUTO,
+    OFF,
+    SERIAL,
+    expected,
+    gaps_of,
+    pictures,
+    promises,
+    rows_of,
+    sources_of,
+    turns_of,
+)
+from benchmarks.gpu.decoding.partitions import TimedPartition
+from benchmarks.gpu.models import Walk, Walking, write_shape
+from benchmarks.gpu.plan import ON_CPU, Plan
+from benchmarks.gpu.record import Json
+from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.control.step_cost import CostModel
+from faser.engine.execution.models import tensors
+from faser.engine.execution.overlap.partition import EVERYTHING, Draft, OverlapResult, Serial, Verify, synchronous
+
+D = TypeVar("D")
+V = TypeVar("V")
+
+CELL = {"drafter": "1B", "partition": "sm", "acceptance": 0.8, "sequences": 4}
+
+
+def turn(policy: str, rate: float, *, round_: int = 0, ahead: float = 0.0, **more: object) -> Json:
+    return {
+        **CELL,
+        "round": round_,
+        "policy": policy,
+        "tokens_per_s": rate,
+        "ahead": ahead,
+        "accepted": 0.5,
+        **more,
+    }
+
+
+def test_where_plain_steps_are_the_best_way_they_are_what_is_compared_with() -> None:
+    """Planted: gains over serial alone, the best way without plain steps, and what another arm accepted or did."""
+    (row,) = rows_of(
+        [
+            turn(OFF, 20.0),
+            turn(SERIAL, 10.0, accepted=0.75),
+            turn(AHEAD, 18.0, ahead=1.0),
+            turn(AUTO, 17.0, ahead=0.25),
+        ],
+        [],
+    )
+    assert (row["gain"], row["auto_of_best"]) == (0.9, 0.85)
+    assert (row["auto_ahead"], row["accepted"], row["expected_gain"]) == (0.25, 0.75, None)
+
+
+def cell(expected_gain: float | None, gain: float, of_best: float = 1.0, **more: object) -> Json:
+    return {**CELL, "expected_gain": expected_gain, "gain": gain, "auto_of_best": of_best, **more}
+
+
+def test_promises_are_counted_by_what_came_of_them() -> None:
+    """Planted: any gain counted as above the bar; cells without an expectation; unpromised ones added twice."""
+    found = promises(
+        [
+            cell(1.10, 1.20),
+            cell(1.09, 1.05, 0.97),
+            cell(1.08, 0.90),
+            cell(1.00, 1.20),
+            cell(1.00, 0.90, 0.50),
+            cell(None, 2.00, 0.10),
+        ]
+    )
+    assert list(found.values()) == [1.08, 5, 3, 2, 1, 1, 2]
+
+
+def lanes_at(slowdown: float) -> tuple[InterferenceTable, ...]:
+    return (
+        InterferenceTable.constant(
+            share=0.2, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown
+        ),
+    )
+
+
+def test_the_best_length_before_a_step_is_that_of_the_closed_form() -> None:
+    """Planted: survival that begins with the second token, and a gain over drafts where plain steps are faster."""
+    costs = CostModel(StepTimes.proportional(step_s=4e-3, pass_s=1e-3))
+    for acceptance in (0.9, 0.6, 0.1):
+        found = expected(costs, lanes_at(1.0), acceptance, 4, 4096, 7)
+        lengths = [sum(acceptance**depth for depth in range(g + 1)) / (4e-3 + g * 1e-3) for g in range(1, 8)]
+        assert found["off"] == pytest.approx(4 / 4e-3, rel=0.01)
+        assert found["before"] == pytest.approx(4 * max(*lengths, 1 / 4e-3), rel=0.02)
+        assert found["gain"] == pytest.approx(found["ahead"] / max(found["before"], found["off"]), rel=0.001)
+
+
+def points(svg: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"M([\d.]+) ([\d.]+)h\.01", svg)]
+
+
+def test_pictures_have_what_was_expected_below_and_lines_of_their_own_acceptance() -> None:
+    """Planted: the axes swapped; the cells of all acceptances in every line."""
+    rows = [
+        cell(1.0, gain, ahead=gain, acceptance=acceptance, sequences=sequences) | {"auto": 1.0}
+        for acceptance, gain in ((0.9, 1.3), (0.6, 0.9))
+        for sequences in (1, 4)
+    ]
+    drawn = pictures(rows)
+    across = points(drawn["overlap-expected.svg"])
+    assert len({x for x, _ in across}) == 1
+    assert len({y for _, y in across}) == 2
+    assert len(points(drawn["overlap-1B-sm.svg"])) == 2 * len(rows)
+
+
+def test_ways_take_turns_under_the_policies_that_their_names_say() -> None:
+    assert {arm.name: (arm.policy, arm.overlap) for arm in ARMS} == {
+        "off": ("off", "off"),
+        "serial": ("faser", "off"),
+        "ahead": ("faser", "on"),
+        "auto": ("faser", "auto"),
+    }
+
+
+def test_prompts_walk_in_the_cycle_of_the_acceptance_that_their_rows_tell(tmp_path: Path) -> None:
+    """Planted: the prompts of the first acceptance for all of them."""
+    plan, walk = Plan(out=tmp_path, dry_run=True), Walk.drawn(512, (0.9, 0.6))
+    for place, acceptance in enumerate(walk.acceptances):
+        found = turns_of(plan, walk, place, {"drafter": "1B"}, TimedPartition(Serial()))
+        assert found.about == {"drafter": "1B", "acceptance": acceptance}
+        assert {prompt[-1] % 2 for prompt in found.prompts} == {place}
+        assert len(found.prompts) == max(found.batches)
+
+
+def test_the_target_walks_and_the_drafter_guesses(tmp_path: Path) -> None:
+    """Planted: one of both for the other."""
+    plan, walk = Plan(out=tmp_path, dry_run=True), Walk.drawn(512, (0.5,))
+    shape = ON_CPU.draft | {"tie_word_embeddings": False}
+    target, draft = (write_shape(tmp_path / name, shape) for name in ("target", "draft"))
+    sources = sources_of(plan, walk, target)
+    for directory, step in ((target, walk.successor), (draft, walk.guess)):
+        wanted = Walking.of(directory, step, "cpu").get(tensors.HEAD)
+        assert torch.equal(sources(directory).get(tensors.HEAD), wanted)
+
+
+def test_a_successors_logit_is_far_above_all_others_and_embeddings_are_above_what_layers_add(
+    tmp_path: Path,
+) -> None:
+    """Planted: embeddings as long as other weights, a successor whose logit is like the others'."""
+    walk = Walk.drawn(512, (0.5,))
+    directory = write_shape(tmp_path, ON_CPU.target)
+    source = Walking.of(directory, walk.successor, "cpu")
+    embedding, head = (source.get(name).float() for name in (tensors.EMBEDDING, tensors.HEAD))
+    assert float(embedding.std()) == pytest.approx(32.0, rel=0.05)
+    logits = embedding / embedding.square().mean(1, keepdim=True).sqrt() @ head.T
+    best, others = logits.topk(2).values.unbind(1)
+    assert logits.argmax(1).tolist() == walk.successor.tolist()
+    assert float(best.mean()) == pytest.approx(20.0, rel=0.05)
+    assert float((best - others).min()) > 5.0
+
+
+class Scripted:
+    """See Partition. moments: of each pair: called, draft began, verify began, and the ends."""
+
+    name, share = "sm", 0.25
+
+    def __init__(self, moments: list[tuple[float, float, float, float, float]]) -> None:
+        self._moments = iter(moments)
+        self.is_closed = False
+
+    def shares(self) -> tuple[float, ...]:
+        return (0.25,)
+
+    def resize(self, share: float) -> None:
+        assert share == 0.25
+
+    def run_both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
+        called_s, draft_s, verify_s, draft_ended_s, verify_ended_s = next(self._moments)
+        return OverlapResult(
+            drafted=draft(EVERYTHING, lambda: False),
+            verified=verify(EVERYTHING).wait(),
+            began_s=called_s,
+            draft_began_s=draft_s,
+            draft_ended_s=draft_ended_s,
+            verify_began_s=verify_s,
+            verify_ended_s=verify_ended_s,
+        )
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def pair_of(timed: TimedPartition) -> None:
+    timed.run_both(lambda _lane, _done: None, synchronous(lambda _lane: None))
+
+
+def test_the_hosts_part_in_a_pair_is_told_once() -> None:
+    """Planted: lanes swapped; the earlier end for the later one; pairs that are given again."""
+    inner = Scripted([(1.000, 1.002, 1.001, 1.5, 1.6), (1.610, 1.616, 1.613, 1.9, 1.8), (2.0, 2.1, 2.2, 2.3, 2.4)])
+    given = iter((1.003, 1.604, 1.611, 1.902, 2.2, 2.5))  # when verification was given, when both had returned
+    timed = TimedPartition(inner, lambda: next(given))
+    assert timed.taken() == {"pairs": 0}
+    pair_of(timed)
+    pair_of(timed)
+    assert timed.taken() == {
+        "pairs": 2,
+        "draft_gap_ms": pytest.approx(4.0),
+        "verify_gap_ms": pytest.approx(2.0),
+        "given_ms": pytest.approx(2.0),
+        "join_ms": pytest.approx(3.0),
+        "between_ms": pytest.approx(13.0),
+    }
+    pair_of(timed)
+    assert timed.taken()["between_ms"] is None
+    timed.close()
+    assert inner.is_closed
+
+
+def test_gaps_are_those_of_turns_that_draft_ahead_by_cell() -> None:
+    """Planted: turns of all policies; a cell's first turn for its median."""
+    noted = {"draft_gap_ms": 1.0, "verify_gap_ms": 2.0, "given_ms": 1.5, "join_ms": 0.5, "between_ms": None}
+    turns = [
+        turn(AHEAD, 1.0) | noted | {"pairs": 2},
+        turn(AHEAD, 1.0, round_=1) | noted | {"pairs": 3, "draft_gap_ms": 3.0, "between_ms": 4.0},
+        turn(AUTO, 1.0) | noted | {"pairs": 9, "draft_gap_ms": 99.0},
+        turn(OFF, 1.0) | {"pairs": 0},
+        turn(AHEAD, 1.0) | {"pairs": 0, "sequences": 1},
+    ]
+    (row,) = gaps_of(turns)
+    assert {name: row[name] for name in ("pairs", *noted)} == {
+        "pairs": 5,
+        "draft_gap_ms": 2.0,
+        "verify_gap_ms": 2.0,
+        "given_ms": 1.5,
+        "join_ms": 0.5,
+        "between_ms": 4.0,
+    }
+    text = lane_report.overlap({"gaps": [row]})
+    assert "between_ms" in text

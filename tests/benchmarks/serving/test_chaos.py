@@ -1,0 +1,30 @@
+"""A minute of chaos on the tiny model: all promises are kept. Ten minutes: python -m benchmarks.serving.chaos."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.serving.chaos import Wanted, run
+from benchmarks.serving.chaos_report import broken_promises
+
+# The reference arithmetic on one thread, and a KV cache so small that samples are preempted.
+_FLAGS = (
+    *("--dtype", "float32", "--backend", "torch", "--num-threads", "1"),
+    *("--max-model-len", "2048", "--kv-cache-memory", "2MiB", "--speculative-policy", "off"),
+)
+
+
+@pytest.mark.alone
+def test_a_minute_of_chaos_breaks_no_promise(tiny_checkpoint: Path) -> None:
+    flags = (str(tiny_checkpoint), *_FLAGS)
+    wanted = Wanted(seconds=60, clients=64, seed=0, kills=2, hangs=1, flags=flags, engine_timeout_s=5.0)
+    outcome = run(wanted)
+    assert broken_promises(outcome) == []
+    assert [fault.kind for fault in outcome.faults] == ["kill", "hang", "kill"]
+    assert {action for action, _ in outcome.counts} >= {
+        "answer",
+        "stream",
+        "cancel",
+        "stalled_body",
+        "huge_prompt",
+    }
