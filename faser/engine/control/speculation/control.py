@@ -63,6 +63,7 @@ _PLENTY = 1 << 30  # tokens to be generated yet, where missing KV has no price
 _ZERO = np.array(0)
 _BONUS = np.array(1)  # token of a step after the accepted ones
 _NO_INTS: Ints = np.zeros(0, dtype=np.int64)
+_NO_PLAN = DraftPlan(step=0, width=0, requests=())
 
 Room = Callable[[list[Sequence], list[int]], list[int]]
 
@@ -111,7 +112,7 @@ class StepDrafts:
     is_drawn: bool = False
     share: float = 0.0
     num_decided: int = 0
-    plan: DraftPlan | None = None
+    plan: DraftPlan = _NO_PLAN
     drafts: Drafts = field(default_factory=lambda: Drafts(step=0, table=NO_DRAFTS, run_s=0.0))
     from_text: DraftTable = NO_DRAFTS
     taken: Ints = field(default_factory=lambda: _NO_INTS)
@@ -128,6 +129,50 @@ class StepDrafts:
     def has_drafts(self) -> bool:
         """A drafter has found a token, or passes were made for one."""
         return bool(self.drafts.passes) or bool(np.count_nonzero(self.table.lengths))
+
+    def take_text(self, answer: Drafts, acceptance: Acceptance) -> None:
+        """Of the drafts from text take for each sequence the one with the most expected tokens."""
+        count, table = len(self.lengths), answer.table
+        self.taken = np.arange(count)
+        if np.count_nonzero(table.lengths):
+            survival = acceptance.drafted_survival(table)
+            self.taken += np.add.reduce(survival, axis=1).reshape(-1, count).argmax(axis=0) * count
+            self.from_text, self.survival = table, survival[self.taken]
+        else:
+            self.survival = np.zeros((count, acceptance.cap + 1))
+            self.survival[:, 0] = 1.0
+        self.drafts = replace(answer, table=table.take(self.taken))
+
+    def leave_to_model(self, lengths: Ints) -> DraftPlan | None:
+        """The plan for the sequences that the model drafts for; None: all drafts are from text.
+
+        lengths: [S] tokens; 0: the draft from text stays. While a step runs the model's plan follows always: the
+        step's lanes are divided already.
+        """
+        self.by_model = lengths.nonzero()[0]
+        if not len(self.by_model) and not self.share:
+            return None
+        requests = [
+            replace(self.plan.requests[i], max_tokens=lengths.item(i), new_blocks=())
+            for i in self.by_model.tolist()
+        ]
+        self.plan = replace(self.plan, requests=tuple(requests), released=(), from_text=False, stop=self.stop)
+        return self.plan
+
+    def take(self, answer: Drafts) -> None:
+        """All drafts, or those of the model in place of the ones from text."""
+        if not len(self.taken):
+            self.drafts = answer
+            return
+        text = self.drafts
+        for column, of_model in zip(text.table, answer.table, strict=True):
+            column[self.by_model] = of_model
+        self.drafts = replace(
+            text,
+            run_s=text.run_s + answer.run_s,
+            passes=answer.passes,
+            catchup_tokens=answer.catchup_tokens,
+        )
 
     def verified(self) -> list[tuple[int, ...]]:
         """The draft tokens that the step verifies, in the order of chosen."""
@@ -257,13 +302,13 @@ class SpeculationControl:
             raise ConfigError(f"gamma is {gamma}; this engine drafts at least 1 and at most {self.cap} tokens")
         if overlap not in (None, OFF) and self._overlap is None:
             raise ConfigError(f"overlap is {overlap}; this engine has no lanes for overlapped drafting")
+        limit = gamma or self.cap
+        config = replace(self._config, policy=name, num_speculative_tokens=limit)
+        self._policy, self._limit = make_policy(config, self._costs, self._acceptance), limit
         self._acceptance.learn_held()
         self._state.drop_decision()
         if forget:
             self._acceptance.forget()
-        self._limit = gamma or self.cap
-        config = replace(self._config, policy=name, num_speculative_tokens=self._limit)
-        self._policy = make_policy(config, self._costs, self._acceptance)
         self._pause = self._paused = 0
         self._long_enough = _Pauses()
         if self._overlap is not None:
@@ -368,30 +413,19 @@ class SpeculationControl:
             self._state.cache_decision(candidates, lengths, drafts.stop, len(drafts.chosen))
         return drafts
 
-    def drafted(self, step: StepDrafts, answer: Drafts) -> DraftPlan | None:
-        """Take in the answer to step.plan. Returns the plan that goes out next; None: all drafts are there."""
-        assert step.plan is not None, "drafts come exactly when they were asked for"
-        if step.plan.from_text:
-            with self._statistics.deciding():
-                return self._choose_text(step, step.plan, answer)
-        if not len(step.taken):
-            step.drafts = answer
-            return None
-        text = step.drafts
-        for column, of_model in zip(text.table, answer.table, strict=True):
-            column[step.by_model] = of_model
-        step.drafts = replace(
-            text,
-            run_s=text.run_s + answer.run_s,
-            passes=answer.passes,
-            catchup_tokens=answer.catchup_tokens,
-        )
-        return None
-
     def first_round(self, step: StepDrafts, plan: DraftPlan) -> DraftPlan:
         """The plan to send for these drafts first: the plan itself, or one for the text look-up."""
         step.plan = replace(plan, from_text=True) if self._in_rounds else plan
         return step.plan
+
+    def drafted(self, step: StepDrafts, answer: Drafts) -> DraftPlan | None:
+        """Take in the answer to step.plan. Returns the plan that goes out next; None: all drafts are there."""
+        with self._statistics.deciding():
+            if not step.plan.from_text:
+                step.take(answer)
+                return None
+            step.take_text(answer, self._acceptance)
+            return step.leave_to_model(self._left_to_model(step)) if self._costs.has_passes else None
 
     def keep(self, step: StepDrafts) -> None:
         """The policy says what of the drafts the step verifies."""
@@ -428,7 +462,8 @@ class SpeculationControl:
             ready, table = self._overlap.ready(candidates)
             if not len(ready):
                 return None
-            survival, kept = self._overlap.chunks(candidates.take(ready), table, self._policy)
+            candidates = candidates.take(ready)
+            survival, kept = self._overlap.chunks(candidates, table, self._policy)
             return StepDrafts(
                 chosen=ready.tolist(),
                 lengths=table.lengths,
@@ -680,32 +715,6 @@ class SpeculationControl:
         fits = fitting > 0
         return chosen[fits], fitting[fits]
 
-    def _choose_text(self, step: StepDrafts, plan: DraftPlan, answer: Drafts) -> DraftPlan | None:
-        """The best draft from text for each sequence, and the plan for those that are left to the model."""
-        count, table = len(plan.requests), answer.table
-        step.taken = np.arange(count)
-        if not np.count_nonzero(table.lengths):
-            step.survival = np.zeros((count, self.cap + 1))
-            step.survival[:, 0] = 1.0
-        else:
-            survival = self._acceptance.drafted_survival(table)
-            values = np.add.reduce(survival, axis=1).reshape(-1, count)
-            step.taken += values.argmax(axis=0) * count
-            step.from_text, step.survival = table, survival[step.taken]
-        step.drafts = replace(answer, table=table.take(step.taken))
-        if not self._costs.has_passes:
-            return None
-        lengths = self._left_to_model(step)
-        step.by_model = lengths.nonzero()[0]
-        # While a step runs the model's plan follows always: the step's lanes are divided already.
-        if not len(step.by_model) and plan.share is None:
-            return None
-        requests = [
-            replace(plan.requests[i], max_tokens=lengths.item(i), new_blocks=()) for i in step.by_model.tolist()
-        ]
-        step.plan = replace(plan, requests=tuple(requests), released=(), from_text=False, stop=step.stop)
-        return step.plan
-
     def _left_to_model(self, step: StepDrafts) -> Ints:
         """[S] tokens that the model drafts in place of a sequence's draft from text."""
         slots, table = step.candidates.slots, step.table
@@ -851,7 +860,6 @@ class SpeculationControl:
         Afterwards a draft model's cache holds every token up to the last one that the step sampled.
         """
         assert self._overlap is not None, "drafts were made during the step"
-        assert step.plan is not None, "and were asked for"
         self._statistics.count_catchup(step.drafts.catchup_tokens)
         unverified = {rows.slot: rows.token_ids[len(rows.token_ids) - rows.num_drafts :] for rows in plan.rows}
         by_slot = dict(zip(plan.rows.slots, sampled, strict=True))

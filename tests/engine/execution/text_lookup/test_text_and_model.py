@@ -8,7 +8,7 @@ from faser.engine.contract.plan import PLACEHOLDER, Draft, DraftPlan, DraftReque
 from faser.engine.execution.drafters.drafter import NO_TOP, Proposals
 from faser.engine.execution.text_lookup.lookup import CombinedLookup
 from faser.engine.execution.text_lookup.text_and_model import TextAndModel, with_text_drafts
-from tests.engine.control.speculation.test_drafter_selection import KnownDrafter, start_of
+from tests.engine.execution.known_drafter import KnownDrafter, start_of
 
 PROBS = torch.tensor([[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 0.5, 0.5]], dtype=torch.float64)
 
