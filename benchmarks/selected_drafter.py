@@ -1,8 +1,8 @@
 """SelectedDrafter: drafters of several kinds and the control plane's choice between them, as one Drafter.
 
-For benchmarks and tests that drive a drafter without an engine. It makes StepDrafts in the order of an engine's
-step: the text look-up first, then the draft model for the requests for which it has more expected tokens. It learns
-from commits, and never drafts overlapped.
+For benchmarks and tests that drive a drafter without an engine. It makes StepDrafts as an engine's step does: the
+text look-up drafts first, then the model for the requests for which it has more expected tokens. It learns from
+commits, and never drafts overlapped.
 """
 
 from collections.abc import Callable, Sequence

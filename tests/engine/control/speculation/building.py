@@ -12,11 +12,11 @@ from faser.engine.control.sequence import Sequence, Tenant
 from faser.engine.control.speculation.acceptance import DraftOutcomes
 from faser.engine.control.speculation.control import StepDrafts
 from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts
-from faser.types import SamplingParams, Slo, SpeculationParams
+from faser.types import Slo, SpeculationParams
 from tests.engine.driving import request
 
 PLENTY = 1 << 30  # tokens yet to be generated: more than enough to pay for any missing KV
-MODEL, SUFFIX, NGRAM = (METHOD_IDS[method] for method in ("draft_model", "suffix", "ngram"))
+MODEL, SUFFIX = METHOD_IDS["draft_model"], METHOD_IDS["suffix"]
 
 
 def ints(*values: int) -> Ints:
@@ -124,19 +124,13 @@ def step_drafts(
 
 
 def sequence_in(
-    slot: int,
-    *,
-    prompt: int = 5,
-    max_tokens: int = 20,
-    most: int | None = None,
-    tpot_ms: float | None = None,
-    sampling: SamplingParams | None = None,
+    slot: int, *, prompt: int = 5, max_tokens: int = 20, most: int | None = None, tpot_ms: float | None = None
 ) -> Sequence:
-    """A sequence that has this slot. sampling: None: greedy."""
+    """A greedy sequence that has this slot."""
     params = SpeculationParams(max_tokens=most, slo=Slo(tpot_ms=tpot_ms))
-    asked = replace(request(f"r{slot}", [1] * prompt, max_tokens=max_tokens), speculation=params)
+    asked = request(f"r{slot}", [1] * prompt, max_tokens=max_tokens, temperature=0.0)
     found = Sequence(
-        asked if sampling is None else replace(asked, sampling=sampling),
+        replace(asked, speculation=params),
         0,
         priority_key=(0, 0.0, slot),
         tenant=Tenant(""),

@@ -1,5 +1,5 @@
-"""A step's worth and time, and how far a model drafts in it. Oracles: the cost model, asked for every number of rows;
-G spelt out token by token, for every vector of lengths.
+"""A step's worth and time, and how far a model drafts in it. Oracles: the cost model, asked for every number of
+rows; G spelt out token by token, for every vector of lengths.
 
 Measured on 600 random steps of up to three sequences, three tokens and staircase times: the chosen lengths reach
 0.999 of the best G on average, 0.98 of it in 97 of 100 steps, and 0.92 at worst. Planted bugs that these tests

@@ -1,5 +1,5 @@
-"""What overlapped drafting brings, and which drafts stand. Oracles: the state machine played out; every choice, and
-every run of tokens that a step can sample, tried one by one.
+"""What overlapped drafting brings, and which drafts stand. Oracles: the state machine played out; every choice,
+and every run of tokens that a step can sample, tried one by one.
 """
 
 import itertools

@@ -1,11 +1,11 @@
-"""The drafts of a step, from the answers of drafters to the outcome. Oracles: every draft on its own; a loop over the
-tokens of each sequence.
+"""The drafts of a step, from the answers of drafters to the outcome. Oracles: every draft on its own; a loop over
+the tokens of each sequence.
 
 Planted bugs that these tests have caught: the draft with the likeliest first token is chosen; a draft that the
 model replaces teaches nothing; the model's drafts in the wrong order; no plan for the model while a step runs,
-where all drafts are from text; blocks and releases are sent twice; the time of the look-up is lost; the first token
-that is cut is not decided; the first token of a chunk is not among the accepted; a drawn draft is decided beyond
-what was verified.
+where all drafts are from text; blocks and releases are sent twice; the time of the look-up is lost; the first
+token that is cut is not decided; the first token of a chunk is not among the accepted; a drawn draft is decided
+beyond what was verified.
 """
 
 from collections.abc import Sequence
