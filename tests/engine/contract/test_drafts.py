@@ -15,7 +15,7 @@ def made(*drafts: Given, method: str = "suffix") -> DraftTable:
     return table_of(slots, method, token_ids, confidences, width=WIDTH)
 
 
-def padded[T](values: tuple[T, ...], padding: T) -> list[T]:
+def padded(values: tuple[float, ...], padding: float) -> list[float]:
     return [*values, *[padding] * (WIDTH - len(values))]
 
 
