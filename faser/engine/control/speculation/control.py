@@ -271,14 +271,12 @@ class SpeculationControl:
             catches_up=config.needs_draft_model or config.needs_head,
             most_missing=MOST_STATES_READ if config.needs_head else None,
         )
+        options = overlap or OverlapOptions(name=SERIAL, lanes=())
         self._statistics = SpeculationStatistics(
-            num_slots, cap, (*config.classes,), partition=overlap.name if overlap else SERIAL, details=details
+            num_slots, cap, (*config.classes,), partition=options.name, details=details
         )
-        self._overlap: OverlapControl | None = None
-        self._fallback = ""
-        if overlap is not None:
-            self._overlap = OverlapControl(costs, self._acceptance, self._state.frontiers, overlap)
-            self._fallback = overlap.fallback
+        self._overlap = OverlapControl(costs, self._acceptance, self._state.frontiers, options)
+        self._fallback = options.fallback
         self._policy = policy or make_policy(config, costs, self._acceptance)
         self._asked = False  # the policy, since the last step was learned from
         self._since = 0  # steps since the policy was asked
@@ -300,7 +298,7 @@ class SpeculationControl:
         """
         if gamma is not None and not 1 <= gamma <= self.cap:
             raise ConfigError(f"gamma is {gamma}; this engine drafts at least 1 and at most {self.cap} tokens")
-        if overlap not in (None, OFF) and self._overlap is None:
+        if overlap not in (None, OFF) and not self._overlap.has_lanes:
             raise ConfigError(f"overlap is {overlap}; this engine has no lanes for overlapped drafting")
         limit = gamma or self.cap
         config = replace(self._config, policy=name, num_speculative_tokens=limit)
@@ -311,8 +309,7 @@ class SpeculationControl:
             self._acceptance.forget()
         self._pause = self._paused = 0
         self._long_enough = _Pauses()
-        if self._overlap is not None:
-            self._overlap.reset(overlap)
+        self._overlap.reset(overlap)
 
     def start(self, sequence: Sequence) -> None:
         """The sequence takes over its slot."""
@@ -337,8 +334,8 @@ class SpeculationControl:
             policy=self._policy.name,
             method=self._config.method,
             roles=self._costs.stats(),
-            cycle=None if self._overlap is None else self._overlap.stats(),
-            draft_share=0.0 if self._overlap is None else self._overlap.share,
+            cycle=self._overlap.stats() if self._overlap.has_lanes else None,
+            draft_share=self._overlap.share,
             partition_fallback=self._fallback,
         )
 
@@ -384,7 +381,7 @@ class SpeculationControl:
             self._lengthen_pause()
             return None
         overlap = self._overlap
-        is_due = overlap is not None and overlap.is_due(num_steps)
+        is_due = overlap.is_due(num_steps)
         if self.drafts_overlapped and not is_due:
             return None
         cached = self._state.cached_decision(count, is_due=is_due)
@@ -395,7 +392,7 @@ class SpeculationControl:
             lengths, self._since = self._policy.lengths(candidates), 0
         else:
             lengths = np.minimum(cached.lengths.take(batch.slots), limit)
-        if overlap is not None and is_due:
+        if is_due:
             overlap.judge(candidates, None if self._policy.name == FASER else lengths)
             if overlap.lanes is not None:
                 self._state.expire_decision()
@@ -437,7 +434,7 @@ class SpeculationControl:
 
         None: nothing. Arguments as in decide.
         """
-        if self._overlap is None or self._overlap.lanes is None:
+        if not self.drafts_overlapped:
             return None
         with self._statistics.deciding():
             count = len(sequences)
@@ -477,11 +474,11 @@ class SpeculationControl:
     @property
     def drafts_overlapped(self) -> bool:
         """At present drafts are made concurrently with steps, not before them."""
-        return self._overlap is not None and self._overlap.lanes is not None
+        return self._overlap.lanes is not None
 
     def may_overlap(self, plan: StepPlan) -> bool:
         """Drafts may be made concurrently with this step."""
-        return self._overlap is not None and self._overlap.takes(plan)
+        return self._overlap.takes(plan)
 
     def decide_overlapped(
         self, sequences: Many[Sequence], num_unverified: Many[int], *, budget: int, room: Room
@@ -491,7 +488,7 @@ class SpeculationControl:
         sequences: that may draft, with num_unverified draft tokens each in the step. budget, room: as in decide;
         room is asked about those tokens and the new ones together.
         """
-        if self._overlap is None or self._overlap.lanes is None:
+        if not self.drafts_overlapped:
             return None
         with self._statistics.deciding():
             batch = self._state.batch(sequences)
@@ -859,7 +856,6 @@ class SpeculationControl:
 
         Afterwards a draft model's cache holds every token up to the last one that the step sampled.
         """
-        assert self._overlap is not None, "drafts were made during the step"
         self._statistics.count_catchup(step.drafts.catchup_tokens)
         unverified = {rows.slot: rows.token_ids[len(rows.token_ids) - rows.num_drafts :] for rows in plan.rows}
         by_slot = dict(zip(plan.rows.slots, sampled, strict=True))

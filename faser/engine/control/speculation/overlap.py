@@ -59,7 +59,7 @@ def best_overlap(
     """
     may_draft = candidates.limit > 0
     if not lanes or not may_draft.any():
-        return _not_overlapped(objective)
+        return _not_overlapped(objective.rate_without_drafts)
     lengths = np.minimum(np.arange(1, candidates.survival.shape[1]), np.maximum(candidates.limit, 1)[:, None])
     ready, tokens = (np.take_along_axis(each, lengths - 1, axis=1) for each in expected(candidates.survival))
     gains = np.where(may_draft[:, None], candidates.sequences.weight[:, None] * ready * (tokens - 1), -1.0)
@@ -76,7 +76,7 @@ def best_overlap(
     if most_rows is not None:
         rates[:, drafted + decodes > most_rows] = 0.0
         if not rates.any():
-            return _not_overlapped(objective)
+            return _not_overlapped(objective.rate_without_drafts)
     best, count, length = (int(each) for each in np.unravel_index(int(rates.argmax()), rates.shape))
     return OverlapChoice(
         chosen=np.sort(order[: count + 1]),
@@ -104,10 +104,8 @@ def _draft_s(costs: CostModel, num_sequences: int, most: int) -> Floats:
     return found
 
 
-def _not_overlapped(objective: Objective) -> OverlapChoice:
-    return OverlapChoice(
-        chosen=np.zeros(0, dtype=np.int64), length=0, lanes=None, rate=objective.rate_without_drafts
-    )
+def _not_overlapped(rate: float) -> OverlapChoice:
+    return OverlapChoice(chosen=np.zeros(0, dtype=np.int64), length=0, lanes=None, rate=rate)
 
 
 class Frontiers:
@@ -175,13 +173,15 @@ _FORGET = 0.1  # of the factor of overlapped steps, at every judgement that leav
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapOptions:
-    """The lanes that drafts can be made on concurrently with steps. name: of the partition of the processors.
+    """The lanes that drafts can be made on concurrently with steps.
 
-    lanes: measured interference, one table per share; at least one. mode: auto: where it pays, by the policy's own
-    objective; on: wherever a sequence may draft; off: never, until use_policy asks for it. every: steps between
-    two judgements. fallback: why the partition is not the one that was asked for; empty: it is.
-
+    name: of the partition of the processors.
+    lanes: measured interference, one table per share; none: drafts are never overlapped.
     most_rows: of a step for which lanes have a CUDA graph; None: lanes need none.
+    mode: auto: where it pays, by the policy's own objective; on: wherever a sequence may draft; off: never, until
+        use_policy asks for it.
+    every: steps between two judgements.
+    fallback: why the partition is not the one that was asked for; empty: it is.
     """
 
     name: str
@@ -221,27 +221,31 @@ class OverlapControl:
     def __init__(
         self, costs: CostModel, acceptance: Acceptance, frontiers: Frontiers, options: OverlapOptions
     ) -> None:
-        assert options.lanes, "overlapped drafting takes lanes"
         self._costs = costs
         self._acceptance = acceptance
         self._frontiers = frontiers
         self._options = options
         self._mode = options.mode
         self._interval = min(_FIRST_INTERVAL, options.every)
-        self._choice: OverlapChoice | None = None  # None: drafts are not overlapped
+        self._choice = _not_overlapped(0.0)
         self._steps_left = 0
         self._rows, self._context = 0, 0.0  # rows and mean context of the step that is being made
         self._cycle = ErrorTracker()  # of overlapped steps
 
     @property
+    def has_lanes(self) -> bool:
+        """Drafts may be overlapped at times."""
+        return bool(self._options.lanes)
+
+    @property
     def lanes(self) -> InterferenceTable | None:
         """The lanes in use; None: drafts are not overlapped."""
-        return None if self._choice is None else self._choice.lanes
+        return self._choice.lanes
 
     @property
     def share(self) -> float:
         """Of the processors that the drafter has; 0: drafts are not overlapped."""
-        return 0.0 if self._choice is None or self._choice.lanes is None else self._choice.lanes.share
+        return 0.0 if self.lanes is None else self.lanes.share
 
     def stats(self) -> RoleStats:
         """Predicted and measured time of overlapped steps."""
@@ -250,7 +254,7 @@ class OverlapControl:
     def reset(self, mode: str | None) -> None:
         """Another policy decides from now on, at first without overlapping. mode: None: the one of the options."""
         self._mode = mode or self._options.mode
-        self._choice, self._steps_left = None, 0
+        self._choice, self._steps_left = _not_overlapped(0.0), 0
         self._interval = min(_FIRST_INTERVAL, self._options.every)
         self._frontiers.clear()
 
@@ -260,7 +264,7 @@ class OverlapControl:
         Not if lanes replay graphs and might have none for it: one host thread enqueues both lanes, and the draft
         would wait for hundreds of launches of the step. Steps with prompts may lack one whatever their size.
         """
-        if self._choice is None or self._choice.lanes is None:
+        if self.lanes is None:
             return False
         most_rows = self._options.most_rows
         if most_rows is None:
@@ -270,7 +274,7 @@ class OverlapControl:
     def is_due(self, num_steps: int) -> bool:
         """Count num_steps steps; whether it is time to judge again."""
         self._steps_left -= num_steps
-        return self._steps_left < 0
+        return self.has_lanes and self._steps_left < 0
 
     def judge(self, candidates: Candidates, lengths: Ints | None) -> None:
         """Decide whether drafts are overlapped until the next judgement.
@@ -288,13 +292,13 @@ class OverlapControl:
         else:
             choice = self._as_requested(lengths)
             wanted = choice.lanes is not None and self._mode == ON
-        if not wanted:
-            self._choice = None
+        if wanted:
+            self._choice = choice
+            self._frontiers.choose(candidates.slots, choice.chosen)
+        else:
+            self._choice = _not_overlapped(0.0)
             self._frontiers.clear()
             self._cycle.forget(_FORGET)
-            return
-        self._choice = choice
-        self._frontiers.choose(candidates.slots, choice.chosen)
 
     def ready(self, candidates: Candidates) -> tuple[Ints, DraftTable]:
         """Positions of the candidates whose drafts stand, and these drafts, which are taken with that."""
@@ -319,7 +323,6 @@ class OverlapControl:
 
     def lengths(self, slots: Ints, limit: Ints) -> Ints:
         """[S] tokens that each slot drafts during the next step, as far as limit allows; 0: none."""
-        assert self._choice is not None, "drafts are not overlapped"
         return np.where(self._frontiers.drafts(slots), np.clip(limit, 0, self._choice.length), 0)
 
     def learn(
@@ -365,9 +368,8 @@ class OverlapControl:
 
     def _note_time(self, result: StepResult, drafts: Drafts, verify_s: float) -> tuple[float, float, float]:
         """Follow the measured time. Returns what either lane should have taken, and how long both were busy."""
-        assert self._choice is not None
-        lanes = self._choice.lanes
-        assert lanes is not None
+        lanes = self.lanes
+        assert lanes is not None, "drafts are overlapped"
         verified_s, drafted_s = result.began_s + result.run_s, drafts.began_s + drafts.run_s
         draft_s = self._draft_s(len(drafts.table.slots), drafts.passes)
         predicted_s = lanes.one(verify_s, draft_s, rows=self._rows, context=self._context)
@@ -393,7 +395,7 @@ class OverlapControl:
             looking_s = self._costs.text_s(candidates.num_sequences) + objective.drafting_gap_s
             without = best_prefixes(objective, worth, candidates.limit, looking_s).rate
         gain = choice.rate / self._cycle.factor / max(without, objective.rate_without_drafts)
-        return gain > (_STAY_ON if self._choice is not None else _SWITCH_ON)
+        return gain > (_STAY_ON if self.lanes is not None else _SWITCH_ON)
 
     def _as_requested(self, lengths: Ints) -> OverlapChoice:
         """Every sequence for which a policy wants drafts, as long as the longest of them."""
