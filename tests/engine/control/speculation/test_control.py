@@ -241,6 +241,23 @@ def test_tokens_that_the_stop_rule_drops_lower_what_is_expected_before_drafting(
     assert 0.1 < expected[-1] < 0.4
 
 
+def test_drafts_of_a_sequence_that_was_aborted_before_its_step_are_dropped() -> None:
+    """Planted bug: the next step, of another sequence in the same slot, verifies and learns them."""
+    policy = Greedy()
+    driver = driver_with(policy, looks=False)
+    driver.add(asking("a", max_tokens=40))
+    driver.step()
+    plan = driver.scheduler.propose()
+    assert plan is not None
+    driver.scheduler.drafted(driver.executor.draft(plan))
+    driver.abort("a")
+    assert driver.plan() is None
+    driver.add(asking("bb", max_tokens=40))
+    driver.step()
+    assert not policy.offered
+    assert not speculated(driver).num_drafts
+
+
 def test_few_sequences_are_decided_anew_in_every_step() -> None:
     policy = Greedy()
     driver = driver_with(policy, looks=False)
