@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.ablation.campaign import (
+from benchmarks.ablation.drive import (
     ARMS,
     FLOOR,
     WALL,

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.ablation.campaign import BASE, KNOWN
+from benchmarks.ablation.drive import BASE, KNOWN
 from benchmarks.cells import Estimate, Spread, Times, difference, markdown, ratio, share
 from benchmarks.simulator.contest import Figures
 from benchmarks.spec_bench.chart import line_chart

@@ -1,8 +1,8 @@
 """SelectedDrafter: drafters of several kinds and the control plane's choice between them, as one Drafter.
 
-For benchmarks and tests that drive a drafter without an engine. It asks in the order of an engine's step: the text
-look-up first, then the draft model for the requests for which it has more expected tokens. It learns from commits,
-and never drafts overlapped.
+For benchmarks and tests that drive a drafter without an engine. It makes StepDrafts as an engine's step does: the
+text look-up drafts first, then the model for the requests for which it has more expected tokens. It learns from
+commits, and never drafts overlapped.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,13 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.drafts import DraftTable, Ints
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
-from faser.engine.control.speculation.acceptance import Acceptance, DraftReader, ReadDrafts, came_tokens
-from faser.engine.control.speculation.control import DrafterSelection, TextRound
+from faser.engine.control.speculation.acceptance import Acceptance, point_mass_outcomes, sampled_tokens
+from faser.engine.control.speculation.control import StepDrafts
 from faser.engine.control.speculation.policies import Fixed
-from faser.engine.control.speculation.policy import Candidates, Ints
+from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts
 from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals, with_point_masses
+from faser.engine.execution.step_results import drafts_of
 
 
 class SelectedDrafter:
@@ -29,13 +30,11 @@ class SelectedDrafter:
 
     def __init__(self, drafter: Drafter, *, num_slots: int, cap: int, model_cap: int = 0) -> None:
         self._drafter = drafter
+        self._cap = cap
         self._model_cap = model_cap
         self._policy = Fixed(cap)
         self._acceptance = Acceptance(num_slots, cap)
-        self._selection = DrafterSelection(self._acceptance, has_model=model_cap > 0)
-        self._reader = DraftReader(cap)
-        self._cap = cap
-        self._unjudged: list[ReadDrafts] = []  # drafts of the last plan, from which the next commit teaches
+        self._undecided: list[DraftTable] = []  # drafts of the last plan, from which the next commit teaches
 
     def start(self, start: SequenceStart) -> None:
         self._acceptance.start(start.slot)
@@ -43,72 +42,71 @@ class SelectedDrafter:
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         """The chosen drafts; probs has lines for all their tokens, in their order."""
-        by_text = self._drafter.propose(self._selection.first_round(plan), until)
-        found = self._selection.choose_text(_drafts(plan.step, by_text))
-        lengths = self._model_lengths(found)
-        model_plan = self._selection.leave_to_model(found, lengths, plan.stop)
-        if model_plan is None:
-            proposals = Proposals(drafts=found.drafts)
-        else:
+        step = self._step_drafts(replace(plan, width=self._cap, from_text=True))
+        by_text = self._drafter.propose(step.plan, until)
+        step.take_text(drafts_of(step.plan, by_text, 0.0, 0.0), self._acceptance)
+        chosen = [by_text.drafts[i] for i in step.taken.tolist()]
+        proposals, model_plan = Proposals(drafts=tuple(chosen)), None
+        if self._model_cap:
+            model_plan = step.leave_to_model(self._model_lengths(step))
+        if model_plan is not None:
             by_model = self._drafter.propose(model_plan, until)
-            drafts = self._selection.complete(_drafts(plan.step, by_model)).drafts
-            text = [found.drafts[i] for i in (lengths == 0).nonzero()[0].tolist()]
-            proposals = _in_order(with_point_masses(by_model, text), drafts)
-        self._note(found, lengths, proposals)
+            step.take(drafts_of(model_plan, by_model, 0.0, 0.0))
+            self._note(step.table.take(step.by_model))
+            for at, draft in zip(step.by_model.tolist(), by_model.drafts, strict=True):
+                chosen[at] = draft
+            stays = np.delete(np.arange(len(chosen)), step.by_model)
+            proposals = _in_order(with_point_masses(by_model, [chosen[i] for i in stays.tolist()]), chosen)
+        self._undecided = [step.table, step.not_taken()]
         return proposals
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
-        came = {each.slot: each.token_ids for each in continuations}
-        for drafts in self._unjudged:
+        sampled = {each.slot: each.token_ids for each in continuations}
+        for drafts in self._undecided:
             if len(drafts.slots):
-                tokens = came_tokens([came.get(slot, ()) for slot in drafts.slots.tolist()], self._cap)
-                self._acceptance.learn(drafts.verdicts(tokens))
-        self._unjudged = []
+                tokens = sampled_tokens([sampled.get(slot, ()) for slot in drafts.slots.tolist()], self._cap)
+                self._acceptance.learn(point_mass_outcomes(drafts, tokens))
+        self._undecided = []
         self._drafter.commit(continuations)
 
     def release(self, slot: int) -> None:
         self._acceptance.release(slot)
-        self._unjudged = [each.among((each.slots != slot).nonzero()[0]) for each in self._unjudged]
+        self._undecided = [each.take(each.slots != slot) for each in self._undecided]
         self._drafter.release(slot)
 
-    def _model_lengths(self, found: TextRound) -> Ints:
-        """[S] tokens that the model drafts in place of a draft from text, as policies without costs say."""
-        requests = found.plan.requests
-        slots = np.array([each.slot for each in requests], dtype=np.int64)
-        candidates = Candidates(
-            slots=slots,
-            limit=np.minimum([each.max_tokens for each in requests], self._model_cap),
-            survival=self._acceptance.survival(slots, by_model=True),
-            weight=np.ones(len(slots)),
-            missing_kv=np.zeros_like(slots),
-            other_rows=0,
-            kv_tokens=0,
+    def _step_drafts(self, plan: DraftPlan) -> StepDrafts:
+        """All requests as they are, of sequences of which nothing else is known."""
+        count = len(plan.requests)
+        lengths = np.array([each.max_tokens for each in plan.requests], dtype=np.int64)
+        nothing = np.zeros(count, dtype=np.int64)
+        sequences = DraftingSequences(
+            slots=np.array([each.slot for each in plan.requests], dtype=np.int64),
+            weight=np.ones(count),
+            missing_kv=nothing,
+            remaining=nothing,
         )
-        return self._policy.model_lengths(candidates, candidates.drafted(found.lengths, found.survival))
+        candidates = Candidates(
+            sequences,
+            lengths,
+            np.ones((count, self._cap + 1)),
+            StepFacts(other_rows=0, kv_tokens=0, kv_sequences=count),
+        )
+        return StepDrafts(chosen=range(count), lengths=lengths, candidates=candidates, stop=plan.stop, plan=plan)
 
-    def _note(self, found: TextRound, lengths: Ints, proposals: Proposals) -> None:
-        """Tell the acceptance model what drafts came, and keep them until their tokens come."""
-        by_model = (lengths > 0).nonzero()[0]
-        if len(by_model):
-            read = self._reader.read([proposals.drafts[i] for i in by_model.tolist()])
-            survival = self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
-            self._acceptance.note_drafts(read.slots, read.lengths, read.lengths, survival, by_model=True)
-        others = found.not_taken(lengths)
-        self._unjudged = [self._reader.read(proposals.drafts), *([] if others is None else [others])]
+    def _model_lengths(self, step: StepDrafts) -> Ints:
+        """[S] tokens that the model drafts in place of a draft from text, as policies without costs say."""
+        survival = self._acceptance.survival(step.candidates.slots, by_model=True)
+        by_model = step.candidates.drafted(np.minimum(step.lengths, self._model_cap), survival)
+        return self._policy.model_lengths(by_model, by_model.drafted(step.table.lengths, step.survival))
 
-
-def _drafts(step: int, proposals: Proposals) -> Drafts:
-    return Drafts(
-        step=step,
-        drafts=proposals.drafts,
-        run_s=0.0,
-        passes=proposals.passes,
-        catchup_tokens=proposals.catchup_tokens,
-        drawn=proposals.probs is not None,
-    )
+    def _note(self, by_model: DraftTable) -> None:
+        """Tell the acceptance model which drafts a model has made."""
+        if len(by_model.slots):
+            lengths, survival = by_model.lengths, self._acceptance.drafted_survival(by_model)
+            self._acceptance.note_drafts(by_model.slots, lengths, lengths, survival, by_model=True)
 
 
-def _in_order(proposals: Proposals, drafts: tuple[Draft, ...]) -> Proposals:
+def _in_order(proposals: Proposals, drafts: Sequence[Draft]) -> Proposals:
     """proposals with its drafts, and the lines of their tokens, in the order of drafts."""
     lines: dict[int, range] = {}
     total = 0
@@ -117,6 +115,6 @@ def _in_order(proposals: Proposals, drafts: tuple[Draft, ...]) -> Proposals:
     order = [line for draft in drafts for line in lines[draft.slot]]
     return replace(
         proposals,
-        drafts=drafts,
+        drafts=tuple(drafts),
         probs=None if proposals.probs is None else proposals.probs[order],
     )

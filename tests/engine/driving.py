@@ -106,7 +106,7 @@ def _speculation(
     look-up, and no passes.
     """
     lanes = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
-    config = SpeculationConfig(num_speculative_tokens=DRAFT_CAP)
+    config = SpeculationConfig(method="suffix", num_speculative_tokens=DRAFT_CAP)
     return SpeculationControl(
         config,
         costs or CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=None if looks else 0.001)),

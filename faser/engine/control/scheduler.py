@@ -170,6 +170,7 @@ class Scheduler:
     def propose(self) -> DraftPlan | None:
         """Ask for the drafts of the next step; None: it has no drafts, or overlapped drafts are there already."""
         assert not self._in_flight, f"step {self._step} has not been committed"
+        self._drafts, self._drafting = None, []  # of a step that its sequences' end has left without rows
         if self._speculation is None:
             return None
         candidates, other_rows = self._candidates()

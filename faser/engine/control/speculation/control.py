@@ -55,6 +55,7 @@ _PLENTY = 1 << 30  # tokens to be generated yet, where missing KV has no price
 _ZERO = np.array(0)
 _BONUS = np.array(1)  # token of a step after the accepted ones
 _NO_INTS: Ints = np.zeros(0, dtype=np.int64)
+_NO_PLAN = DraftPlan(step=0, width=0, requests=())
 
 Room = Callable[[list[Sequence], list[int]], list[int]]
 
@@ -103,7 +104,7 @@ class StepDrafts:
     is_drawn: bool = False
     share: float = 0.0
     num_decided: int = 0
-    plan: DraftPlan | None = None
+    plan: DraftPlan = _NO_PLAN
     drafts: Drafts = field(default_factory=lambda: Drafts(step=0, table=NO_DRAFTS, run_s=0.0))
     from_text: DraftTable = NO_DRAFTS
     taken: Ints = field(default_factory=lambda: _NO_INTS)
@@ -120,6 +121,50 @@ class StepDrafts:
     def has_drafts(self) -> bool:
         """A drafter has found a token, or passes were made for one."""
         return bool(self.drafts.passes) or bool(np.count_nonzero(self.table.lengths))
+
+    def take_text(self, answer: Drafts, acceptance: Acceptance) -> None:
+        """Of the drafts from text take for each sequence the one with the most expected tokens."""
+        count, table = len(self.lengths), answer.table
+        self.taken = np.arange(count)
+        if np.count_nonzero(table.lengths):
+            survival = acceptance.drafted_survival(table)
+            self.taken += np.add.reduce(survival, axis=1).reshape(-1, count).argmax(axis=0) * count
+            self.from_text, self.survival = table, survival[self.taken]
+        else:
+            self.survival = np.zeros((count, acceptance.cap + 1))
+            self.survival[:, 0] = 1.0
+        self.drafts = replace(answer, table=table.take(self.taken))
+
+    def leave_to_model(self, lengths: Ints) -> DraftPlan | None:
+        """The plan for the sequences that the model drafts for; None: all drafts are from text.
+
+        lengths: [S] tokens; 0: the draft from text stays. While a step runs the model's plan follows always: the
+        step's lanes are divided already.
+        """
+        self.by_model = lengths.nonzero()[0]
+        if not len(self.by_model) and not self.share:
+            return None
+        requests = [
+            replace(self.plan.requests[i], max_tokens=lengths.item(i), new_blocks=())
+            for i in self.by_model.tolist()
+        ]
+        self.plan = replace(self.plan, requests=tuple(requests), released=(), from_text=False, stop=self.stop)
+        return self.plan
+
+    def take(self, answer: Drafts) -> None:
+        """All drafts, or those of the model in place of the ones from text."""
+        if not len(self.taken):
+            self.drafts = answer
+            return
+        text = self.drafts
+        for column, of_model in zip(text.table, answer.table, strict=True):
+            column[self.by_model] = of_model
+        self.drafts = replace(
+            text,
+            run_s=text.run_s + answer.run_s,
+            passes=answer.passes,
+            catchup_tokens=answer.catchup_tokens,
+        )
 
     def verified(self) -> list[tuple[int, ...]]:
         """The draft tokens that the step verifies, in the order of chosen."""
@@ -218,14 +263,12 @@ class SpeculationControl:
             catches_up=config.needs_draft_model or config.needs_head,
             most_missing=MOST_STATES_READ if config.needs_head else None,
         )
+        options = overlap or OverlapOptions(name=SERIAL, lanes=())
         self._statistics = SpeculationStatistics(
-            num_slots, cap, (*config.classes,), partition=overlap.name if overlap else SERIAL, details=details
+            num_slots, cap, (*config.classes,), partition=options.name, details=details
         )
-        self._overlap: OverlapControl | None = None
-        self._fallback = ""
-        if overlap is not None:
-            self._overlap = OverlapControl(costs, self._acceptance, self._state.frontiers, overlap)
-            self._fallback = overlap.fallback
+        self._overlap = OverlapControl(costs, self._acceptance, self._state.frontiers, options)
+        self._fallback = options.fallback
         self._policy = policy or make_policy(config, costs, self._acceptance)
         self._asked = False  # the policy, since the last step was learned from
         self._since = 0  # steps since the policy was asked
@@ -247,19 +290,18 @@ class SpeculationControl:
         """
         if gamma is not None and not 1 <= gamma <= self.cap:
             raise ConfigError(f"gamma is {gamma}; this engine drafts at least 1 and at most {self.cap} tokens")
-        if overlap not in (None, OFF) and self._overlap is None:
+        if overlap not in (None, OFF) and not self._overlap.has_lanes:
             raise ConfigError(f"overlap is {overlap}; this engine has no lanes for overlapped drafting")
+        limit = gamma or self.cap
+        config = replace(self._config, policy=name, num_speculative_tokens=limit)
+        self._policy, self._limit = make_policy(config, self._costs, self._acceptance), limit
         self._acceptance.learn_held()
         self._state.drop_decision()
         if forget:
             self._acceptance.forget()
-        self._limit = gamma or self.cap
-        config = replace(self._config, policy=name, num_speculative_tokens=self._limit)
-        self._policy = make_policy(config, self._costs, self._acceptance)
         self._pause = self._paused = 0
         self._long_enough = _Pauses()
-        if self._overlap is not None:
-            self._overlap.reset(overlap)
+        self._overlap.reset(overlap)
 
     def start(self, sequence: Sequence) -> None:
         """The sequence takes over its slot."""
@@ -284,8 +326,8 @@ class SpeculationControl:
             policy=self._policy.name,
             method=self._config.method,
             roles=self._costs.stats(),
-            cycle=None if self._overlap is None else self._overlap.stats(),
-            draft_share=0.0 if self._overlap is None else self._overlap.share,
+            cycle=self._overlap.stats() if self._overlap.has_lanes else None,
+            draft_share=self._overlap.share,
             partition_fallback=self._fallback,
         )
 
@@ -331,7 +373,7 @@ class SpeculationControl:
             self._lengthen_pause()
             return None
         overlap = self._overlap
-        is_due = overlap is not None and overlap.is_due(num_steps)
+        is_due = overlap.is_due(num_steps)
         if self.drafts_overlapped and not is_due:
             return None
         cached = self._state.cached_decision(count, is_due=is_due)
@@ -342,7 +384,7 @@ class SpeculationControl:
             lengths, self._since = self._policy.lengths(candidates), 0
         else:
             lengths = np.minimum(cached.lengths.take(batch.slots), limit)
-        if overlap is not None and is_due:
+        if is_due:
             overlap.decide(candidates, None if self._policy.name == FASER else lengths)
             if overlap.lanes is not None:
                 self._state.expire_decision()
@@ -360,30 +402,19 @@ class SpeculationControl:
             self._state.cache_decision(candidates, lengths, drafts.stop, len(drafts.chosen))
         return drafts
 
-    def drafted(self, step: StepDrafts, answer: Drafts) -> DraftPlan | None:
-        """Take in the answer to step.plan. Returns the plan that goes out next; None: all drafts are there."""
-        assert step.plan is not None, "drafts come exactly when they were asked for"
-        if step.plan.from_text:
-            with self._statistics.deciding():
-                return self._choose_text(step, step.plan, answer)
-        if not len(step.taken):
-            step.drafts = answer
-            return None
-        text = step.drafts
-        for column, of_model in zip(text.table, answer.table, strict=True):
-            column[step.by_model] = of_model
-        step.drafts = replace(
-            text,
-            run_s=text.run_s + answer.run_s,
-            passes=answer.passes,
-            catchup_tokens=answer.catchup_tokens,
-        )
-        return None
-
     def first_round(self, step: StepDrafts, plan: DraftPlan) -> DraftPlan:
         """The plan to send for these drafts first: the plan itself, or one for the text look-up."""
         step.plan = replace(plan, from_text=True) if self._in_rounds else plan
         return step.plan
+
+    def drafted(self, step: StepDrafts, answer: Drafts) -> DraftPlan | None:
+        """Take in the answer to step.plan. Returns the plan that goes out next; None: all drafts are there."""
+        with self._statistics.deciding():
+            if not step.plan.from_text:
+                step.take(answer)
+                return None
+            step.take_text(answer, self._acceptance)
+            return step.leave_to_model(self._left_to_model(step)) if self._costs.has_passes else None
 
     def keep(self, step: StepDrafts) -> None:
         """The policy says what of the drafts the step verifies."""
@@ -395,7 +426,7 @@ class SpeculationControl:
 
         None: nothing. Arguments as in decide.
         """
-        if self._overlap is None or self._overlap.lanes is None:
+        if not self.drafts_overlapped:
             return None
         with self._statistics.deciding():
             count = len(sequences)
@@ -420,7 +451,8 @@ class SpeculationControl:
             ready, table = self._overlap.ready(candidates)
             if not len(ready):
                 return None
-            survival, kept = self._overlap.chunks(candidates.take(ready), table, self._policy)
+            candidates = candidates.take(ready)
+            survival, kept = self._overlap.chunks(candidates, table, self._policy)
             return StepDrafts(
                 chosen=ready.tolist(),
                 lengths=table.lengths,
@@ -434,11 +466,11 @@ class SpeculationControl:
     @property
     def drafts_overlapped(self) -> bool:
         """At present drafts are made concurrently with steps, not before them."""
-        return self._overlap is not None and self._overlap.lanes is not None
+        return self._overlap.lanes is not None
 
     def may_overlap(self, plan: StepPlan) -> bool:
         """Drafts may be made concurrently with this step."""
-        return self._overlap is not None and self._overlap.takes(plan)
+        return self._overlap.takes(plan)
 
     def decide_overlapped(
         self, sequences: Many[Sequence], num_unverified: Many[int], *, budget: int, room: Room
@@ -448,7 +480,7 @@ class SpeculationControl:
         sequences: that may draft, with num_unverified draft tokens each in the step. budget, room: as in decide;
         room is asked about those tokens and the new ones together.
         """
-        if self._overlap is None or self._overlap.lanes is None:
+        if not self.drafts_overlapped:
             return None
         with self._statistics.deciding():
             batch = self._state.batch(sequences)
@@ -672,32 +704,6 @@ class SpeculationControl:
         fits = fitting > 0
         return chosen[fits], fitting[fits]
 
-    def _choose_text(self, step: StepDrafts, plan: DraftPlan, answer: Drafts) -> DraftPlan | None:
-        """The best draft from text for each sequence, and the plan for those that are left to the model."""
-        count, table = len(plan.requests), answer.table
-        step.taken = np.arange(count)
-        if not np.count_nonzero(table.lengths):
-            step.survival = np.zeros((count, self.cap + 1))
-            step.survival[:, 0] = 1.0
-        else:
-            survival = self._acceptance.drafted_survival(table)
-            values = np.add.reduce(survival, axis=1).reshape(-1, count)
-            step.taken += values.argmax(axis=0) * count
-            step.from_text, step.survival = table, survival[step.taken]
-        step.drafts = replace(answer, table=table.take(step.taken))
-        if not self._costs.has_passes:
-            return None
-        lengths = self._left_to_model(step)
-        step.by_model = lengths.nonzero()[0]
-        # While a step runs the model's plan follows always: the step's lanes are divided already.
-        if not len(step.by_model) and plan.share is None:
-            return None
-        requests = [
-            replace(plan.requests[i], max_tokens=lengths.item(i), new_blocks=()) for i in step.by_model.tolist()
-        ]
-        step.plan = replace(plan, requests=tuple(requests), released=(), from_text=False, stop=step.stop)
-        return step.plan
-
     def _left_to_model(self, step: StepDrafts) -> Ints:
         """[S] tokens that the model drafts in place of a sequence's draft from text."""
         slots, table = step.candidates.slots, step.table
@@ -842,8 +848,6 @@ class SpeculationControl:
 
         Afterwards a draft model's cache holds every token up to the last one that the step sampled.
         """
-        assert self._overlap is not None, "drafts were made during the step"
-        assert step.plan is not None, "and were asked for"
         self._statistics.count_catchup(step.drafts.catchup_tokens)
         unverified = {rows.slot: rows.token_ids[len(rows.token_ids) - rows.num_drafts :] for rows in plan.rows}
         by_slot = dict(zip(plan.rows.slots, sampled, strict=True))

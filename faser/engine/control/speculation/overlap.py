@@ -32,13 +32,15 @@ _FORGET = 0.1  # of the factor of overlapped steps, at every decision that leave
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapOptions:
-    """The lanes that drafts can be made on concurrently with steps. name: of the partition of the processors.
+    """The lanes that drafts can be made on concurrently with steps.
 
-    lanes: measured interference, one table per share; at least one. mode: auto: where it pays, by the policy's own
-    objective; on: wherever a sequence may draft; off: never, until use_policy asks for it. every: steps between
-    two decisions. fallback: why the partition is not the one that was asked for; empty: it is.
-
+    name: of the partition of the processors.
+    lanes: measured interference, one table per share; none: drafts are never overlapped.
     most_rows: of a step for which lanes have a CUDA graph; None: lanes need none.
+    mode: auto: where it pays, by the policy's own objective; on: wherever a sequence may draft; off: never, until
+        use_policy asks for it.
+    every: steps between two decisions.
+    fallback: why the partition is not the one that was asked for; empty: it is.
     """
 
     name: str
@@ -147,7 +149,6 @@ class OverlapControl:
     def __init__(
         self, costs: CostModel, acceptance: Acceptance, frontiers: Frontiers, options: OverlapOptions
     ) -> None:
-        assert options.lanes, "overlapped drafting takes lanes"
         self._costs = costs
         self._acceptance = acceptance
         self._frontiers = frontiers
@@ -161,9 +162,14 @@ class OverlapControl:
         self._cycle = ErrorTracker()  # of overlapped steps
 
     @property
+    def has_lanes(self) -> bool:
+        """Drafts may be overlapped at times."""
+        return bool(self._options.lanes)
+
+    @property
     def lanes(self) -> InterferenceTable | None:
         """The lanes in use; None: drafts are not overlapped."""
-        return None if self._choice is None else self._choice.lanes
+        return self._choice.lanes
 
     @property
     def share(self) -> float:
@@ -197,7 +203,7 @@ class OverlapControl:
     def is_due(self, num_steps: int) -> bool:
         """Count num_steps steps; whether it is time to decide again."""
         self._steps_left -= num_steps
-        return self._steps_left < 0
+        return self.has_lanes and self._steps_left < 0
 
     def decide(self, candidates: Candidates, lengths: Ints | None) -> None:
         """Decide whether drafts are overlapped until the next decision.
@@ -206,14 +212,12 @@ class OverlapControl:
         """
         self._steps_left = self._interval
         self._interval = min(2 * self._interval, self._options.every)
-        choice = self._best(candidates) if lengths is None else self._as_requested(lengths)
-        if choice is None:
-            self._choice = None
+        self._choice = self._best(candidates) if lengths is None else self._as_requested(lengths)
+        if self._choice is not None:
+            self._frontiers.choose(candidates.slots, self._choice.chosen)
+        else:
             self._frontiers.clear()
             self._cycle.forget(_FORGET)
-            return
-        self._choice = choice
-        self._frontiers.choose(candidates.slots, choice.chosen)
 
     def ready(self, candidates: Candidates) -> tuple[Ints, DraftTable]:
         """Positions of the candidates whose drafts stand, and these drafts, which are taken with that."""
@@ -238,7 +242,6 @@ class OverlapControl:
 
     def lengths(self, slots: Ints, limit: Ints) -> Ints:
         """[S] tokens that each slot drafts during the next step, as far as limit allows; 0: none."""
-        assert self._choice is not None, "drafts are not overlapped"
         return np.where(self._frontiers.drafts(slots), np.clip(limit, 0, self._choice.length), 0)
 
     def learn(
@@ -315,7 +318,7 @@ class OverlapControl:
             looking_s = self._costs.text_s(candidates.num_sequences) + objective.drafting_gap_s
             without = best_prefixes(objective, worth, candidates.limit, looking_s).rate
         gain = choice.rate / self._cycle.factor / max(without, objective.rate_without_drafts)
-        return gain > (_STAY_ON if self._choice is not None else _SWITCH_ON)
+        return gain > (_STAY_ON if self.lanes is not None else _SWITCH_ON)
 
     def _as_requested(self, lengths: Ints) -> OverlapChoice | None:
         """Every sequence for which a policy wants drafts, as long as the longest of them."""

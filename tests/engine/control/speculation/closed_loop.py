@@ -1,21 +1,19 @@
 """A closed loop around a policy: i.i.d. acceptance, times from a table, everything else the real thing."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
+from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.drafts import METHOD_IDS, DraftTable, Floats, Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.speculation.acceptance import Acceptance, DraftArrays, ReadDrafts, with_dropped
+from faser.engine.control.speculation.acceptance import Acceptance, with_dropped
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from tests.engine.control.speculation.building import candidates, full, step_drafts, table
 
 CAP = 8
 RIGHT, WRONG = 0, 1  # token ids: the target always chooses RIGHT
@@ -34,7 +32,7 @@ class Loop:
     """rate: tokens a second. lengths: mean drafted tokens a sequence of each step."""
 
     rate: float
-    lengths: NDArray[np.float64]
+    lengths: Floats
 
 
 def cost_model(shape: str, method: str) -> CostModel:
@@ -71,13 +69,13 @@ def run(
             seconds += costs.step_s(count)
             continue
         asked = _candidates(chosen, acceptance, count, by_model=by_model)
-        lengths, confidences = requested[chosen], np.full((len(chosen), CAP), CONFIDENCE[method])
+        lengths = requested[chosen]
         stop = policy.stop_rule(asked, lengths)
         drafted, passes, draft_s = _draft(costs, stop, lengths, CONFIDENCE[method])
-        methods = np.full(len(chosen), DRAFT_METHODS.index(method))
-        survival = acceptance.drafted_survival(chosen, methods, drafted, confidences)
-        kept = policy.keep(replace(asked, limit=drafted, survival=survival), drafted)
         good = (rng.random((len(chosen), CAP)) < alpha(step)).cumprod(axis=1).sum(axis=1)
+        drafts = _drafts(chosen, method, drafted, good)
+        survival = acceptance.drafted_survival(drafts)
+        kept = policy.keep(asked.drafted(drafted, survival), drafted)
         accepted = np.minimum(good, kept)
         seconds += draft_s + costs.step_s(count + int(kept.sum()))
         tokens += int(accepted.sum())
@@ -87,36 +85,23 @@ def run(
         else:
             tried, known = with_dropped(drafted, lengths, survival, passes=passes, row_price=stop.row_price)
             acceptance.note_drafts(chosen, tried, tried, known, by_model=by_model)
-        drafts = _read(chosen, methods, drafted, good, confidences)
-        verified = DraftArrays(drafts=drafts, kept=kept, survival=survival)
-        acceptance.learn(verified.verdicts(accepted, np.full_like(accepted, RIGHT)))
+        every, last_ids = np.arange(len(chosen)), np.full_like(accepted, RIGHT)
+        acceptance.learn(step_drafts(drafts, kept).outcomes(every, accepted, last_ids, np.zeros_like(accepted)))
     return Loop(rate=tokens / seconds, lengths=drafted_mean)
 
 
-def _read(slots: Ints, methods: Ints, lengths: Ints, good: Ints, confidences: Floats) -> ReadDrafts:
-    """Drafts whose first `good` tokens are those that the target chooses. All arguments but the last: [S]."""
-    depths = np.arange(CAP)
-    token_ids = np.where(depths < good[:, None], RIGHT, WRONG)
-    return ReadDrafts(
-        slots=slots,
-        methods=methods,
-        lengths=lengths,
-        token_ids=np.where(depths < lengths[:, None], token_ids, -1),
-        confidences=confidences,
-    )
+def _drafts(slots: Ints, method: str, lengths: Ints, good: Ints) -> DraftTable:
+    """Drafts whose first `good` tokens are those that the target chooses. lengths, good: [S]."""
+    count = len(slots)
+    token_ids = np.where(np.arange(CAP) < good[:, None], RIGHT, WRONG)
+    confidences = np.full((count, CAP), CONFIDENCE[method])
+    return table(slots, full(count, METHOD_IDS[method]), lengths, confidences, token_ids)
 
 
 def _candidates(slots: Ints, acceptance: Acceptance, count: int, *, by_model: bool) -> Candidates:
     others = count - len(slots)
-    return Candidates(
-        slots=slots,
-        limit=np.full(len(slots), CAP),
-        survival=acceptance.survival(slots, by_model=by_model),
-        weight=np.ones(len(slots)),
-        missing_kv=np.zeros(len(slots), dtype=np.int64),
-        other_rows=others,
-        other_sequences=others,
-        kv_tokens=0,
+    return candidates(
+        acceptance.survival(slots, by_model=by_model), slots=slots, other_rows=others, other_sequences=others
     )
 
 

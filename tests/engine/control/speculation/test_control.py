@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.drafts import Drafts
-from faser.engine.contract.plan import Draft, StopRule
+from faser.engine.contract.drafts import Drafts, Ints, empty_table
+from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Sequence
-from faser.engine.control.speculation.control import DraftDecision, OtherRows, SpeculationControl
+from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepDrafts
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policies import Off
-from faser.engine.control.speculation.policy import Candidates, Ints, Policy
+from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.errors import ConfigError
@@ -119,7 +119,7 @@ def test_drafts_leave_every_sequence_its_row_and_prompts_half_of_the_rest() -> N
     driver.add(asking("long", prompt=35, max_tokens=9))
     plan = driver.plan()
     assert plan is not None
-    assert policy.seen[-1].other_rows >= 35
+    assert policy.seen[-1].step.other_rows >= 35
     assert policy.seen[-1].limit.tolist() == [(40 - 4) // 2 // 4] * 4
     assert plan.num_rows == 40
     driver.commit(plan)
@@ -134,10 +134,11 @@ def test_a_policy_sees_the_other_rows_and_which_of_them_bring_a_token() -> None:
     first = driver.step()
     (prompt,) = (len(rows.token_ids) for rows in first.rows if rows.start == 0)
     seen = policy.seen[-1]
-    assert (seen.num_sequences, seen.other_sequences, seen.other_rows) == (1, 1, 11)  # the budget ends there
+    found = seen.num_sequences, seen.step.other_sequences, seen.step.other_rows
+    assert found == (1, 1, 11)  # the budget ends there
     driver.step()
     seen = policy.seen[-1]
-    assert (seen.num_sequences, seen.other_sequences, seen.other_rows) == (1, 0, min(30 - prompt, 11))
+    assert (seen.num_sequences, seen.step.other_sequences, seen.step.other_rows) == (1, 0, min(30 - prompt, 11))
 
 
 def test_where_blocks_are_short_drafts_are_given_up_and_no_sequence_is_preempted_for_them() -> None:
@@ -163,7 +164,7 @@ def test_a_sequence_slower_than_its_target_weighs_more_and_a_faster_one_weighs_o
     for _ in range(3):
         driver.clock.advance(0.02)
         driver.step()
-    assert policy.seen[-1].weight.tolist() == pytest.approx([1.0, 4.0, 1.0])
+    assert policy.seen[-1].sequences.weight.tolist() == pytest.approx([1.0, 4.0, 1.0])
 
 
 def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_start() -> None:
@@ -177,7 +178,7 @@ def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_start() -> Non
     control, running = driver.scheduler._speculation, driver.scheduler._running
     assert control is not None
 
-    def decide() -> DraftDecision:
+    def decide() -> StepDrafts:
         found = control.decide(
             running, OtherRows(rows=0, sequences=0), budget=400, room=lambda _, lengths: lengths
         )
@@ -211,10 +212,10 @@ def test_a_cached_stop_rule_has_a_price_for_every_sequence_that_drafts() -> None
         def room(_sequences: list[Sequence], lengths: list[int], most: int = num_fitting) -> list[int]:
             return [*lengths[:most], *[0] * len(lengths[most:])]
 
-        decision = control.decide(running, OtherRows(rows=0, sequences=0), budget=400, room=room)
-        assert decision is not None
-        assert decision.stop is not None
-        assert len(decision.stop.pass_prices) >= len(decision.chosen) == num_fitting
+        step = control.decide(running, OtherRows(rows=0, sequences=0), budget=400, room=room)
+        assert step is not None
+        assert step.stop is not None
+        assert len(step.stop.pass_prices) >= len(step.chosen) == num_fitting
 
 
 def test_tokens_that_the_stop_rule_drops_lower_what_is_expected_before_drafting() -> None:
@@ -227,15 +228,34 @@ def test_tokens_that_the_stop_rule_drops_lower_what_is_expected_before_drafting(
     slot = running[0].held_slot
     expected = []
     for _ in range(8):
-        decision = control.decide(running, OtherRows(rows=0, sequences=0), budget=400, room=lambda _, asked: asked)
-        assert decision is not None
-        assert decision.stop is not None
-        dropped = Draft(slot=slot, method="draft_model")
-        assert control.keep(Drafts(step=1, drafts=(dropped,), run_s=0.001, passes=1)) == [()]
+        step = control.decide(running, OtherRows(rows=0, sequences=0), budget=400, room=lambda _, asked: asked)
+        assert step is not None
+        assert step.stop is not None
+        dropped = empty_table([slot], "draft_model", DRAFT_CAP)
+        assert control.drafted(step, Drafts(step=1, table=dropped, run_s=0.001, passes=1)) is None
+        control.keep(step)
+        assert step.verified() == [()]
         expected.append(control._acceptance.survival(np.array([slot]), by_model=True).item(0, 1))
     assert expected[0] < 0.7
     assert all(after < before for before, after in pairwise(expected))
     assert 0.1 < expected[-1] < 0.4
+
+
+def test_drafts_of_a_sequence_that_was_aborted_before_its_step_are_dropped() -> None:
+    """Planted bug: the next step, of another sequence in the same slot, verifies and learns them."""
+    policy = Greedy()
+    driver = driver_with(policy, looks=False)
+    driver.add(asking("a", max_tokens=40))
+    driver.step()
+    plan = driver.scheduler.propose()
+    assert plan is not None
+    driver.scheduler.drafted(driver.executor.draft(plan))
+    driver.abort("a")
+    assert driver.plan() is None
+    driver.add(asking("bb", max_tokens=40))
+    driver.step()
+    assert not policy.offered
+    assert not speculated(driver).num_drafts
 
 
 def test_few_sequences_are_decided_anew_in_every_step() -> None:
@@ -262,7 +282,7 @@ def test_while_no_sequence_drafts_the_policy_pauses_and_then_sees_for_how_long()
     driver = driver_with(policy)
     driver.add(asking("a", max_tokens=40))
     driver.run()
-    since = [each.since for each in policy.seen]
+    since = [each.step.since for each in policy.seen]
     assert since[:6] == [1, 2, 3, 4, 5, 5]
     assert set(since[4:]) == {5}
     assert dict(speculated(driver).bypasses)["gain"] >= sum(since)
@@ -273,7 +293,7 @@ def test_a_policy_that_drafts_never_pauses() -> None:
     driver = driver_with(policy, looks=False)
     driver.add(asking("a"))
     driver.run()
-    assert {each.since for each in policy.seen} == {1}
+    assert {each.step.since for each in policy.seen} == {1}
 
 
 def test_a_policy_sees_how_many_steps_its_last_decision_has_served() -> None:
@@ -282,8 +302,8 @@ def test_a_policy_sees_how_many_steps_its_last_decision_has_served() -> None:
     driver = driver_with(policy)
     driver.add(asking("a"))
     driver.run()
-    assert policy.seen[0].since == 1
-    assert {each.since for each in policy.seen[1:]} == {4}
+    assert policy.seen[0].step.since == 1
+    assert {each.step.since for each in policy.seen[1:]} == {4}
 
 
 def test_steps_without_a_draft_are_counted_by_reason() -> None:
@@ -332,6 +352,17 @@ def test_a_finished_sample_reports_what_speculation_did_for_it() -> None:
     )
 
 
+def test_a_policy_that_was_refused_changes_nothing() -> None:
+    policy = Greedy()
+    driver = driver_with(policy, looks=False)
+    driver.add(asking("a", max_tokens=40))
+    driver.step()
+    with pytest.raises(ConfigError):
+        driver.scheduler.use_policy("clever", 1)
+    driver.step()
+    assert policy.seen[-1].limit.tolist() == [DRAFT_CAP]
+
+
 @pytest.mark.parametrize(("name", "gamma"), [("fixed", 0), ("fixed", DRAFT_CAP + 1), ("clever", None)])
 def test_a_policy_that_cannot_be_is_refused(name: str, gamma: int | None) -> None:
     driver = driver_with(Greedy())
@@ -345,7 +376,7 @@ def gap_driver(policy: Greedy) -> tuple[Driver, CostModel]:
     """An engine that schedules asynchronously, whose gaps the test makes up."""
     costs = CostModel(StepTimes.proportional(step_s=0.01, pass_s=0.001), schedules_async=True)
     control = SpeculationControl(
-        SpeculationConfig(num_speculative_tokens=DRAFT_CAP),
+        SpeculationConfig(method="suffix", num_speculative_tokens=DRAFT_CAP),
         costs,
         num_slots=8,
         clock=SimulatedClock(),
@@ -399,15 +430,15 @@ def test_a_step_for_which_drafts_are_requested_knows_whether_it_could_be_launche
     driver.add(asking("a", max_tokens=100))
     driver.step()
     driver.step()
-    assert policy.seen[-1].launches_ahead
+    assert policy.seen[-1].step.launches_ahead
     driver.add(asking("long", prompt=100))
     driver.step()
-    assert policy.seen[-1].launches_ahead  # its prompt waits
+    assert policy.seen[-1].step.launches_ahead  # its prompt waits
     driver.step()
-    assert policy.seen[-1].launches_ahead  # its prompt is being computed
+    assert policy.seen[-1].step.launches_ahead  # its prompt is being computed
     driver.add(request("edits", [1], max_tokens=5, presence_penalty=0.5))
     driver.step()
-    assert not policy.seen[-1].launches_ahead  # it will be admitted, and needs more than logits
+    assert not policy.seen[-1].step.launches_ahead  # it will be admitted, and needs more than logits
 
 
 def test_a_step_is_held_against_its_own_prediction_while_the_next_one_is_in_flight() -> None:
@@ -430,7 +461,7 @@ def test_a_sequence_that_needs_more_than_logits_keeps_a_step_from_being_launched
     driver.add(request("a", [1], max_tokens=30, presence_penalty=0.5))
     driver.step()
     driver.step()
-    assert not policy.seen[-1].launches_ahead
+    assert not policy.seen[-1].step.launches_ahead
 
 
 @pytest.mark.parametrize("num_resting", range(20, 28))
@@ -453,7 +484,7 @@ def test_drafts_are_made_during_steps_that_lanes_have_graphs_for_and_no_others()
     """Graphs of up to 9 rows. Prompts of 6 come between; they and steps of more rows run without drafting."""
     lanes = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     control = SpeculationControl(
-        SpeculationConfig(num_speculative_tokens=DRAFT_CAP),
+        SpeculationConfig(method="suffix", num_speculative_tokens=DRAFT_CAP),
         CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=0.001)),
         num_slots=8,
         clock=SimulatedClock(),
@@ -469,7 +500,7 @@ def test_drafts_are_made_during_steps_that_lanes_have_graphs_for_and_no_others()
         plan = driver.plan()
         assert plan is not None
         if control.drafts_overlapped:
-            has_prompts = plan.num_rows > len(plan.rows) + sum(rows.num_drafts for rows in plan.rows)
+            has_prompts = plan.num_rows > len(plan.rows) + plan.num_drafts
             seen[has_prompts, plan.num_rows > 9, driver.overlaps] += 1
         driver.commit(plan)
     assert {what for what in seen if what[2]} == {(False, False, True)}
@@ -495,7 +526,7 @@ def test_the_predicted_time_of_steps_counts_the_context_of_every_row(drafts: boo
         for rows in plan.rows:
             taken_s += 1e-4 * rows.start
             taken_s += sum(0.001 + 1e-5 * (rows.start + row) * (row > 0) for row in range(len(rows.token_ids)))
-        driver.scheduler.commit(plan, replace(driver.executor.run(plan), run_s=taken_s), None)
+        driver.scheduler.commit(plan, replace(driver.executor.run(plan), run_s=taken_s))
         total_s += taken_s
     step = next(each for each in speculated(driver).roles if each.role == "step")
     assert step.predicted_s == pytest.approx(total_s)

@@ -1,4 +1,5 @@
-"""How far a model drafts. Oracle: G spelt out token by token, for every vector of lengths.
+"""A step's worth and time, and how far a model drafts in it. Oracles: the cost model, asked for every number of
+rows; G spelt out token by token, for every vector of lengths.
 
 Measured on 600 random steps of up to three sequences, three tokens and staircase times: the chosen lengths reach
 0.999 of the best G on average, 0.98 of it in 97 of 100 steps, and 0.92 at worst. Planted bugs that these tests
@@ -13,6 +14,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.draft_lengths import (
     CATCHUP_HORIZON,
     Objective,
@@ -22,20 +24,57 @@ from faser.engine.control.speculation.draft_lengths import (
 )
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
-from tests.engine.control.speculation.policies.test_policies import candidates, constant, staircase, with_passes
+from tests.engine.control.speculation.building import candidates, constant, ints
+from tests.engine.control.speculation.test_policies import staircase, with_passes
 
 CAP = 3
 SEEDS = range(150)
+STEP = CostTable(rows=(1, 16, 64, 256), seconds=(0.02, 0.021, 0.03, 0.09), kv_token_s=1e-6, kv_row_token_s=1e-7)
+
+
+@pytest.mark.parametrize("count, other_rows, other_sequences", [(1, 0, 0), (5, 3, 3), (5, 70, 2)])
+def test_a_steps_times_are_those_of_the_cost_model(count: int, other_rows: int, other_sequences: int) -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: STEP}))
+    costs.observe(Role.STEP, 1.0, 1.3)
+    each = candidates(
+        np.ones((count, CAP + 1)),
+        weight=np.full(count, 2.0),
+        other_rows=other_rows,
+        other_sequences=other_sequences,
+        kv_tokens=1000,
+    )
+    objective = Objective(costs, each)
+    rows, most, context = count + other_rows, count * CAP, 1000 / count
+    plain_s = costs.step_s(count + other_sequences, 1000)
+
+    def with_drafts_s(n: int) -> float:
+        return costs.step_s(rows + n, 1000) + 1.03 * 1e-7 * context * n
+
+    expected = [plain_s + with_drafts_s(n) - with_drafts_s(0) for n in range(most + 1)]
+    assert objective.worth == 2.0 * count + other_sequences
+    assert objective.seconds_without_drafts == plain_s
+    assert objective.verify_upto_s(most) == pytest.approx(expected)
+    assert objective.verify_s(np.arange(most + 1)) == pytest.approx(expected)
+    row_s = (with_drafts_s(most + count) - with_drafts_s(1)) / (most + count - 1)
+    assert objective.row_s(1, most + count) == pytest.approx(row_s)
+
+
+def test_where_two_of_four_sequences_draft_a_row_attends_to_the_mean_context_of_all_four() -> None:
+    costs = CostModel(StepTimes.proportional(step_s=0.01, kv_row_token_s=1e-7))
+    four = candidates(np.ones((4, CAP + 1)), kv_tokens=4 * 2500)
+    two = four.take(ints(0, 3))
+    for each in (four, two, two.take(ints(1)), two.drafted(two.limit, two.survival)):
+        assert Objective(costs, each).row_s(0, CAP) == pytest.approx(2500 * 1e-7)
 
 
 def rate(costs: CostModel, each: Candidates, lengths: tuple[int, ...], text: TextDrafts | None) -> float:
     """G with these lengths, where a sequence without a draft by the model keeps its draft from text."""
     objective = Objective(costs, each)
     worth, rows, seconds = objective.worth, 0, 0.0
-    catchup_s = costs.catchup_s(each.missing_kv).tolist()
+    catchup_s = costs.catchup_s(each.sequences.missing_kv).tolist()
     for i, length in enumerate(lengths):
         if length:
-            worth += sum(each.weight.item(i) * each.survival.item(i, k) for k in range(1, length + 1))
+            worth += sum(each.sequences.weight.item(i) * each.survival.item(i, k) for k in range(1, length + 1))
             rows += length
             seconds += catchup_s[i] / CATCHUP_HORIZON
         elif text is not None:
@@ -130,7 +169,7 @@ def test_equal_sequences_get_the_best_common_depth() -> None:
 def test_a_sequence_that_may_not_draft_keeps_its_draft_from_text() -> None:
     rng = np.random.default_rng(0)
     costs, each = with_passes(staircase(rng)), candidates(constant(0.9, 3, CAP), limit=np.array([0, CAP, 0]))
-    by_text = each.drafted(np.array([2, 1, 0]), constant(0.4, 3, CAP))
+    by_text = each.drafted(ints(2, 1, 0), constant(0.4, 3, CAP))
     text = text_drafts(by_text, Objective(costs, each))
     choice = best_lengths(each, Objective(costs, each), costs, text)
     assert choice.lengths[[0, 2]].tolist() == [0, 0]
@@ -150,13 +189,15 @@ def test_text_drafts_are_the_prefixes_that_are_worth_their_rows() -> None:
     """Oracle: every vector of prefixes."""
     for seed in range(40):
         costs, each, _ = step(seed, has_text=False)
-        drafts = replace(each, missing_kv=np.zeros_like(each.missing_kv))
+        caught_up = each.sequences._replace(missing_kv=np.zeros_like(each.sequences.missing_kv))
+        drafts = replace(each, sequences=caught_up)
         text = text_drafts(drafts, Objective(costs, each))
         objective = Objective(costs, each)
 
         def value(lengths: tuple[int, ...], each: Candidates = each, objective: Objective = objective) -> float:
             worth = sum(
-                each.weight.item(i) * float(each.survival[i, 1 : n + 1].sum()) for i, n in enumerate(lengths)
+                each.sequences.weight.item(i) * float(each.survival[i, 1 : n + 1].sum())
+                for i, n in enumerate(lengths)
             )
             return (objective.worth + worth) / float(objective.verify_s(np.array(sum(lengths))))
 
@@ -164,7 +205,7 @@ def test_text_drafts_are_the_prefixes_that_are_worth_their_rows() -> None:
         assert text.rate == pytest.approx(max(map(value, every)))
         assert value(tuple(text.rows.tolist())) == pytest.approx(text.rate)
         worth = [
-            each.weight.item(i) * float(each.survival[i, 1 : n + 1].sum())
+            each.sequences.weight.item(i) * float(each.survival[i, 1 : n + 1].sum())
             for i, n in enumerate(text.rows.tolist())
         ]
         assert text.worth == pytest.approx(worth)

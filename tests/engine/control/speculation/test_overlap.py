@@ -1,6 +1,5 @@
-"""What overlapped drafting brings. Oracles: the state machine played out, every choice tried one by one.
-
-An overlapped draft stands exactly if the target sampled what the draft assumed, the bonus token included.
+"""What overlapped drafting brings, and which drafts stand. Oracles: the state machine played out; every choice,
+and every run of tokens that a step can sample, tried one by one.
 """
 
 import itertools
@@ -8,12 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from faser.engine.contract.plan import Draft
+from faser.engine.contract.drafts import DraftTable, joined, table_of
 from faser.engine.contract.step_times import InterferenceTable, Matrix, StepTimes
 from faser.engine.control.speculation.draft_lengths import Objective
-from faser.engine.control.speculation.overlap import FirstToken, Frontiers, OverlapChoice, best_overlap, expected
+from faser.engine.control.speculation.overlap import Frontiers, OverlapChoice, best_overlap, expected
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel, GapKind
+from tests.engine.control.speculation.building import candidates, constant, ints
 
 LANES = (
     InterferenceTable.constant(share=0.25, verify=1.1, draft=3.0, verify_alone=1.05, draft_alone=2.5),
@@ -38,27 +38,9 @@ def played(acceptances: list[float], length: int, steps: int, seed: int) -> tupl
     return ready / steps, tokens / steps
 
 
-def candidates(survival: np.ndarray, **other: object) -> Candidates:
-    count, columns = survival.shape
-    fields: dict[str, object] = {
-        "slots": np.arange(count),
-        "limit": np.full(count, columns - 1),
-        "survival": survival,
-        "weight": np.ones(count),
-        "missing_kv": np.ones(count, dtype=np.int64),
-        "other_rows": 0,
-        "kv_tokens": 100,
-    }
-    return Candidates(**(fields | other))  # type: ignore[arg-type]
-
-
-def geometric(alpha: float, cap: int) -> np.ndarray:
-    return np.array([[alpha**k for k in range(cap + 1)]])
-
-
 @pytest.mark.parametrize(("alpha", "length"), [(0.9, 4), (0.8, 2), (0.6, 5), (0.3, 3)])
 def test_a_constant_acceptance_gives_the_closed_form_of_pearl(alpha: float, length: int) -> None:
-    ready, tokens = expected(geometric(alpha, length))
+    ready, tokens = expected(constant(alpha, 1, length))
     pi = alpha / (1 + alpha - alpha**length)
     assert ready[0, length - 1] == pytest.approx(pi)
     mean = (1 - pi) + pi * (1 - alpha**length) / (1 - alpha)
@@ -68,7 +50,7 @@ def test_a_constant_acceptance_gives_the_closed_form_of_pearl(alpha: float, leng
 @pytest.mark.parametrize(("alpha", "length"), [(0.9, 4), (0.8, 2), (0.6, 5), (0.5, 1)])
 def test_the_expectation_is_that_of_the_state_machine_played_out(alpha: float, length: int) -> None:
     share, rate = played([alpha] * length, length, 60_000, seed=length)
-    ready, tokens = expected(geometric(alpha, length))
+    ready, tokens = expected(constant(alpha, 1, length))
     assert 1 + ready[0, length - 1] * (tokens[0, length - 1] - 1) == pytest.approx(rate, rel=0.015)
     if length > 1:
         assert ready[0, length - 1] == pytest.approx(share, rel=0.02)
@@ -87,12 +69,12 @@ def brute_rate(state: Candidates, chosen: tuple[int, ...], length: int, lanes: I
         most = min(length, int(state.limit[s]))
         survival = state.survival[s, : most + 1]
         ready = survival[1] / (1 + survival[1] - survival[most])
-        worth += state.weight[s] * ready * (sum(survival[1:]) / survival[1] - 1)
+        worth += state.sequences.weight[s] * ready * (sum(survival[1:]) / survival[1] - 1)
         rows += ready * (most - 1)
     draft_s = length * COSTS.pass_s(len(chosen))
     verify_s = objective.verify_s(np.array([round(rows)]))[0]
-    step_rows = len(state.slots) + state.other_rows + round(rows)
-    context = state.kv_tokens / len(state.slots)
+    step_rows = state.num_sequences + state.step.other_rows + round(rows)
+    context = state.step.kv_tokens / state.num_sequences
     return float(worth / lanes.one(verify_s, draft_s, rows=step_rows, context=context))
 
 
@@ -137,10 +119,11 @@ def test_the_choice_is_the_best_of_all_prefixes_lengths_and_shares(seed: int, ot
     random = np.random.default_rng(seed)
     alphas = random.uniform(0.2, 0.95, size=4)
     state = candidates(
-        np.concatenate([geometric(alpha, 5) for alpha in alphas]),
+        np.concatenate([constant(alpha, 1, 5) for alpha in alphas]),
         weight=random.uniform(0.5, 2.0, size=4),
         limit=random.integers(0, 6, size=4),
         other_rows=others,
+        kv_tokens=100,
     )
     drafting = np.flatnonzero(state.limit)
     for lanes in (LANES, grids(seed)):
@@ -158,17 +141,17 @@ def test_the_choice_is_the_best_of_all_prefixes_lengths_and_shares(seed: int, ot
 
 
 def test_drafts_are_not_overlapped_without_lanes_or_without_room() -> None:
-    state = candidates(geometric(0.9, 4))
+    state = candidates(constant(0.9, 1, 4), kv_tokens=100)
     objective = Objective(COSTS, state)
     assert best_overlap(state, objective, COSTS, ()) is None
-    assert best_overlap(candidates(geometric(0.9, 4), limit=np.array([0])), objective, COSTS, LANES) is None
+    assert best_overlap(candidates(constant(0.9, 1, 4), limit=ints(0)), objective, COSTS, LANES) is None
 
 
 def test_no_choice_has_more_rows_than_lanes_have_graphs_for() -> None:
     """One sequence of three drafts at most then; with a row of its own less than what it wants, none. Prompts
     are other steps' rows.
     """
-    state = candidates(np.concatenate([geometric(0.99, 8)] * 4), other_rows=100)
+    state = candidates(constant(0.99, 4, 8), other_rows=100, kv_tokens=100)
     objective = Objective(COSTS, state)
     free = best(state, LANES)
     assert len(free.chosen) * (free.length - 1) > 12
@@ -178,7 +161,7 @@ def test_no_choice_has_more_rows_than_lanes_have_graphs_for() -> None:
 
 
 def test_a_draft_that_is_free_beats_one_that_is_waited_for() -> None:
-    state = candidates(geometric(0.9, 6))
+    state = candidates(constant(0.9, 1, 6), kv_tokens=100)
     free = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     slow = InterferenceTable.constant(share=0.5, verify=2.0, draft=2.0, verify_alone=2.0, draft_alone=2.0)
     assert best(state, (slow, free)).lanes is free
@@ -187,7 +170,7 @@ def test_a_draft_that_is_free_beats_one_that_is_waited_for() -> None:
 
 def test_the_gap_of_an_overlapped_step_counts_where_steps_without_drafts_leave_none() -> None:
     """Oracle: the same choice, in longer time. A gap of a millisecond is too short to change it."""
-    state = candidates(geometric(0.8, 4), launches_ahead=True)
+    state = candidates(constant(0.8, 1, 4), launches_ahead=True, kv_tokens=100)
     costs = CostModel(StepTimes(tables=COSTS.tables))
     free = best(state, LANES, costs)
     for _ in range(200):
@@ -205,67 +188,76 @@ def expected_worth(state: Candidates, length: int) -> float:
     return 1 + ready.item(0, length - 1) * (tokens.item(0, length - 1) - 1)
 
 
-SLOT = 3
+SLOT, NUM_SLOTS = 3, 5
 
 
-def draft(*token_ids: int) -> Draft:
-    return Draft(slot=SLOT, method="draft_model", token_ids=token_ids, confidences=(0.5,) * len(token_ids))
+def draft(*token_ids: int, slot: int = SLOT) -> DraftTable:
+    return table_of([slot], "draft_model", [token_ids], [[0.5] * len(token_ids)], width=4)
 
 
-def judged(
-    unverified: tuple[int, ...], overlapped: Draft, token_ids: tuple[int, ...]
-) -> tuple[FirstToken, Draft | None]:
-    frontiers = Frontiers(SLOT + 2)
-    first = frontiers.check(unverified, overlapped, token_ids)
-    return first, frontiers.standing([SLOT])[0]
+def told(
+    frontiers: Frontiers, unverified: tuple[int, ...], overlapped: DraftTable, token_ids: tuple[int, ...]
+) -> tuple[bool, bool]:
+    """Whether the draft stands, and whether it is wrong, after a step that sampled token_ids in each slot."""
+    slots = overlapped.slots.tolist()
+    stand, wrong = frontiers.learn(overlapped, dict.fromkeys(slots, unverified), dict.fromkeys(slots, token_ids))
+    return bool(stand.all()), bool(wrong.all())
+
+
+def ready(frontiers: Frontiers, *slots: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Positions of the slots whose draft stands, and its tokens."""
+    positions, drafts = frontiers.standing(ints(*slots))
+    return [(at, drafts.tokens(i)) for i, at in enumerate(positions.tolist())]
 
 
 @pytest.mark.parametrize("unverified", [(), (1,), (1, 2)])
 @pytest.mark.parametrize("drafted", [(), (1,), (2, 1), (1, 1, 2)])
-def test_it_stands_exactly_if_the_targets_tokens_are_those_assumed(
+def test_a_draft_stands_exactly_if_the_targets_tokens_are_those_assumed(
     unverified: tuple[int, ...], drafted: tuple[int, ...]
 ) -> None:
-    """Oracle: every run of tokens that a step over `unverified` can bring."""
+    """Oracle: every run of tokens that a step over `unverified` can sample. A draft of one token has no chunk."""
     for right in range(len(unverified) + 1):
         for own in (1, 2):
             if right < len(unverified) and own == unverified[right]:
                 continue  # then it would have been accepted
-            first, standing = judged(unverified, draft(*drafted), (*unverified[:right], own))
-            assumed = (*unverified, *drafted[:1])
-            if drafted and (*unverified[:right], own) == assumed:
-                assert first is FirstToken.RIGHT
-                assert standing is not None
-                assert standing.token_ids == drafted
-            else:
-                assert standing is None
-                reached = right == len(unverified) and bool(drafted)
-                assert first is (FirstToken.WRONG if reached else FirstToken.UNKNOWN)
+            frontiers, sampled = Frontiers(NUM_SLOTS), (*unverified[:right], own)
+            stands, is_wrong = told(frontiers, unverified, draft(*drafted), sampled)
+            assert stands == (bool(drafted) and sampled == (*unverified, *drafted[:1]))
+            assert is_wrong == (bool(drafted) and right == len(unverified) and not stands)
+            assert ready(frontiers, SLOT) == ([(0, drafted)] if stands and len(drafted) > 1 else [])
 
 
-def test_a_step_that_brought_fewer_tokens_than_were_assumed_judges_nothing() -> None:
-    assert judged((7, 8), draft(9), (7, 8))[0] is FirstToken.UNKNOWN
-    assert judged((7, 8), draft(9), (7,))[0] is FirstToken.UNKNOWN
-    assert judged((7, 8), draft(9), ())[0] is FirstToken.UNKNOWN
+@pytest.mark.parametrize("token_ids", [(7, 8), (7,), ()])
+def test_a_step_that_sampled_fewer_tokens_than_were_assumed_decides_nothing(token_ids: tuple[int, ...]) -> None:
+    assert told(Frontiers(NUM_SLOTS), (7, 8), draft(9), token_ids) == (False, False)
+
+
+def test_chunks_are_found_in_the_order_of_the_slots_that_are_asked_for() -> None:
+    """Of four slots one was not drafted for, and one draft is wrong."""
+    frontiers = Frontiers(NUM_SLOTS)
+    drafts = joined([draft(1, 2, slot=0), draft(2, 2, slot=1), draft(1, 3, 4, slot=4)])
+    stand, wrong = frontiers.learn(drafts, {}, {0: (1,), 1: (1,), 4: (1,)})
+    assert (stand.tolist(), wrong.tolist()) == ([True, False, True], [False, True, False])
+    assert ready(frontiers, 4, 1, 2, 0) == [(0, (1, 3, 4)), (3, (1, 2))]
 
 
 def test_no_draft_stands_in_a_slot_that_was_released() -> None:
-    frontiers, kept = Frontiers(SLOT + 2), Draft(slot=SLOT + 1, method="suffix", token_ids=(1, 2))
-    frontiers.check((), draft(1, 2), (1,))
-    frontiers.check((), kept, (1,))
+    frontiers = Frontiers(NUM_SLOTS)
+    told(frontiers, (), joined([draft(1, 2), draft(1, 5, slot=SLOT + 1)]), (1,))
     frontiers.release(SLOT)
-    assert frontiers.standing([SLOT, SLOT + 1]) == [None, kept]
+    assert ready(frontiers, SLOT, SLOT + 1) == [(1, (1, 5))]
 
 
 def test_what_was_taken_stands_no_more() -> None:
-    frontiers = Frontiers(SLOT + 2)
-    frontiers.check((), draft(1, 2), (1,))
+    frontiers = Frontiers(NUM_SLOTS)
+    told(frontiers, (), draft(1, 2), (1,))
     frontiers.clear()
-    assert frontiers.standing([SLOT]) == [None]
+    assert ready(frontiers, SLOT) == []
 
 
 def test_only_chosen_slots_draft_and_a_sequence_that_starts_drafts() -> None:
-    frontiers, slots = Frontiers(4), np.array([3, 0, 2])
-    frontiers.choose(slots, np.array([1]))
+    frontiers, slots = Frontiers(4), ints(3, 0, 2)
+    frontiers.choose(slots, ints(1))
     assert frontiers.drafts(np.arange(4)).tolist() == [True, True, False, False]
     frontiers.start(2)
     assert frontiers.drafts(slots).tolist() == [False, True, True]

@@ -1,38 +1,17 @@
 """What is known of sequences by slot, and how long a decision serves. Oracle: each sequence by itself."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from faser.engine.contract.plan import Draft
+from faser.engine.contract.drafts import table_of
 from faser.engine.control.clock import SimulatedClock
-from faser.engine.control.kv_cache import SequenceBlocks
-from faser.engine.control.sequence import Sequence, Tenant
+from faser.engine.control.sequence import Sequence
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.speculation.state import CachedDecision, SpeculationState
-from faser.types import FinishReason, Slo, SpeculationParams
-from tests.engine.driving import request
+from faser.types import FinishReason
+from tests.engine.control.speculation.building import candidates, full, ints, sequence_in
 
 CAP, NUM_SLOTS = 4, 80
-
-
-def sequence_in(
-    slot: int, *, prompt: int = 5, max_tokens: int = 20, most: int | None = None, tpot_ms: float | None = None
-) -> Sequence:
-    params = SpeculationParams(max_tokens=most, slo=Slo(tpot_ms=tpot_ms))
-    found = Sequence(
-        replace(request(f"r{slot}", [1] * prompt, max_tokens=max_tokens), speculation=params),
-        0,
-        priority_key=(0, 0.0, slot),
-        tenant=Tenant(""),
-        seed=0,
-        table=SequenceBlocks(b""),
-        max_total=prompt + max_tokens,
-        eos_token_ids=frozenset(),
-    )
-    found.slot = slot
-    return found
 
 
 def state_of(*sequences: Sequence, clock: SimulatedClock | None = None) -> SpeculationState:
@@ -93,9 +72,9 @@ def test_an_answer_is_expected_to_go_on_for_the_mean_length_at_most() -> None:
 def test_missing_kv_is_what_the_draft_kv_cache_does_not_hold() -> None:
     sequences = [sequence_in(0, prompt=6), sequence_in(2, prompt=9)]
     state = state_of(*sequences)
-    state.extend_draft_kv(np.array([0, 2]), np.array([4, 9]))
+    state.extend_draft_kv(ints(0, 2), ints(4, 9))
     assert state.missing_kv(state.batch(sequences)).tolist() == [2, 0]
-    state.set_draft_kv(np.array([0]), [6])
+    state.set_draft_kv(ints(0), [6])
     assert state.missing_kv(state.batch(sequences)).tolist() == [0, 0]
 
 
@@ -116,22 +95,16 @@ def test_weights_are_one_unless_a_sequence_is_slower_than_its_target() -> None:
 def test_an_overlapped_draft_goes_with_the_sequence_of_its_slot(leaves: bool) -> None:
     sequence = sequence_in(1)
     state = state_of(sequence)
-    state.frontiers.check((), Draft(slot=1, method="suffix", token_ids=(3, 4), confidences=(1.0, 1.0)), (3,))
-    assert state.frontiers.standing([1]) != [None]
+    draft = table_of([1], "suffix", [(3, 4)], [(1.0, 1.0)], width=CAP)
+    state.frontiers.learn(draft, {}, {1: (3,)})
+    assert state.frontiers.standing(ints(1))[0].tolist() == [0]
     (state.release if leaves else state.start)(sequence)
-    assert state.frontiers.standing([1]) == [None]
+    assert not len(state.frontiers.standing(ints(1))[0])
 
 
 def candidates_of(count: int) -> Candidates:
-    return Candidates(
-        slots=np.arange(count),
-        limit=np.full(count, CAP),
-        survival=np.linspace(1, 0.2, CAP + 1) ** np.linspace(1, 2, count)[:, None],
-        weight=np.ones(count),
-        missing_kv=np.zeros(count, dtype=np.int64),
-        other_rows=0,
-        kv_tokens=count,
-    )
+    survival = np.linspace(1, 0.2, CAP + 1) ** np.linspace(1, 2, count)[:, None]
+    return candidates(survival, kv_tokens=count)
 
 
 def steps_served(state: SpeculationState, count: int) -> list[CachedDecision]:
@@ -147,7 +120,7 @@ def steps_served(state: SpeculationState, count: int) -> list[CachedDecision]:
 def state_with_decision() -> SpeculationState:
     """For 32 sequences, which draft 3 tokens each."""
     state = state_of()
-    state.cache_decision(candidates_of(32), np.full(32, 3), None, 32)
+    state.cache_decision(candidates_of(32), full(32, 3), None, 32)
     return state
 
 
@@ -225,7 +198,7 @@ def test_a_head_reads_the_latest_tokens_only() -> None:
     sequence = sequence_in(1, prompt=50)
     state.start(sequence)
     assert state.missing_kv(state.batch([sequence])).tolist() == [20]
-    state.extend_draft_kv(np.array([1]), np.array([20]))
+    state.extend_draft_kv(ints(1), ints(20))
     assert state.missing_kv(state.batch([sequence])).tolist() == [0]
 
 

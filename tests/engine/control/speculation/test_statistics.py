@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from faser.config.speculation import DRAFT_METHODS
-from faser.engine.control.speculation.acceptance import DraftArrays, ReadDrafts
 from faser.engine.control.speculation.statistics import GAIN, LOAD, PLAIN, SERIAL, SpeculationStatistics
 from faser.types import RoleStats, SpeculationStats, SpeculationSummary
-
-Ints = NDArray[np.int64]
+from tests.engine.control.speculation.building import ints, table
 
 CAP, NUM_SLOTS = 5, 6
 
@@ -46,28 +43,10 @@ class Counted:
         return SpeculationSummary(policy=policy, accepted_per_position=tuple(self.depths), **sums)
 
 
-def array(*values: int) -> Ints:
-    return np.array(values, dtype=np.int64)
-
-
-def drafted(
-    slots: Ints, methods: Ints, lengths: Ints, kept: Ints, *, survival: float = 0.0, border: int = 0
-) -> DraftArrays:
-    """lengths: tokens that could be verified; a chunk's draft has one more before them."""
-    count = len(slots)
-    drafts = ReadDrafts(
-        slots=slots,
-        methods=methods,
-        lengths=lengths + border,
-        token_ids=np.zeros((count, CAP), dtype=np.int64),
-        confidences=np.zeros((count, CAP)),
-    )
-    return DraftArrays(drafts=drafts, kept=kept, survival=np.full((count, CAP + 1), survival), border=border)
-
-
-def outcome(*, method: int, length: int, kept: int, accepted: int) -> tuple[DraftArrays, Ints]:
-    """A draft of slot 0, and how many of its tokens were accepted."""
-    return drafted(array(0), array(method), array(length), array(kept)), array(accepted)
+def verified(statistics: SpeculationStatistics, *, method: int, length: int, kept: int, accepted: int) -> None:
+    """A step verified a draft of slot 0."""
+    drafts = table(ints(0), ints(method), ints(length), np.zeros((1, CAP)))
+    statistics.count_drafts(drafts, ints(kept), np.zeros((1, CAP + 1)), ints(accepted))
 
 
 def snapshot(
@@ -80,7 +59,6 @@ def snapshot(
         cycle=cycle,
         draft_share=0.0,
         partition_fallback="",
-        pruning=None,
     )
 
 
@@ -101,10 +79,10 @@ def test_a_request_and_the_engine_count_what_each_step_did(seed: int) -> None:
         kept = random.integers(0, lengths + 1)
         accepted = random.integers(0, kept + 1)
         methods = random.integers(0, len(DRAFT_METHODS), len(drafting))
-        border = step % 3 == 0  # chunks of overlapped drafts
-        statistics.count_drafts(
-            drafted(drafting, methods, lengths, kept, survival=0.5, border=int(border)), accepted
-        )
+        num_decided = int(step % 3 == 0)  # 1: chunks of overlapped drafts, with a token before them
+        drafts = table(drafting, methods, lengths + num_decided, np.zeros((len(drafting), CAP + 1)))
+        survival = np.full((len(drafting), CAP + 1), 0.5)
+        statistics.count_drafts(drafts, kept, survival, accepted, num_decided=num_decided)
         statistics.count_undrafted(plain)
         for slot, method, *three in zip(drafting, methods, lengths, kept, accepted, strict=True):
             counted[slot].add(*map(int, three))
@@ -142,11 +120,11 @@ def test_a_request_and_the_engine_count_what_each_step_did(seed: int) -> None:
 def test_a_preempted_sequence_keeps_its_counts() -> None:
     statistics = SpeculationStatistics(2, CAP, ())
     statistics.start(0, "default")
-    statistics.count_drafts(*outcome(method=2, length=4, kept=3, accepted=2))
+    verified(statistics, method=2, length=4, kept=3, accepted=2)
     before = statistics.summary(0, None, "fixed")
     statistics.release(0)
     statistics.start(1, "default")
-    statistics.count_undrafted(array(1))
+    statistics.count_undrafted(ints(1))
 
     after = statistics.summary(1, before, "fixed")
 
@@ -158,24 +136,24 @@ def test_a_preempted_sequence_keeps_its_counts() -> None:
 def test_a_slot_starts_from_zero_in_the_class_of_its_new_sequence() -> None:
     statistics = SpeculationStatistics(1, CAP, ("batch",))
     statistics.start(0, "batch")
-    statistics.count_drafts(*outcome(method=0, length=2, kept=2, accepted=2))
+    verified(statistics, method=0, length=2, kept=2, accepted=2)
     statistics.release(0)
     statistics.start(0, "default")
 
     assert statistics.summary(0, None, "faser").steps == 0
-    statistics.count_undrafted(array(0))
+    statistics.count_undrafted(ints(0))
     assert dict(snapshot(statistics).gammas)["default"][0] == 1
 
 
 def test_details_list_every_draft_that_was_sent_across_a_preemption() -> None:
     statistics = SpeculationStatistics(1, CAP, (), details=True)
     statistics.start(0, "default")
-    statistics.count_drafts(*outcome(method=2, length=4, kept=3, accepted=2))
-    statistics.count_drafts(*outcome(method=2, length=4, kept=0, accepted=0))
+    verified(statistics, method=2, length=4, kept=3, accepted=2)
+    verified(statistics, method=2, length=4, kept=0, accepted=0)
     before = statistics.summary(0, None, "fixed")
     statistics.release(0)
     statistics.start(0, "default")
-    statistics.count_drafts(*outcome(method=2, length=1, kept=1, accepted=1))
+    verified(statistics, method=2, length=1, kept=1, accepted=1)
 
     assert before.per_step == ((3, 2),)
     assert statistics.summary(0, before, "fixed").per_step == ((3, 2), (1, 1))
@@ -185,7 +163,7 @@ def test_tokens_that_are_dropped_count_as_drafted_and_pruned() -> None:
     statistics = SpeculationStatistics(3, CAP, ())
     statistics.start(1, "default")
     statistics.start(2, "default")
-    statistics.count_dropped(array(1, 2), array(0, 0), array(3, 1))
+    statistics.count_dropped(ints(1, 2), ints(0, 0), ints(3, 1))
 
     (method, *_) = snapshot(statistics).methods
     assert (method.drafted, method.pruned, method.dropped, method.verified) == (4, 4, 4, 0)
@@ -194,7 +172,7 @@ def test_tokens_that_are_dropped_count_as_drafted_and_pruned() -> None:
 
 def test_rows_that_left_between_layers_are_counted_by_method() -> None:
     statistics = SpeculationStatistics(1, CAP, ())
-    statistics.count_pruned_rows(array(2, 3, 2), array(1, 2, 4))
+    statistics.count_pruned_rows(ints(2, 3, 2), ints(1, 2, 4))
     assert [each.cut for each in snapshot(statistics).methods] == [0, 0, 5, 2, *[0] * (len(DRAFT_METHODS) - 4)]
 
 
@@ -247,11 +225,19 @@ def test_lanes_are_reported_where_there_are_any_and_forwards_of_the_target_are_c
     assert found.overlap_s == 0.25
 
 
-def test_the_time_of_deciding_is_that_since_the_last_step_ended() -> None:
-    statistics = SpeculationStatistics(1, CAP, ())
-    for seconds in (0.5, 0.25):
-        statistics.time_deciding(seconds)
+def test_the_time_of_deciding_is_that_since_the_last_step_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    statistics, now_s = SpeculationStatistics(1, CAP, ()), 7.0
+    monkeypatch.setattr("time.perf_counter", lambda: now_s)
+
+    def decide(seconds: float) -> None:
+        nonlocal now_s
+        with statistics.deciding():
+            now_s += seconds
+        now_s += 100.0
+
+    decide(0.5)
+    decide(0.25)
     assert statistics.end_step() == 0.75
-    statistics.time_deciding(0.125)
+    decide(0.125)
     assert statistics.end_step() == 0.125
     assert snapshot(statistics).decide_s == 0.875

@@ -6,7 +6,7 @@ import torch
 from faser.engine.contract.plan import PLACEHOLDER, Draft, DraftPlan, DraftRequest, SequenceRows
 from faser.engine.execution.drafting.drafter import Continuation, Proposals, with_text_drafts
 from faser.engine.execution.drafting.text import TextAndModel
-from tests.engine.control.speculation.test_drafter_selection import KnownDrafter, start_of
+from tests.engine.execution.known_drafter import KnownDrafter, start_of
 
 PROBS = torch.tensor([[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 0.5, 0.5]], dtype=torch.float64)
 

@@ -3,13 +3,11 @@
 Text drafts and those of the model are traces of their own, whose acceptance is known. Confidences are all equal:
 they tell nothing. Planted bugs that these tests have caught: with a model that does not pay there is no look-up;
 the model drafts up to the cap of drafts from text; it drafts for the whole batch; it drafts where text is better;
-drafts from text that it replaces teach nothing, or count as its own; a draft made during a step is compared with
-the tokens that it continues.
+drafts from text that it replaces teach nothing, or count as its own.
 """
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from benchmarks.simulator.simulation import Machine, Outcome, Simulation
@@ -17,17 +15,11 @@ from benchmarks.simulator.trace import RequestTrace, Trace, iid_trace
 from benchmarks.simulator.workload import Arrival
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Drafts
-from faser.engine.contract.plan import Draft, SequenceResult, StepResult
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.clock import SimulatedClock
-from faser.engine.control.sequence import Status
-from faser.engine.control.speculation.acceptance import METHOD_IDS, Acceptance, DraftReader
-from faser.engine.control.speculation.control import OutcomeLearner, SpeculationControl
-from faser.engine.control.speculation.state import SpeculationState
-from faser.engine.control.speculation.statistics import SpeculationStatistics
+from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.types import MethodStats
-from tests.engine.control.speculation.test_state import sequence_in
+from tests.engine.control.speculation.building import named_drafts
 
 CAP, MODEL_CAP = 16, 8
 LONG_PROMPT = 1500
@@ -39,7 +31,7 @@ AUTO = SpeculationConfig(method="auto", model="a draft model")
 CONFIDENCE = {"suffix": 0.6, "draft_model": 2.0}
 
 
-class TwoRounds(Simulation):
+class AutoSimulation(Simulation):
     """by_text, by_model: acceptance of each request's drafts, or of its two halves; None: there is no draft.
 
     chosen: the method that drafted and the length of its draft, by request and step.
@@ -82,8 +74,10 @@ class TwoRounds(Simulation):
         drafts = super()._draft()
         if drafts is not None:
             numbers = {each.held_slot: int(each.request.request_id) for each in self.scheduler._running}
-            for draft in drafts.drafts:
-                self.chosen[numbers[draft.slot]].append((draft.method, len(draft.token_ids)))
+            for (slot, method), length in zip(
+                named_drafts(drafts.table), drafts.table.lengths.tolist(), strict=True
+            ):
+                self.chosen[numbers[slot]].append((method, length))
         return drafts
 
     def _trace_of(self, method: str, cap: int, chances: list[float | tuple[float, float] | None]) -> Trace:
@@ -137,7 +131,7 @@ def rate(outcome: Outcome) -> float:
 
 
 def test_what_the_model_would_have_to_read_first_is_not_charged_to_drafts_from_text() -> None:
-    simulation = TwoRounds([0.95], [0.7])
+    simulation = AutoSimulation([0.95], [0.7])
     outcome = simulation.serve(1)
     assert outcome.verified / outcome.turns > 3.0
     assert methods_of(outcome)["suffix"].accepted > 0.9 * outcome.accepted
@@ -147,13 +141,13 @@ def test_what_the_model_would_have_to_read_first_is_not_charged_to_drafts_from_t
 @pytest.mark.parametrize("clients", [1, 4])
 def test_where_text_is_copied_auto_with_a_model_is_as_fast_as_suffix_alone(clients: int) -> None:
     text, model = [0.95] * 16, [0.7] * 16
-    alone = rate(TwoRounds([*text], model, config=SUFFIX, output_len=1000).serve(clients))
-    assert rate(TwoRounds([*text], model, output_len=1000).serve(clients)) >= 0.97 * alone
+    alone = rate(AutoSimulation([*text], model, config=SUFFIX, output_len=1000).serve(clients))
+    assert rate(AutoSimulation([*text], model, output_len=1000).serve(clients)) >= 0.97 * alone
 
 
 def test_where_text_has_nothing_the_model_drafts_and_no_more_than_its_own_cap() -> None:
     """Drafts from text may be longer."""
-    simulation = TwoRounds([None] * 4, [0.95] * 4, pass_cost=CHEAP_PASS_COST, prompt_len=32)
+    simulation = AutoSimulation([None] * 4, [0.95] * 4, pass_cost=CHEAP_PASS_COST, prompt_len=32)
     simulation.serve(1)
     for number in range(4):
         assert simulation.share(number, "draft_model", after=5) > 0.9
@@ -161,13 +155,13 @@ def test_where_text_has_nothing_the_model_drafts_and_no_more_than_its_own_cap() 
     assert sum(drafted) / len(drafted) > 2
     assert MODEL_CAP - 2 <= max(drafted) <= MODEL_CAP
 
-    copied = TwoRounds([1.0], [0.95], pass_cost=CHEAP_PASS_COST, prompt_len=32)
+    copied = AutoSimulation([1.0], [0.95], pass_cost=CHEAP_PASS_COST, prompt_len=32)
     copied.serve(1)
     assert max(length for _, length in copied.chosen[0]) == CAP
 
 
 def test_of_one_batch_those_with_good_text_get_no_passes_and_the_others_do() -> None:
-    simulation = TwoRounds(
+    simulation = AutoSimulation(
         [0.95, None, 0.95, 0.1], [0.8] * 4, pass_cost=CHEAP_PASS_COST, prompt_len=32, output_len=400
     )
     simulation.serve(4)
@@ -181,46 +175,12 @@ def test_of_one_batch_those_with_good_text_get_no_passes_and_the_others_do() -> 
     ("halves", "first", "second"),
     [((0.05, 1.0), "draft_model", "suffix"), ((1.0, 0.05), "suffix", "draft_model")],
 )
-def test_while_the_model_drafts_text_goes_on_being_judged(
+def test_while_the_model_drafts_text_goes_on_being_learned_of(
     halves: tuple[float, float], first: str, second: str
 ) -> None:
     """The drafts from text become good, or bad, in the middle of the answer."""
-    simulation = TwoRounds([halves], [0.8], pass_cost=CHEAP_PASS_COST, prompt_len=32, output_len=600)
+    simulation = AutoSimulation([halves], [0.8], pass_cost=CHEAP_PASS_COST, prompt_len=32, output_len=600)
     simulation.serve(1)
     steps = len(simulation.chosen[0])
     assert simulation.chosen[0][steps // 10][0] == first
     assert simulation.share(0, second, after=9 * steps // 10) > 0.9
-
-
-@pytest.mark.parametrize(
-    ("unverified", "came", "judged", "good"),
-    [
-        (0, (7, 8, 3), 3, 2),  # a draft made before its step: the third token is wrong
-        (2, (1, 2, 7), 1, 1),  # made during it: all that it continues was accepted, and its first token came
-        (2, (1, 2, 5), 1, 0),
-        (2, (1, 7), 0, 0),  # a token before it was refused
-    ],
-)
-def test_a_draft_that_was_not_taken_is_compared_with_the_tokens_at_its_place(
-    unverified: int, came: tuple[int, ...], judged: int, good: int
-) -> None:
-    """Oracle: the verdict itself, told to another Acceptance."""
-    draft = DraftReader(CAP).read([Draft(slot=0, method="ngram", token_ids=(7, 8, 9), confidences=(5.0,) * 3)])
-    found, expected = Acceptance(1, CAP), Acceptance(1, CAP)
-    learner = OutcomeLearner(
-        cost_model(None),
-        found,
-        SpeculationState(1, CAP, SimulatedClock(), looks_up=True),
-        SpeculationStatistics(1, CAP, ()),
-    )
-    result = StepResult(step=1, sequences=(SequenceResult(slot=0, token_ids=came),), run_s=0.01)
-
-    sequence = sequence_in(0)
-    sequence.status = Status.RUNNING
-    learner.learn_not_chosen(draft, result, [sequence], {0: unverified})
-    found.learn_held()
-    expected.learn(draft.judged(np.array([judged]), np.array([good])))
-
-    slots, methods = np.array([0]), np.array([METHOD_IDS["ngram"]])
-    asked = slots, methods, np.array([CAP]), np.full((1, CAP), 5.0)
-    assert found.drafted_survival(*asked).tolist() == expected.drafted_survival(*asked).tolist()

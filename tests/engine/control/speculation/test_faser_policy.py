@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.faser_policy import PROBE_TOKENS, SHARE, Faser
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
-from tests.engine.control.speculation.policies.test_policies import FLAT, Floats, Ints, candidates, constant
+from tests.engine.control.speculation.building import candidates, constant, full, ints
+from tests.engine.control.speculation.test_policies import FLAT
 
 CAP = 8
 STEP_S = 0.020
@@ -57,8 +59,7 @@ def looked_up(policy: Faser, each: Candidates, alpha: float) -> bool:
 @pytest.mark.parametrize("since", [1, 4])
 def test_where_nothing_is_found_looking_up_stops_and_costs_no_more_than_its_share(cost: float, since: int) -> None:
     """cost: of a look-up, in steps. A decision serves `since` steps."""
-    policy, each = faser(costs_of(cost * STEP_S)), candidates(constant(0.3, 2, CAP))
-    each.since = since
+    policy, each = faser(costs_of(cost * STEP_S)), candidates(constant(0.3, 2, CAP), since=since)
     looks = []
     for _ in range(12_000 // since):
         looks.append(looked_up(policy, each, 0.0))
@@ -115,7 +116,7 @@ def test_the_model_drafts_where_text_has_found_nothing_good() -> None:
     each = candidates(constant(0.8, 3, CAP))
     switched_on(policy, each)
     text = np.concatenate((constant(0.95, 1, CAP), constant(0.1, 1, CAP), constant(0.5, 1, CAP)))
-    found = model_lengths(policy, each, text, np.array([CAP, CAP, 0]))
+    found = model_lengths(policy, each, text, ints(CAP, CAP, 0))
     assert found[0] == 0
     assert (found[1:] > 2).all()
     assert (found <= each.limit).all()
@@ -127,23 +128,23 @@ def test_a_dear_model_leaves_fair_drafts_from_text_alone() -> None:
     each = candidates(constant(0.8, 3, CAP))
     switched_on(policy, each)
     fair = constant(0.75, 3, CAP)
-    assert not model_lengths(policy, each, fair, np.full(3, 4)).any()
-    assert model_lengths(policy, each, fair, np.zeros(3, dtype=np.int64)).all()
+    assert not model_lengths(policy, each, fair, full(3, 4)).any()
+    assert model_lengths(policy, each, fair, full(3, 0)).all()
 
 
 def test_the_model_drafts_no_further_than_its_own_limit() -> None:
     policy = faser(costs_of(3e-5, pass_s=0.0005), has_model=True)
     each = candidates(constant(0.9, 2, CAP))
     switched_on(policy, each)
-    shorter = candidates(constant(0.9, 2, CAP), limit=np.array([3, 1]))
-    found = model_lengths(policy, shorter, constant(0.1, 2, CAP), np.zeros(2, dtype=np.int64))
+    shorter = candidates(constant(0.9, 2, CAP), limit=ints(3, 1))
+    found = model_lengths(policy, shorter, constant(0.1, 2, CAP), full(2, 0))
     assert found.tolist() == [3, 1]
 
 
 def test_a_model_that_does_not_pay_drafts_probes_alone_and_none_in_place_of_text() -> None:
     policy = faser(costs_of(3e-5, pass_s=0.004), has_model=True)
     each = candidates(constant(0.02, 16, CAP))
-    no_text, probes = np.zeros(16, dtype=np.int64), 0
+    no_text, probes = full(16, 0), 0
     good = np.where(np.arange(16) < 8, CAP, 0)
     for step in range(3000):
         policy.lengths(each)

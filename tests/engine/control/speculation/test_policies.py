@@ -5,9 +5,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from faser.config.speculation import POLICIES, SpeculationConfig
+from faser.engine.contract.drafts import Ints
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
@@ -16,41 +16,11 @@ from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel, GapKind
 from faser.errors import ConfigError
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from tests.engine.control.speculation.building import candidates, constant, ints
 
 FLAT = CostTable(rows=(1, 512), seconds=(0.020, 0.021))
 LINEAR = CostTable(rows=(1, 2), seconds=(0.020, 0.040))
 PASS = CostTable(rows=(1, 64), seconds=(0.001, 0.002))
-
-
-def candidates(
-    survival: Floats,
-    *,
-    limit: Ints | None = None,
-    weight: Floats | None = None,
-    missing_kv: Ints | None = None,
-    remaining: Ints | None = None,
-    other_rows: int = 0,
-    other_sequences: int = 0,
-) -> Candidates:
-    count, columns = survival.shape
-    return Candidates(
-        slots=np.arange(count),
-        limit=np.full(count, columns - 1) if limit is None else limit,
-        survival=survival,
-        weight=np.ones(count) if weight is None else weight,
-        missing_kv=np.zeros(count, dtype=np.int64) if missing_kv is None else missing_kv,
-        remaining=remaining,
-        other_rows=other_rows,
-        kv_tokens=0,
-        other_sequences=other_sequences,
-    )
-
-
-def constant(alpha: float, count: int, cap: int) -> Floats:
-    return np.tile(alpha ** np.arange(cap + 1), (count, 1))
 
 
 def policy(name: str, costs: CostModel, *, cap: int = 8, gamma: int | None = None) -> Policy:
@@ -81,13 +51,13 @@ def staircase(rng: np.random.Generator) -> CostTable:
 
 def rate(costs: CostModel, each: Candidates, lengths: Ints, *, drafting: bool = True) -> float:
     """G, spelt out token by token."""
-    worth = float(each.other_sequences)
-    for survival, weight, length in zip(each.survival, each.weight, lengths, strict=True):
+    worth = float(each.step.other_sequences)
+    for survival, weight, length in zip(each.survival, each.sequences.weight, lengths, strict=True):
         worth += float(weight * survival[: int(length) + 1].sum())
-    decodes = each.num_sequences + each.other_sequences
-    rows = each.num_sequences + each.other_rows
+    decodes = each.num_sequences + each.step.other_sequences
+    rows = each.num_sequences + each.step.other_rows
     seconds = costs.step_s(decodes) + costs.step_s(rows + int(lengths.sum())) - costs.step_s(rows)
-    return worth / (seconds + (costs.draft_s(lengths, each.missing_kv) if drafting else 0.0))
+    return worth / (seconds + (costs.draft_s(lengths, each.sequences.missing_kv) if drafting else 0.0))
 
 
 def best_rate(costs: CostModel, each: Candidates, *, drafting: bool) -> float:
@@ -156,7 +126,7 @@ def test_no_policy_exceeds_a_limit(name: str, seed: int) -> None:
             assert ((lengths >= 0) & (lengths <= each.limit)).all()
             stop = chosen.stop_rule(each, lengths) if lengths.any() else None
             assert stop is None or len(stop.pass_prices) == each.num_sequences
-            kept = chosen.keep(replace(each, limit=lengths), lengths)
+            kept = chosen.keep(each.drafted(lengths, each.survival), lengths)
             assert ((kept >= 0) & (kept <= lengths)).all()
 
 
@@ -179,7 +149,7 @@ def test_a_gain_within_the_margin_does_not_switch_on() -> None:
         StepTimes(tables={Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.02 - 1),))})
     )
     each = candidates(np.array([[1.0, 0.5]]))
-    assert rate(costs, each, np.array([1])) == pytest.approx(1.02 * rate(costs, each, np.array([0])))
+    assert rate(costs, each, ints(1)) == pytest.approx(1.02 * rate(costs, each, ints(0)))
     assert not policy("faser", costs).lengths(each).any()
 
 
@@ -216,7 +186,7 @@ def test_a_sequence_with_much_missing_draft_kv_waits_for_better_prospects() -> N
     survival = constant(0.5, 1, 4)
     costs = CostModel(StepTimes.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001))
     assert policy("faser", costs, cap=4).lengths(candidates(survival)).any()
-    far = candidates(survival, missing_kv=np.array([2000]))
+    far = candidates(survival, missing_kv=ints(2000))
     assert not policy("faser", costs, cap=4).lengths(far).any()
 
 
@@ -257,10 +227,10 @@ def test_drafts_that_bring_less_than_the_gap_they_leave_are_not_made(drafter: Ro
     """Steps of 5 ms whose drafts bring a quarter more tokens, and a gap of 2 ms that plain steps do not have."""
 
     def drafts(acceptance: float) -> bool:
-        each = replace(candidates(constant(acceptance, 1, 1)), launches_ahead=True)
+        each = candidates(constant(acceptance, 1, 1), launches_ahead=True)
         chosen = policy("faser", costs, cap=1)
         for _ in range(100):
-            chosen.keep(each, np.array([1]))  # what drafts from text have brought
+            chosen.keep(each, ints(1))  # what drafts from text have brought
         return bool([chosen.lengths(each).any() for _ in range(3)][-1])  # the first one may be a probe
 
     table = CostTable(rows=(1,), seconds=(0.0005,))
@@ -279,9 +249,9 @@ def test_where_plain_steps_wait_as_well_only_the_longer_gap_counts() -> None:
     for _ in range(100):
         costs.host_gaps.observe(GapKind.DRAFTED, 0.002, 1)
         costs.host_gaps.observe(GapKind.UNASKED, 0.0019, 1)
-    waiting = candidates(constant(0.25, 1, 1))
+    waiting, ahead = (candidates(constant(0.25, 1, 1), launches_ahead=each) for each in (False, True))
     assert policy("faser", costs, cap=1).lengths(waiting).any()
-    assert not policy("faser", costs, cap=1).lengths(replace(waiting, launches_ahead=True)).any()
+    assert not policy("faser", costs, cap=1).lengths(ahead).any()
 
 
 def test_a_probe_is_charged_the_gap_that_it_leaves() -> None:
@@ -316,7 +286,9 @@ def test_probes_are_taken_and_cost_at_most_their_share_of_the_time() -> None:
         lengths = chosen.lengths(each)
         plain_s += costs.step_s(16)
         extra_s += (
-            costs.draft_s(lengths, each.missing_kv) + costs.step_s(16 + int(lengths.sum())) - costs.step_s(16)
+            costs.draft_s(lengths, each.sequences.missing_kv)
+            + costs.step_s(16 + int(lengths.sum()))
+            - costs.step_s(16)
         )
         probes += int(lengths.any())
     assert probes >= 5
@@ -325,7 +297,7 @@ def test_probes_are_taken_and_cost_at_most_their_share_of_the_time() -> None:
 
 def test_a_probe_that_would_have_to_refill_a_long_cache_is_not_taken() -> None:
     costs = CostModel(StepTimes.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001))
-    each = candidates(constant(0.02, 1, 4), missing_kv=np.array([5000]))
+    each = candidates(constant(0.02, 1, 4), missing_kv=ints(5000))
     chosen = policy("faser", costs, cap=4)
     assert not any(chosen.lengths(each).any() for _ in range(500))
 
@@ -355,16 +327,16 @@ def test_text_drafts_are_looked_up_in_full_and_cut_by_what_they_turn_out_to_be()
     chosen = policy("faser", from_text(bend))
     lengths = chosen.lengths(each)
     assert (lengths == 8).all()
-    kept = chosen.keep(replace(each, survival=np.concatenate((constant(0.9, 1, 8), constant(0.1, 1, 8)))), lengths)
+    kept = chosen.keep(each.drafted(lengths, np.concatenate((constant(0.9, 1, 8), constant(0.1, 1, 8)))), lengths)
     assert kept[0] > kept[1]
     assert kept.sum() < 16
 
 
 def test_fixed_drafts_gamma_and_keeps_it() -> None:
-    each = candidates(constant(0.1, 3, 8), limit=np.array([8, 2, 0]))
+    each = candidates(constant(0.1, 3, 8), limit=ints(8, 2, 0))
     chosen = policy("fixed", with_passes(LINEAR), gamma=3)
     assert chosen.lengths(each).tolist() == [3, 2, 0]
-    assert chosen.keep(each, np.array([3, 2, 0])).tolist() == [3, 2, 0]
+    assert chosen.keep(each, ints(3, 2, 0)).tolist() == [3, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -390,7 +362,7 @@ def test_a_policy_needs_no_more_than_lengths_and_then_verifies_all_it_drafts() -
     assert chosen.lengths(few).tolist() == [2, 2, 2]
     assert not chosen.lengths(many).any()
     assert chosen.stop_rule(few, chosen.lengths(few)) is None
-    assert chosen.keep(few, np.array([2, 1, 0])).tolist() == [2, 1, 0]
+    assert chosen.keep(few, ints(2, 1, 0)).tolist() == [2, 1, 0]
 
 
 def test_a_table_must_be_given() -> None:
@@ -430,17 +402,18 @@ def test_goodput_needs_a_tenth_more_to_switch_on_again() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_survival_drafts_the_cap_and_cuts_where_tokens_a_second_peak(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    each, costs = replace(random_candidates(rng), weight=np.ones(0)), with_passes(staircase(rng))
-    each = replace(each, weight=np.ones(each.num_sequences))
+    drawn, costs = random_candidates(rng), with_passes(staircase(rng))
+    unweighted = drawn.sequences._replace(weight=np.ones(drawn.num_sequences))
+    each = replace(drawn, sequences=unweighted)
     chosen = policy("survival", costs)
     lengths = chosen.lengths(each)
     assert lengths.tolist() == each.limit.tolist()
     kept = chosen.keep(each, lengths)
-    sunk_s = costs.draft_s(lengths, each.missing_kv)
+    sunk_s = costs.draft_s(lengths, each.sequences.missing_kv)
 
     def value(some: Ints) -> float:
         undrafted = rate(costs, each, some, drafting=False)
-        worth = each.other_sequences + sum(
+        worth = each.step.other_sequences + sum(
             float(row[: int(n) + 1].sum()) for row, n in zip(each.survival, some, strict=True)
         )
         return worth / (worth / undrafted + sunk_s)

@@ -6,13 +6,10 @@ the step; the step is not limited; the slope may become negative.
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from faser.config.speculation import DRAFTERS
+from faser.engine.contract.drafts import Bools, Floats
 from faser.engine.control.speculation.acceptance import LogisticCurve
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 def library_weights(features: list[list[float]], good: list[bool]) -> tuple[float, float]:

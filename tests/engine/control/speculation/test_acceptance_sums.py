@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from faser.config.speculation import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence
-from faser.engine.control.speculation.acceptance import Acceptance, Verdicts
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from faser.engine.contract.drafts import Floats
+from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
+from tests.engine.control.speculation.building import full, ints, outcomes, table
 
 CAP, NUM_SLOTS = 5, 4
 OFFSET_PRECISION, EDITED_PRECISION, PRECISION_KEPT, LARGEST_OFFSET = 4.0, 0.25, 0.5 ** (1 / 60), 4.0
@@ -82,11 +80,11 @@ class SlowCurve:
 
 @dataclass
 class SlowDraft:
-    """A verdict of one draft."""
+    """One draft, and what is decided about it."""
 
     slot: int
     method: int
-    judged: int
+    decided: int
     accepted: int
     confidences: list[float]
 
@@ -116,7 +114,7 @@ class SlowAcceptance:
             for draft in drafts:
                 if draft.method != method:
                     continue
-                for depth in range(draft.judged):
+                for depth in range(draft.decided):
                     confidence = draft.confidences[depth]
                     chance = sigmoid(curve.logit(confidence, depth) + self.offset[method, draft.slot])
                     missed, spread = float(depth < draft.accepted) - chance, chance * (1 - chance)
@@ -202,11 +200,11 @@ class Pair:
         for _ in range(self.rng.integers(1, 4)):
             of_step = []
             for slot in self.some_slots():
-                judged = int(self.rng.integers(0, CAP + 1))
-                accepted = max(judged - int(self.rng.integers(0, 2)), 0)
+                decided = int(self.rng.integers(0, CAP + 1))
+                accepted = max(decided - int(self.rng.integers(0, 2)), 0)
                 method = int(self.rng.integers(len(DRAFT_METHODS)))
-                of_step.append(SlowDraft(slot, method, judged, accepted, self.confidences(method)))
-            steps.append(verdicts_of(of_step))
+                of_step.append(SlowDraft(slot, method, decided, accepted, self.confidences(method)))
+            steps.append(outcomes_of(of_step))
             drafts += of_step
         self.fast.learn(*steps)
         self.slow.learn(drafts)
@@ -238,7 +236,7 @@ class Pair:
         methods = self.rng.integers(0, len(DRAFT_METHODS), NUM_SLOTS)
         drafts = [self.confidences(method) for method in methods.tolist()]
         lengths = self.rng.integers(0, CAP + 1, NUM_SLOTS)
-        found = self.fast.drafted_survival(every, methods, lengths, np.array(drafts))
+        found = self.fast.drafted_survival(table(every, methods, lengths, np.array(drafts)))
         for slot, (method, length) in enumerate(zip(methods.tolist(), lengths.tolist(), strict=True)):
             expected_line = self.slow.drafted_survival(slot, method, drafts[slot][:length])
             assert found[slot] == pytest.approx(expected_line, rel=1e-9)
@@ -248,14 +246,16 @@ class Pair:
             assert line == pytest.approx(self.slow.calibration(method, slots), rel=1e-9)
 
 
-def verdicts_of(drafts: list[SlowDraft]) -> Verdicts:
-    return Verdicts(
-        slots=np.array([each.slot for each in drafts]),
-        methods=np.array([each.method for each in drafts]),
-        judged=np.array([each.judged for each in drafts]),
-        accepted=np.array([each.accepted for each in drafts]),
-        confidences=np.array([each.confidences for each in drafts]),
+def outcomes_of(drafts: list[SlowDraft]) -> DraftOutcomes:
+    """Of whole drafts: more tokens than were decided have a confidence."""
+    made = table(
+        ints(*(each.slot for each in drafts)),
+        ints(*(each.method for each in drafts)),
+        full(len(drafts), CAP),
+        np.array([each.confidences for each in drafts]),
     )
+    decided = ints(*(each.decided for each in drafts))
+    return outcomes(made, [each.accepted for each in drafts], decided)
 
 
 @pytest.mark.parametrize("seed", range(8))
