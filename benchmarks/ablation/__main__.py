@@ -28,15 +28,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from faser.bench.prompts import read_prompts, select_prompts
-from faser.cli.tools.env import facts
-
 from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
 from benchmarks.ablation.drive import ARMS, BASE, DEFAULT, FLOOR, arms_named
 from benchmarks.ablation.report import Run, write
 from benchmarks.runner import command_line
 from benchmarks.simulator.workload import read_azure
+from benchmarks.spec_bench.prompts import select_prompts
+from faser.cli.bench_prompts import read_prompts
 from faser.cli.console import ProgressReporter, runs_bar
+from faser.cli.tools import facts
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.build import build

@@ -91,15 +91,7 @@ def keep_what_pays(proposals: Proposals) -> Proposals:
         rates = 1.0 / (1.0 + np.exp(-np.array(draft.confidences)))
         line[1:] = 0.0
         line[1 : 1 + len(rates)] = rates.cumprod()
-    candidates = Candidates(
-        slots=np.arange(len(lengths)),
-        limit=lengths,
-        survival=survival,
-        weight=np.ones(len(lengths)),
-        missing_kv=np.zeros(len(lengths), dtype=np.int64),
-        other_rows=0,
-        kv_tokens=0,
-    )
+    candidates = Candidates.alike(np.arange(len(lengths)), lengths, survival)
     costs = CostModel(StepTimes.proportional(step_s=0.05, row_s=1e-5, pass_s=1e-4))
     return mistakes.trimmed(proposals, Survival(costs).keep(candidates, lengths).tolist())
 

@@ -177,7 +177,9 @@ class _Batch:
         )
         found = Proposals(drafts=())
         if requests:
-            found = self._drafter.propose(DraftPlan(step=step, requests=requests, stop=self._scenario.stop))
+            found = self._drafter.propose(
+                DraftPlan(step=step, width=max(lengths), requests=requests, stop=self._scenario.stop)
+            )
         if self._scenario.cut is not None:
             found = self._scenario.cut(found)
         drafts = {draft.slot: draft for draft in found.drafts}

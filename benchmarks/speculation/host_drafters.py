@@ -112,7 +112,7 @@ def _measure(
 ) -> dict[str, float]:
     prompts = [_taken(text, prompt_tokens) for _ in range(sequences)]
     requests = tuple(DraftRequest(slot=slot, max_tokens=CAP, new_blocks=()) for slot in range(sequences))
-    plan = DraftPlan(step=0, released=(), requests=requests)
+    plan = DraftPlan(step=0, width=CAP, requests=requests)
     gc.collect()
     gc.disable()
     began = time.thread_time()

@@ -210,15 +210,7 @@ def expected(
 ) -> dict[str, float]:
     """Tokens a second of each way at its best, as the policy computes them; gain: of ahead over the best other."""
     survival = np.tile(acceptance ** np.arange(cap + 1.0), (sequences, 1))
-    candidates = Candidates(
-        slots=np.arange(sequences),
-        limit=np.full(sequences, cap),
-        survival=survival,
-        weight=np.ones(sequences),
-        missing_kv=np.zeros(sequences, dtype=np.int64),
-        other_rows=0,
-        kv_tokens=kv_tokens,
-    )
+    candidates = Candidates.alike(np.arange(sequences), np.full(sequences, cap), survival, kv_tokens=kv_tokens)
     objective = Objective(costs, candidates)
     before = best_lengths(candidates, objective, costs).rate
     overlapped = best_overlap(candidates, objective, costs, lanes)

@@ -19,8 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.ablation.campaign import Bearing, Campaign, arms_named
+from benchmarks.ablation.campaign import Bearing, Campaign
 from benchmarks.ablation.campaign import Wanted as WantedRuns
+from benchmarks.ablation.drive import arms_named
 from benchmarks.ablation.report import Run, write
 from benchmarks.gpu.decoding.policies import Turns, arms_of, contest, rows_of
 from benchmarks.gpu.engines import Opened, Wanted, close, lane_costs, open_engine

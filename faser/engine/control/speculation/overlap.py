@@ -169,7 +169,7 @@ class OverlapControl:
     @property
     def lanes(self) -> InterferenceTable | None:
         """The lanes in use; None: drafts are not overlapped."""
-        return self._choice.lanes
+        return None if self._choice is None else self._choice.lanes
 
     @property
     def share(self) -> float:
@@ -242,6 +242,7 @@ class OverlapControl:
 
     def lengths(self, slots: Ints, limit: Ints) -> Ints:
         """[S] tokens that each slot drafts during the next step, as far as limit allows; 0: none."""
+        assert self._choice is not None, "drafts are not overlapped"
         return np.where(self._frontiers.drafts(slots), np.clip(limit, 0, self._choice.length), 0)
 
     def learn(

@@ -71,6 +71,15 @@ class Candidates:
     survival: Floats
     step: StepFacts
 
+    @classmethod
+    def alike(
+        cls, slots: Ints, limit: Ints, survival: Floats, *, other_rows: int = 0, kv_tokens: int = 0
+    ) -> "Candidates":
+        """Sequences whose tokens are worth 1 each and whose draft KV cache lacks nothing."""
+        sequences = DraftingSequences(slots, np.ones(len(slots)), np.zeros_like(slots), np.zeros_like(slots))
+        step = StepFacts(other_rows=other_rows, kv_tokens=kv_tokens, kv_sequences=len(slots))
+        return cls(sequences, limit, survival, step)
+
     @property
     def slots(self) -> Ints:
         return self.sequences.slots
