@@ -17,7 +17,8 @@ from faser.engine.contract.step_times import CostTable, InterferenceTable, Role,
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
 from faser.engine.control.speculation.overlap import ON, Frontiers, OverlapControl, OverlapOptions, best_overlap
-from faser.engine.control.speculation.policy import Candidates
+from faser.engine.control.speculation.policies import Fixed
+from faser.engine.control.speculation.policy import Candidates, StepFacts
 from faser.engine.control.step_cost import CostModel
 
 READ_S, ROW_S = 1 / 4.3e12, 2 / 780e12  # a byte; a multiply-add
