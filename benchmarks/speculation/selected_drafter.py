@@ -13,9 +13,9 @@ import numpy as np
 from faser.engine.contract.drafts import DraftTable, Ints
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.control.speculation.acceptance import Acceptance, point_mass_outcomes, sampled_tokens
-from faser.engine.control.speculation.control import StepDrafts
 from faser.engine.control.speculation.policies import Fixed
 from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts
+from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals, with_point_masses
 from faser.engine.execution.step_results import drafts_of
 

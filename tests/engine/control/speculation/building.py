@@ -10,8 +10,8 @@ from faser.engine.contract.drafts import METHOD_IDS, NO_TOKEN, Drafts, DraftTabl
 from faser.engine.control.kv_cache import SequenceBlocks
 from faser.engine.control.sequence import Sequence, Tenant
 from faser.engine.control.speculation.acceptance import DraftOutcomes
-from faser.engine.control.speculation.control import StepDrafts
 from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts
+from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.types import Slo, SpeculationParams
 from tests.engine.driving import request
 

@@ -16,8 +16,9 @@ from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Status
 from faser.engine.control.speculation.acceptance import Acceptance
-from faser.engine.control.speculation.control import SpeculationControl, StepDrafts
+from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.policies import Off
+from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_cost import CostModel
 from tests.engine.control.speculation.building import (
     candidates,

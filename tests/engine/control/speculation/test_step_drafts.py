@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from faser.engine.contract.drafts import DraftTable, joined, table_of
 from faser.engine.contract.plan import DraftPlan, DraftRequest, StopRule
 from faser.engine.control.speculation.acceptance import Acceptance
-from faser.engine.control.speculation.control import StepDrafts
+from faser.engine.control.speculation.step_drafts import StepDrafts
 from tests.engine.control.speculation.building import (
     answer,
     candidates,

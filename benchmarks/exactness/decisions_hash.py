@@ -1,0 +1,150 @@
+"""Hashes every plan of 936 simulated scenarios, to show that a change moved no decision of the control plane.
+
+    python -m benchmarks.exactness.decisions_hash OUT.json [--compare BEFORE.json]
+
+26 kinds of speculation (drafters, policies, costs of a pass, drafts made during steps) under 36 conditions
+(acceptance, requests at once, confidences that tell something or nothing, noise of the times). The real scheduler,
+control and policies run on a simulated clock; hashed are the rows of every plan, the time of every step and what
+speculation counted. It takes a minute, and ends with status 1 if a scenario differs from those of BEFORE.json.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from itertools import product
+from pathlib import Path
+
+from rich.progress import track
+
+from benchmarks.simulator.simulation import Machine, Simulation
+from benchmarks.simulator.trace import Trace, iid_trace
+from benchmarks.simulator.workload import Arrival
+from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.plan import StepPlan, StepResult
+from faser.engine.contract.step_times import CostTable, InterferenceTable, Role, StepTimes
+from faser.engine.control.clock import SimulatedClock
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.speculation.overlap import OverlapOptions
+from faser.engine.control.step_cost import CostModel
+
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256)
+MILLISECONDS = (12.4, 14.1, 14.6, 17.6, 19.3, 24.9, 29.3, 41.2, 53.5, 103.8, 208.0)  # two cores, 135M parameters
+CHEAP, DEAR = 0.05, 0.4  # a pass of the drafter, in steps with as many rows
+LANES = InterferenceTable.constant(share=0.5, verify=1.1, draft=1.2, verify_alone=1.05, draft_alone=1.1)
+PROMPT, OUTPUT = 40, 40
+SERIAL = "serial"
+
+# Method, policy, its gamma, cost of a pass, and whether drafts are made during steps.
+Kind = tuple[str, str, int | None, float | None, str]
+ALONE = (("fixed", 3), ("fixed", 8), ("goodput", None), ("survival", None), ("faser", None))
+KINDS: tuple[Kind, ...] = (
+    *(("draft_model", *policy, cost, SERIAL) for policy, cost in product(ALONE, (CHEAP, DEAR))),
+    *(("draft_model", "fixed", 3, cost, "on") for cost in (CHEAP, DEAR)),
+    *(("draft_model", "faser", None, cost, "auto") for cost in (CHEAP, DEAR)),
+    *(("suffix", *policy, None, SERIAL) for policy in (*ALONE, ("off", None))),
+    ("suffix", "faser", None, None, "on"),
+    *(("auto", policy, None, cost, SERIAL) for policy, cost in product(("faser", "goodput"), (CHEAP, DEAR))),
+    ("auto", "faser", None, CHEAP, "on"),
+)
+Condition = tuple[float, int, float, float]  # acceptance, requests at once, spread of the confidences, noise
+CONDITIONS: tuple[Condition, ...] = tuple(product((0.5, 0.7, 0.9), (1, 8, 32), (0.0, 0.5), (0.0, 0.1)))
+
+
+def costs(pass_cost: float | None, *, looks_up: bool) -> CostModel:
+    seconds = [each / 1000 for each in MILLISECONDS]
+    tables = {Role.STEP: CostTable(rows=ROWS, seconds=tuple(seconds))}
+    if looks_up:
+        tables[Role.TEXT] = CostTable(rows=(1, 2), seconds=(3e-5, 6e-5))
+    if pass_cost is not None:
+        tables[Role.PASS] = CostTable(rows=ROWS, seconds=tuple(pass_cost * each for each in seconds))
+    return CostModel(StepTimes(tables=tables))
+
+
+def scenario_hash(kind: Kind, condition: Condition) -> str:
+    """One scenario, from an empty engine to the last answer."""
+    method, policy, gamma, pass_cost, overlap = kind
+    acceptance, load, spread, noise = condition
+    count = max(load + 2, 4)
+
+    def trace(of_method: str, chance: float, cap: int, seed: int) -> Trace:
+        return iid_trace(
+            chance,
+            max_tokens=cap,
+            num_requests=count,
+            prompt_len=PROMPT,
+            output_len=OUTPUT,
+            method=of_method,
+            spread=spread,
+            seed=seed,
+        )
+
+    cap = gamma or (8 if method == "draft_model" else 16)
+    options = None
+    if overlap != SERIAL:
+        options = OverlapOptions(name="lanes", lanes=(LANES,), mode=overlap, every=8)
+    config = SpeculationConfig(
+        method=method, policy=policy, num_speculative_tokens=gamma, model=None if method == "suffix" else "a model"
+    )
+    machine = Machine(
+        costs=costs(pass_cost, looks_up=method != "draft_model"),
+        lanes=() if options is None else options.lanes,
+        max_num_seqs=16,
+        max_model_len=1024,
+        kv_tokens=1200 if load == 32 else None,  # too few for all of them
+        draft_overhead_s=0.0,
+        noise=noise,
+    )
+
+    def make_control(own: CostModel, clock: SimulatedClock) -> SpeculationControl:
+        return SpeculationControl(config, own, num_slots=64, clock=clock, overlap=options, times_itself=False)
+
+    simulation = Simulation(
+        trace(method if method == "draft_model" else "suffix", acceptance, cap, 1),
+        machine,
+        make_control,
+        model_trace=trace("draft_model", min(acceptance + 0.1, 0.95), 8, 2) if method == "auto" else None,
+        seed=3,
+    )
+    found, run = hashlib.sha256(), simulation.executor.run
+
+    def hashed(plan: StepPlan) -> StepResult:
+        result = run(plan)
+        rows = plan.rows
+        said = (plan.step, plan.released, [each.slot for each in plan.started], rows.slots, rows.starts)
+        found.update(repr((*said, rows.counts, rows.num_drafts, rows.samples, rows.token_ids)).encode())
+        found.update(repr(result.run_s).encode())
+        return result
+
+    simulation.executor.run = hashed  # type: ignore[method-assign]
+    arrivals = (Arrival(at_s=None, prompt_len=PROMPT, output_len=OUTPUT, trace=i) for i in range(count))
+    outcome = simulation.run(arrivals, clients=load, duration_s=None)
+    stats = outcome.speculation
+    assert stats is not None
+    counts = [(each.drafted, each.pruned, each.verified, each.accepted, each.expected) for each in stats.methods]
+    found.update(repr((outcome.elapsed_s, outcome.num_preemptions, counts)).encode())
+    found.update(repr((stats.mode_steps, stats.bypasses, stats.switches)).encode())
+    return found.hexdigest()[:20]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--compare", type=Path, default=None, help="hashes of another checkout")
+    options = parser.parse_args()
+    scenarios = [*product(KINDS, CONDITIONS)]
+    found = {
+        f"{kind} {condition}": scenario_hash(kind, condition)
+        for kind, condition in track(scenarios, "simulating", disable=not sys.stderr.isatty())
+    }
+    options.out.write_text(json.dumps(found, indent=0) + "\n")
+    print(len(found), "scenarios,", hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16])
+    if options.compare is not None:
+        before = json.loads(options.compare.read_text())
+        other = [name for name, each in found.items() if before.get(name) != each]
+        print(f"{len(other)} of them differ", *other[:10], sep="\n")
+        sys.exit(bool(other))
+
+
+if __name__ == "__main__":
+    main()

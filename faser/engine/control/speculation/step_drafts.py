@@ -1,0 +1,145 @@
+"""StepDrafts: the drafts of one step, from the decision to draft until the step has verified them.
+
+SpeculationControl.decide makes it, the scheduler passes it on, and `learn` consumes it. It estimates nothing.
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable, Floats, Ints
+from faser.engine.contract.plan import DraftPlan, StopRule
+from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
+from faser.engine.control.speculation.policy import Candidates
+
+_BONUS = np.array(1)  # token of a step after the accepted ones
+_NO_INTS: Ints = np.zeros(0, dtype=np.int64)
+_NO_PLAN = DraftPlan(step=0, width=0, requests=())
+
+
+@dataclass(slots=True, kw_only=True)
+class StepDrafts:
+    """See the module.
+
+    S sequences draft. By the decision:
+    chosen: positions of these sequences among those that might have drafted.
+    lengths: [S] tokens that each is asked for, at least 1.
+    candidates: these sequences as the policy saw them.
+    stop: when a model's drafts end sooner.
+    is_new: the decision was made for this step; else a cached one serves it.
+    is_drawn: tokens are drawn from probabilities; else each is a point mass.
+    share: of the processors that drafting gets during a step; 0: drafts are made before their step.
+    num_decided: leading tokens of each draft that the step before has accepted already: 1 for chunks.
+
+    Once the drafts are there:
+    plan: the one that went out last.
+    drafts: the answers to it, as far as they are final.
+    from_text: all drafts from text, and taken: [S] the positions of those that were taken; by_model: [M] the
+        sequences that the model drafts for instead.
+    survival: [S, K + 1] of the tokens that may be verified.
+    kept: [S] tokens that are verified.
+    """
+
+    chosen: Many[int]
+    lengths: Ints
+    candidates: Candidates
+    stop: StopRule | None = None
+    is_new: bool = True
+    is_drawn: bool = False
+    share: float = 0.0
+    num_decided: int = 0
+    plan: DraftPlan = _NO_PLAN
+    drafts: Drafts = field(default_factory=lambda: Drafts(step=0, table=NO_DRAFTS, run_s=0.0))
+    from_text: DraftTable = NO_DRAFTS
+    taken: Ints = field(default_factory=lambda: _NO_INTS)
+    by_model: Ints = field(default_factory=lambda: _NO_INTS)
+    survival: Floats = field(default_factory=lambda: np.zeros((0, 1)))
+    kept: Ints = field(default_factory=lambda: _NO_INTS)
+
+    @property
+    def table(self) -> DraftTable:
+        """[S] one draft for each sequence."""
+        return self.drafts.table
+
+    @property
+    def has_drafts(self) -> bool:
+        """A drafter has found a token, or passes were made for one."""
+        return bool(self.drafts.passes) or bool(np.count_nonzero(self.table.lengths))
+
+    def take_text(self, answer: Drafts, acceptance: Acceptance) -> None:
+        """Of the drafts from text take for each sequence the one with the most expected tokens."""
+        count, table = len(self.lengths), answer.table
+        self.taken = np.arange(count)
+        if np.count_nonzero(table.lengths):
+            survival = acceptance.drafted_survival(table)
+            self.taken += np.add.reduce(survival, axis=1).reshape(-1, count).argmax(axis=0) * count
+            self.from_text, self.survival = table, survival[self.taken]
+        else:
+            self.survival = np.zeros((count, acceptance.cap + 1))
+            self.survival[:, 0] = 1.0
+        self.drafts = replace(answer, table=table.take(self.taken))
+
+    def leave_to_model(self, lengths: Ints) -> DraftPlan | None:
+        """The plan for the sequences that the model drafts for; None: all drafts are from text.
+
+        lengths: [S] tokens; 0: the draft from text stays. While a step runs the model's plan follows always: the
+        step's lanes are divided already.
+        """
+        self.by_model = lengths.nonzero()[0]
+        if not len(self.by_model) and not self.share:
+            return None
+        requests = [
+            replace(self.plan.requests[i], max_tokens=lengths.item(i), new_blocks=())
+            for i in self.by_model.tolist()
+        ]
+        self.plan = replace(self.plan, requests=tuple(requests), released=(), from_text=False, stop=self.stop)
+        return self.plan
+
+    def take(self, answer: Drafts) -> None:
+        """All drafts, or those of the model in place of the ones from text."""
+        if not len(self.taken):
+            self.drafts = answer
+            return
+        text = self.drafts
+        for column, of_model in zip(text.table, answer.table, strict=True):
+            column[self.by_model] = of_model
+        self.drafts = replace(
+            text,
+            run_s=text.run_s + answer.run_s,
+            passes=answer.passes,
+            catchup_tokens=answer.catchup_tokens,
+        )
+
+    def verified(self) -> list[tuple[int, ...]]:
+        """The draft tokens that the step verifies, in the order of chosen."""
+        first = self.num_decided
+        if not len(self.kept):
+            return [()] * len(self.chosen)
+        rows = self.table.token_ids[:, first:].tolist()
+        return [tuple(row[:count]) for row, count in zip(rows, self.kept.tolist(), strict=True)]
+
+    def not_taken(self) -> DraftTable:
+        """The drafts from text in whose place another one was taken."""
+        others = self.from_text.lengths > 0
+        if len(others):
+            taken = np.ones(len(self.taken), dtype=np.bool_)
+            taken[self.by_model] = False
+            others[self.taken[taken]] = False
+        return self.from_text.take(others) if np.count_nonzero(others) else NO_DRAFTS
+
+    def outcomes(self, at: Ints, accepted: Ints, last_ids: Ints, num_cut: Ints) -> DraftOutcomes:
+        """What the step decides about the drafts at these positions.
+
+        accepted, last_ids: [len(at)] of the kept tokens, and the last token that the step sampled. num_cut: kept
+        tokens that the step gave up.
+        """
+        drafts, kept = self.table.take(at), self.kept[at] - num_cut
+        if self.is_drawn:
+            return DraftOutcomes(drafts, np.minimum(accepted + _BONUS, kept), accepted)
+        accepted, kept = accepted + self.num_decided, kept + self.num_decided
+        first_cut = drafts.token_ids[np.arange(len(kept)), np.minimum(kept, drafts.width - 1)]
+        right = first_cut == last_ids
+        right &= accepted == kept
+        right &= kept < drafts.lengths
+        return DraftOutcomes(drafts, np.minimum(accepted + _BONUS, drafts.lengths), accepted + right)
