@@ -26,6 +26,7 @@ from faser.engine.contract.step_times import CostTable, InterferenceTable, Role,
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
+from faser.engine.control.speculation.policy import Policy
 from faser.engine.control.step_cost import CostModel
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256)
@@ -61,8 +62,8 @@ def costs(pass_cost: float | None, *, looks_up: bool) -> CostModel:
     return CostModel(StepTimes(tables=tables))
 
 
-def scenario_hash(kind: Kind, condition: Condition) -> str:
-    """One scenario, from an empty engine to the last answer."""
+def scenario_hash(kind: Kind, condition: Condition, chosen: Policy | None = None) -> str:
+    """One scenario, from an empty engine to the last answer. chosen: instead of the kind's policy."""
     method, policy, gamma, pass_cost, overlap = kind
     acceptance, load, spread, noise = condition
     count = max(load + 2, 4)
@@ -97,7 +98,9 @@ def scenario_hash(kind: Kind, condition: Condition) -> str:
     )
 
     def make_control(own: CostModel, clock: SimulatedClock) -> SpeculationControl:
-        return SpeculationControl(config, own, num_slots=64, clock=clock, overlap=options, times_itself=False)
+        return SpeculationControl(
+            config, own, num_slots=64, clock=clock, policy=chosen, overlap=options, times_itself=False
+        )
 
     simulation = Simulation(
         trace(method if method == "draft_model" else "suffix", acceptance, cap, 1),
