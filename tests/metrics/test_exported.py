@@ -1,6 +1,7 @@
 """What a server exports, held against the names, labels and buckets that dashboards and autoscalers query.
 
-Oracle: the table below, written down from vLLM's documentation and from docs/speculation.md, not from the code, but for the names of the drafters.
+Oracle: the table below, written down from vLLM's documentation and from docs/speculation.md, not from the code,
+but for the names of the drafters.
 Left out of vLLM's: the series of `--legacy-vllm-metrics`, which is refused, and of `--kv-cache-metrics`, which has
 none.
 
