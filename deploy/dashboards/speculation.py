@@ -1,4 +1,4 @@
-"""Drafts: what is drafted, judged, accepted and wasted, what steps take, and what it gains."""
+"""Drafts: what is drafted, verified, accepted and wasted, what steps take, and what it gains."""
 
 from deploy.dashboards.expressions import CHOSEN, in_order, last_hour, mean, rate, ratio
 from deploy.dashboards.panel import Panel, Row

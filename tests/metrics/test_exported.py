@@ -53,7 +53,7 @@ _TOKENS = tuple(step * 10**power for power in range(4) for step in (1, 2, 5) if 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """labels: beside model_name and engine, with all values that a first scrape has; ... : any one value."""
+    """labels: other than model_name and engine, with all values that a first scrape has; ... : any one value."""
 
     kind: str
     name: str
