@@ -38,7 +38,7 @@ class Probes:
     """Short drafts of sequences that do not draft, which show whether drafting would pay again.
 
     Owns when each slot is due next, and an account of time. Every step pays a fixed share of its time into the
-    account, and a probe is taken only when the account can pay for it: so probing never costs more than that share.
+    account, and a probe is taken only when the account can pay for it, so probing never costs more than that.
     """
 
     def __init__(self) -> None:
