@@ -90,7 +90,7 @@ def _shortened(said: str) -> str:
 
 
 class LoggedExporter(SpanExporter):
-    """An exporter whose results an ExportLog is told."""
+    """An exporter that reports its results to an ExportLog."""
 
     def __init__(self, exporter: SpanExporter, log: ExportLog) -> None:
         self._exporter = exporter

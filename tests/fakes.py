@@ -104,7 +104,7 @@ class ScriptedExecutor:
         return result, _drafts(draft_plan, drafts, run_s=0.002)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """A device that is slow: it does nothing before it is asked what came of it."""
+        """A device that is slow: it does nothing before it is asked for its result."""
         assert len(self.launched) < 2, "three steps in flight"
         assert not plan.num_drafts, "only plain steps are launched"
         busy = {rows.slot for each in self.launched for rows in each.rows}

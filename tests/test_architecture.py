@@ -137,7 +137,7 @@ def module_imports(package: Path) -> dict[str, set[str]]:
 
 
 def folder_imports(package: Path) -> dict[str, set[str]]:
-    """The same between folders. A module that lies beside folders stands for itself."""
+    """The same between folders. A module that lies next to folders stands for itself."""
     packages = {
         path.parent.relative_to(package).as_posix().replace("/", ".") for path in package.rglob("*/__init__.py")
     }
@@ -332,7 +332,7 @@ def test_a_circle_of_folders_is_found_where_no_two_modules_form_one(tmp_path: Pa
     assert circles(folder_imports(package)) == [["api.pages", "api.rooms"]]
 
 
-def test_modules_beside_a_folder_may_lie_above_and_below_it_but_not_both(tmp_path: Path) -> None:
+def test_modules_next_to_a_folder_may_lie_above_and_below_it_but_not_both(tmp_path: Path) -> None:
     there = {"api.rooms.chat": "import faser.api.errors", "api.rooms.models": "", "api.errors": ""}
     app = {"api.app": "import faser.api.rooms.chat"}
     assert circles(folder_imports(plant(tmp_path / "one", there | app))) == []

@@ -30,7 +30,7 @@ from benchmarks.engines import Tokens, answers, model_directory
 from benchmarks.models.grow_model import NoisySource, copy_model
 from benchmarks.runner import command_line, write_json
 from faser.config.engine import EngineConfig
-from faser.config.speculation import POLICIES
+from faser.config.speculation import POLICIES, TEXT_METHODS
 from faser.engine.build import build_engine
 from faser.engine.checkpoints.embedded import SMOLLM2
 from faser.engine.checkpoints.ngram_model import shipped_ngram_model
@@ -51,8 +51,7 @@ GREEDY, WARM = 0.0, 0.8
 AHEAD_AND_PRUNED = "draft_model, coupled, ahead and pruned"
 LANES = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 DRAFTERS: Mapping[str, Mapping[str, Any]] = {
-    "suffix": {"method": "suffix"},
-    "ngram": {"method": "ngram"},
+    **{method: {"method": method} for method in TEXT_METHODS if method != "grammar"},
     "ngram_model": {
         "method": "ngram_model",
         "ngram_model": str(shipped_ngram_model(SMOLLM2.name, 49152)),

@@ -1,4 +1,4 @@
-"""Drafts: what is drafted, judged, accepted and wasted, what steps take, and what it gains."""
+"""Drafts: what is drafted, verified, accepted and wasted, what steps take, and what it gains."""
 
 from deploy.dashboards.expressions import CHOSEN, in_order, last_hour, mean, rate, ratio
 from deploy.dashboards.panel import Panel, Row
@@ -290,10 +290,21 @@ SPECULATION = (
                 (
                     (rate("faser_prune_steps_total", by="kind"), "{{kind}} steps"),
                     (rate("faser_prune_drafted_rows_total"), "draft rows looked at"),
+                    (rate("faser_prune_rows_total"), "draft rows pruned"),
+                    (rate("faser_prune_wasted_rows_total"), "draft rows kept in vain"),
                     (rate("faser_prune_seconds_total"), "seconds spent"),
                 ),
                 axis="per second",
                 note="Off by default.",
+            ),
+            Panel(
+                "Early pruning: how well it tells good tokens from bad ones",
+                (
+                    (rate("faser_prune_verified_tokens_total"), "looked at and verified"),
+                    (rate("faser_prune_flagged_tokens_total"), "flagged"),
+                    (rate("faser_prune_false_tokens_total"), "flagged wrongly"),
+                ),
+                axis="tokens per second",
             ),
         ),
     ),

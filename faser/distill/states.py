@@ -152,7 +152,7 @@ def record(dataset: Dataset, target: TargetStates, folder: StateFolder, report: 
 def shard_arrays(
     conversations: Sequence[Conversation], fitted: Sequence[Passage], place: int
 ) -> dict[str, npt.NDArray[Any]]:
-    """What a shard says of its conversations beside states and distributions. place: of the first one."""
+    """What a shard says of its conversations next to states and distributions. place: of the first one."""
     return {
         "token_ids": torch.cat([each.token_ids for each in fitted]).numpy().astype(np.int32),
         "starts": np.concatenate(([0], np.cumsum([len(each.token_ids) for each in fitted]))),

@@ -190,7 +190,7 @@ class Engine:
         self._scheduler.use_policy(name, gamma, forget=forget, overlap=overlap)
 
     def adopt_head(self, directory: Path) -> bool:
-        """Let the head in directory draft for sequences that start from now on, unless they have a salt.
+        """Let the head in directory draft for sequences that start from now on, unless they have a namespace.
 
         False: too many heads draft for running sequences. Raises ModelError for a head that does not fit.
         """

@@ -30,7 +30,7 @@ class GapTimer:
         self._began_s, self._worked_s = now_s, 0.0
 
     def drafted(self, drafts: Drafts) -> None:
-        """Drafts came before the step."""
+        """Drafts were made before the step."""
         self._worked_s += drafts.run_s
 
     def ran(self, result: StepResult, overlapped: Drafts | None = None) -> None:

@@ -64,8 +64,8 @@ class StepTrace:
         self._span(_HOST, "plan", planned_s, result.began_s)
         self._span(_VERIFY, "verify", result.began_s, result.began_s + result.run_s, _verified(plan, result))
         if overlapped_plan is not None and overlapped_drafts is not None:
-            border = _border(overlapped_plan, overlapped_drafts, plan, result)
-            self._draft("draft ahead", overlapped_drafts, plan.step, **border)
+            joint = _joint(overlapped_plan, overlapped_drafts, plan, result)
+            self._draft("draft ahead", overlapped_drafts, plan.step, **joint)
         self._span(_HOST, "commit", _end(result, overlapped_drafts), ended_s)
         self._emit("C", _HOST, name="sequences", ts=_micros(began_s), args={"running": len(plan.rows)})
         self._emit("C", _HOST, name="rows", ts=_micros(began_s), args={"rows": plan.num_rows})
@@ -139,7 +139,7 @@ def _verified(plan: StepPlan, result: StepResult) -> dict[str, Any]:
     }
 
 
-def _border(
+def _joint(
     plan: DraftPlan, drafts: Drafts, step: StepPlan, result: StepResult
 ) -> dict[str, list[int] | list[bool]]:
     """behind: number of unverified tokens that a draft continues. stands: the step sampled these and its first."""

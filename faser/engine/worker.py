@@ -52,7 +52,7 @@ HEARTBEAT_S = 2.0
 # A busy one this often: counting takes as long as deciding about drafts for a step.
 STATS_PERIOD_S = 0.1
 
-# How long an engine that is told to end while it loads may clean up; importing torch reports nothing for seconds.
+# How long an engine that has to end while it loads may clean up; importing torch reports nothing for seconds.
 # A compiler that does not end by itself takes one of them.
 _LOADING_END_S = 2.0
 
@@ -215,7 +215,7 @@ def _adopt_head(engine: Engine, directory: str, connection: socket.socket) -> No
 
 
 def _end_loading(told_to_end: threading.Event, loaded: threading.Event) -> None:
-    """End this process if it is told to end while it loads, and does not."""
+    """End this process if it has to end while it loads, and does not."""
     told_to_end.wait()
     if not loaded.wait(_LOADING_END_S):
         os._exit(0)

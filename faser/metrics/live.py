@@ -192,7 +192,7 @@ class LiveRecorder:
     def rejected(self) -> None:
         self._rejected += 1
 
-    def judged(self, class_name: str, target: str, met: bool) -> None:
+    def slo_result(self, class_name: str, target: str, met: bool) -> None:
         """A request with a latency target has ended."""
         self._slo[class_name, target, met] += 1
 

@@ -112,7 +112,7 @@ class Metrics:
             _LABELS,
             (model_name, engine),
             speculation or SpeculationConfig(),
-            on_judged=self.live.judged,
+            on_slo_result=self.live.slo_result,
         )
         self._audit = AuditMetrics(own)
         self.head_refresh = RefreshMetrics(own)

@@ -44,7 +44,7 @@ Values = Iterable[tuple[Labels, float]]
 class SpeculationMetrics:
     """The series of one model. names, labels: names and values of the labels that all its series carry.
 
-    on_judged: is called with class, target and whether it was met, for each request with a target that ends.
+    on_slo_result: is called with class, target and whether it was met, for each request with a target that ends.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class SpeculationMetrics:
         labels: Labels,
         config: SpeculationConfig,
         *,
-        on_judged: Callable[[str, str, bool], None],
+        on_slo_result: Callable[[str, str, bool], None],
     ) -> None:
-        self._on_judged = on_judged
+        self._on_slo_result = on_slo_result
         self._classes = config.class_names
         self._engine = _EngineSeries(names, labels, config)
         registry.register(self._engine)
@@ -106,7 +106,7 @@ class SpeculationMetrics:
             met["both"] = all(met.values())
         for target, result in met.items():
             self._slo[params.class_name, target, result].inc()
-            self._on_judged(params.class_name, target, result)
+            self._on_slo_result(params.class_name, target, result)
 
 
 class _EngineSeries(Collector):

@@ -53,7 +53,7 @@ def test_probes_and_routes_answer_503_until_the_application_is_there() -> None:
 
 
 def test_a_proxy_in_front_changes_no_answer() -> None:
-    """A server that is told of its proxy's path puts that before every path."""
+    """A server that is informed of its proxy's path puts that before every path."""
     app = LoadingApp("loading", Metrics(model_name="tiny", max_model_len=64), shows_metrics=False)
     with serving(app, root_path="/under") as url:
         assert httpx.get(f"{url}/metrics", timeout=5).status_code == 503

@@ -94,7 +94,7 @@ def test_keys_may_be_repeated_and_several_names_follow_one_flag() -> None:
     assert server.served_model_name == ("x", "y")
 
 
-def test_all_problems_of_all_sources_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_all_sources_are_reported_at_once(tmp_path: Path) -> None:
     file = yaml_file(tmp_path, "prot: 1\nblock-size: 8\n")
     found = problems(
         *["--max-num-seqs", "0", "--max-num-batched-token", "5", "--port", "x", "-tp", "2"],
@@ -280,12 +280,12 @@ def test_a_value_that_asks_for_nothing_is_always_accepted(each: Foreign) -> None
         ["--speculative-config", '{"method": "ngram"}', "--slo-ttft-ms", "200", "--slo-tpot-ms", "20"],
     ],
 )
-def test_speculation_is_told_by_json_by_dots_or_by_flags(arguments: list[str]) -> None:
+def test_speculation_is_set_by_json_by_dots_or_by_flags(arguments: list[str]) -> None:
     expected = SpeculationConfig(method="ngram", slo=Slo(ttft_ms=200, tpot_ms=20))
     assert build(*arguments)[0].speculation == expected
 
 
-def test_speculation_is_told_by_a_mapping_in_the_file(tmp_path: Path) -> None:
+def test_speculation_is_set_by_a_mapping_in_the_file(tmp_path: Path) -> None:
     text = "speculative-config:\n  method: ngram\n  num_speculative_tokens_per_batch_size: [[1, 8, 4]]\n"
     read = build(file=yaml_file(tmp_path, text))[0].speculation
     assert (read.method, read.policy, read.table) == ("ngram", "table", ((1, 8, 4),))
@@ -296,7 +296,7 @@ def test_the_policy_has_a_flag_and_a_short_one() -> None:
     assert build("--spec-policy", "goodput")[0].speculation.policy == "goodput"
 
 
-def test_problems_of_speculation_are_named_by_what_brought_them() -> None:
+def test_problems_of_speculation_are_named_by_their_source() -> None:
     found = problems(
         *("--speculative-config", '{"polcy": "off", "policy": "fixed"}', "--spec-policy", "off"),
         environment={"FASER_SLO_TPOT_MS": "0"},

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from faser import __version__
 from faser.config.declaration import Kind, Setting
 from faser.config.engine import EngineConfig
-from faser.config.speculation import METHODS, POLICIES, SpeculationConfig
+from faser.config.speculation import METHODS, PASS_METHODS, POLICIES, TEXT_METHODS, SpeculationConfig
 from faser.config.speculation_keys import FIELDS, KEYS, parse_speculation
 from faser.config.vllm_names import FOREIGN_KEYS, FOREIGN_METHODS, Support
 from faser.errors import ConfigError, RequestError
 from faser.types import Slo, SpeculationParams
 
 KNOWN = ", ".join(key.name for key in KEYS)
+OWN_METHODS = " or ".join(", ".join(map(repr, (*TEXT_METHODS, *PASS_METHODS))).rsplit(", ", 1))
 
 
 def config(**keys: Any) -> SpeculationConfig:
@@ -116,16 +117,14 @@ def test_a_value_that_asks_for_nothing_is_accepted_without_a_warning(name: str, 
 def test_a_method_of_vllms_that_is_not_built_is_refused_by_name(method: str) -> None:
     (problem,) = problems(method=method)
     assert problem.startswith(f"'{method}' is known from vLLM but not supported by FASER {__version__}: ")
-    assert problem.endswith(
-        " Remove it or use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model' or 'eagle3'."
-    )
+    assert problem.endswith(f" Remove it or use {OWN_METHODS}.")
 
 
 def test_a_method_that_faser_had_is_refused_by_name() -> None:
     (problem,) = problems(method="layer_skip")
     assert problem == (
         "'layer_skip' was removed: drafts of the model's own first layers did not pay (docs/speculation.md). "
-        "Use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model' or 'eagle3'."
+        f"Use {OWN_METHODS}."
     )
 
 

@@ -1,4 +1,4 @@
-"""A tiny seeded Qwen2 with eight layers and biases, on disk: a second family beside the tiny Llama."""
+"""A tiny seeded Qwen2 with eight layers and biases, on disk: a second family next to the tiny Llama."""
 
 from pathlib import Path
 

@@ -26,10 +26,10 @@ def costs(pass_s: float) -> CostModel:
 
 
 def by_hand(requests: int, length: int, pass_s: float) -> float:
-    brought = sum(ACCEPTED[:length])
+    accepted = sum(ACCEPTED[:length])
     step_s = 1.0 + 0.05 * requests * (1 + length)
-    passes_s = length * (pass_s + 0.01 * requests) + 0.01 * round(brought * requests)
-    return (1 + brought) * (1.0 + 0.05 * requests) / (step_s + passes_s)
+    passes_s = length * (pass_s + 0.01 * requests) + 0.01 * round(accepted * requests)
+    return (1 + accepted) * (1.0 + 0.05 * requests) / (step_s + passes_s)
 
 
 @pytest.mark.parametrize("requests", [1, 4, 32])

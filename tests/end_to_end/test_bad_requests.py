@@ -111,7 +111,7 @@ def test_a_conversation_that_the_template_refuses_is_refused_in_its_words(small:
         assert answer.choices
 
 
-def test_a_full_queue_is_told_with_a_time_to_come_back(small: Server) -> None:
+def test_a_full_queue_is_refused_with_a_time_to_come_back(small: Server) -> None:
     """Streams hold all the room that there is; when they have left, there is room again."""
     with small.client() as client:
         held = [

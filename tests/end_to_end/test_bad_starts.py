@@ -119,7 +119,7 @@ def pull(cache: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_disk_too_small_for_the_model_is_told_and_stays_clean(tmp_path: Path) -> None:
+def test_a_disk_too_small_for_the_model_is_reported_and_stays_clean(tmp_path: Path) -> None:
     with filling_up(tmp_path / "disk", kib=1024) as disk:
         ended = pull(disk)
         assert ended.returncode == 2

@@ -67,9 +67,9 @@ def _check_span(span: ReceivedSpan, answer: dict[str, Any]) -> None:
     assert found["gen_ai.response.id"] == answer["id"]
     assert found["gen_ai.usage.input_tokens"] == answer["usage"]["prompt_tokens"]
     assert found["gen_ai.usage.output_tokens"] == 12
-    told = answer["metrics"]["faser"]
+    reported = answer["metrics"]["faser"]
     for name in ("drafted", "verified", "accepted", "wasted"):
-        assert found[f"faser.spec.{name}_tokens"] == told[name]
-    assert found["faser.spec.steps"] == told["steps"]
+        assert found[f"faser.spec.{name}_tokens"] == reported[name]
+    assert found["faser.spec.steps"] == reported["steps"]
     assert 0 <= found["gen_ai.latency.time_in_queue"] < found["gen_ai.latency.time_to_first_token"]
     assert found["gen_ai.latency.time_to_first_token"] < found["gen_ai.latency.e2e"] < 60

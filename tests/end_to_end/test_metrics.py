@@ -29,7 +29,7 @@ def test_one_request_is_counted_once(server: Server) -> None:
     assert growth["iteration_tokens_total_sum"] >= num_prompt_tokens + 2 * 11
 
 
-def test_machines_are_told_that_all_is_well(server: Server) -> None:
+def test_machines_are_informed_that_all_is_well(server: Server) -> None:
     with server.http() as http:
         health = http.get("/health")
         assert (health.status_code, health.json()) == (200, {"state": "ready"})

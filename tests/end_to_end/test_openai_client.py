@@ -174,7 +174,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="gpt-5", messages=HELLO)
 
 
-def test_what_exceeds_the_context_is_told_with_both_numbers(client: openai.OpenAI) -> None:
+def test_what_exceeds_the_context_is_refused_with_both_numbers(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=r"maximum context length is 2048 .*max_tokens is 5000"):
         client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=5000)
 

@@ -100,7 +100,7 @@ class Sample:
 def _speculation(
     num_slots: int, policy: Policy, clock: SimulatedClock, costs: CostModel | None, *, ahead: bool, looks: bool
 ) -> SpeculationControl:
-    """A policy of the test's own over the real bookkeeping. ahead: it drafts beside steps, for a while.
+    """A policy of the test's own over the real bookkeeping. ahead: it drafts during steps, for a while.
 
     costs: the host's gaps in it stay as they are; None: by looks, and gaps are measured. looks: drafts cost a
     look-up, and no passes.
@@ -122,7 +122,7 @@ class Driver:
     """A scheduler and an executor, with the invariants checked after every operation.
 
     speculates: how; None: not at all. costs: of drafts and steps; None: the usual ones. ahead: drafts are made
-    beside steps. looks: they are looked up. control: instead of all these.
+    during steps. looks: they are looked up. control: instead of all these.
     kv, executor: None: the usual ones.
     """
 
@@ -211,7 +211,7 @@ class Driver:
         """Step until nothing is left to do; too many steps are a livelock."""
         plans: list[StepPlan] = []
         while self.scheduler.has_work():
-            assert len(plans) < max_steps, f"{max_steps} steps have not brought everything to its end"
+            assert len(plans) < max_steps, f"{max_steps} steps have not ended everything"
             plans.append(self.step())
         assert self.plan() is None
         assert self.scheduler.stats().kv_usage == 0.0

@@ -46,7 +46,7 @@ class AsyncDriver:
                 assert self.driver.scheduler.stats().kv_usage == 0.0
                 return
             self.step()
-        raise AssertionError(f"{max_steps} steps have not brought everything to its end")
+        raise AssertionError(f"{max_steps} steps have not ended everything")
 
 
 def test_the_second_step_is_under_way_before_the_first_is_read() -> None:

@@ -39,7 +39,7 @@ def test_the_info_describes_the_loaded_model(tiny_checkpoint: Path) -> None:
 def test_weights_are_read_by_one_thread_of_torch_where_the_native_kernels_have_threads(
     tiny_checkpoint: Path,
 ) -> None:
-    """Two that wait for each other take ten times as long beside another program, such as a second server."""
+    """Two that wait for each other take ten times as long next to another program, such as a second server."""
     threads: set[int] = set()
 
     def report(stage: str, _done: int, _total: int) -> None:

@@ -31,7 +31,7 @@ LOOKED_UP, FROM_MODEL, SELECTED = (
 
 
 class ScriptedScheduler:
-    """Answers as it is told and records every call with its arguments. answers: of drafted, in turn.
+    """Answers as it was set up and records every call with its arguments. answers: of drafted, in turn.
 
     gaps: of all commits. has_more: what has_work says.
     """

@@ -53,14 +53,14 @@ def test_accepted_tokens_and_the_targets_own_are_the_answers(
         for each in verified
         for kept, drafted in zip(each["accepted"], each["drafted"], strict=True)
     )
-    brought = sum(sum(each["accepted"]) + len(each["accepted"]) for each in verified)
+    sampled = sum(sum(each["accepted"]) + len(each["accepted"]) for each in verified)
     assert (
-        num_tokens <= brought < num_tokens + NUM_REQUESTS * (CAP + 1)
+        num_tokens <= sampled < num_tokens + NUM_REQUESTS * (CAP + 1)
     )  # the last step of an answer may go beyond its end
     assert sum(sum(each["accepted"]) for each in verified) > 0
 
 
-def test_lanes_run_beside_each_other_where_drafts_are_made_ahead_and_only_there(
+def test_lanes_run_next_to_each_other_where_drafts_are_made_ahead_and_only_there(
     written: dict[str, tuple[list[Event], int]],
 ) -> None:
     """Between plan and commit; a short one may be over before the other wakes."""
@@ -69,7 +69,7 @@ def test_lanes_run_beside_each_other_where_drafts_are_made_ahead_and_only_there(
     plans = spans(written["on"][0], "plan")
     assert len(ahead) > 10
     for each in ahead:
-        (at,) = (i for i, beside in enumerate(verify) if beside["args"]["step"] == each["args"]["step"])
+        (at,) = (i for i, other in enumerate(verify) if other["args"]["step"] == each["args"]["step"])
         assert each["tid"] != verify[at]["tid"]
         assert plans[at]["ts"] <= each["ts"]
         assert each["ts"] + each["dur"] <= commits[at]["ts"] + CLOCK_US
@@ -84,7 +84,7 @@ def test_drafts_made_before_a_step_are_over_when_it_begins(written: dict[str, tu
     assert len(spans(written["off"][0], "draft")) > 10
 
 
-def test_a_chunk_is_what_stood_of_the_draft_made_beside_the_step_before(
+def test_a_chunk_is_what_stood_of_the_draft_made_during_the_step_before(
     written: dict[str, tuple[list[Event], int]],
 ) -> None:
     events, _ = written["on"]
@@ -103,7 +103,7 @@ def test_a_chunk_is_what_stood_of_the_draft_made_beside_the_step_before(
     assert {(True, True), (False, False)} <= seen
 
 
-def test_the_border_of_a_draft_is_behind_the_chunk_that_is_verified(
+def test_the_first_token_of_a_draft_is_behind_the_chunk_that_is_verified(
     written: dict[str, tuple[list[Event], int]],
 ) -> None:
     events, _ = written["on"]

@@ -1,6 +1,7 @@
 """What a server exports, held against the names, labels and buckets that dashboards and autoscalers query.
 
-Oracle: the table below, written down from vLLM's documentation and from docs/speculation.md, not from the code.
+Oracle: the table below, written down from vLLM's documentation and from docs/speculation.md, not from the code,
+but for the names of the drafters.
 Left out of vLLM's: the series of `--legacy-vllm-metrics`, which is refused, and of `--kv-cache-metrics`, which has
 none.
 
@@ -20,7 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from faser.config.speculation import SpeculationConfig
+from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.metrics.server import Metrics
 from faser.types import AuditStats, EngineStats, SpeculationParams
@@ -43,14 +44,6 @@ _TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 _ERROR = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
 
 _REFUSED = ("queue_full", "key_limit", "loading", "warming", "restarting", "draining", "dead")
-_METHODS = (
-    "draft_model",
-    "eagle3",
-    "suffix",
-    "ngram",
-    "ngram_model",
-    "grammar",
-)
 _MODES = ("plain", "serial", "streams", "sm", "cores")
 _CLASSES = ("default", "gold")
 _ROLES = ("draft", "verify", "step")
@@ -60,7 +53,7 @@ _TOKENS = tuple(step * 10**power for power in range(4) for step in (1, 2, 5) if 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """labels: beside model_name and engine, with all values that a first scrape has; ... : any one value."""
+    """labels: other than model_name and engine, with all values that a first scrape has; ... : any one value."""
 
     kind: str
     name: str
@@ -146,9 +139,12 @@ VLLM = (
 
 FASER = (
     histogram("spec_gamma", _GAMMA, **{"class": _CLASSES}),
-    *(counter(f"spec_{name}_tokens", method=_METHODS) for name in ("drafted", "verified", "accepted", "wasted")),
-    counter("spec_pruned_tokens", method=_METHODS, stage=("trim", "layer", "frontier")),
-    counter("spec_expected_accepted_tokens", method=_METHODS),
+    *(
+        counter(f"spec_{name}_tokens", method=DRAFT_METHODS)
+        for name in ("drafted", "verified", "accepted", "wasted")
+    ),
+    counter("spec_pruned_tokens", method=DRAFT_METHODS, stage=("trim", "layer", "frontier")),
+    counter("spec_expected_accepted_tokens", method=DRAFT_METHODS),
     *(
         counter(f"spec_{name}_tokens_per_pos", **{"class": _CLASSES, "position": ("0", "1", "2")})
         for name in ("verified", "accepted")
@@ -284,7 +280,7 @@ def test_the_counts_of_a_server_that_has_served_add_up(tiny_checkpoint: Path) ->
                 )
                 for name in ("drafted", "pruned", "verified", "accepted", "wasted")
             }
-            for method in _METHODS
+            for method in DRAFT_METHODS
         ]
         assert all(each["drafted"] == each["pruned"] + each["verified"] for each in by_method)
         assert all(each["verified"] == each["accepted"] + each["wasted"] for each in by_method)

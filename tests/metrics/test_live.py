@@ -102,26 +102,28 @@ def test_samples_add_up_to_what_the_engine_counted(seed: int) -> None:
         after = recorder.snapshot()
         samples.append(sample(recorder, before, after))
         before = after
-    spec, told = stats.speculation, [each.speculation for each in samples if each.speculation]
+    spec, reported = stats.speculation, [each.speculation for each in samples if each.speculation]
     assert spec is not None
     assert sum(each.output for each in samples) == stats.generation_tokens
     assert sum(each.prompt for each in samples) == stats.prompt_tokens
     assert sum(each.steps for each in samples) == stats.num_steps
     assert sum(len(each.timeline) for each in samples) == stats.num_steps - 1  # nothing comes before the first
-    gammas = [sum(column) for column in zip(*(padded(each.gammas, CAP + 1) for each in told), strict=True)]
+    gammas = [sum(column) for column in zip(*(padded(each.gammas, CAP + 1) for each in reported), strict=True)]
     assert gammas == [sum(column) for column in zip(*(counts for _, counts in spec.gammas), strict=True)]
-    accepted_at = [sum(column) for column in zip(*(padded(each.accepted_at, CAP) for each in told), strict=True)]
+    accepted_at = [
+        sum(column) for column in zip(*(padded(each.accepted_at, CAP) for each in reported), strict=True)
+    ]
     assert accepted_at == list(spec.accepted_per_position)
     for method in spec.methods:
-        own = [each.drafters[method.method] for each in told if method.method in each.drafters]
+        own = [each.drafters[method.method] for each in reported if method.method in each.drafters]
         assert sum(each.drafted for each in own) == method.drafted
         assert sum(each.accepted for each in own) == method.accepted
         assert all(each.drafted == each.pruned + each.verified for each in own)
-    assert {name: sum(each.modes.get(name, 0) for each in told) for name, _ in spec.mode_steps} == dict(
+    assert {name: sum(each.modes.get(name, 0) for each in reported) for name, _ in spec.mode_steps} == dict(
         spec.mode_steps
     )
     measured_ms = 1e3 * next(each.measured_s for each in spec.roles if each.role == "step")
-    assert sum(each.measured_ms for each in told) == pytest.approx(measured_ms, abs=0.2)
+    assert sum(each.measured_ms for each in reported) == pytest.approx(measured_ms, abs=0.2)
     assert samples[-1].t == pytest.approx(clock.now_s - 50.0)
 
 
@@ -181,15 +183,15 @@ def test_an_engine_that_was_started_again_counts_from_zero() -> None:
 
 def test_requests_that_end_are_counted_by_reason_and_by_target() -> None:
     recorder = LiveRecorder()
-    recorder.judged("chat", "ttft", True)
+    recorder.slo_result("chat", "ttft", True)
     before = recorder.snapshot()
     recorder.finished(FinishReason.STOP)
     recorder.finished(FinishReason.STOP)
     recorder.finished(FinishReason.ERROR)
     recorder.rejected()
-    recorder.judged("chat", "ttft", True)
-    recorder.judged("chat", "ttft", False)
-    recorder.judged("batch", "tpot", True)
+    recorder.slo_result("chat", "ttft", True)
+    recorder.slo_result("chat", "ttft", False)
+    recorder.slo_result("batch", "tpot", True)
     found = sample(recorder, before, recorder.snapshot())
     assert found.finished == {"stop": 2, "error": 1}
     assert found.rejected == 1
@@ -274,6 +276,6 @@ def test_a_snapshot_does_not_change_afterwards() -> None:
     recorder = LiveRecorder()
     taken = recorder.snapshot()
     recorder.finished(FinishReason.STOP)
-    recorder.judged("default", "ttft", True)
+    recorder.slo_result("default", "ttft", True)
     assert not taken.finished
     assert not taken.slo

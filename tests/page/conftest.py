@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """One for each module: while it is there an event loop runs, beside which others could not."""
+    """One for each module: while it is there an event loop runs, next to which others could not."""
     from tests.page.browser import chromium
 
     with chromium() as browser:

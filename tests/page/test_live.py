@@ -85,11 +85,13 @@ def test_the_view_shows_what_the_server_did(browser: Browser, url: str) -> None:
         in_all = sum(counted[name] for name in counted if name.startswith("faser_spec_drafted_tokens_total{"))
         assert in_all > 0
         wait_for(page, lambda: sum(row[0] for row in table_of(flow).values()) == in_all)
-        for method, (drafted, pruned, judged, accepted, _, wasted) in table_of(flow).items():
+        for method, (drafted, pruned, verified, accepted, _, wasted) in table_of(flow).items():
             assert drafted == counted[f'faser_spec_drafted_tokens_total{{method="{method}"}}']
-            assert judged == counted[f'faser_spec_verified_tokens_total{{method="{method}"}}'] == accepted + wasted
+            assert (
+                verified == counted[f'faser_spec_verified_tokens_total{{method="{method}"}}'] == accepted + wasted
+            )
             assert accepted == counted[f'faser_spec_accepted_tokens_total{{method="{method}"}}']
-            assert pruned == drafted - judged
+            assert pruned == drafted - verified
         targets = panel(page, "Latency targets met")
         assert "4 requests" not in targets.inner_text()
         wait_for(page, lambda: "100 % of 4" in (targets.locator("svg").text_content() or ""))
@@ -100,7 +102,7 @@ def test_the_view_shows_what_the_server_did(browser: Browser, url: str) -> None:
 
 
 def scraped(url: str) -> dict[str, float]:
-    """By name, with the labels beside model and engine."""
+    """By name, with the labels other than model and engine."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     found = (re.fullmatch(r"(\w+)\{(.*?)\} (\S+)", line) for line in lines if not line.startswith("#"))
     return {
@@ -183,7 +185,7 @@ def test_the_feed_is_read_only_while_the_view_is_seen(browser: Browser, idle_url
         is_live(visit.page)
 
 
-def test_a_lost_connection_is_told_and_made_again(browser: Browser) -> None:
+def test_a_lost_connection_is_reported_and_made_again(browser: Browser) -> None:
     from tests.page.browser import visiting
 
     with serving(FakeEngine()) as url, visiting(browser, url) as visit:

@@ -47,13 +47,13 @@ def test_colours_are_the_servers_counts(browser: Browser, url: str) -> None:
             else:
                 ask(page, "hello hello hello hello")
             turn = answered(page)
-            told = turn.locator(".legend li").evaluate_all(
+            legend = turn.locator(".legend li").evaluate_all(
                 "(all) => all.map((each) => [each.dataset.origin, Number(each.dataset.count)])"
             )
             classes = turn.locator(".tokens .token").evaluate_all("(all) => all.map((each) => each.className)")
             shown = Counter(each.removeprefix("token ").removesuffix(" break") for each in classes)
             # A token without visible text has no element, so elements are at most as many as tokens.
-            counts = dict(told)
+            counts = dict(legend)
             for origin, count in counts.items():
                 name = origin.replace("accepted ", "accepted by-")
                 assert shown[name] <= count

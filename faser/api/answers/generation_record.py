@@ -73,7 +73,7 @@ def _of_usage(usage: Usage) -> dict[str, AttributeValue]:
 
 
 def _of_speculation(handler: GenerationHandler) -> dict[str, AttributeValue]:
-    """Also where the client is told no counts: a trace is the operator's."""
+    """Also where the client gets no counts: a trace is the operator's."""
     counts = handler.usage.speculation.counts()
     if counts is None:
         return {}

@@ -1,7 +1,7 @@
 """What an answer says it took: tokens, how much of a prediction it repeats, and what speculation did for it.
 
 Usage and SpeculationReport gather while outputs arrive. Which drafts there were, and which were accepted, depends
-on the past answers that the request may draft from: a request that shares them with other clients is told no
+on the past answers that the request may draft from: a request that shares them with other clients gets no
 counts, nor how many tokens of its prompt were cached. Without a drafter there are no summaries, and no metrics.
 """
 
@@ -73,7 +73,7 @@ class Usage:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompts, whether or not the client is told."""
+        """Of the prompts, whether or not the client gets them."""
         return sum(self._cached_tokens)
 
     @property
@@ -179,7 +179,7 @@ class SpeculationReport:
             self._summaries[index] = delta.speculation
 
     def counts(self) -> SpeculationCounts | None:
-        """For the operator, whether or not the client is told. None: no sample with a summary has ended."""
+        """For the operator, whether or not the client gets it. None: no sample with a summary has ended."""
         summaries = list(self._summaries.values())
         return SpeculationCounts(policy=summaries[0].policy, **_counts(*summaries)) if summaries else None
 

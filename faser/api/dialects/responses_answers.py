@@ -101,7 +101,7 @@ def _logprobs(choice: Choice) -> list[Json]:
 
 
 def _text_logprobs(message: Mapping[str, Any], logprobs: list[Json]) -> list[Json]:
-    """Those of the text, where there are reasoning and calls beside it. logprobs: of the whole answer."""
+    """Those of the text, where there are reasoning and calls next to it. logprobs: of the whole answer."""
     reasoning, text = message.get("reasoning_content") or "", message.get("content") or ""
     if not (reasoning or message.get("tool_calls")):
         return logprobs

@@ -187,7 +187,7 @@ class HttpConnection(HttpToolsProtocol):
     # uvicorn calls these
 
     def send_400_response(self, msg: str) -> None:
-        """The parser, or one of the methods that it calls, has refused what came."""
+        """The parser, or one of the methods that it calls, has refused what was sent."""
         self._refuse(self._refusal or HttpError(400, f"the request is not HTTP/1.1: {msg}"))
 
     def on_response_complete(self) -> None:

@@ -9,7 +9,7 @@ from typing import Self
 from faser.config.server import ServerConfig
 from faser.errors import ConfigError
 
-# What the process may still open beside connections: pipes to the engine, files, sockets that are being closed.
+# What the process may still open besides connections: pipes to the engine, files, sockets that are being closed.
 _RESERVED = 32
 _WANTED = 1 << 16
 _FEWEST_CONNECTIONS = 8

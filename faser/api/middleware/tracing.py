@@ -92,7 +92,7 @@ class TracingMiddleware:
 
 
 class _Sent:
-    """Hands messages on, and remembers how far the answer came. status: None: it has not begun."""
+    """Hands messages on, and remembers how far the answer got. status: None: it has not begun."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

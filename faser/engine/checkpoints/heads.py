@@ -6,7 +6,7 @@ EAGLE-3 is the one kind that is computed (Li et al., arXiv 2503.01840). Two layo
                     speculators_config {algorithm, proposal_methods, verifier},
                     draft_vocab_size, eagle_aux_hidden_state_layer_ids, norm_before_residual,
                     norm_before_fc, fc_norm, norm_output, target_hidden_size
-    flat            config.json of a one-layer decoder, with the head's fields beside it, or in `eagle_config`:
+    flat            config.json of a one-layer decoder, with the head's fields next to it, or in `eagle_config`:
                     LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM, Eagle3Qwen3ForCausalLM, and, as the authors
                     publish theirs, LlamaForCausalLM with draft_vocab_size
 
@@ -207,7 +207,7 @@ def _speculators_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpe
 
 
 def _flat_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
-    """Fields in `eagle_config` come before those beside it, as in vLLM."""
+    """Fields in `eagle_config` come before those next to it, as in vLLM."""
     eagle_config = Fields(config).optional_dict("eagle_config") or {}
     merged = {**config, **{name: value for name, value in eagle_config.items() if value is not None}}
     fields = Fields(merged)

@@ -240,7 +240,7 @@ class HeadRefresher:
     def _take(self, message: FromLearner) -> None:
         match message:
             case Learned():
-                assert self._task is not None, "a learner learns what it was told to"
+                assert self._task is not None, "a learner learns what it was asked to"
                 task, self._task = self._task, None
                 self._metrics.learned(learned_tokens(task.answers))
                 if message.is_better:

@@ -54,7 +54,7 @@ class OutputStream:
         abort: Callable[[int | None], None],
         takers: Sequence[AnswerTaker] = (),
     ) -> None:
-        """abort: is told which sample ends; None: all. takers: get the answers that may be kept."""
+        """abort: called with the sample that ends; None: all. takers: get the answers that may be kept."""
         sampling = request.sampling
         self.request = request
         self.finished = False

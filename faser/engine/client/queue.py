@@ -20,7 +20,7 @@ _QUIET_S = 600.0
 class QueueRoom:
     """How many samples may be in flight, and that no tenant takes all the room there is.
 
-    num_slots: how many of them run; num_waiting: how many may wait. Beside its own samples a tenant leaves an
+    num_slots: how many of them run; num_waiting: how many may wait. Next to its own samples a tenant leaves an
     eighth as much free, so that another one finds room at any time: alone it holds eight ninths at most, and of
     two that send without end each comes to eight seventeenths. Nothing that was accepted is dropped for it.
 

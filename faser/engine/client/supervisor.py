@@ -1,7 +1,7 @@
 """EngineSupervisor: keeps one engine running. It starts the engine, watches it, and starts it again after a death.
 
 Owns the engine's process or thread, the connection to it, and the decision whether another start follows. Knows no
-requests: AsyncEngine takes the messages, and is told when an engine has ended.
+requests: AsyncEngine takes the messages, and is informed when an engine has ended.
 
     start ──▶ loading ──▶ ready ──▶ died, or hung and killed ──pause──▶ loading ──▶ ...
                  │                            └──▶ the last end: no restart is left

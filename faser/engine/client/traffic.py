@@ -182,7 +182,7 @@ class TrafficRecorder:
     waits for the disk. A disk that is full ends the recording, not the server. No other process records to the
     file. Use this object from one thread.
 
-    count: told what became of each finished sample; also called by the writing thread.
+    count: called with what became of each finished sample; also called by the writing thread.
     Raises OSError if the file cannot be opened, and BlockingIOError if another process records to it.
     """
 

@@ -38,7 +38,7 @@ class SequenceStart:
 
     seed: the effective one; the seed and a position determine every random choice of the sequence.
     token_ids: the prompt, then the tokens generated before a preemption. prompt_len: length of the prompt.
-    salt: sequences with different salts never draft from each other's text. predicted_token_ids: extra text to
+    namespace: sequences of different ones never draft from each other's text. predicted_token_ids: extra text to
     draft from, given by the request; it is never computed. drafts: False: no drafter hears of the sequence.
     """
 
@@ -47,7 +47,7 @@ class SequenceStart:
     seed: int
     prompt_len: int
     token_ids: tuple[int, ...]
-    salt: str | None = None
+    namespace: str | None = None
     predicted_token_ids: tuple[int, ...] = ()
     drafts: bool = True
 

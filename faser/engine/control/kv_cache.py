@@ -59,9 +59,9 @@ class KvManager:
         self._holders: set[SequenceBlocks] = set()
         self._num_begun = self._num_ended = 0  # steps
 
-    def new_table(self, salt: str | None = None) -> SequenceBlocks:
-        """An empty table. Tables with different salts never share content through the prefix index."""
-        root = b"" if salt is None else b"salt" + salt.encode("utf-8", "surrogatepass")
+    def new_table(self, namespace: str | None = None) -> SequenceBlocks:
+        """An empty table. Tables of different namespaces never share content through the prefix index."""
+        root = b"" if namespace is None else b"salt" + namespace.encode("utf-8", "surrogatepass")
         return SequenceBlocks(_digest(root))
 
     @property

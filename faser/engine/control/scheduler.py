@@ -31,7 +31,7 @@ from faser.engine.contract.plan import (
 from faser.engine.control.clock import Clock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
-from faser.engine.control.speculation.control import OtherRows, Prediction, SpeculationControl
+from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
@@ -86,7 +86,7 @@ class Scheduler:
         self._released: list[int] = []  # slots that the data plane still has to release
         self._in_flight: deque[_StepInFlight] = deque()  # at most two
         self._step = 0
-        self.on_finished: Callable[[Sequence], None] | None = None  # is told of every sequence that ends
+        self.on_finished: Callable[[Sequence], None] | None = None  # called with every sequence that ends
         self._num_added = 0
         self._num_preemptions = 0
         self._prompt_tokens = 0
@@ -520,7 +520,7 @@ class Scheduler:
 
         All known tokens of a sequence must fit next to what the running ones will soon want, so that it is not
         preempted at once. Where nothing runs, all blocks are available, and it fits. Slots with rows in a step in
-        flight wait for its end, and beside one only sequences that need nothing but logits start.
+        flight wait for its end, and next to one only sequences that need nothing but logits start.
         """
         if not self._waiting:
             return
@@ -726,7 +726,7 @@ class StepBuilder:
                 seed=sequence.seed,
                 prompt_len=sequence.prompt_len,
                 token_ids=tuple(sequence.token_ids),
-                salt=sequence.request.cache_salt,
+                namespace=sequence.request.cache_salt,
                 predicted_token_ids=sequence.request.predicted_token_ids,
             )
         )
@@ -792,7 +792,7 @@ class _StepInFlight:
     positions: dict[Sequence, int]
     rows: StepRows
     drafts: StepDrafts | None
-    prediction: Prediction | None
+    prediction: StepPrediction | None
 
 
 @dataclass(slots=True)

@@ -202,7 +202,7 @@ class Sequence:
         return len(token_ids)
 
     def _ends_with(self, token_id: int) -> bool:
-        """Judge the token just appended: end-of-sequence first, then stop ids, then length."""
+        """Decide whether the token just appended ends it: end-of-sequence first, then stop ids, then length."""
         sampling = self.sampling
         num_before = len(self.token_ids) - 1 - self.prompt_len
         if sampling.structured_output is not None and token_id in self.eos_token_ids:

@@ -223,7 +223,7 @@ class RoleCost(ErrorTracker):
 class RowFactor:
     """How many times dearer draft rows are now than their table says, compared with the rest of the step.
 
-    The table was measured on an idle machine, batch by batch, and has no time for verifying drafts. Beside other
+    The table was measured on an idle machine, batch by batch, and has no time for verifying drafts. Next to other
     programs a step is interrupted the more often the longer it computes, so its further rows slow down more than
     its first ones; a factor on the whole step would find drafts too cheap.
 

@@ -79,7 +79,7 @@ class GrammarCompiler:
         return int(tokenizer.vocab_size) // _WORD
 
     def prepare(self) -> threading.Thread:
-        """Load the tokenizer in a thread, which takes a second. A failure is told to every request."""
+        """Load the tokenizer in a thread, which takes a second. A failure is reported to every request."""
         thread = threading.Thread(target=self._prepare, name="faser-grammars", daemon=True)
         thread.start()
         return thread

@@ -145,15 +145,15 @@ class TextIndex:
     def num_bytes(self) -> int:
         return int(self._library.faser_texts_bytes(self._address))
 
-    def open(self, number: int, token_ids: Sequence[int], *, unsaid: int = 0, salt: int = 0) -> None:
+    def open(self, number: int, token_ids: Sequence[int], *, unsaid: int = 0, namespace: int = 0) -> None:
         """A text begins. unsaid: index of the first token that goes into the corpus when the text is closed.
 
-        salt: only texts with the same salt find it there.
+        namespace: only texts of the same one find it there.
         """
         assert 0 <= unsaid <= len(token_ids), (unsaid, len(token_ids))
         tokens = _packed(token_ids)
         done = self._library.faser_texts_open(
-            self._address, number, tokens.buffer_info()[0], len(tokens), unsaid, salt % 2**64
+            self._address, number, tokens.buffer_info()[0], len(tokens), unsaid, namespace % 2**64
         )
         _check(done, (number,), token_ids)
 

@@ -264,7 +264,7 @@ def test_tokens_can_be_written_as_ids(http: httpx.Client) -> None:
     assert answer["choices"][0]["logprobs"]["content"][0]["token"] == f"token_id:{ord('H')}"
 
 
-def test_prompt_logprobs_stand_beside_the_choices(http: httpx.Client) -> None:
+def test_prompt_logprobs_stand_next_to_the_choices(http: httpx.Client) -> None:
     answer = http.post("/v1/chat/completions", json={"messages": HI, "prompt_logprobs": 1}).json()
     table = answer["prompt_logprobs"]
     assert table[0] is None

@@ -110,7 +110,9 @@ def test_a_call_that_is_cut_off_stays_text_and_the_answer_ends_with_length(
     assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("length", CALL[:60], None)
 
 
-def test_a_model_whose_template_knows_no_tools_is_told_of_them(client: openai.OpenAI, engine: FakeEngine) -> None:
+def test_a_model_whose_template_knows_no_tools_is_informed_of_them(
+    client: openai.OpenAI, engine: FakeEngine
+) -> None:
     engine.script = saying(CALL)
     history: list[Any] = [
         {"role": "system", "content": "Be brief."},

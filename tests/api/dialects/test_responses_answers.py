@@ -109,7 +109,7 @@ def position(text: str) -> dict[str, Any]:
     return {"token": text, "logprob": -1.0, "bytes": list(text.encode()), "top_logprobs": []}
 
 
-def test_log_probabilities_are_those_of_the_text_beside_reasoning_and_calls() -> None:
+def test_log_probabilities_are_those_of_the_text_next_to_reasoning_and_calls() -> None:
     """Tokens of markup and of calls have none; a token that is part of the text has."""
     said = ["<think>", THINKING[:9], THINKING[9:], "</think>", TEXT[:3], TEXT[3:], "<tool_call>", ARGUMENTS[0]]
     answer = choice() | {"logprobs": {"content": [position(each) for each in said]}}

@@ -217,7 +217,7 @@ def test_a_large_body_without_a_key_is_not_read(guarded_url: str) -> None:
         assert error_of(read_all(connection))[0] == 401
 
 
-def test_a_client_that_asks_before_it_sends_is_told_not_to(guarded_url: str) -> None:
+def test_a_client_that_asks_before_it_sends_is_answered_not_to(guarded_url: str) -> None:
     with connect(guarded_url) as connection:
         connection.sendall(head(Content_Length=1000, Expect="100-continue"))
         began_s = time.monotonic()

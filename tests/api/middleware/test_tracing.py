@@ -329,7 +329,7 @@ def test_a_request_without_a_key_makes_no_span_and_one_beyond_its_limit_does(
 
 
 def test_spans_do_not_withhold_what_answers_withhold(http: httpx.Client, collector: Collector) -> None:
-    """The client shares the cache, so it is told neither drafts nor cached tokens; the operator is."""
+    """The client shares the cache, so it gets neither drafts nor cached tokens; the operator is."""
     answer = http.post("/v1/completions", json=TEXT).json()
     assert "withheld" in json.dumps(answer)
     assert one_span(collector).attributes["faser.spec.drafted_tokens"] == 12

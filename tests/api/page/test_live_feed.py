@@ -176,7 +176,7 @@ def test_viewers_are_limited_together_and_by_key() -> None:
     run(test)
 
 
-def test_a_viewer_that_does_not_keep_up_is_told_to_leave_and_others_are_not() -> None:
+def test_a_viewer_that_does_not_keep_up_is_asked_to_leave_and_others_are_not() -> None:
     async def test() -> None:
         watched = Watched()
         (_, slow), (_, fast) = await watched.join(), await watched.join()
@@ -238,7 +238,7 @@ def test_the_drain_can_be_watched_until_the_last_request_is_done() -> None:
     run(test)
 
 
-def test_viewers_are_told_when_the_model_is_loaded() -> None:
+def test_viewers_are_informed_when_the_model_is_loaded() -> None:
     async def test() -> None:
         watched = Watched()
         watched.engine.loaded, watched.engine.state = False, EngineState.LOADING

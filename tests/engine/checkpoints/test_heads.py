@@ -111,7 +111,7 @@ def test_layers_may_be_those_of_qwen3_with_a_window_and_a_rotary_embedding_of_th
     assert isinstance(found.rope.scaling, Llama3Scaling)
 
 
-def test_a_flat_directory_has_its_fields_beside_the_layers_or_in_eagle_config(tmp_path: Path) -> None:
+def test_a_flat_directory_has_its_fields_next_to_the_layers_or_in_eagle_config(tmp_path: Path) -> None:
     found = read(tmp_path, FLAT)
     assert (found.state_layers, found.norm_before_residual) == ((2, 16, 29), False)
     nested = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [4, 8], "norm_before_fc": True}}

@@ -5,7 +5,7 @@ that ended without being noticed.
 
 When a learner may compute, what becomes of what it makes, and what becomes of the server when it dies.
 
-The learner is a fake that remembers what it was told, the engine a list of the heads that it was asked to adopt,
+The learner is a fake that remembers what it was asked, the engine a list of the heads that it was asked to adopt,
 and time passes when a test says so.
 
 Planted bugs that these tests have caught: a learner that goes on while the engine works; a head that is adopted
@@ -77,7 +77,7 @@ class Heard:
                 await asyncio.sleep(0.02)
 
 
-def test_a_learner_stands_still_and_goes_on_when_it_is_told_to() -> None:
+def test_a_learner_stands_still_and_goes_on_when_it_is_asked_to() -> None:
     async def scenario() -> None:
         heard = Heard()
         learner = LearnerProcess(CONFIGURE, heard.messages.append, heard.ends.append)

@@ -62,7 +62,7 @@ def test_a_sample_that_a_stop_string_ends_has_the_summary_of_that_step() -> None
     assert output.deltas[0].speculation == SUMMARY
 
 
-def test_a_running_summary_is_not_told_before_the_end() -> None:
+def test_a_running_summary_is_not_sent_before_the_end() -> None:
     stream = stream_of(SamplingParams(stop=("X",), max_tokens=9))
     assert taken(stream, said("ab", summary=SUMMARY)).deltas[0].speculation is None
     assert stream.speculation == []
@@ -170,7 +170,7 @@ def test_a_trace_divides_the_text_among_the_tokens_and_changes_none_of_it(
 
 
 def test_a_request_that_shares_past_answers_has_no_trace() -> None:
-    """The front-end refuses to trace it; if that fails, nothing is told either."""
+    """The front-end refuses to trace it; if that fails, nothing is sent either."""
     stream = stream_of(SamplingParams(max_tokens=9), shares_cache=True)
     for text in ("abc", "d"):
         traced = replace(said(text, summary=None), trace=StepTrace(drafter="suffix", gamma=2, accepted=2))

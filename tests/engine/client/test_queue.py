@@ -129,7 +129,7 @@ def test_the_wait_is_the_number_of_samples_times_what_each_takes(each_s: float, 
 
 def test_time_without_work_does_not_make_it_slower() -> None:
     speed = after(1000, each_s=0.1)
-    before = speed.wait_s(50)  # an idle hour goes by here, of which it is not told
+    before = speed.wait_s(50)  # an idle hour goes by here, of which it is not informed
     speed.pass_time(0.1)
     speed.end(1)
     assert speed.wait_s(50) == pytest.approx(before, rel=0.01)
@@ -176,11 +176,11 @@ def test_a_storm_is_one_line_with_the_settings_that_help(caplog: pytest.LogCaptu
     )
 
 
-def test_a_storm_that_lasts_is_told_every_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_storm_that_lasts_is_reported_every_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:
     assert len(warnings([(5000 + i, i) for i in range(1500)], caplog)) == 3
 
 
-def test_a_preemption_now_and_then_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_preemption_now_and_then_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings([(5000 + 4 * i, i) for i in range(1000)], caplog) == []
 
 

@@ -42,7 +42,7 @@ def send(connection: socket.socket, *messages: FromEngine) -> None:
 
 
 def serves(connection: socket.socket) -> None:
-    """Becomes ready and serves until it is told to end."""
+    """Becomes ready and serves until it is asked to end."""
     send(connection, Loaded(model_info()), READY)
     while not isinstance(receive(connection), Shutdown | None):
         pass
@@ -106,7 +106,7 @@ class Owner:
         self.hosts: list[ScriptedHost] = []
         self.messages: list[FromEngine] = []
         self.ends: list[tuple[FaserError, bool]] = []
-        self.killed_when_told: list[bool] = []
+        self.killed_when_informed: list[bool] = []
         self.ready = 0
         self._lives = iter(lives)
         self.launched = launch("process", self._start) if launches_first else None
@@ -131,7 +131,7 @@ class Owner:
 
     def _note_end(self, error: FaserError, restarts: bool) -> None:
         self.ends.append((error, restarts))
-        self.killed_when_told.append(self.hosts[-1].killed)
+        self.killed_when_informed.append(self.hosts[-1].killed)
 
     def _take(self, message: FromEngine) -> None:
         self.messages.append(message)
@@ -199,7 +199,7 @@ def test_an_engine_that_hangs_is_given_up_first_and_then_killed_and_started_agai
     owner = supervised([hangs, serves], lambda owner: owner.ready == 2, timeout_s=1.0)
     ((error, restarts),) = owner.ends
     assert (str(error), restarts) == ("the engine hung: it was silent for 1 s and was killed", True)
-    assert owner.killed_when_told == [False], "who waits need not wait for the engine's end"
+    assert owner.killed_when_informed == [False], "who waits need not wait for the engine's end"
     assert owner.hosts[0].killed
 
 

@@ -63,7 +63,7 @@ class OpensAtOnce(KvManager):
 
 
 class ForgetsTheDraftLane(KvManager):
-    """Planted: blocks that were given away for drafting beside the step open at once, all others wait."""
+    """Planted: blocks that were given away for drafting during the step open at once, all others wait."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)

@@ -1,4 +1,4 @@
-"""Fair shares: how long one tenant waits beside another's flood, in steps of a real scheduler."""
+"""Fair shares: how long one tenant waits next to another's flood, in steps of a real scheduler."""
 
 from dataclasses import replace
 

@@ -2,7 +2,7 @@
 
 Host gaps: the usual ones at first, then those that are measured, by kind of step and number of sequences.
 
-What draft rows cost beside other programs. Oracle: a machine whose draft rows are known to be that much dearer.
+What draft rows cost next to other programs. Oracle: a machine whose draft rows are known to be that much dearer.
 
 Planted bugs that these tests have caught: the whole step's factor counted as that of the rows; a step without
 draft rows taken for proof that they cost what the table says.

@@ -13,7 +13,7 @@ from tests.engine.driving import request
 
 
 @dataclass
-class World:
+class Driver:
     """A queue, and what waits in it and runs outside of it."""
 
     clock: SimulatedClock = field(default_factory=SimulatedClock)
@@ -81,41 +81,41 @@ class World:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_is_the_one_that_a_scan_of_all_finds(seed: int) -> None:
-    rng, world = random.Random(seed), World()
+    rng, driver = random.Random(seed), Driver()
     for _ in range(400):
         match rng.choice(("arrive", "arrive", "admit", "generate", "generate", "preempt", "end")):
             case "arrive":
                 tenant, priority = rng.choice("abcde"), rng.choice((0, 0, 0, -1, 5))
-                world.arrive(tenant, priority=priority, prompt=rng.randint(1, 30), at_s=rng.random())
-            case "admit" if world.waiting:
-                world.admit()
-            case "generate" if world.running:
-                rng.choice(world.running).tenant.generated(rng.randint(1, 9))
-            case "preempt" if world.running:
-                world.preempt(rng.choice(world.running))
-            case "end" if world.waiting or world.running:
-                world.end(rng.choice(world.waiting + world.running))
-        world.check()
+                driver.arrive(tenant, priority=priority, prompt=rng.randint(1, 30), at_s=rng.random())
+            case "admit" if driver.waiting:
+                driver.admit()
+            case "generate" if driver.running:
+                rng.choice(driver.running).tenant.generated(rng.randint(1, 9))
+            case "preempt" if driver.running:
+                driver.preempt(rng.choice(driver.running))
+            case "end" if driver.waiting or driver.running:
+                driver.end(rng.choice(driver.waiting + driver.running))
+        driver.check()
 
 
 def test_tenants_take_turns_by_the_tokens_they_were_given() -> None:
     """A sends prompts of 30 tokens, B of 10: B has three turns for one of A."""
-    world = World()
+    driver = Driver()
     for _ in range(40):
-        world.arrive("a", prompt=30)
-        world.arrive("b", prompt=10)
-    admitted = [world.admit().tenant.name for _ in range(40)]
+        driver.arrive("a", prompt=30)
+        driver.arrive("b", prompt=10)
+    admitted = [driver.admit().tenant.name for _ in range(40)]
     assert (admitted.count("a"), admitted.count("b")) == (10, 30)
 
 
 def test_a_generated_token_counts_as_two_of_a_prompt() -> None:
-    world = World()
+    driver = Driver()
     for _ in range(20):
-        world.arrive("reader", prompt=20)
-        world.arrive("writer", prompt=1)
+        driver.arrive("reader", prompt=20)
+        driver.arrive("writer", prompt=1)
     admitted = []
     for _ in range(20):
-        sequence = world.admit()
+        sequence = driver.admit()
         admitted.append(sequence.tenant.name)
         if sequence.tenant.name == "writer":
             sequence.tenant.generated(9)
@@ -124,97 +124,97 @@ def test_a_generated_token_counts_as_two_of_a_prompt() -> None:
 
 
 def test_cached_prompt_tokens_count_as_nothing() -> None:
-    world = World()
-    first = world.arrive("a", prompt=30)
-    world.queue.admit(first, num_uncached=2)
+    driver = Driver()
+    first = driver.arrive("a", prompt=30)
+    driver.queue.admit(first, num_uncached=2)
     assert first.tenant.service == 2
 
 
 def test_nobody_saves_up_turns_while_idle() -> None:
     """B comes after A was given 1000 tokens, and gets every second turn from then on, not the next 100."""
-    world = World()
+    driver = Driver()
     for _ in range(200):
-        world.arrive("a", prompt=10)
+        driver.arrive("a", prompt=10)
     for _ in range(100):
-        world.admit()
+        driver.admit()
     for _ in range(20):
-        world.arrive("b", prompt=10)
-    admitted = [world.admit().tenant.name for _ in range(20)]
+        driver.arrive("b", prompt=10)
+    admitted = [driver.admit().tenant.name for _ in range(20)]
     assert abs(admitted.count("a") - admitted.count("b")) <= 1
 
 
 def test_nobody_is_made_to_pay_for_what_was_given_when_nobody_else_waited() -> None:
     """A was alone and generated much. B floods the queue; A's next request waits for one of B's, not for all."""
-    world = World()
-    world.arrive("a")
-    long = world.admit()
+    driver = Driver()
+    driver.arrive("a")
+    long = driver.admit()
     long.tenant.generated(10_000)
     for _ in range(300):
-        world.arrive("b")
-    world.admit()
-    mine = world.arrive("a")
-    assert [world.admit() for _ in range(2)].index(mine) <= 1
+        driver.arrive("b")
+    driver.admit()
+    mine = driver.arrive("a")
+    assert [driver.admit() for _ in range(2)].index(mine) <= 1
 
 
 def test_a_preempted_sequence_returns_before_newcomers_and_is_not_counted_twice() -> None:
-    world = World()
-    world.arrive("a", prompt=50)
-    preempted = world.admit()
-    world.arrive("b", prompt=1)
+    driver = Driver()
+    driver.arrive("a", prompt=50)
+    preempted = driver.admit()
+    driver.arrive("b", prompt=1)
     before = preempted.tenant.service
-    world.preempt(preempted)
-    world.check()
-    assert world.admit() is preempted
+    driver.preempt(preempted)
+    driver.check()
+    assert driver.admit() is preempted
     assert preempted.tenant.service == before
 
 
 def test_priorities_come_first_whatever_was_given_before() -> None:
-    world = World()
-    world.arrive("a", priority=0)
-    world.admit().tenant.generated(1000)
-    world.arrive("b", priority=1)
-    urgent = world.arrive("a", priority=0)
-    assert world.admit() is urgent
+    driver = Driver()
+    driver.arrive("a", priority=0)
+    driver.admit().tenant.generated(1000)
+    driver.arrive("b", priority=1)
+    urgent = driver.arrive("a", priority=0)
+    assert driver.admit() is urgent
 
 
 def test_a_tenant_owes_for_a_minute_after_its_last_sequence() -> None:
     """A's bursts drain before B's queue does: without its debt A would be put before B each time."""
-    world = World()
-    world.arrive("a", prompt=10)
-    burst = world.admit()
+    driver = Driver()
+    driver.arrive("a", prompt=10)
+    burst = driver.admit()
     burst.tenant.generated(500)
-    world.arrive("b", prompt=10)
-    world.admit().tenant.service = 0  # of a tenant that has had less, as it came before A's burst
+    driver.arrive("b", prompt=10)
+    driver.admit().tenant.service = 0  # of a tenant that has had less, as it came before A's burst
     for _ in range(2):
-        world.arrive("b", prompt=10)
-    world.end(burst)
-    world.clock.advance(DEBT_KEPT_S - 1)
-    back = world.arrive("a", prompt=10)
-    world.check()
+        driver.arrive("b", prompt=10)
+    driver.end(burst)
+    driver.clock.advance(DEBT_KEPT_S - 1)
+    back = driver.arrive("a", prompt=10)
+    driver.check()
     assert back.tenant is burst.tenant
     assert back.tenant.service == 1010
-    assert [world.admit().tenant.name for _ in range(3)] == ["b", "b", "a"]
-    world.end(back)
-    world.clock.advance(DEBT_KEPT_S + 1)
-    assert world.queue.join("a", 1).service == 0
+    assert [driver.admit().tenant.name for _ in range(3)] == ["b", "b", "a"]
+    driver.end(back)
+    driver.clock.advance(DEBT_KEPT_S + 1)
+    assert driver.queue.join("a", 1).service == 0
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 1.0])
 def test_tenants_that_do_not_come_back_are_forgotten(pause_s: float) -> None:
-    world = World()
+    driver = Driver()
     for _ in range(11_000):
-        world.end(world.arrive(str(world.num_made)))
-        world.clock.advance(pause_s)
-    world.check()
-    assert len(world.queue._tenants) == (10_000 if not pause_s else 60)
+        driver.end(driver.arrive(str(driver.num_made)))
+        driver.clock.advance(pause_s)
+    driver.check()
+    assert len(driver.queue._tenants) == (10_000 if not pause_s else 60)
 
 
 def test_the_heap_stays_small_while_priorities_come_and_go() -> None:
     """Each round puts an earlier arrival in front of a tenant's line, whose old entry is then no longer valid."""
-    world = World()
-    world.arrive("other", at_s=5000.0)
+    driver = Driver()
+    driver.arrive("other", at_s=5000.0)
     for round_ in range(1000):
-        world.end(world.arrive("a", at_s=4000.0 - round_))
-        world.check()
-    (level,) = world.queue._levels.values()
+        driver.end(driver.arrive("a", at_s=4000.0 - round_))
+        driver.check()
+    (level,) = driver.queue._levels.values()
     assert len(level._turns) <= 16

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from faser.config.speculation import POLICIES
+from faser.config.speculation import POLICIES, TEXT_METHODS
 from faser.engine.checkpoints.ngram_model import count, save
 from faser.engine.engine import Engine
 from tests.engine.losslessness.equality import CAP, FEATURES, Answer, answers, build, requests, write_pair
 
 DRAFTERS: dict[str, dict[str, Any]] = {
     "auto": {},
-    "ngram": {"method": "ngram"},
-    "suffix": {"method": "suffix"},
-    "ngram_model": {"method": "ngram_model"},
+    **{method: {"method": method} for method in TEXT_METHODS if method != "grammar"},
     "draft_model": {"method": "draft_model"},
     "chooser": {"method": "auto"},
     "coupled draft_model": {"method": "draft_model", "draft_sample_method": "coupled"},

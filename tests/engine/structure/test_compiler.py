@@ -124,7 +124,7 @@ def test_the_tokenizer_is_loaded_once_by_many_threads() -> None:
     assert loaded == [1]
 
 
-def test_a_tokenizer_that_cannot_be_used_is_told_to_every_request() -> None:
+def test_a_tokenizer_that_cannot_be_used_is_reported_to_every_request() -> None:
     def load() -> Tokenizer:
         raise ModelError("no tokenizer.json")
 

@@ -258,7 +258,7 @@ def loadable(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("fault", ["of another machine", "of other sources"])
-def test_a_prebuilt_library_that_does_not_fit_is_told_of_once_and_compiled_instead(
+def test_a_prebuilt_library_that_does_not_fit_is_reported_once_and_compiled_instead(
     fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "prebuilt"

@@ -33,7 +33,7 @@ from tests.engine.execution.sampling.sampled import plain_rows, sample
 @pytest.mark.parametrize("width", [1, 63, 64, 65, 1000, 4099])
 @pytest.mark.parametrize("rows", [[0], [1, 2, 4], [0, 1, 2, 3, 4]])
 def test_logits_are_masked_as_by_tensor_operations(width: int, rows: list[int], native: NativeBackend) -> None:
-    """Rows of a wider tensor; other rows and what is beside them keep their bits."""
+    """Rows of a wider tensor; other rows and what is next to them keep their bits."""
     rng = np.random.default_rng(width)
     words = rng.integers(-(2**63), 2**63, (len(rows), -(-width // 64) + 2), dtype=np.int64)
     words[0, 0], words[-1, -3] = -1, 0
@@ -68,7 +68,7 @@ CUTS += [
 ]
 TEMPERATURES = [float(np.finfo(np.float32).tiny), 0.1, 0.8, 1.0, 2.0, 1000.0]
 WINDOWS = [0.0, 2.0**-20, 0.01, 0.05, 0.3, 1.0]
-WIDTHS = [1, 2, 15, 16, 17, 64, 255, 257, 1000, 4099]  # around and beside the lanes of a vector and of a block
+WIDTHS = [1, 2, 15, 16, 17, 64, 255, 257, 1000, 4099]  # around the lanes of a vector and of a block
 
 
 def shaping(cuts: list[tuple[float, int, float]], temperatures: NDArray[np.float32]) -> SamplingMetadata:
@@ -171,7 +171,7 @@ def test_only_the_named_rows_are_read_and_written(native: NativeBackend) -> None
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("where", [0, 0.5, 1])
 def test_rows_without_a_finite_maximum_have_no_token(native: NativeBackend, width: int, where: float) -> None:
-    """A NaN or +inf anywhere, or -inf everywhere; the row beside them is sound."""
+    """A NaN or +inf anywhere, or -inf everywhere; the row next to them is sound."""
     column = int(where * (width - 1))
     logits = torch.zeros(4, width)
     logits[0, column] = torch.nan
@@ -278,7 +278,7 @@ def test_the_choice_goes_on_when_its_backend_is_gone(kernel_cache: Path) -> None
     assert choice.best(torch.eye(64)).tolist() == list(range(64))
 
 
-def test_tokens_follow_the_law(native: NativeBackend) -> None:
+def test_tokens_follow_the_distribution(native: NativeBackend) -> None:
     """Oracle: softmax in float64, top_p cut by hand; chi-square of 60,000 draws, 99.99 % quantile."""
     logits = torch.tensor([[2.0, 1.0, 0.0, 1.5, -1.0, 0.5, 0.2, -3.0, 0.9]])
     num, temperature = 60_000, 0.7

@@ -134,7 +134,7 @@ def test_cores_that_cannot_be_used_are_refused_with_those_that_can(
 def test_idle_threads_of_the_full_width_leave_their_cores_when_a_lane_takes_over(kernel_cache: Path) -> None:
     """They spin for 200 µs after a job otherwise. Counted in time on a core, which other programs never lengthen.
 
-    Caught, where the machine has a core to spare: a pool that is not told to rest, and one that does not listen.
+    Caught, where the machine has a core to spare: a pool that is not asked to rest, and one that does not listen.
     """
     known = tasks()
     backend = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=2)
@@ -147,7 +147,7 @@ def test_idle_threads_of_the_full_width_leave_their_cores_when_a_lane_takes_over
         for _ in range(3):
             backend.linear(x, packed, out)
         if asleep(worker):
-            continue  # it never came to this job
+            continue  # it never got to this job
         began = on_core_s(worker)
         backend.use((USABLE[0],))
         while not asleep(worker):
@@ -199,7 +199,7 @@ def test_two_instances_compute_side_by_side(backend: NativeBackend) -> None:
     assert wrong == []
 
 
-def test_an_instance_beside_another_shares_its_threads_and_its_handles(backend: NativeBackend) -> None:
+def test_an_instance_next_to_another_shares_its_threads_and_its_handles(backend: NativeBackend) -> None:
     """Caught: threads that end with the first instance."""
     packed = backend.pack(torch.randn(64, 32))
     x = torch.randn(9, 32)

@@ -34,7 +34,7 @@ class YarnScaling:
     """Frequencies blended by how often they turn within original_positions (arXiv 2309.00071, section 3.2).
 
     beta_fast, beta_slow: turns above which a frequency is kept, and below which it is divided by factor.
-    attention_factor: multiplies cosines and sines. truncate: round the borders of the ramp to whole pairs.
+    attention_factor: multiplies cosines and sines. truncate: round the ends of the ramp to whole pairs.
     """
 
     factor: float

@@ -100,7 +100,7 @@ class SpeculationStatistics:
         )
 
     def count_undrafted(self, slots: Ints) -> None:
-        """A step brought each of these slots one token, without a draft."""
+        """A step sampled one token for each of these slots, without a draft."""
         self._undrafted.append(slots)
         if len(self._undrafted) >= _MOST_NOTED:
             self._settle()

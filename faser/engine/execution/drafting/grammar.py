@@ -19,7 +19,7 @@ _SURE = 0.99  # the confidence of each token
 class GrammarDrafter:
     """See Drafter. Remembers nothing of a slot: the matchers belong to the sampler.
 
-    cap: most tokens of a draft. alone: there is a draft for every request, perhaps an empty one. Beside others
+    cap: most tokens of a draft. alone: there is a draft for every request, perhaps an empty one. Next to others
     there are none at all where no request has one, which is the usual case.
     """
 

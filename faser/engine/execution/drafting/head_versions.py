@@ -2,11 +2,11 @@
 
     sequence     starts ............................... ends
     its head     the newest one then; it keeps that one        whatever is adopted meanwhile
-    with a salt  the first one, always
+    namespace    the first one, always
 
 Keys and values that a head has drawn are its own, so a sequence never changes its head. A refreshed head has
 learned from the texts of clients who share a cache; how well it drafts says something about these texts. So it
-never drafts for a sequence with a salt, whose client shares nothing with others.
+never drafts for a sequence with a namespace, whose client shares nothing with others.
 
 A version ends with its last sequence, unless it is the first or the newest one.
 """
@@ -43,7 +43,7 @@ class HeadVersions:
         return len({*self._by_slot.values(), self._newest} - {self._first})
 
     def adopt(self, directory: Path) -> bool:
-        """Let the head in directory draft for sequences that start from now on, unless they have a salt.
+        """Let the head in directory draft for sequences that start from now on, unless they have a namespace.
 
         False and unchanged while MOST_REFRESHED versions are in memory. Raises ModelError for a head that does not
         fit.
@@ -54,7 +54,7 @@ class HeadVersions:
         return True
 
     def start(self, start: SequenceStart) -> None:
-        drafter = self._by_slot[start.slot] = self._newest if start.salt is None else self._first
+        drafter = self._by_slot[start.slot] = self._newest if start.namespace is None else self._first
         drafter.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:

@@ -1,7 +1,7 @@
-"""Makes the drafter that a configuration names: one row for each of config/drafters.py, with its constructor.
+"""Makes the drafter that a configuration names: one row for each of config/speculation.py, with its constructor.
 
 A row of TEXT_DRAFTERS may answer for several methods, as the native index does with one call. To add a drafter,
-write its file, its row in config/drafters.py and its row here, and describe it in docs/speculation.md.
+write its file, its row in config/speculation.py and its row here, and describe it in docs/speculation.md.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Drafts copied from text by the native index, and a model beside them.
+"""Drafts copied from text by the native index, and a model next to them.
 
 What a look-up costs decides whether speculation pays with small models, so one native call asks all methods for
 all requests (kernels/cpu/native/lookup.cpp, ngrams.cpp):
@@ -10,7 +10,7 @@ all requests (kernels/cpu/native/lookup.cpp, ngrams.cpp):
     ngram_model   chains of the token that an n-gram model finds likeliest
 
 Past answers change no token of any request, but a client that times its own requests could learn that others were
-answered with the same text: sequences with different salts share nothing.
+answered with the same text: sequences of different namespaces share nothing.
 
 A prediction of the answer is text to draft from too. It is put before the tokens of its sequence:
 
@@ -100,7 +100,7 @@ class LookupDrafter:
         unsaid = max(start.prompt_len, len(start.token_ids) - self._depth)
         prefix = prediction_prefix(start)
         token_ids = (*prefix, *start.token_ids)
-        self.index.open(start.slot, token_ids, unsaid=len(prefix) + unsaid, salt=hash(start.salt))
+        self.index.open(start.slot, token_ids, unsaid=len(prefix) + unsaid, namespace=hash(start.namespace))
         for method, empty in zip(self.methods, self._empty, strict=True):
             empty[start.slot] = Draft(slot=start.slot, method=method)
 

@@ -30,7 +30,7 @@ from faser.kernels.interface.low_bit.rows import LowBitRows, group_rows
 
 _Order = npt.NDArray[np.int32]
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-# The tensor with a product's integers, and those beside it: zero points, scales, groups of columns, shape.
+# The tensor with a product's integers, and those next to it: zero points, scales, groups of columns, shape.
 _ENDINGS = {
     Layout.AWQ: ("qweight", "qzeros", "scales", "g_idx", ""),
     Layout.GPTQ: ("qweight", "qzeros", "scales", "g_idx", ""),

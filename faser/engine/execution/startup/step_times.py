@@ -39,7 +39,7 @@ STAGE = "measuring step times"
 _CPU_STEPS_S, _GPU_STEPS_S = 3.5, 30.0
 _DRAFT_SHARE = 0.35  # the part of that time for passes of the drafter
 _TEXT_S = 30e-6  # a text look-up, per sequence: an initial estimate, which the engine corrects as it runs
-BUSY_SHARE = 0.1  # from here on, times measured beside other processes are not kept for later starts
+BUSY_SHARE = 0.1  # from here on, times measured next to other processes are not kept for later starts
 
 # The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and
 # contexts. A GPU's row counts lie on both sides of the point where arithmetic takes longer than reading weights.
@@ -210,7 +210,7 @@ def start_check(
     """What is wrong with `times`; None: they hold. timers: of the roles to check. meter: None: this machine's.
 
     A step that is faster now refutes them: other processes only slow steps down. A slower step does so only where
-    no other process disturbs it; beside one the times are kept, for the cost model follows a slower machine.
+    no other process disturbs it; next to one the times are kept, for the cost model follows a slower machine.
     """
     meter = meter or BusyMeter()
     found: list[tuple[float, str]] = []

@@ -1,7 +1,7 @@
 // Layers, and the parts of a layer around its attention, in one call: what lies between two kernels is then
 // nanoseconds, not Python. Every operation is the one that has a call of its own, so results are the same bits.
 //
-// A low-bit product is told which one follows: while a thread waits, it fetches the first weights of its share of it.
+// A low-bit product knows which one follows: while a thread waits, it fetches the first weights of its share of it.
 
 #include <cstring>
 

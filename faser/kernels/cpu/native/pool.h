@@ -100,7 +100,7 @@ class Pool {
         }
     }
 
-    // A moment of waiting. Memory is idle then: the thread brings a few lines of what it was told to.
+    // A moment of waiting. Memory is idle then: the thread fetches a few lines of what it was asked to.
     void wait(int thread) {
         Wait& at = waits_[thread];
         if (at.next >= at.end) return relax();

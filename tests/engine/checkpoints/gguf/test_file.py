@@ -114,7 +114,7 @@ def test_damaged_bytes_are_an_error_of_the_file_or_are_read_within_it(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("twice", "a.text twice"),
         ("type", "unknown type 99"),
@@ -122,7 +122,7 @@ def test_damaged_bytes_are_an_error_of_the_file_or_are_read_within_it(tmp_path: 
         ("version", "version is 4"),
     ],
 )
-def test_what_no_header_says_is_damage(tmp_path: Path, fault: str, told: str) -> None:
+def test_what_no_header_says_is_damage(tmp_path: Path, fault: str, message: str) -> None:
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value)) + value.encode()
 
@@ -137,7 +137,7 @@ def test_what_no_header_says_is_damage(tmp_path: Path, fault: str, told: str) ->
     path.write_bytes(
         b"GGUF" + struct.pack("<IQQ", 4 if fault == "version" else 3, 0, len(values)) + b"".join(values)
     )
-    with pytest.raises(DamagedHeader, match=told):
+    with pytest.raises(DamagedHeader, match=message):
         header_of(path)
 
 

@@ -1,4 +1,4 @@
-"""What is learnt of acceptance. Oracles: the rates that outcomes were drawn with, and twins that were told less.
+"""What is learnt of acceptance. Oracles: the rates that outcomes were drawn with, and twins that were given less.
 
 Planted bugs that these tests have caught: slots that do not teach move the curve; a release drops what is held of
 all slots; what was held is learned twice; the prior loses weight with every draft, until nothing is left of it;

@@ -172,7 +172,7 @@ def add(sums: list[list[float]], kept: float, drafts: list[tuple[int, list[float
 
 
 class Pair:
-    """Both, told the same."""
+    """Both, given the same."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
 """What policies see, and what becomes of their decisions: caps, budgets, blocks, targets, cached decisions.
 
 A policy drafts all it may and notes what it saw, over the real scheduler and a scripted executor. Planted
-bugs that these tests have caught: dropped tokens are not noted; a policy is not told of the steps that its last
+bugs that these tests have caught: dropped tokens are not noted; a policy does not see the steps that its last
 decision served.
 """
 
@@ -466,8 +466,8 @@ def test_a_sequence_that_needs_more_than_logits_keeps_a_step_from_being_launched
 
 
 @pytest.mark.parametrize("num_resting", range(20, 28))
-def test_pauses_of_the_policy_count_towards_the_next_judgement_of_overlap(num_resting: int) -> None:
-    """A judgement is due every 3 steps, so with every answer of a policy that has paused for 4."""
+def test_pauses_of_the_policy_count_towards_the_next_decision_on_overlap(num_resting: int) -> None:
+    """A decision is due every 3 steps, so with every answer of a policy that has paused for 4."""
     policy = Greedy(drafts=False)
     driver = Driver(speculates=policy, ahead=True, num_blocks=200, max_model_len=400)
     driver.add(asking("a", max_tokens=350))

@@ -1,4 +1,4 @@
-"""When outcomes reach the estimates, and what of a step's drafts is counted. Oracles: twins that were told less.
+"""When outcomes reach the estimates, and what of a step's drafts is counted. Oracles: twins that were given less.
 
 Planted bugs that these tests have caught: a sequence that was preempted teaches by a draft that was not taken;
 outcomes do not wait for the end of a cached decision; tokens that the step itself cut count as verified; the KV of
@@ -160,7 +160,7 @@ def test_a_draft_that_was_not_taken_teaches_by_the_sampled_tokens_and_is_not_cou
 def test_a_draft_that_was_not_taken_is_compared_with_the_tokens_at_its_place(
     unverified: int, sampled: tuple[int, ...], decided: int, good: int
 ) -> None:
-    """Oracle: the outcome itself, told to another Acceptance."""
+    """Oracle: the outcome itself, given to another Acceptance."""
     batch, expected = Batch(1), Acceptance(NUM_SLOTS, CAP)
     drafts = table_of([0], "ngram", [(7, 8, 9)], [(5.0,) * 3], width=CAP)
     batch.control._learn_not_taken(drafts, {0: sampled}, {0: unverified})

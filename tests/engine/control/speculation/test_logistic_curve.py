@@ -1,4 +1,4 @@
-"""The curve's Newton step. Oracles: the library's solver; twins that were told less.
+"""The curve's Newton step. Oracles: the library's solver; twins that were given less.
 
 Planted bugs that these tests have caught: tokens that do not teach are part of the step; residuals are those after
 the step; the step is not limited; the slope may become negative.

@@ -195,7 +195,7 @@ def draft(*token_ids: int, slot: int = SLOT) -> DraftTable:
     return table_of([slot], "draft_model", [token_ids], [[0.5] * len(token_ids)], width=4)
 
 
-def told(
+def learned(
     frontiers: Frontiers, unverified: tuple[int, ...], overlapped: DraftTable, token_ids: tuple[int, ...]
 ) -> tuple[bool, bool]:
     """Whether the draft stands, and whether it is wrong, after a step that sampled token_ids in each slot."""
@@ -221,7 +221,7 @@ def test_a_draft_stands_exactly_if_the_targets_tokens_are_those_assumed(
             if right < len(unverified) and own == unverified[right]:
                 continue  # then it would have been accepted
             frontiers, sampled = Frontiers(NUM_SLOTS), (*unverified[:right], own)
-            stands, is_wrong = told(frontiers, unverified, draft(*drafted), sampled)
+            stands, is_wrong = learned(frontiers, unverified, draft(*drafted), sampled)
             assert stands == (bool(drafted) and sampled == (*unverified, *drafted[:1]))
             assert is_wrong == (bool(drafted) and right == len(unverified) and not stands)
             assert ready(frontiers, SLOT) == ([(0, drafted)] if stands and len(drafted) > 1 else [])
@@ -229,7 +229,7 @@ def test_a_draft_stands_exactly_if_the_targets_tokens_are_those_assumed(
 
 @pytest.mark.parametrize("token_ids", [(7, 8), (7,), ()])
 def test_a_step_that_sampled_fewer_tokens_than_were_assumed_decides_nothing(token_ids: tuple[int, ...]) -> None:
-    assert told(Frontiers(NUM_SLOTS), (7, 8), draft(9), token_ids) == (False, False)
+    assert learned(Frontiers(NUM_SLOTS), (7, 8), draft(9), token_ids) == (False, False)
 
 
 def test_chunks_are_found_in_the_order_of_the_slots_that_are_asked_for() -> None:
@@ -243,14 +243,14 @@ def test_chunks_are_found_in_the_order_of_the_slots_that_are_asked_for() -> None
 
 def test_no_draft_stands_in_a_slot_that_was_released() -> None:
     frontiers = Frontiers(NUM_SLOTS)
-    told(frontiers, (), joined([draft(1, 2), draft(1, 5, slot=SLOT + 1)]), (1,))
+    learned(frontiers, (), joined([draft(1, 2), draft(1, 5, slot=SLOT + 1)]), (1,))
     frontiers.release(SLOT)
     assert ready(frontiers, SLOT, SLOT + 1) == [(1, (1, 5))]
 
 
 def test_what_was_taken_stands_no_more() -> None:
     frontiers = Frontiers(NUM_SLOTS)
-    told(frontiers, (), draft(1, 2), (1,))
+    learned(frontiers, (), draft(1, 2), (1,))
     frontiers.clear()
     assert ready(frontiers, SLOT) == []
 

@@ -230,7 +230,7 @@ def test_drafts_that_bring_less_than_the_gap_they_leave_are_not_made(drafter: Ro
         each = candidates(constant(acceptance, 1, 1), launches_ahead=True)
         chosen = policy("faser", costs, cap=1)
         for _ in range(100):
-            chosen.keep(each, ints(1))  # what drafts from text have brought
+            chosen.keep(each, ints(1))  # what drafts from text have added
         return bool([chosen.lengths(each).any() for _ in range(3)][-1])  # the first one may be a probe
 
     table = CostTable(rows=(1,), seconds=(0.0005,))

@@ -1,7 +1,7 @@
 """What the control plane learns in whole runs of the real scheduler, on a simulated clock with measured row costs.
 
 Oracles: the same requests without what would teach something wrong. Planted bugs that these tests have caught: the
-first token that is cut counts as predicted, not as judged; a request that edits logits teaches all others.
+first token that is cut counts as predicted, not as verified; a request that edits logits teaches all others.
 """
 
 from collections.abc import Iterable, Iterator

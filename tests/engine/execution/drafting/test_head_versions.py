@@ -50,7 +50,9 @@ class Version:
 
 
 def start(slot: int, salt: str | None = None) -> SequenceStart:
-    return SequenceStart(slot=slot, sampling=SamplingParams(), seed=1, prompt_len=2, token_ids=(1, 2), salt=salt)
+    return SequenceStart(
+        slot=slot, sampling=SamplingParams(), seed=1, prompt_len=2, token_ids=(1, 2), namespace=salt
+    )
 
 
 def plan(*slots: int) -> DraftPlan:

@@ -103,7 +103,7 @@ def test_modules_are_looked_for_where_flashinfer_looks(tmp_path: Path) -> None:
     assert precompiled_folders(tmp_path, "9.0a") == (own,)
 
 
-def test_times_are_told_in_minutes() -> None:
+def test_times_are_given_in_minutes() -> None:
     assert compile_time([Module(name="decode_64")]) == "about a minute"
     assert compile_time([Module(name="decode_64"), Module(name="prefill_64")]) == "about 3 minutes"
 

@@ -22,7 +22,7 @@ const SAMPLING = [
   ["temperature", "Temperature", { min: 0, max: 2, step: 0.05 }, "0: always the likeliest token"],
   ["top_p", "Top p", { min: 0.01, max: 1, step: 0.01 }, "likeliest tokens that add up to this"],
   ["top_k", "Top k", { min: 0, step: 1 }, "this many likeliest tokens; 0: all"],
-  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 }, "tokens at least this likely, beside the likeliest"],
+  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 }, "tokens at least this likely, compared with the likeliest"],
   ["max_tokens", "Max tokens", { min: 1, step: 1 }, "longest answer"],
   ["seed", "Seed", { step: 1 }, "equal seeds give equal answers"],
   ["repetition_penalty", "Repetition", { min: 0.01, step: 0.05 }, "above 1: fewer repetitions"],

@@ -112,7 +112,7 @@ export class AnswerTurn {
     });
   }
 
-  // Figures of the answer; the server's own where it has told them.
+  // Figures of the answer; the server's own where it has sent them.
   figures() {
     const tokens = this.usage?.completion_tokens ?? this.trace.tokens.length;
     const seconds = (this.lastAt - this.firstAt) / 1000;
@@ -137,7 +137,7 @@ export class AnswerTurn {
     if (now.tokens) add(String(now.tokens), "tokens", "tokens of the answer");
     if (now.prompt !== null) add(String(now.prompt), now.cached ? `prompt (${now.cached} cached)` : "prompt", "tokens of the prompt");
     add(now.ttftMs < 1000 ? `${now.ttftMs.toFixed(0)} ms` : `${(now.ttftMs / 1000).toFixed(1)} s`, "to first", "time to the first token");
-    if (now.steps) add((now.tokens / now.steps).toFixed(2), "per step", "tokens that a step of the model brought, on average");
+    if (now.steps) add((now.tokens / now.steps).toFixed(2), "per step", "tokens that a step of the model added, on average");
     if (now.verified) add(`${Math.round((100 * now.accepted) / now.verified)} %`, `of ${now.verified} draft tokens accepted`, "of the draft tokens that the model verified");
     if (this.finish === "length") add("cut", "at max tokens", "finish_reason: length");
     this.numbers.replaceChildren(...parts);

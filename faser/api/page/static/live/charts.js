@@ -278,7 +278,7 @@ export class BarChart extends Chart {
   }
 }
 
-// What became of draft tokens: each drafter's are judged or pruned; what is judged is accepted or wasted.
+// What became of draft tokens: each drafter's are verified or pruned; what is verified is accepted or wasted.
 export class FlowChart extends Chart {
   constructor({ height = 176 }) {
     super(height);
@@ -291,8 +291,8 @@ export class FlowChart extends Chart {
   draw(flows, words) {
     if (!this.begin(flows, words)) return;
     const all = flows.reduce((one, { drafted }) => one + drafted, 0);
-    const judged = flows.reduce((one, { verified }) => one + verified, 0);
-    const pruned = all - judged;
+    const verified = flows.reduce((one, { verified }) => one + verified, 0);
+    const pruned = all - verified;
     const kept = flows.reduce((one, { accepted }) => one + accepted, 0);
     const gap = 26;
     const top = 18;
@@ -302,8 +302,8 @@ export class FlowChart extends Chart {
     const [left, middle, right] = [0, Math.round(this.width * 0.46), this.width - node];
     const at = {
       drafted: top,
-      judged: top,
-      pruned: top + judged * scale + gap,
+      verified: top,
+      pruned: top + verified * scale + gap,
       accepted: top,
       wasted: top + kept * scale + gap,
     };
@@ -318,14 +318,14 @@ export class FlowChart extends Chart {
     for (const flow of flows) {
       const wasted = flow.verified - flow.accepted;
       for (const [from, to, x, end, amount, style] of [
-        ["drafted", "judged", left + node, middle, flow.verified, ""],
+        ["drafted", "verified", left + node, middle, flow.verified, ""],
         ["drafted", "pruned", left + node, middle, flow.pruned, "lost"],
       ])
         bands.push([band(x, end, take(from, amount), take(to, amount), amount * scale), `${flow.class} ${style}`]);
       nodes.push([left, place.drafted - flow.drafted * scale, flow.drafted * scale, flow.class]);
       flow.out = [flow.accepted, wasted];
     }
-    place.out = at.judged;
+    place.out = at.verified;
     for (const flow of flows) {
       const [good, bad] = flow.out;
       bands.push([band(middle + node, right, place.out, take("accepted", good), good * scale), flow.class]);
@@ -335,10 +335,10 @@ export class FlowChart extends Chart {
       ]);
       place.out += (good + bad) * scale;
     }
-    if (judged > 0) nodes.push([middle, at.judged, judged * scale, "judged"]);
+    if (verified > 0) nodes.push([middle, at.verified, verified * scale, "verified"]);
     if (pruned > 0) nodes.push([middle, at.pruned, pruned * scale, "wasted"]);
     if (kept > 0) nodes.push([right, at.accepted, kept * scale, "accepted"]);
-    if (judged > kept) nodes.push([right, at.wasted, (judged - kept) * scale, "wasted"]);
+    if (verified > kept) nodes.push([right, at.wasted, (verified - kept) * scale, "wasted"]);
     children(
       this.bands,
       "path",
@@ -361,11 +361,11 @@ export class FlowChart extends Chart {
       ? []
       : [
           [left, at.drafted, "start", words.drafted],
-          [middle + node / 2, at.judged, "middle", words.judged],
+          [middle + node / 2, at.verified, "middle", words.verified],
           [right + node, at.accepted, "end", words.accepted],
         ];
     if (pruned > 0) labels.push([middle + node / 2, at.pruned, "middle", words.pruned]);
-    if (judged > kept) labels.push([right + node, at.wasted, "end", words.wasted]);
+    if (verified > kept) labels.push([right + node, at.wasted, "end", words.wasted]);
     children(
       this.words,
       "text",

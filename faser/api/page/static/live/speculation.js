@@ -1,4 +1,4 @@
-// Panels of speculation: what became of drafts, how long they are, and the steps that judge them.
+// Panels of speculation: what became of drafts, how long they are, and the steps that verify them.
 
 import { fillLegend, legend, RECENT_S, SPAN_S } from "./board.js";
 import { BarChart, FlowChart, HeatChart, StepChart } from "./charts.js";
@@ -29,7 +29,7 @@ export function addSpeculation(board) {
         {
           none: `no drafts in ${RECENT_S} s`,
           drafted: `drafted ${n.count(all.drafted)}`,
-          judged: `judged ${n.count(all.verified)}`,
+          verified: `verified ${n.count(all.verified)}`,
           pruned: `pruned ${n.count(all.pruned)}`,
           accepted: `accepted ${n.count(all.accepted)} · ${of(all.accepted)}`,
           wasted: `wasted ${n.count(wasted)} · ${of(wasted)}`,
@@ -44,9 +44,9 @@ export function addSpeculation(board) {
       );
       return {
         words: names.length
-          ? `${n.count(all.drafted)} drafted, ${n.count(all.verified)} judged, ${n.count(all.accepted)} accepted`
+          ? `${n.count(all.drafted)} drafted, ${n.count(all.verified)} verified, ${n.count(all.accepted)} accepted`
           : "no drafts",
-        columns: ["drafter", "drafted", "pruned", "judged", "accepted", "predicted", "wasted"],
+        columns: ["drafter", "drafted", "pruned", "verified", "accepted", "predicted", "wasted"],
         rows: names.map((name) => {
           const own = found[name];
           return [
@@ -66,7 +66,7 @@ export function addSpeculation(board) {
   const heat = new HeatChart({ span: SPAN_S });
   board.pointer(heat, heat.left, heat.side);
   board.panel({
-    title: "γ, draft tokens judged in a step",
+    title: "γ, draft tokens verified in a step",
     hint: "share by second",
     charts: [heat],
     draw: ({ recent }) => {

@@ -1,6 +1,6 @@
 // Rounding to integers with one scale, and exact sums of products of stored bytes and 16-bit numbers.
 //
-// Queries and weights get 15 bits beside bytes of 8, so that rounding them costs little next to the rounding of keys
+// Queries and weights get 15 bits next to bytes of 8, so that rounding them costs little next to the rounding of keys
 // and values. VNNI's products take bytes: a number is two of them there, each with sums of its own.
 #pragma once
 

@@ -118,7 +118,7 @@ def test_the_named_rows_are_chosen_from_in_the_order_they_are_named(rows: list[i
 
 @pytest.mark.parametrize("rows", [[3, 0], [0, 1, 2, 3], [1, 0, 2, 3]])
 def test_masses_are_put_into_the_named_rows_only(rows: list[int]) -> None:
-    """Rows of a wider tensor, each with a cut of its own; what is beside them and between them keeps its bits."""
+    """Rows of a wider tensor, each with a cut of its own; what is next to them and between them keeps its bits."""
     wide = make_case(4, 30, [NO_CUT] * 4).logits
     logits, shape = wide[:, 5:25], shaping([NO_CUT, (0.3, 0, 1.0), NO_CUT, (0.1, 0, 1.0)][: len(rows)])
     check_masses(logits, np.array(rows), shape)
