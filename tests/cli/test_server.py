@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def test_prompts_are_read_in_portions_and_a_large_one_alone() -> None:
     assert worker.num_chars == [LARGE_CHARS, LARGE_CHARS, LARGE_CHARS // 4, 100_000, 1]
 
 
-ROOT = Path(__file__).parent.parent.parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def thread_of(num_chars: int) -> str:

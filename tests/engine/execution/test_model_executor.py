@@ -51,7 +51,13 @@ class GivenDrafter:
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         self.plans.append(plan)
         drafts = tuple(
-            Draft(slot=each.slot, method="draft_model", token_ids=self.token_ids) for each in plan.requests
+            Draft(
+                slot=each.slot,
+                method="draft_model",
+                token_ids=self.token_ids,
+                confidences=(1.0,) * len(self.token_ids),
+            )
+            for each in plan.requests
         )
         return Proposals(drafts=drafts, passes=1)
 

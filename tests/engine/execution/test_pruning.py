@@ -148,10 +148,9 @@ SAMPLING: dict[str, dict[str, Any]] = {
     [
         ({}, 0),
         ({"draft_sample_method": "greedy"}, 1),
-        ({"method": "layer_skip", "draft_layers": 4}, 3),
         ({"method": "auto"}, NUM_LAYERS),
     ],
-    ids=["coupled", "greedy", "layer_skip", "auto"],
+    ids=["coupled", "greedy", "auto"],
 )
 def test_whatever_is_pruned_tokens_and_log_probabilities_are_those_without_speculation(
     world: World, sampling: str, given_config: dict[str, Any], layer: int
@@ -539,7 +538,6 @@ MODEL = {"method": "draft_model", "model": "small"}
     "given",
     [
         MODEL,
-        {"method": "layer_skip"},
         {"method": "auto"},
         {"method": "suffix"},
         MODEL | {"draft_sample_method": "greedy"},

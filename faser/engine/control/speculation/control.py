@@ -286,7 +286,7 @@ class SpeculationControl:
                 step.take(answer)
                 return None
             step.take_text(answer, self._acceptance)
-            return step.leave_to_model(self._left_to_model(step)) if self._costs.has_passes else None
+            return step.leave_to_model(self._left_to_model(step)) if self._config.needs_passes else None
 
     def keep(self, step: StepDrafts) -> None:
         """The policy says what of the drafts the step verifies."""

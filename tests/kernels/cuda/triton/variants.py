@@ -112,6 +112,7 @@ class Requested:
                     lengths = [longest, *self._random.integers(0, longest + 1, count - 1).tolist()]
                     drafts = [DraftedRows(slot=i, position=4, draft=(1,) * n) for i, n in enumerate(lengths)]
                     probs = torch.zeros(sum(lengths), self._logits.shape[1], dtype=torch.float64)
+                    self._logits.fill_(1.0)
                     verifier.verify(self._logits[: sum(lengths) + count], drafts, probs)
 
     def drafted(self) -> None:
@@ -165,7 +166,7 @@ def main(width: int, cap: int) -> None:
         num_speculative_tokens=cap,
         draft_sample_method="probabilistic",
     )
-    logits = torch.zeros(SLOTS * (cap + 1), width)
+    logits = torch.ones(SLOTS * (cap + 1), width)  # also as probabilities: kernels that are not run write none
     rehearsed = collect()
     for drafts in (speculation, SpeculationConfig(policy="fixed", method="draft_model")):
         WarmUp(backend, logits, drafts, verifies=True, drafts=True).run(1)
