@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.engine.contract.plan import DraftPlan, DraftRequest, StopRule
 from faser.engine.execution.drafting.drafter import Continuation, Drafter
-from faser.engine.execution.drafting.text import CombinedLookup, TextAndModel
+from faser.engine.execution.drafting.text import TextAndModel
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
 from tests.engine.execution.known_drafter import KnownDrafter, next_token, start_of
@@ -35,7 +35,7 @@ def selected(
     text: Sequence[Drafter], model: Drafter | None = None, *, model_cap: int = MODEL_CAP
 ) -> SelectedDrafter:
     """text: drafters of text methods, in order."""
-    drafter = TextAndModel(CombinedLookup(text), model)
+    drafter = TextAndModel(text, model)
     return SelectedDrafter(drafter, num_slots=NUM_SLOTS, cap=CAP, model_cap=0 if model is None else model_cap)
 
 

@@ -208,7 +208,7 @@ def test_a_recorder_never_drafts_overlapped() -> None:
 
     assert not recorder.drafts_overlapped
     with pytest.raises(AssertionError, match="slot 0: a recorder never drafts overlapped"):
-        recorder.propose(DraftPlan(step=1, requests=(wish,)))
+        recorder.propose(DraftPlan(width=32, step=1, requests=(wish,)))
 
 
 def test_what_was_recorded_in_a_crowded_cache_is_true_as_far_as_it_goes() -> None:

@@ -136,7 +136,7 @@ class World:
             DraftRequest(slot=slot, max_tokens=count, new_blocks=(), unverified=given[slot])
             for slot, count in requests.items()
         )
-        found = self.drafter.propose(DraftPlan(step=1, requests=asked, stop=stop), until)
+        found = self.drafter.propose(DraftPlan(width=32, step=1, requests=asked, stop=stop), until)
         assert [draft.slot for draft in found.drafts] == list(requests)
         for draft in found.drafts:
             assert len(draft.token_ids) == len(draft.confidences) <= requests[draft.slot]

@@ -697,7 +697,7 @@ def test_the_runner_that_drafts_is_asked_for_point_masses_where_it_may_choose(
     begun = SequenceStart(slot=0, sampling=SamplingParams(), seed=1, prompt_len=3, token_ids=(1, 2, 3))
     state.start(begun)
     drafter.start(begun)
-    plan = DraftPlan(step=1, requests=(DraftRequest(slot=0, max_tokens=3, new_blocks=()),))
+    plan = DraftPlan(width=32, step=1, requests=(DraftRequest(slot=0, max_tokens=3, new_blocks=()),))
     assert len(drafter.propose(plan).drafts[0].token_ids) == 3
     asked = 3 if samples_in_runner and sampled != "probabilistic" else 0
     assert len(of_model.asked) == asked

@@ -38,7 +38,7 @@ def cut(text: str, *, unverified: str = "", drawn: bool = False) -> tuple[tuple[
     )
     probs = torch.zeros(2 * len(token_ids), 512, dtype=torch.float64) if drawn else None
     found = without_forbidden(
-        DraftPlan(step=1, requests=requests), Proposals(drafts=drafts, probs=probs), the_matchers()
+        DraftPlan(width=32, step=1, requests=requests), Proposals(drafts=drafts, probs=probs), the_matchers()
     )
     assert all(len(each.confidences) == len(each.token_ids) for each in found.drafts)
     assert found.probs is probs
@@ -84,7 +84,7 @@ def test_the_grammar_drafts_for_answers_with_a_structure_alone() -> None:
     matchers.start(2, LANGUAGES["choice"].asked, ids("the quick fox"))
     requests = tuple(DraftRequest(slot=slot, max_tokens=3, new_blocks=()) for slot in (FREE, STRUCTURED, 2))
     drafter = GrammarDrafter(matchers, cap=2, alone=True)
-    free, structured, ended = drafter.propose(DraftPlan(step=1, requests=requests)).drafts
+    free, structured, ended = drafter.propose(DraftPlan(width=32, step=1, requests=requests)).drafts
     assert free == Draft(slot=FREE, method="grammar")
     assert structured.token_ids == tuple(matchers.forced(STRUCTURED, (), 2))
     assert len(structured.token_ids) == len(structured.confidences) == 2

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.contract.plan import SequenceRows, StopRule
+from faser.engine.contract.plan import SequenceRows, StepRows, StopRule
 from faser.engine.execution.drafting.head import HeadDrafter, HeadLoop, HeadRunner
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
 from faser.engine.execution.drafting.head_weights import load_head
@@ -189,7 +189,7 @@ class Drafting:
 
     def step(self, rows: list[SequenceRows], num_tokens: dict[int, int]) -> None:
         """The target computes rows. num_tokens: by slot, how many tokens the step commits."""
-        batch = replace(self.world.table.gather(tuple(rows)), captures=True)
+        batch = replace(self.world.table.gather(StepRows.of(*rows)), captures=True)
         self.runner.forward(batch)
         states = self.runner.states(batch.num_rows)
         self.ring.take_in(rows, batch.layout.query_start.tolist(), states, num_tokens)

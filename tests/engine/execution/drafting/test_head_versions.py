@@ -57,7 +57,9 @@ def start(slot: int, salt: str | None = None) -> SequenceStart:
 
 def plan(*slots: int) -> DraftPlan:
     return DraftPlan(
-        step=1, requests=tuple(DraftRequest(slot=slot, max_tokens=1 + slot % 2, new_blocks=()) for slot in slots)
+        width=32,
+        step=1,
+        requests=tuple(DraftRequest(slot=slot, max_tokens=1 + slot % 2, new_blocks=()) for slot in slots),
     )
 
 

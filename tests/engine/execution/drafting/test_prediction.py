@@ -41,7 +41,7 @@ def native(rules: TextRules) -> Drafter:
 
 def drafted(drafter: Drafter, slot: int = 0) -> tuple[int, ...]:
     request = DraftRequest(slot=slot, max_tokens=4, new_blocks=())
-    return drafter.propose(DraftPlan(step=1, requests=(request,))).drafts[0].token_ids
+    return drafter.propose(DraftPlan(width=32, step=1, requests=(request,))).drafts[0].token_ids
 
 
 DRAFTERS = [

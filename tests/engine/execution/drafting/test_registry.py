@@ -121,7 +121,9 @@ def test_what_is_looked_up_is_what_the_drafters_in_python_propose(
     oracle = TextAndModel([oracles[method] for method in methods])
 
     rng = random.Random(8)
-    plan = DraftPlan(step=0, from_text=True, requests=(DraftRequest(slot=0, max_tokens=20, new_blocks=()),))
+    plan = DraftPlan(
+        width=32, step=0, from_text=True, requests=(DraftRequest(slot=0, max_tokens=20, new_blocks=()),)
+    )
     drafted = [0] * len(methods)
     for _ in range(100):
         token_ids = tuple(rng.randrange(2) for _ in range(rng.randrange(5, 40)))
@@ -154,7 +156,9 @@ def test_without_the_index_auto_goes_on_without_text_and_the_log_says_what_to_in
     drafter = make_drafter(SpeculationConfig(model="some/model"), own)
     assert isinstance(drafter, TextAndModel)
     assert isinstance(drafter.model, DraftModel)
-    plan = DraftPlan(step=0, from_text=True, requests=(DraftRequest(slot=0, max_tokens=2, new_blocks=()),))
+    plan = DraftPlan(
+        width=32, step=0, from_text=True, requests=(DraftRequest(slot=0, max_tokens=2, new_blocks=()),)
+    )
     assert [each.method for each in drafter.propose(plan).drafts] == ["grammar"], "one draft, and an empty one"
     (message,) = caplog.messages
     assert message.startswith("drafts are not looked up in text, which needs the native index of texts: ")

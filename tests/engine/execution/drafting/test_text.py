@@ -105,6 +105,7 @@ def start_of(
 
 def plan_for(slots: Sequence[int], most: int = 16, unverified: Sequence[Sequence[int]] | None = None) -> DraftPlan:
     return DraftPlan(
+        width=32,
         step=0,
         from_text=True,
         requests=tuple(

@@ -22,7 +22,7 @@ def both() -> tuple[TextAndModel, KnownDrafter]:
 
 def plan(slots: tuple[int, ...], *, from_text: bool) -> DraftPlan:
     requests = tuple(DraftRequest(slot=slot, max_tokens=2, new_blocks=()) for slot in slots)
-    return DraftPlan(step=1, requests=requests, from_text=from_text)
+    return DraftPlan(width=32, step=1, requests=requests, from_text=from_text)
 
 
 def rows(slot: int, *token_ids: int, drafted: int) -> SequenceRows:

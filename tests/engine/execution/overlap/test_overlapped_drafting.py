@@ -102,7 +102,7 @@ class Afresh:
         state.start(start)
         drafter.start(start)
         wish = DraftRequest(slot=slot, max_tokens=count, new_blocks=())
-        (draft,) = drafter.propose(DraftPlan(step=1, requests=(wish,))).drafts
+        (draft,) = drafter.propose(DraftPlan(width=32, step=1, requests=(wish,))).drafts
         return draft
 
 

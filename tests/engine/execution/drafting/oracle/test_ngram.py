@@ -27,6 +27,7 @@ def start_of(slot: int, token_ids: list[int]) -> SequenceStart:
 def plan_for(*requests: tuple[int, int], unverified: tuple[int, ...] = ()) -> DraftPlan:
     """(slot, most tokens) each."""
     return DraftPlan(
+        width=32,
         step=0,
         released=(),
         requests=tuple(

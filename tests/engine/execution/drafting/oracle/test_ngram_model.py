@@ -33,6 +33,7 @@ def start_of(slot: int, token_ids: tuple[int, ...], salt: str | None = None) -> 
 
 def plan_for(unverified: dict[int, tuple[int, ...]], most: int = 16) -> DraftPlan:
     return DraftPlan(
+        width=32,
         step=0,
         requests=tuple(
             DraftRequest(slot=slot, max_tokens=most, new_blocks=(), unverified=tokens)

@@ -39,6 +39,7 @@ def start_of(slot: int, token_ids: Sequence[int], prompt_len: int, salt: str | N
 def plan_for(*requests: tuple[int, int], unverified: Sequence[int] = ()) -> DraftPlan:
     """(slot, most tokens) each."""
     return DraftPlan(
+        width=32,
         step=0,
         released=(),
         requests=tuple(
