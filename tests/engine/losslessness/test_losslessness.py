@@ -160,9 +160,9 @@ def test_the_counter_example_of_dspark_comes_out_right_and_wrong() -> None:
     """arXiv:2607.05147, appendix A, in kind: p = (0.7, 0.3), a drafter that tosses a coin.
 
     After token 0 the drafter is sure of what follows: 2 / 1.9 tokens per cost of verifying both, more than 1.
-    After token 1 it tosses again: 1.75 / 1.9, less than 1, so nothing is verified. Whoever takes the best rate over
-    these fresh confidences keeps a drafted 0 always, since 0.7 > 0.5, and draws anew instead of a drafted 1: P(0)
-    is 0.5 + 0.5 * 0.7. Without a cut, and with one that does not look behind the first decline, it is 0.7.
+    After token 1 it tosses again: 1.75 / 1.9, less than 1, so nothing is verified. Whoever takes the best rate
+    over these fresh confidences keeps a drafted 0 always, since 0.7 > 0.5, and draws anew instead of a drafted 1:
+    P(0) is 0.5 + 0.5 * 0.7. Without a cut, and with one that does not look behind the first decline, it is 0.7.
     """
     coin = coin_drafter(torch.tensor([[0.5, 0.5]], dtype=torch.float64))
     wrong = emitted_distribution(coin, by_rejection, keep_what_pays)

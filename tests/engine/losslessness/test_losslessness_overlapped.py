@@ -78,7 +78,7 @@ def prune_if_the_next_was_likely(pair: Pair, prefix: Tokens, chunk: Tokens, ahea
 
 
 def flagged_bonus(pair: Pair, known: Tokens, first: int) -> list[float]:
-    """A flag taken for a rejection at the bonus token: such a token is refused, others go by rejection sampling."""
+    """A flag taken for a rejection at the bonus token: such a token is refused, others as by_ratio does."""
     if pair.p(known)[first] < LOW:
         return list(pair.replacement[pair.line[known]].tolist())
     return by_ratio(pair, known, first)
@@ -117,10 +117,8 @@ WRONG_FRONTIERS = [Believing, Unpunctual]
 def most_biased(verify: Verification, rule: AheadRule = whole_chunk, **given: object) -> float:
     """The largest distance over drawn drafts of several pairs."""
     pairs = [random_pair(seed, reach=REACH) for seed in SEEDS]
-    distributions = [
-        (emitted_distribution_ahead(pair, verify, rule, **given), target_distribution(pair)) for pair in pairs
-    ]  # type: ignore[arg-type]
-    return max(distance(distribution, target) for distribution, target in distributions)
+    found = [emitted_distribution_ahead(pair, verify, rule, **given) for pair in pairs]  # type: ignore[arg-type]
+    return max(distance(each, target_distribution(pair)) for each, pair in zip(found, pairs, strict=True))
 
 
 def point_masses() -> Pair:
