@@ -141,7 +141,7 @@ def bench_config(arguments: Sequence[str], concurrency: int) -> EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class NamedPolicy:
     """text: as the command line spells it. gamma: of policy fixed."""
 
     text: str
@@ -149,28 +149,28 @@ class Policy:
     gamma: int | None = None
 
 
-def policies_of(texts: Sequence[str], speculation: SpeculationConfig) -> list[Policy]:
+def policies_of(texts: Sequence[str], speculation: SpeculationConfig) -> list[NamedPolicy]:
     """off first, then those asked for. Raises ConfigError for one that the engine does not have."""
     return [_policy(text, speculation) for text in dict.fromkeys((_OFF, *texts))]
 
 
-def _policy(text: str, speculation: SpeculationConfig) -> Policy:
+def _policy(text: str, speculation: SpeculationConfig) -> NamedPolicy:
     name, colon, number = text.partition(":")
     if name not in POLICIES:
         raise ConfigError(f"--policies names {text!r}; it must be one of {', '.join(POLICIES)}")
     if name == "fixed":
         if not number.isdecimal() or not 1 <= int(number) <= speculation.cap:
             raise ConfigError(f"--policies names {text!r}; fixed:N needs an N of 1 … {speculation.cap}")
-        return Policy(text=text, name=name, gamma=int(number))
+        return NamedPolicy(text=text, name=name, gamma=int(number))
     if colon:
         raise ConfigError(f"--policies names {text!r}; {name} takes no number")
     if name == "table" and not speculation.table:
         key = "num_speculative_tokens_per_batch_size"
         raise ConfigError(f"--policies names {text!r}; it needs '{key}' in --speculative-config")
-    return Policy(text=text, name=name)
+    return NamedPolicy(text=text, name=name)
 
 
-def _measure(own: argparse.Namespace, config: EngineConfig, policies: list[Policy]) -> list["Measured"]:
+def _measure(own: argparse.Namespace, config: EngineConfig, policies: list[NamedPolicy]) -> list["Measured"]:
     from faser.engine.build import build_engine  # imports torch
 
     with ProgressReporter() as report:
@@ -235,7 +235,7 @@ class Comparison:
 
     engine: "Engine"
     prompts: Sequence[BenchPrompt]
-    policies: list[Policy]
+    policies: list[NamedPolicy]
     temperature: float
     output_tokens: int
     rounds: int
@@ -271,7 +271,7 @@ class Comparison:
 
     def _expected_answers(self, concurrency: int) -> tuple[Tokens, ...]:
         """The answers without drafts, of as many requests as take min_s."""
-        off = Policy(text=_OFF, name=_OFF)
+        off = NamedPolicy(text=_OFF, name=_OFF)
         count = max(concurrency, _MIN_REQUESTS)
         found = self._run(off, concurrency, count)
         if found.seconds < _LONG_FIRST_RUN * self.min_s:
@@ -281,7 +281,7 @@ class Comparison:
             found = self._run(off, concurrency, count)
         return found.answers
 
-    def _run(self, policy: Policy, concurrency: int, num_requests: int) -> Run:
+    def _run(self, policy: NamedPolicy, concurrency: int, num_requests: int) -> Run:
         """Answer the requests, `concurrency` at a time. Raises EngineError if an answer fails."""
         self.engine.use_policy(policy.name, policy.gamma, forget=False)
         self._num_runs += 1

@@ -40,7 +40,7 @@ class _Keys:
 
 
 class TrainableHead:
-    """weights: float32 with gradients, under the names of head_head_tensors.py, without the embedding.
+    """weights: float32 with gradients, under the names of head_tensors.py, without the embedding.
 
     embedding: [V, H], the target's; frozen. dtype: of activations and products.
     """

@@ -31,7 +31,7 @@ from faser.engine.contract.plan import (
 from faser.engine.control.clock import Clock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
-from faser.engine.control.speculation.control import OtherRows, Prediction, SpeculationControl, StepDrafts
+from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepDrafts, StepPrediction
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
@@ -791,7 +791,7 @@ class _StepInFlight:
     positions: dict[Sequence, int]
     rows: StepRows
     drafts: StepDrafts | None
-    prediction: Prediction | None
+    prediction: StepPrediction | None
 
 
 @dataclass(slots=True)

@@ -201,7 +201,7 @@ class StepDrafts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class StepPrediction:
     """What a step should take, as of its launch.
 
     predicted_s: how long the step should take. verified: rows, draft rows, cached tokens of its sequences and of
@@ -505,7 +505,7 @@ class SpeculationControl:
                 share=self._overlap.share,
             )
 
-    def launch(self, plan: StepPlan) -> Prediction:
+    def launch(self, plan: StepPlan) -> StepPrediction:
         """The step is about to run, or to wait for the one in flight."""
         num_sequences, num_rows, num_drafts = len(plan.rows), plan.num_rows, plan.num_drafts
         verified = None
@@ -520,7 +520,7 @@ class SpeculationControl:
             token_s = decode_s / num_sequences
             undrafted_s = decode_s if verified else self._costs.step_s(num_rows - num_drafts, plan.kv_tokens)
         self._statistics.launch(drafts=num_drafts > 0)
-        return Prediction(predicted_s=predicted_s, verified=verified, undrafted_s=undrafted_s, token_s=token_s)
+        return StepPrediction(predicted_s=predicted_s, verified=verified, undrafted_s=undrafted_s, token_s=token_s)
 
     # After a step.
 
@@ -531,7 +531,7 @@ class SpeculationControl:
         sequences: Many[Sequence],
         sampled: Many[tuple[int, ...]],
         *,
-        prediction: Prediction,
+        prediction: StepPrediction,
         drafts: StepDrafts | None = None,
         overlapped: StepDrafts | None = None,
         last_gap_s: float | None = None,
@@ -555,7 +555,7 @@ class SpeculationControl:
         result: StepResult,
         sequences: Many[Sequence],
         sampled: Many[tuple[int, ...]],
-        prediction: Prediction,
+        prediction: StepPrediction,
         drafts: StepDrafts | None,
         overlapped: StepDrafts | None,
     ) -> GapKind | None:

@@ -1,15 +1,10 @@
-"""Probes: short drafts of sequences that do not draft, which show whether drafting would pay again.
+"""The policy `faser`: every sequence drafts as far as it pays for the whole step.
 
-Owns when each slot is due next, and an account of time. Every step pays a fixed share of its time into the
-account, and a probe is taken only when the account can pay for it: so probing never costs more than that share.
-
-The policy `faser`: every sequence drafts as far as it pays for the whole step.
-
-G, the expected tokens per second of the whole step with its drafting (see objective.py), is maximised twice: over
-draft lengths before drafting, and over verified tokens once the drafts' confidences are known. In between the stop
-rule ends a model's drafting where another pass does not pay: its prices are those of Dinkelbach's method, seconds
-times G. Where steps without drafts are better, no sequence drafts, except for probes, which take a fixed share of
-the time.
+G, the expected tokens per second of the whole step with its drafting (see draft_lengths.py), is maximised twice:
+over draft lengths before drafting, and over verified tokens once the drafts' confidences are known. In between the
+stop rule ends a model's drafting where another pass does not pay: its prices are those of Dinkelbach's method,
+seconds times G. Where steps without drafts are better, no sequence drafts, except for probes, which take a fixed
+share of the time.
 
     drafts from text    cost little, so all sequences look up, or none: _TextSwitch
     drafts by a model   the lengths with the largest G: draft_lengths.py, with hysteresis
@@ -40,6 +35,12 @@ _NO_WAIT = 0
 
 
 class Probes:
+    """Short drafts of sequences that do not draft, which show whether drafting would pay again.
+
+    Owns when each slot is due next, and an account of time. Every step pays a fixed share of its time into the
+    account, and a probe is taken only when the account can pay for it, so probing never costs more than that.
+    """
+
     def __init__(self) -> None:
         self._step = 0
         self._due = np.zeros(0, dtype=np.int64)  # by slot: step of the next probe; 0: none is planned

@@ -1,20 +1,18 @@
-"""Makes a policy by name, and imports the chosen one alone.
+"""The policies that others are compared with, and make_policy, which makes any by name.
 
-The policy `off`: no sequence drafts.
-
-The policy `fixed`: every sequence drafts the same number of tokens, and all of them are verified.
-
-The policy `table`: one draft length for all sequences, by how many the step has (vLLM's dynamic lengths).
-
-The policy `goodput`: one acceptance rate and one draft length for all (SmartSpec, arXiv:2406.14066).
+    off        no sequence drafts
+    fixed      every sequence drafts the same number of tokens, and all of them are verified
+    table      one draft length for all sequences, by how many the step has (vLLM's dynamic lengths)
+    goodput    one acceptance rate and one draft length for all (SmartSpec, arXiv:2406.14066)
+    survival   draft as much as allowed, then verify the draft tokens most likely to survive
+    faser      the default, in faser_policy.py
 
 Goodput of length k is tokens per second of the whole step, with (1 - α^(k+1)) / (1 - α) tokens per sequence
 (section 3). Once drafting is off it must gain a tenth to be switched on again, so that noise does not do it.
 
-The policy `survival`: draft as much as allowed, then verify the draft tokens most likely to survive.
-
-vLLM calls it adaptive verification (pull requests 47808 and 52228): all draft tokens of a batch are ranked by the
-probability that they and all tokens before them are accepted, and the ranking is cut where tokens per second peak.
+vLLM calls `survival` adaptive verification (pull requests 47808 and 52228): all draft tokens of a batch are
+ranked by the probability that they and all tokens before them are accepted, and the ranking is cut where tokens per
+second peak.
 """
 
 from bisect import bisect_left
