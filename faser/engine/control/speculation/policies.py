@@ -11,8 +11,8 @@ Goodput of length k is tokens per second of the whole step, with (1 - α^(k+1)) 
 (section 3). Once drafting is off it must gain a tenth to be switched on again, so that noise does not do it.
 
 vLLM calls `survival` adaptive verification (pull requests 47808 and 52228): all draft tokens of a batch are
-ranked by the probability that they and all tokens before them are accepted, and the ranking is cut where tokens per
-second peak.
+ranked by the probability that they and all tokens before them are accepted, and the ranking is cut where tokens
+per second peak.
 """
 
 from bisect import bisect_left
