@@ -1,7 +1,7 @@
-"""Exact laws of what speculation emits, over a vocabulary of three tokens and three output tokens.
+"""Exact distributions of what speculation emits, over a vocabulary of three tokens and three output tokens.
 
-Nothing is drawn: every draft is weighed with the probability of drafting it, every verdict with the probability
-that the production functions give it. A rule says, given a draft, how many of its tokens are judged and whether
+Nothing is drawn: every draft is weighed with the probability of drafting it, every outcome with the probability
+that the production functions give it. A rule says, given a draft, how many of its tokens are verified and whether
 the row behind them yields a bonus token; steps go on until three tokens are out.
 """
 
@@ -31,7 +31,7 @@ LENGTH = 3
 GAMMA = 3
 
 Tokens = tuple[int, ...]
-Law = dict[Tokens, float]
+Distribution = dict[Tokens, float]
 
 
 class Pair:
@@ -94,47 +94,47 @@ def shares(masses: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Cut:
-    """What a rule decided. num_judged: leading drafted tokens. bonus: the row behind them yields a token.
+    """What a rule decided. num_verified: leading drafted tokens. bonus: the row behind them yields a token.
 
     memory: what the rule knows in the next step.
     """
 
-    num_judged: int
+    num_verified: int
     bonus: bool = True
     memory: tuple[float, ...] = ()
 
 
 Rule = Callable[[Pair, Tokens, Tokens, tuple[float, ...]], Cut]
-Judge = Callable[[Pair, Tokens, Tokens, bool], Law]
+Verification = Callable[[Pair, Tokens, Tokens, bool], Distribution]
 
 
 def everything(_pair: Pair, _prefix: Tokens, draft: Tokens, _memory: tuple[float, ...]) -> Cut:
-    """Judge the whole draft."""
+    """Verify the whole draft."""
     return Cut(len(draft))
 
 
-def target_law(pair: Pair) -> Law:
+def target_distribution(pair: Pair) -> Distribution:
     """What the target alone says."""
-    law: Law = {}
+    distribution: Distribution = {}
     for tokens in itertools.product(range(pair.vocab), repeat=pair.length):
-        law[tokens] = 1.0
+        distribution[tokens] = 1.0
         for i, token_id in enumerate(tokens):
-            law[tokens] *= pair.p(tokens[:i])[token_id]
-    return law
+            distribution[tokens] *= pair.p(tokens[:i])[token_id]
+    return distribution
 
 
-def emitted_law(pair: Pair, judge: Judge, rule: Rule = everything) -> Law:
-    """The law of the first tokens out, over as many steps as they take."""
-    known: dict[tuple[Tokens, tuple[float, ...]], Law] = {}
+def emitted_distribution(pair: Pair, verify: Verification, rule: Rule = everything) -> Distribution:
+    """The distribution of the first tokens out, over as many steps as they take."""
+    known: dict[tuple[Tokens, tuple[float, ...]], Distribution] = {}
 
-    def onwards(prefix: Tokens, memory: tuple[float, ...]) -> Law:
+    def onwards(prefix: Tokens, memory: tuple[float, ...]) -> Distribution:
         if len(prefix) >= pair.length:
             return {prefix[: pair.length]: 1.0}
         if (prefix, memory) not in known:
-            found: Law = defaultdict(float)
+            found: Distribution = defaultdict(float)
             for draft_prob, draft in pair.drafts(prefix):
                 cut = rule(pair, prefix, draft, memory)
-                for emitted, prob in judge(pair, prefix, draft[: cut.num_judged], cut.bonus).items():
+                for emitted, prob in verify(pair, prefix, draft[: cut.num_verified], cut.bonus).items():
                     for tokens, share in onwards(prefix + emitted, cut.memory).items():
                         found[tokens] += draft_prob * prob * share
             known[prefix, memory] = found
@@ -143,41 +143,45 @@ def emitted_law(pair: Pair, judge: Judge, rule: Rule = everything) -> Law:
     return onwards((), ())
 
 
-def distance(law: Law, other: Law) -> float:
+def distance(distribution: Distribution, other: Distribution) -> float:
     """Total variation."""
-    return sum(abs(law.get(tokens, 0.0) - other.get(tokens, 0.0)) for tokens in {*law, *other}) / 2
+    return (
+        sum(abs(distribution.get(tokens, 0.0) - other.get(tokens, 0.0)) for tokens in {*distribution, *other}) / 2
+    )
 
 
-def by_rejection(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Law:
+def by_rejection(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Distribution:
     """Token by token."""
-    law: Law = defaultdict(float)
+    distribution: Distribution = defaultdict(float)
     reached = 1.0
     for i, token_id in enumerate(draft):
         line = pair.line[prefix + draft[:i]]
         passes = float(pair.accept[line, token_id])
         for other, share in enumerate(pair.replacement[line].tolist()):
-            law[(*draft[:i], other)] += reached * (1 - passes) * share
+            distribution[(*draft[:i], other)] += reached * (1 - passes) * share
         reached *= passes
-    return finish(pair, prefix, draft, bonus, law, reached)
+    return finish(pair, prefix, draft, bonus, distribution, reached)
 
 
-def finish(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool, law: Law, reached: float) -> Law:
+def finish(
+    pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool, distribution: Distribution, reached: float
+) -> Distribution:
     """Add the case that the whole draft was accepted, of probability `reached`."""
     if not bonus:
-        law[draft] += reached
+        distribution[draft] += reached
     else:
         for token_id, share in enumerate(pair.p(prefix + draft)):
-            law[(*draft, token_id)] += reached * share
-    return {tokens: prob for tokens, prob in law.items() if prob}
+            distribution[(*draft, token_id)] += reached * share
+    return {tokens: prob for tokens, prob in distribution.items() if prob}
 
 
-def block_judge(*, tokenwise_residual: bool = False) -> Judge:
+def block_verification(*, tokenwise_residual: bool = False) -> Verification:
     """As a block. tokenwise_residual: the mistake of taking the replacement of rejection sampling."""
 
-    def judge(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Law:
+    def verify(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Distribution:
         lines = [pair.line[prefix + draft[:i]] for i in range(len(draft) + 1)]
         target_probs, draft_probs = pair.target_probs[lines], pair.draft_probs[lines].clone()
-        draft_probs[-1] = 0.0  # the last row judges nothing
+        draft_probs[-1] = 0.0  # the last row verifies nothing
         at = list(range(len(draft)))
         ratios = (target_probs[at, list(draft)] / draft_probs[at, list(draft)]).numpy()
         survival = survivals(ratios[None])[0]
@@ -186,7 +190,7 @@ def block_judge(*, tokenwise_residual: bool = False) -> Judge:
         passes = prefix_accept_probs(survival, residual)[1:]
         replacement = shares(recovered_probs(target_probs if tokenwise_residual else weighted, draft_probs))
 
-        law: Law = defaultdict(float)
+        distribution: Distribution = defaultdict(float)
         whole = 0.0
         for outcome in itertools.product((0.0, 1.0), repeat=len(draft)):  # noise below or above every probability
             noise = np.array(outcome)
@@ -196,13 +200,13 @@ def block_judge(*, tokenwise_residual: bool = False) -> Judge:
                 whole += prob
             elif prob:
                 for token_id, share in enumerate(replacement[num].tolist()):
-                    law[(*draft[:num], token_id)] += prob * share
-        return finish(pair, prefix, draft, bonus, law, whole)
+                    distribution[(*draft[:num], token_id)] += prob * share
+        return finish(pair, prefix, draft, bonus, distribution, whole)
 
-    return judge
+    return verify
 
 
-def by_coupling(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Law:
+def by_coupling(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Distribution:
     """By the target's own choice: one cell of noise per row and token, each as wide as the token's mass."""
     lines = [pair.line[prefix + draft[:i]] for i in range(len(draft) + 1)]
     masses = pair.masses[lines]
@@ -210,12 +214,12 @@ def by_coupling(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Law:
     middles = (edges - masses.double() / 2) / edges[:, -1:]  # [rows, VOCAB] noise inside each cell
     rows = DraftLayout.of([DraftedRows(slot=0, position=0, draft=draft)])
     chosen = torch.stack([draw(masses, middles[:, v].contiguous()) for v in range(pair.vocab)], -1).tolist()
-    law: Law = defaultdict(float)
+    distribution: Distribution = defaultdict(float)
     for cells in itertools.product(range(pair.vocab), repeat=len(lines)):
         prob = float(np.prod([pair.target_probs[line, cell] for line, cell in zip(lines, cells, strict=True)]))
         tokens = np.array([chosen[row][cell] for row, cell in enumerate(cells)])
         passes = accepted(tokens, rows.drafted)
         last = int(rows.last_reached(passes)[0])
         kept = draft[:last] if last == len(draft) and not bonus else (*draft[:last], int(tokens[last]))
-        law[kept] += prob
-    return dict(law)
+        distribution[kept] += prob
+    return dict(distribution)

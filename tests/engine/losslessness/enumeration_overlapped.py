@@ -1,10 +1,10 @@
-"""Exact laws of what speculation emits when drafts are made beside verification; see enumeration.
+"""Exact distributions of what speculation emits when drafts are made during verification; see enumeration.
 
     step     verified: chunk | drafted meanwhile, behind all of the chunk: y_1 … y_m | next chunk: y_2 … y_m,
     if all of the chunk was accepted and the last row's token is y_1, else none.
 
 What stands is said by the production frontiers. A rule may look at the chunk and at what was drafted meanwhile; a
-border says, given y_1, what the row behind an accepted chunk yields.
+bonus says, given y_1, what the row behind an accepted chunk yields.
 """
 
 from collections import defaultdict
@@ -14,12 +14,12 @@ import numpy as np
 
 from faser.engine.contract.drafts import table_of
 from faser.engine.control.speculation.overlap import Frontiers
-from tests.engine.losslessness.enumeration import GAMMA, Cut, Judge, Law, Pair, Rule, Tokens
+from tests.engine.losslessness.enumeration import GAMMA, Cut, Distribution, Pair, Rule, Tokens, Verification
 
 REACH = 2 * GAMMA - 2  # a chunk, and a draft behind it, behind the output
 
 AheadRule = Callable[[Pair, Tokens, Tokens, Tokens], Cut]  # prefix, chunk, drafted meanwhile
-BorderLaw = Callable[[Pair, Tokens, int], list[float]]  # prefix and chunk, y_1 -> probability of every token
+BonusRule = Callable[[Pair, Tokens, int], list[float]]  # prefix and chunk, y_1 -> probability of every token
 
 
 def own_token(pair: Pair, known: Tokens, _first: int) -> list[float]:
@@ -28,7 +28,7 @@ def own_token(pair: Pair, known: Tokens, _first: int) -> list[float]:
 
 
 def by_ratio(pair: Pair, known: Tokens, first: int) -> list[float]:
-    """Rejection sampling across the border, as PEARL judges it (arXiv 2408.11850)."""
+    """Rejection sampling across the bonus token, as PEARL verifies it (arXiv 2408.11850)."""
     line = pair.line[known]
     return _accepted_or(pair, known, first, float(pair.accept[line, first]))
 
@@ -58,46 +58,46 @@ def on_chunks(rule: Rule) -> AheadRule:
     return cut
 
 
-def emitted_law_ahead(
+def emitted_distribution_ahead(
     pair: Pair,
-    judge: Judge,
+    verify: Verification,
     rule: AheadRule = whole_chunk,
     *,
-    border: BorderLaw = own_token,
+    bonus: BonusRule = own_token,
     frontiers: type[Frontiers] = Frontiers,
-) -> Law:
-    """The law of the first tokens out, over as many steps as they take. pair: with a reach of REACH."""
-    known: dict[tuple[Tokens, Tokens], Law] = {}
-    judged: dict[tuple[Tokens, Tokens], Law] = {}
+) -> Distribution:
+    """The distribution of the first tokens out, over as many steps as they take. pair: with a reach of REACH."""
+    known: dict[tuple[Tokens, Tokens], Distribution] = {}
+    verified: dict[tuple[Tokens, Tokens], Distribution] = {}
 
-    def verdicts(prefix: Tokens, chunk: Tokens) -> Law:
-        if (prefix, chunk) not in judged:
-            judged[prefix, chunk] = judge(pair, prefix, chunk, True)
-        return judged[prefix, chunk]
+    def outcomes(prefix: Tokens, chunk: Tokens) -> Distribution:
+        if (prefix, chunk) not in verified:
+            verified[prefix, chunk] = verify(pair, prefix, chunk, True)
+        return verified[prefix, chunk]
 
-    def emitted(prefix: Tokens, chunk: Tokens, ahead: Tokens) -> Law:
+    def emitted(prefix: Tokens, chunk: Tokens, ahead: Tokens) -> Distribution:
         cut = rule(pair, prefix, chunk, ahead)
-        kept = chunk[: cut.num_judged]
-        law: Law = defaultdict(float)
+        kept = chunk[: cut.num_verified]
+        distribution: Distribution = defaultdict(float)
         reached = 0.0
-        for tokens, prob in verdicts(prefix, kept).items():
+        for tokens, prob in outcomes(prefix, kept).items():
             if len(tokens) > len(kept):
                 reached += prob
             else:
-                law[tokens] += prob
+                distribution[tokens] += prob
         if not cut.bonus:
-            law[kept] += reached
-            return law
-        says = border if kept == chunk else own_token
+            distribution[kept] += reached
+            return distribution
+        says = bonus if kept == chunk else own_token
         for token_id, share in enumerate(says(pair, prefix + kept, ahead[0])):
-            law[(*kept, token_id)] += reached * share
-        return law
+            distribution[(*kept, token_id)] += reached * share
+        return distribution
 
-    def onwards(prefix: Tokens, chunk: Tokens) -> Law:
+    def onwards(prefix: Tokens, chunk: Tokens) -> Distribution:
         if len(prefix) >= pair.length:
             return {prefix[: pair.length]: 1.0}
         if (prefix, chunk) not in known:
-            found: Law = defaultdict(float)
+            found: Distribution = defaultdict(float)
             for weight, ahead in pair.drafts(prefix + chunk):
                 for tokens, prob in emitted(prefix, chunk, ahead).items():
                     following = standing(frontiers(1), chunk, ahead, tokens)

@@ -1,7 +1,7 @@
-"""Decisions about drafts, right ones and wrong ones, for the laws that enumeration finds.
+"""Decisions about drafts, right ones and wrong ones, for the distributions that enumeration finds.
 
 The wrong ones are decisions that people do make: each looks harmless, and each lets a drafted token influence
-whether it is judged.
+whether it is verified.
 """
 
 from collections import defaultdict
@@ -9,12 +9,12 @@ from collections import defaultdict
 from tests.engine.losslessness.enumeration import (
     GAMMA,
     Cut,
-    Judge,
-    Law,
+    Distribution,
     Pair,
     Rule,
     Tokens,
-    block_judge,
+    Verification,
+    block_verification,
     by_rejection,
 )
 
@@ -69,7 +69,7 @@ def budget_by_the_last_step(pair: Pair, prefix: Tokens, draft: Tokens, memory: M
 
 
 def rates(confidences: list[float], costs: tuple[float, ...]) -> list[float]:
-    """Expected tokens per cost of judging 0, 1 … tokens."""
+    """Expected tokens per cost of verifying 0, 1 … tokens."""
     expected, survival, found = 1.0, 1.0, []
     for k, cost in enumerate(costs):
         found.append(expected / cost)
@@ -98,40 +98,40 @@ def admit_by_own_probabilities(pair: Pair, prefix: Tokens, draft: Tokens, _memor
 
 
 def prune_if_the_draft_is_long(pair: Pair, prefix: Tokens, draft: Tokens, memory: Memory) -> Cut:
-    num_drafted = stop_after_a_low_own_probability(pair, prefix, draft, memory).num_judged
+    num_drafted = stop_after_a_low_own_probability(pair, prefix, draft, memory).num_verified
     pruned = prune_by_shifting_rows(pair, prefix, draft[:num_drafted], memory)
     return pruned if num_drafted == GAMMA else Cut(num_drafted)
 
 
-def chunk_by_chunk(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Law:
+def chunk_by_chunk(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Distribution:
     """One token, then the rest; the second chunk is not even run when the first ends in a refusal."""
     head, tail = draft[:1], draft[1:]
     if not tail:
         return by_rejection(pair, prefix, draft, bonus)
-    law: Law = defaultdict(float, by_rejection(pair, prefix, head, False))
-    reached = law.pop(head, 0.0)
+    distribution: Distribution = defaultdict(float, by_rejection(pair, prefix, head, False))
+    reached = distribution.pop(head, 0.0)
     for tokens, prob in by_rejection(pair, prefix + head, tail, bonus).items():
-        law[head + tokens] += reached * prob
-    return law
+        distribution[head + tokens] += reached * prob
+    return distribution
 
 
-def flagged_is_refused(*, residual: bool) -> Judge:
-    """The mistake of taking a flag for a verdict; the replacement is drawn from (p-q)+, or from p."""
+def flagged_is_refused(*, residual: bool) -> Verification:
+    """The mistake of taking a flag for a rejection; the replacement is drawn from (p-q)+, or from p."""
 
-    def judge(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Law:
+    def verify(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Distribution:
         flagged = flags(pair, prefix, draft)
         if True not in flagged:
             return by_rejection(pair, prefix, draft, bonus)
         num = flagged.index(True)
-        law: Law = defaultdict(float, by_rejection(pair, prefix, draft[:num], False))
-        reached = law.pop(draft[:num], 0.0)
+        distribution: Distribution = defaultdict(float, by_rejection(pair, prefix, draft[:num], False))
+        reached = distribution.pop(draft[:num], 0.0)
         line = pair.line[prefix + draft[:num]]
         replacement = pair.replacement[line].tolist() if residual else pair.p(prefix + draft[:num])
         for token_id, share in enumerate(replacement):
-            law[(*draft[:num], token_id)] += reached * share
-        return {tokens: prob for tokens, prob in law.items() if prob}
+            distribution[(*draft[:num], token_id)] += reached * share
+        return {tokens: prob for tokens, prob in distribution.items() if prob}
 
-    return judge
+    return verify
 
 
 BIASED_CUTS: list[Rule] = [
@@ -141,8 +141,8 @@ BIASED_CUTS: list[Rule] = [
     prune_if_the_draft_is_long,
     prune_before_the_flagged,
 ]
-BIASED_JUDGES = [
+BIASED_VERIFICATIONS = [
     flagged_is_refused(residual=False),
     flagged_is_refused(residual=True),
-    block_judge(tokenwise_residual=True),
+    block_verification(tokenwise_residual=True),
 ]

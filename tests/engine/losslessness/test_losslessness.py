@@ -1,6 +1,6 @@
-"""Speculation leaves the target's law alone, or, where a rule is wrong, visibly does not. Oracle: enumeration.
+"""Speculation leaves the target's distribution alone; a wrong rule visibly does not. Oracle: enumeration.
 
-The wrong rules stand beside the right ones, because an enumeration that cannot see a bias proves nothing.
+The wrong rules stand next to the right ones, because an enumeration that cannot see a bias proves nothing.
 """
 
 import pytest
@@ -9,22 +9,22 @@ import torch
 from tests.engine.losslessness.enumeration import (
     GAMMA,
     Cut,
-    Judge,
     Pair,
     Rule,
     Tokens,
-    block_judge,
+    Verification,
+    block_verification,
     by_coupling,
     by_rejection,
     distance,
-    emitted_law,
+    emitted_distribution,
     everything,
     random_pair,
-    target_law,
+    target_distribution,
 )
 from tests.engine.losslessness.rules import (
     BIASED_CUTS,
-    BIASED_JUDGES,
+    BIASED_VERIFICATIONS,
     Memory,
     admit_until_the_first_decline,
     best_probs,
@@ -38,7 +38,7 @@ from tests.engine.losslessness.rules import (
 EXACT = 1e-9
 VISIBLE = 0.005
 SEEDS = range(4)
-EXACT_RULES: list[tuple[Judge, Rule]] = [
+EXACT_RULES: list[tuple[Verification, Rule]] = [
     (by_rejection, everything),
     (chunk_by_chunk, everything),
     (by_rejection, prune_by_shifting_rows),
@@ -46,41 +46,46 @@ EXACT_RULES: list[tuple[Judge, Rule]] = [
     (by_rejection, drop_before_a_low_best_probability),
     (by_rejection, budget_by_the_last_step),
     (by_rejection, admit_until_the_first_decline),
-    (block_judge(), everything),
-    (block_judge(), prune_by_shifting_rows),
-    (block_judge(), stop_after_a_low_own_probability),
+    (block_verification(), everything),
+    (block_verification(), prune_by_shifting_rows),
+    (block_verification(), stop_after_a_low_own_probability),
 ]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("judge, rule", EXACT_RULES)
-def test_what_is_decided_before_a_token_is_drawn_leaves_the_law(judge: Judge, rule: Rule, seed: int) -> None:
+@pytest.mark.parametrize("verify, rule", EXACT_RULES)
+def test_what_is_decided_before_a_token_is_drawn_leaves_the_distribution(
+    verify: Verification, rule: Rule, seed: int
+) -> None:
     pair = random_pair(seed)
 
-    assert distance(emitted_law(pair, judge, rule), target_law(pair)) <= EXACT
+    assert distance(emitted_distribution(pair, verify, rule), target_distribution(pair)) <= EXACT
 
 
 @pytest.mark.parametrize("rule", BIASED_CUTS)
 def test_a_cut_that_has_seen_the_token_is_biased(rule: Rule) -> None:
     pairs = [random_pair(seed) for seed in SEEDS]
 
-    assert max(distance(emitted_law(pair, by_rejection, rule), target_law(pair)) for pair in pairs) > VISIBLE
+    assert (
+        max(distance(emitted_distribution(pair, by_rejection, rule), target_distribution(pair)) for pair in pairs)
+        > VISIBLE
+    )
 
 
-@pytest.mark.parametrize("judge", BIASED_JUDGES)
-def test_a_verdict_that_mixes_rules_is_biased(judge: Judge) -> None:
+@pytest.mark.parametrize("verify", BIASED_VERIFICATIONS)
+def test_an_outcome_that_mixes_rules_is_biased(verify: Verification) -> None:
     pairs = [random_pair(seed) for seed in SEEDS]
 
-    assert max(distance(emitted_law(pair, judge), target_law(pair)) for pair in pairs) > VISIBLE
+    assert max(distance(emitted_distribution(pair, verify), target_distribution(pair)) for pair in pairs) > VISIBLE
 
 
-@pytest.mark.parametrize("judge", [by_rejection, block_judge(), by_coupling])
+@pytest.mark.parametrize("verify", [by_rejection, block_verification(), by_coupling])
 @pytest.mark.parametrize("rule", [everything, prune_by_shifting_rows, budget_by_the_last_step, *BIASED_CUTS])
-def test_a_point_mass_may_be_cut_by_any_rule(judge: Judge, rule: Rule) -> None:
+def test_a_point_mass_may_be_cut_by_any_rule(verify: Verification, rule: Rule) -> None:
     """The draft is a function of the tokens before it, so nothing that it shows is news."""
     pair = random_pair(11, greedy=True)
 
-    assert distance(emitted_law(pair, judge, rule), target_law(pair)) <= EXACT
+    assert distance(emitted_distribution(pair, verify, rule), target_distribution(pair)) <= EXACT
 
 
 def test_coupling_and_rejection_agree_on_every_step_of_a_point_mass() -> None:
@@ -88,7 +93,7 @@ def test_coupling_and_rejection_agree_on_every_step_of_a_point_mass() -> None:
     for prefix in [(), (1,), (2, 0)]:
         ((_, draft),) = pair.drafts(prefix)
         for num in range(GAMMA + 1):
-            one, other = (judge(pair, prefix, draft[:num], True) for judge in (by_coupling, by_rejection))
+            one, other = (verify(pair, prefix, draft[:num], True) for verify in (by_coupling, by_rejection))
             assert distance(one, other) <= EXACT
 
 
@@ -96,14 +101,14 @@ def test_coupling_and_rejection_agree_on_every_step_of_a_point_mass() -> None:
 def test_a_block_yields_at_least_as_many_tokens_as_its_tokens_one_by_one(seed: int) -> None:
     pair = random_pair(seed)
 
-    def expected_tokens(judge: Judge) -> float:
+    def expected_tokens(verify: Verification) -> float:
         return sum(
             weight * prob * len(tokens)
             for weight, draft in pair.drafts(())
-            for tokens, prob in judge(pair, (), draft, True).items()
+            for tokens, prob in verify(pair, (), draft, True).items()
         )
 
-    assert expected_tokens(block_judge()) > expected_tokens(by_rejection) + 1e-3
+    assert expected_tokens(block_verification()) > expected_tokens(by_rejection) + 1e-3
 
 
 def test_the_block_example_of_the_paper_accepts_eleven_ninths() -> None:
@@ -114,15 +119,15 @@ def test_the_block_example_of_the_paper_accepts_eleven_ninths() -> None:
         torch.tensor([[2 / 3, 1 / 3]], dtype=torch.float64).repeat(num, 1),
     )
 
-    def expected_accepted(judge: Judge) -> float:
+    def expected_accepted(verify: Verification) -> float:
         found = 0.0
         for weight, draft in pair.drafts(()):
-            law = judge(pair, (), draft[:2], True)
-            found += weight * sum(prob * (len(tokens) - 1) for tokens, prob in law.items())
+            distribution = verify(pair, (), draft[:2], True)
+            found += weight * sum(prob * (len(tokens) - 1) for tokens, prob in distribution.items())
         return found
 
     assert expected_accepted(by_rejection) == pytest.approx(10 / 9)
-    assert expected_accepted(block_judge()) == pytest.approx(11 / 9)
+    assert expected_accepted(block_verification()) == pytest.approx(11 / 9)
 
 
 def coin_drafter(draft_probs: torch.Tensor) -> Pair:
@@ -135,7 +140,7 @@ def coin_drafter(draft_probs: torch.Tensor) -> Pair:
 
 
 def dspark_rates(pair: Pair, prefix: Tokens, draft: Tokens) -> list[float]:
-    """Expected tokens per cost of judging 0, 1 and 2 of the drafted tokens; the second one is nearly free."""
+    """Expected tokens per cost of verifying 0, 1 and 2 of the drafted tokens; the second one is nearly free."""
     confidences = best_probs(pair, prefix, draft)
     expected = [1.0, 1.0 + confidences[0], 1.0 + confidences[0] * (1 + confidences[1])]
     return [tokens / cost for tokens, cost in zip(expected, (1.0, 1.8, 1.9), strict=True)]
@@ -154,25 +159,25 @@ def keep_until_it_does_not_pay(pair: Pair, prefix: Tokens, draft: Tokens, _memor
 def test_the_counter_example_of_dspark_comes_out_right_and_wrong() -> None:
     """arXiv:2607.05147, appendix A, in kind: p = (0.7, 0.3), a drafter that tosses a coin.
 
-    After token 0 the drafter is sure of what follows: 2 / 1.9 tokens per cost of judging both, more than 1. After
-    token 1 it tosses again: 1.75 / 1.9, less than 1, so nothing is judged. Whoever takes the best rate over these
-    fresh confidences keeps a drafted 0 always, since 0.7 > 0.5, and draws anew instead of a drafted 1: P(0) is
-    0.5 + 0.5 * 0.7. Without a cut, and with one that does not look behind the first decline, it is 0.7.
+    After token 0 the drafter is sure of what follows: 2 / 1.9 tokens per cost of verifying both, more than 1.
+    After token 1 it tosses again: 1.75 / 1.9, less than 1, so nothing is verified. Whoever takes the best rate
+    over these fresh confidences keeps a drafted 0 always, since 0.7 > 0.5, and draws anew instead of a drafted 1:
+    P(0) is 0.5 + 0.5 * 0.7. Without a cut, and with one that does not look behind the first decline, it is 0.7.
     """
     coin = coin_drafter(torch.tensor([[0.5, 0.5]], dtype=torch.float64))
-    wrong = emitted_law(coin, by_rejection, keep_what_pays)
+    wrong = emitted_distribution(coin, by_rejection, keep_what_pays)
     assert [wrong[0,], wrong[1,]] == pytest.approx([0.85, 0.15])
     for rule in (everything, keep_until_it_does_not_pay):
-        right = emitted_law(coin, by_rejection, rule)
+        right = emitted_distribution(coin, by_rejection, rule)
         assert [right[0,], right[1,]] == pytest.approx([0.7, 0.3])
 
 
 @pytest.mark.parametrize("first", [(1.0, 0.0), (0.0, 1.0)])
-@pytest.mark.parametrize("judge", [by_coupling, by_rejection])
+@pytest.mark.parametrize("verify", [by_coupling, by_rejection])
 def test_the_cut_of_dsparks_counter_example_is_harmless_to_point_masses(
-    first: tuple[float, float], judge: Judge
+    first: tuple[float, float], verify: Verification
 ) -> None:
     """Whichever token the drafter is certain of: the draft says nothing that was not known before it."""
     pair = coin_drafter(torch.tensor([first], dtype=torch.float64))
-    law = emitted_law(pair, judge, keep_what_pays)
-    assert [law[0,], law[1,]] == pytest.approx([0.7, 0.3])
+    distribution = emitted_distribution(pair, verify, keep_what_pays)
+    assert [distribution[0,], distribution[1,]] == pytest.approx([0.7, 0.3])

@@ -1,4 +1,4 @@
-"""Drafting beside verification leaves the target's law alone, with rows pruned or not; what would not is seen.
+"""Drafting during verification leaves the target's distribution alone, with rows pruned or not; faults are seen.
 
 Oracle: enumeration, as in test_losslessness, with the same rules right and wrong, and those that only a draft made
 meanwhile makes possible. The engine drafts ahead with point masses alone, which forgive every rule; drawn drafts
@@ -13,33 +13,33 @@ from faser.engine.contract.drafts import Bools, DraftTable
 from faser.engine.control.speculation.overlap import Frontiers
 from tests.engine.losslessness.enumeration import (
     Cut,
-    Judge,
-    Law,
+    Distribution,
     Pair,
     Rule,
     Tokens,
-    block_judge,
+    Verification,
+    block_verification,
     by_coupling,
     by_rejection,
     distance,
     everything,
     random_pair,
-    target_law,
+    target_distribution,
 )
 from tests.engine.losslessness.enumeration_overlapped import (
     REACH,
     AheadRule,
-    BorderLaw,
+    BonusRule,
     alike_or_residual,
     by_ratio,
-    emitted_law_ahead,
+    emitted_distribution_ahead,
     on_chunks,
     own_token,
     whole_chunk,
 )
 from tests.engine.losslessness.rules import (
     BIASED_CUTS,
-    BIASED_JUDGES,
+    BIASED_VERIFICATIONS,
     LOW,
     admit_until_the_first_decline,
     chunk_by_chunk,
@@ -53,20 +53,20 @@ EXACT = 1e-9
 VISIBLE = 0.003
 SEEDS = range(2)
 
-EXACT_RULES: list[tuple[Judge, Rule]] = [
+EXACT_RULES: list[tuple[Verification, Rule]] = [
     (by_rejection, everything),
     (chunk_by_chunk, everything),
     (by_rejection, prune_by_shifting_rows),
     (by_rejection, stop_after_a_low_own_probability),
     (by_rejection, drop_before_a_low_best_probability),
     (by_rejection, admit_until_the_first_decline),
-    (block_judge(), everything),
-    (block_judge(), prune_by_shifting_rows),
+    (block_verification(), everything),
+    (block_verification(), prune_by_shifting_rows),
 ]
 
 
 def shorten_if_the_next_looks_bad(pair: Pair, prefix: Tokens, chunk: Tokens, ahead: Tokens) -> Cut:
-    """The chunk is not judged because of the token drafted behind it, which depends on the chunk."""
+    """The chunk is not verified because of the token drafted behind it, which depends on the chunk."""
     return Cut(0 if pair.p(prefix + chunk)[ahead[0]] < LOW else len(chunk))
 
 
@@ -77,8 +77,8 @@ def prune_if_the_next_was_likely(pair: Pair, prefix: Tokens, chunk: Tokens, ahea
     return prune_by_shifting_rows(pair, prefix, chunk, ())
 
 
-def flagged_border(pair: Pair, known: Tokens, first: int) -> list[float]:
-    """A flag taken for a verdict at the border: such a token is refused, others are judged by rejection."""
+def flagged_bonus(pair: Pair, known: Tokens, first: int) -> list[float]:
+    """A flag taken for a rejection at the bonus token: such a token is refused, others as by_ratio does."""
     if pair.p(known)[first] < LOW:
         return list(pair.replacement[pair.line[known]].tolist())
     return by_ratio(pair, known, first)
@@ -114,11 +114,11 @@ class Unpunctual(Frontiers):
 WRONG_FRONTIERS = [Believing, Unpunctual]
 
 
-def most_biased(judge: Judge, rule: AheadRule = whole_chunk, **given: object) -> float:
+def most_biased(verify: Verification, rule: AheadRule = whole_chunk, **given: object) -> float:
     """The largest distance over drawn drafts of several pairs."""
     pairs = [random_pair(seed, reach=REACH) for seed in SEEDS]
-    laws = [(emitted_law_ahead(pair, judge, rule, **given), target_law(pair)) for pair in pairs]  # type: ignore[arg-type]
-    return max(distance(law, target) for law, target in laws)
+    found = [emitted_distribution_ahead(pair, verify, rule, **given) for pair in pairs]  # type: ignore[arg-type]
+    return max(distance(each, target_distribution(pair)) for each, pair in zip(found, pairs, strict=True))
 
 
 def point_masses() -> Pair:
@@ -126,19 +126,19 @@ def point_masses() -> Pair:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("judge, rule", EXACT_RULES)
-def test_chunks_whose_first_token_was_judged_a_step_earlier_leave_the_law(
-    judge: Judge, rule: Rule, seed: int
+@pytest.mark.parametrize("verify, rule", EXACT_RULES)
+def test_chunks_whose_first_token_was_verified_a_step_earlier_leave_the_distribution(
+    verify: Verification, rule: Rule, seed: int
 ) -> None:
     pair = random_pair(seed, reach=REACH)
-    assert distance(emitted_law_ahead(pair, judge, on_chunks(rule)), target_law(pair)) <= EXACT
+    assert distance(emitted_distribution_ahead(pair, verify, on_chunks(rule)), target_distribution(pair)) <= EXACT
 
 
 @pytest.mark.parametrize("rule", [everything, prune_by_shifting_rows])
-def test_a_border_may_be_judged_by_rejection_as_well(rule: Rule) -> None:
+def test_a_bonus_token_may_be_verified_by_rejection_as_well(rule: Rule) -> None:
     pair = random_pair(1, reach=REACH)
-    law = emitted_law_ahead(pair, by_rejection, on_chunks(rule), border=by_ratio)
-    assert distance(law, target_law(pair)) <= EXACT
+    distribution = emitted_distribution_ahead(pair, by_rejection, on_chunks(rule), bonus=by_ratio)
+    assert distance(distribution, target_distribution(pair)) <= EXACT
 
 
 @pytest.mark.parametrize("rule", WRONG_RULES)
@@ -146,14 +146,14 @@ def test_a_cut_that_has_seen_the_token_is_biased_in_chunks_too(rule: AheadRule) 
     assert most_biased(by_rejection, rule) > VISIBLE
 
 
-@pytest.mark.parametrize("judge", BIASED_JUDGES)
-def test_a_verdict_that_mixes_rules_is_biased_in_chunks_too(judge: Judge) -> None:
-    assert most_biased(judge) > VISIBLE
+@pytest.mark.parametrize("verify", BIASED_VERIFICATIONS)
+def test_an_outcome_that_mixes_rules_is_biased_in_chunks_too(verify: Verification) -> None:
+    assert most_biased(verify) > VISIBLE
 
 
-@pytest.mark.parametrize("border", [alike_or_residual, flagged_border])
-def test_a_border_that_mixes_rules_is_biased(border: BorderLaw) -> None:
-    assert most_biased(by_rejection, border=border) > VISIBLE
+@pytest.mark.parametrize("bonus", [alike_or_residual, flagged_bonus])
+def test_a_bonus_token_that_mixes_rules_is_biased(bonus: BonusRule) -> None:
+    assert most_biased(by_rejection, bonus=bonus) > VISIBLE
 
 
 @pytest.mark.parametrize("frontiers", WRONG_FRONTIERS)
@@ -161,24 +161,24 @@ def test_a_chunk_behind_other_tokens_than_it_was_drafted_for_is_biased(frontiers
     assert most_biased(by_rejection, frontiers=frontiers) > VISIBLE
 
 
-@pytest.mark.parametrize("judge", [by_rejection, block_judge(), by_coupling])
+@pytest.mark.parametrize("verify", [by_rejection, block_verification(), by_coupling])
 @pytest.mark.parametrize("rule", [whole_chunk, on_chunks(prune_by_shifting_rows), *WRONG_RULES])
-def test_a_chunk_of_point_masses_may_be_cut_by_any_rule(judge: Judge, rule: AheadRule) -> None:
+def test_a_chunk_of_point_masses_may_be_cut_by_any_rule(verify: Verification, rule: AheadRule) -> None:
     pair = point_masses()
-    assert distance(emitted_law_ahead(pair, judge, rule), target_law(pair)) <= EXACT
+    assert distance(emitted_distribution_ahead(pair, verify, rule), target_distribution(pair)) <= EXACT
 
 
 @pytest.mark.parametrize("frontiers", WRONG_FRONTIERS)
-def test_coupled_verdicts_do_not_depend_on_what_a_chunk_was_drafted_for(frontiers: type[Frontiers]) -> None:
+def test_coupled_outcomes_do_not_depend_on_what_a_chunk_was_drafted_for(frontiers: type[Frontiers]) -> None:
     """The target says its own token at every row: what was drafted only decides how many rows are of use."""
     pair = point_masses()
-    law: Law = emitted_law_ahead(pair, by_coupling, frontiers=frontiers)
-    assert distance(law, target_law(pair)) <= EXACT
+    distribution: Distribution = emitted_distribution_ahead(pair, by_coupling, frontiers=frontiers)
+    assert distance(distribution, target_distribution(pair)) <= EXACT
 
 
-@pytest.mark.parametrize("border", [own_token, by_ratio])
-def test_a_border_of_point_masses_is_the_same_by_equality_and_by_rejection(border: BorderLaw) -> None:
+@pytest.mark.parametrize("bonus", [own_token, by_ratio])
+def test_a_bonus_token_of_point_masses_is_the_same_by_equality_and_by_rejection(bonus: BonusRule) -> None:
     pair = point_masses()
     for known in [(), (1,), (2, 0)]:
         ((_, draft),) = pair.drafts(known)
-        assert border(pair, known, draft[0]) == pytest.approx(pair.p(known), abs=EXACT)
+        assert bonus(pair, known, draft[0]) == pytest.approx(pair.p(known), abs=EXACT)
