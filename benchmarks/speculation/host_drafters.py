@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks.runner import about, command_line, write_json
 from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.drafts import empty_table
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Continuation, Drafter
 from faser.engine.execution.drafting.registry import load_index
@@ -134,7 +135,7 @@ def _measure(
         ended = time.thread_time()
         commit_s.append(middle - began)
         propose_s.append(ended - middle)
-        drafted += sum(len(draft.token_ids) for draft in proposals.drafts)
+        drafted += int(proposals.table.lengths.sum())
     gc.enable()
     began = time.thread_time()
     for slot in range(sequences):
@@ -157,11 +158,19 @@ def _index(num_tokens: int) -> dict[str, float]:
     for _ in range(9):
         index, calls = TextIndex(library, rules), []
         empty = index.num_bytes
+        table = empty_table([0] * index.num_methods, "suffix", CAP)
         index.open(0, text)
         for _ in range(-(-num_tokens // rules.chunk)):
             began = time.thread_time()
             index.extend([], [])
-            index.look_up([0], [CAP], [()])
+            index.look_up(
+                [0],
+                [CAP],
+                [()],
+                lengths=table.lengths,
+                token_ids=table.token_ids,
+                confidences=table.confidences,
+            )
             calls.append(time.thread_time() - began)
         taken.append((max(calls), statistics.median(calls), sum(calls), index.num_bytes - empty))
     longest, median, total, num_bytes = map(statistics.median, zip(*taken, strict=True))

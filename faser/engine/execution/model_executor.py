@@ -17,6 +17,7 @@ from faser.engine.execution.drafting.drafter import (
     Drafter,
     Proposals,
     ProposedDrafts,
+    drafts_of,
     without_forbidden,
 )
 from faser.engine.execution.drafting.head_memory import HiddenStates
@@ -31,7 +32,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.rows import AcceptanceResult
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier
-from faser.engine.execution.step_results import drafts_of, step_result
+from faser.engine.execution.step_results import step_result
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 
 # Rows and batch as the forward returned them (it may cut drafts), and the acceptance results by slot.
@@ -125,7 +126,6 @@ class ModelExecutor:
         began_s = time.perf_counter()
         self._apply(plan)
         rows = tuple(plan.rows)
-        self._drafts.add_from_text(rows)
         verified = self._verify(rows, self._gather(plan)).wait()
         self._drafts.drop()
         result = self._finish(plan, verified, began_s)
@@ -140,7 +140,6 @@ class ModelExecutor:
             self._apply(plan)
         self._applied = None
         rows = tuple(plan.rows)
-        self._drafts.add_from_text(rows)
         self._append_blocks(draft_plan)
         batch = self._gather(plan)
         lanes.partition.resize(draft_plan.share)

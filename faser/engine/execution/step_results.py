@@ -1,10 +1,8 @@
-"""How the model executor reports a drafting and a step to the control plane."""
+"""How the model executor reports a step to the control plane."""
 
 from collections.abc import Mapping, Sequence
 
-from faser.engine.contract.drafts import METHOD_IDS, Drafts, DraftTable, empty_table
-from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan, StepResult
-from faser.engine.execution.drafting.drafter import Proposals
+from faser.engine.contract.plan import SequenceRows, StepPlan, StepResult
 from faser.engine.execution.sampling.rows import AcceptanceResult
 from faser.types import PositionLogprobs
 
@@ -40,25 +38,3 @@ def step_result(
             at: prompt_logprobs[slot] for at, slot in enumerate(plan.rows.slots) if slot in prompt_logprobs
         },
     )
-
-
-def drafts_of(plan: DraftPlan, proposals: Proposals, began_s: float, ended_s: float) -> Drafts:
-    return Drafts(
-        step=plan.step,
-        table=_table_of(proposals, plan.width),
-        run_s=ended_s - began_s,
-        began_s=began_s,
-        passes=proposals.passes,
-        catchup_tokens=proposals.catchup_tokens,
-    )
-
-
-def _table_of(proposals: Proposals, width: int) -> DraftTable:
-    drafts = proposals.drafts
-    table = empty_table([each.slot for each in drafts], "suffix", width)
-    for at, draft in enumerate(drafts):
-        count = len(draft.token_ids)
-        table.methods[at], table.lengths[at] = METHOD_IDS[draft.method], count
-        if count:
-            table.token_ids[at, :count], table.confidences[at, :count] = draft.token_ids, draft.confidences
-    return table

@@ -16,7 +16,6 @@ from faser.cli.bench_prompts import BenchPrompt
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import (
-    Draft,
     DraftPlan,
     DraftRequest,
     LaunchedStep,
@@ -32,11 +31,11 @@ from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.step_results import drafts_of
+from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals, drafts_of
 from faser.errors import ConfigError
 from faser.types import SamplingParams
 from tests.benchmarks.simulator.running import machine
+from tests.engine.execution.draft_lines import DraftLine, table_with
 from tests.fakes import SequenceOutcome, step_result
 
 CAP = 4
@@ -63,13 +62,15 @@ class KnowingDrafter:
         self.prompt_len[start.slot] = start.prompt_len
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
-        return Proposals(drafts=tuple(self.draft(wish.slot, wish.max_tokens) for wish in plan.requests))
+        return Proposals(
+            table=table_with([self.draft(wish.slot, wish.max_tokens) for wish in plan.requests], plan.width)
+        )
 
-    def draft(self, slot: int, max_tokens: int) -> Draft:
+    def draft(self, slot: int, max_tokens: int) -> DraftLine:
         number, position = self.known[slot][0], self.position(slot)
         tokens = [target(number, position + i) for i in range(max_tokens)]
         right = right_tokens(position)
-        return Draft(
+        return DraftLine(
             slot=slot,
             method="ngram",
             token_ids=(*tokens[:right], *(-token for token in tokens[right:])),
@@ -208,7 +209,7 @@ def test_a_recorder_never_drafts_overlapped() -> None:
 
     assert not recorder.drafts_overlapped
     with pytest.raises(AssertionError, match="slot 0: a recorder never drafts overlapped"):
-        recorder.propose(DraftPlan(step=1, requests=(wish,)))
+        recorder.propose(DraftPlan(step=1, width=2, requests=(wish,)))
 
 
 def test_what_was_recorded_in_a_crowded_cache_is_true_as_far_as_it_goes() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.plan import SequenceRows
+from faser.engine.contract.plan import SequenceRows, StepRows
 from faser.engine.contract.step_times import CostTable, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
@@ -224,7 +224,7 @@ def four_sequences(pair: tuple[Path, Path]) -> ForwardedStep:
                 slot=slot, start=0, token_ids=token_ids, new_blocks=(), samples=samples, num_drafts=num_drafts
             )
         )
-    return runner, table.gather(tuple(rows)), tuple(rows)
+    return runner, table.gather(StepRows.of(*rows)), tuple(rows)
 
 
 Answer = tuple[tuple[int, ...], tuple[object, ...]]

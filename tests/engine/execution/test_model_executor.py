@@ -8,7 +8,6 @@ import pytest
 
 from faser.engine.contract.plan import (
     PLACEHOLDER,
-    Draft,
     DraftPlan,
     DraftRequest,
     SequenceRows,
@@ -26,6 +25,7 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch
 from faser.kernels.torch_backend import TorchBackend
 from faser.types import PruneStats, SamplingParams
+from tests.engine.execution.draft_lines import DraftLine, lines_of, table_with
 from tests.engine.execution.greedy_sampler import GreedySampler
 from tests.engine.execution.pruning_world import NUM_SLOTS, make_runner, write_pair
 
@@ -50,9 +50,9 @@ class GivenDrafter:
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         self.plans.append(plan)
         drafts = tuple(
-            Draft(slot=each.slot, method="draft_model", token_ids=self.token_ids) for each in plan.requests
+            DraftLine(slot=each.slot, method="draft_model", token_ids=self.token_ids) for each in plan.requests
         )
-        return Proposals(drafts=drafts, passes=1)
+        return Proposals(table=table_with(drafts, plan.width), passes=1)
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         self.continuations += continuations
@@ -156,7 +156,7 @@ def verify(executor: ModelExecutor, drafter: GivenDrafter, pending: int) -> Step
     """Compute the prompt, draft, and verify the whole draft."""
     executor.run(prompt_plan())
     request = DraftRequest(slot=SLOT, max_tokens=len(drafter.token_ids), new_blocks=())
-    (draft,) = executor.draft(DraftPlan(step=2, requests=(request,))).drafts
+    (draft,) = lines_of(executor.draft(DraftPlan(step=2, width=16, requests=(request,))).table)
     return executor.run(verifying_plan(pending, draft.token_ids))
 
 
@@ -213,13 +213,13 @@ def test_released_slots_are_released_everywhere(runner: Runner) -> None:
     drafter = GivenDrafter()
     executor = make_executor(runner, drafter)
     executor.run(prompt_plan())
-    executor.draft(DraftPlan(step=2, requests=(), released=(SLOT,)))
+    executor.draft(DraftPlan(step=2, width=16, requests=(), released=(SLOT,)))
     assert drafter.released == [SLOT]
 
 
 def test_an_engine_without_a_drafter_does_not_draft(runner: Runner) -> None:
     with pytest.raises(AssertionError, match="no drafter"):
-        make_executor(runner).draft(DraftPlan(step=1, requests=()))
+        make_executor(runner).draft(DraftPlan(step=1, width=16, requests=()))
 
 
 def test_launched_steps_bring_the_same_tokens_one_after_the_other(runner: Runner, expected: list[int]) -> None:

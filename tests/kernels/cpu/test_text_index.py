@@ -10,6 +10,7 @@ import ctypes
 import gc
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,12 +32,29 @@ def library(kernel_cache: Path) -> ctypes.CDLL:
     return native_library.load(library_path(cache_dir=kernel_cache))
 
 
+def drafts(index: TextIndex, numbers: Sequence[int], unverified: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Of at most 8 tokens, by method and within a method by text."""
+    count = index.num_methods * len(numbers)
+    lengths, token_ids = np.zeros(count, dtype=np.int64), np.full((count, 9), -1)
+    confidences = np.zeros((count, 9))
+    index.look_up(
+        numbers,
+        [8] * len(numbers),
+        unverified,
+        lengths=lengths,
+        token_ids=token_ids,
+        confidences=confidences,
+    )
+    beyond = np.arange(9) >= lengths[:, None]
+    assert (token_ids[beyond] == -1).all()
+    assert not confidences[beyond].any()
+    return [line[:length].tolist() for line, length in zip(token_ids, lengths, strict=True)]
+
+
 def drafted(index: TextIndex, number: int, unverified: tuple[int, ...] = ()) -> list[list[int]]:
-    """By kind."""
-    found = index.look_up([number], [8], [unverified])
-    if found is None:
-        return []
-    return [found.token_ids[8 * at : 8 * at + count].tolist() for at, count in enumerate(found.counts)]
+    """By method; empty where no method has a draft."""
+    found = drafts(index, [number], [unverified])
+    return found if any(found) else []
 
 
 def resident_bytes() -> int:
@@ -53,7 +71,7 @@ def test_what_is_no_token_id_is_refused_and_changes_nothing(library: ctypes.CDLL
     with pytest.raises(ValueError, match="a token id"):
         index.extend([0, 0], [[9], [bad]])
     with pytest.raises(ValueError, match="a token id"):
-        index.look_up([0], [8], [[bad]])
+        drafts(index, [0], [[bad]])
 
     assert drafted(index, 0) == before == [[9, 7], [9, 7, 8, 9, 7, 8, 9, 7]]
     index.open(1, [1])
@@ -74,7 +92,7 @@ def test_a_number_names_at_most_one_text(library: ctypes.CDLL) -> None:
         with pytest.raises(KeyError, match=str(number)):
             index.extend([3, number], [[2], [2]])
         with pytest.raises(KeyError, match=str(number)):
-            index.look_up([3, number], [1, 1], [(), ()])
+            drafts(index, [3, number], [(), ()])
         with pytest.raises(KeyError, match=str(number)):
             index.close(number)
     assert drafted(index, 3) == [], "nothing was appended"

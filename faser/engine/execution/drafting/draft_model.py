@@ -8,8 +8,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals, one_each
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafting.drafter import Continuation, Proposals
 from faser.engine.execution.drafting.loop import DraftInput, DraftLoop
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable
@@ -43,22 +43,18 @@ class DraftModel:
         assert self.drafts_overlapped or not any(request.unverified for request in plan.requests), (
             "drafts that are drawn cannot continue unverified tokens"
         )
-        rooms = [(request, self._room(request)) for request in plan.requests]
-        drafting = [(request, room) for request, room in rooms if room > 0]
+        rooms = [min(request.max_tokens, self._room(request)) for request in plan.requests]
+        drafting = [at for at, room in enumerate(rooms) if room > 0]
+        asked = [plan.requests[at] for at in drafting]
         inputs = [
-            self._kv.missing(request.slot, min(request.max_tokens, room), request.unverified)
-            for request, room in drafting
+            self._kv.missing(request.slot, rooms[at], request.unverified)
+            for at, request in zip(drafting, asked, strict=True)
         ]
         batch = self._loop.draft(inputs, plan.stop, until)
-        drafts = {}
-        for (request, _), token_ids, confidences, num_fed in zip(
-            drafting, batch.token_ids, batch.confidences, batch.num_fed, strict=True
-        ):
-            slot = request.slot
-            self._kv.fill(slot, request.unverified + token_ids[:num_fed])
-            drafts[slot] = Draft(slot=slot, method=METHOD, token_ids=token_ids, confidences=confidences)
+        for request, token_ids, num_fed in zip(asked, batch.token_ids, batch.num_fed.tolist(), strict=True):
+            self._kv.fill(request.slot, (*request.unverified, *token_ids[:num_fed].tolist()))
         return Proposals(
-            drafts=one_each(plan, METHOD, drafts),
+            table=batch.table(plan, METHOD, drafting),
             passes=batch.passes,
             catchup_tokens=sum([max(0, len(each.token_ids) - _USUAL_ROWS) for each in inputs]),
             probs=batch.probs,

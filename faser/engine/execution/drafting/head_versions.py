@@ -16,9 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
 
+from faser.engine.contract.drafts import joined
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
 
@@ -80,20 +81,16 @@ class HeadVersions:
 
 def _joined(slots: Sequence[int], found: Sequence[Proposals]) -> Proposals:
     """The proposals of several versions as those of one drafter. slots: in the order of the plan."""
-    drafts = {draft.slot: draft for each in found for draft in each.drafts}
+    table = joined([each.table for each in found])
+    place = {slot: at for at, slot in enumerate(table.slots.tolist())}
+    order = np.array([place[slot] for slot in slots])
+    probs = [each.probs for each in found if each.probs is not None]
+    if probs:
+        assert len(probs) == len(found), "some versions draw their drafts, others do not"
+        lines = torch.split(torch.cat(probs), table.lengths.tolist())
     return Proposals(
-        drafts=tuple([drafts[slot] for slot in slots]),
+        table=table.take(order),
         passes=sum([each.passes for each in found]),
         catchup_tokens=sum([each.catchup_tokens for each in found]),
-        probs=_lines(slots, [(each, each.probs) for each in found]),
+        probs=torch.cat([lines[at] for at in order.tolist()]) if probs else None,
     )
-
-
-def _lines(slots: Sequence[int], found: Sequence[tuple[Proposals, Tensor | None]]) -> Tensor | None:
-    """Lines of draft tokens, [T, …] of each proposal, in the order of the plan; None where none has any."""
-    by_slot: dict[int, Tensor] = {}
-    for proposals, lines in found:
-        if lines is not None:
-            lengths = [len(draft.token_ids) for draft in proposals.drafts]
-            by_slot |= zip([draft.slot for draft in proposals.drafts], torch.split(lines, lengths), strict=True)
-    return torch.cat([by_slot[slot] for slot in slots if slot in by_slot]) if by_slot else None

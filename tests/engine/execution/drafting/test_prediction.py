@@ -17,6 +17,7 @@ from faser.engine.execution.drafting.drafter import Continuation, Drafter
 from faser.engine.execution.drafting.text import LookupDrafter, prediction_prefix
 from faser.kernels.cpu.text_index import TextRules, text_library
 from faser.types import Request, SamplingParams
+from tests.engine.execution.draft_lines import lines_of
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
 
@@ -41,7 +42,7 @@ def native(rules: TextRules) -> Drafter:
 
 def drafted(drafter: Drafter, slot: int = 0) -> tuple[int, ...]:
     request = DraftRequest(slot=slot, max_tokens=4, new_blocks=())
-    return drafter.propose(DraftPlan(step=1, requests=(request,))).drafts[0].token_ids
+    return lines_of(drafter.propose(DraftPlan(step=1, width=16, requests=(request,))).table)[0].token_ids
 
 
 DRAFTERS = [

@@ -8,6 +8,7 @@ forgotten text or ignores its bounds; occurrences of a shorter context count.
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import faser
+from faser.engine.contract.drafts import NO_DRAFTS
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Continuation
 from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel
@@ -23,6 +25,7 @@ from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.text_index import TextRules
 from faser.types import SamplingParams
+from tests.engine.execution.draft_lines import lines_of
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
 
@@ -65,9 +68,11 @@ class Both(NamedTuple):
     def compare(self, plan: DraftPlan) -> int:
         """Tokens drafted. Fails where the two differ in anything."""
         found = self.native.propose(plan)
-        assert found == self.oracle.propose(plan)
+        expected = self.oracle.propose(plan)
+        assert lines_of(found.table) == lines_of(expected.table)
+        assert replace(found, table=NO_DRAFTS) == replace(expected, table=NO_DRAFTS)
         assert self.native.index.num_remembered == self.suffix.corpus.num_tokens
-        return sum(len(draft.token_ids) for draft in found.drafts)
+        return sum(len(draft.token_ids) for draft in lines_of(found.table))
 
 
 def both(library: Path, rules: TextRules) -> Both:
@@ -106,6 +111,7 @@ def start_of(
 def plan_for(slots: Sequence[int], most: int = 16, unverified: Sequence[Sequence[int]] | None = None) -> DraftPlan:
     return DraftPlan(
         step=0,
+        width=16,
         from_text=True,
         requests=tuple(
             DraftRequest(
@@ -263,7 +269,7 @@ def test_one_method_alone_drafts_what_it_drafts_beside_the_other(library_file: P
         pair.commit(committed)
         alone.commit(committed)
         found = alone.propose(plan_for([1]))
-        assert found.drafts[0] == pair.native.propose(plan_for([1])).drafts[0 if suffix else 1]
+        assert lines_of(found.table)[0] == lines_of(pair.native.propose(plan_for([1])).table)[0 if suffix else 1]
         assert found.probs is None
         pair.release(1)
         alone.release(1)
@@ -278,21 +284,22 @@ def test_a_wide_step_has_the_drafts_of_many_narrow_ones(library_file: Path) -> N
     rng.shuffle(slots)
     unverified = [[rng.randrange(4) for _ in range(rng.randrange(5))] for _ in slots]
 
-    together = lookup.propose(plan_for(slots, unverified=unverified)).drafts
+    together = lines_of(lookup.propose(plan_for(slots, unverified=unverified)).table)
 
     apart = [
-        lookup.propose(plan_for([slot], unverified=[each])).drafts
+        lines_of(lookup.propose(plan_for([slot], unverified=[each])).table)
         for slot, each in zip(slots, unverified, strict=True)
     ]
-    assert together == tuple(each[method] for method in range(2) for each in apart)
-    assert lookup.propose(plan_for([])).drafts == ()
+    assert together == [each[method] for method in range(2) for each in apart]
+    assert lines_of(lookup.propose(plan_for([])).table) == []
 
 
 def test_drafts_may_be_asked_for_in_another_thread(library_file: Path) -> None:
     pair = both(library_file, RULES)
     pair.start(start_of(0, [1, 2, 3, 1, 2, 3, 1, 2]))
     with ThreadPoolExecutor(1) as lane:
-        assert lane.submit(pair.native.propose, plan_for([0])).result() == pair.oracle.propose(plan_for([0]))
+        found = lane.submit(pair.native.propose, plan_for([0])).result()
+    assert lines_of(found.table) == lines_of(pair.oracle.propose(plan_for([0])).table)
     assert pair.native.drafts_overlapped
 
 
@@ -304,4 +311,4 @@ def test_nothing_of_a_released_slot_is_kept(library_file: Path) -> None:
     with pytest.raises(KeyError):
         lookup.propose(plan_for([0]))
     lookup.start(start_of(0, [1, 2]))
-    assert [draft.token_ids for draft in lookup.propose(plan_for([0])).drafts] == [(), ()]
+    assert [draft.token_ids for draft in lines_of(lookup.propose(plan_for([0])).table)] == [(), ()]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Continuation
 from faser.types import SamplingParams
+from tests.engine.execution.draft_lines import lines_of
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 
 MIN_N, MAX_N, CAP = 2, 4, 6
@@ -28,6 +29,7 @@ def plan_for(*requests: tuple[int, int], unverified: tuple[int, ...] = ()) -> Dr
     """(slot, most tokens) each."""
     return DraftPlan(
         step=0,
+        width=16,
         released=(),
         requests=tuple(
             DraftRequest(slot=slot, max_tokens=most, new_blocks=(), unverified=unverified)
@@ -77,8 +79,8 @@ def test_a_draft_is_what_a_scan_of_the_whole_text_finds(
         proposals = drafter.propose(plan_for(*asked, unverified=tuple(unverified)))
 
         assert proposals.probs is None
-        assert [draft.slot for draft in proposals.drafts] == [each for each, _ in asked]
-        for draft in proposals.drafts:
+        assert [draft.slot for draft in lines_of(proposals.table)] == [each for each, _ in asked]
+        for draft in lines_of(proposals.table):
             n, expected = scan(texts[draft.slot] + unverified, most)
             assert (draft.method, list(draft.token_ids)) == ("ngram", expected)
             assert draft.confidences == (float(n),) * len(expected)
@@ -95,14 +97,15 @@ def test_a_draft_is_the_same_however_the_text_came() -> None:
         bit_by_bit.propose(plan_for((0, 8)))
         bit_by_bit.commit([Continuation(slot=0, token_ids=(token_id,))])
 
-    assert at_once.propose(plan_for((0, 8))) == bit_by_bit.propose(plan_for((0, 8)))
+    found, expected = (each.propose(plan_for((0, 8))).table for each in (at_once, bit_by_bit))
+    assert lines_of(found) == lines_of(expected)
 
 
 def test_a_text_that_repeats_is_expected_to_go_on_repeating() -> None:
     drafter = NgramDrafter(min_n=2, max_n=5, cap=8)
     drafter.start(start_of(0, [9, 1, 2, 3, 1, 2]))
 
-    (draft,) = drafter.propose(plan_for((0, 8))).drafts
+    (draft,) = lines_of(drafter.propose(plan_for((0, 8))).table)
 
     assert draft.token_ids == (3, 1, 2, 3, 1, 2, 3, 1)
     assert draft.confidences == (2.0,) * 8
@@ -122,4 +125,4 @@ def test_nothing_of_a_released_slot_is_kept() -> None:
     with pytest.raises(KeyError):
         drafter.propose(plan_for((0, 8)))
     drafter.start(start_of(0, [1, 2]))
-    assert drafter.propose(plan_for((0, 8))).drafts[0].token_ids == ()
+    assert lines_of(drafter.propose(plan_for((0, 8))).table)[0].token_ids == ()

@@ -17,6 +17,7 @@ from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.text_index import TextRules
 from faser.types import SamplingParams
+from tests.engine.execution.draft_lines import lines_of
 from tests.engine.execution.drafting.oracle.ngram_model import NgramModelDrafter
 
 
@@ -34,6 +35,7 @@ def start_of(slot: int, token_ids: tuple[int, ...], salt: str | None = None) -> 
 def plan_for(unverified: dict[int, tuple[int, ...]], most: int = 16) -> DraftPlan:
     return DraftPlan(
         step=0,
+        width=16,
         requests=tuple(
             DraftRequest(slot=slot, max_tokens=most, new_blocks=(), unverified=tokens)
             for slot, tokens in unverified.items()
@@ -48,15 +50,7 @@ def test_a_chain_takes_the_context_whose_next_token_is_likeliest() -> None:
     drafter.start(start_of(0, (9, 1, 2)))
     drafter.start(start_of(1, (2,)))
     drafter.start(start_of(2, (77,)))
-    found = drafter.propose(
-        plan_for(
-            {
-                0: (),
-                1: (),
-                2: (),
-            }
-        )
-    ).drafts
+    found = lines_of(drafter.propose(plan_for({0: (), 1: (), 2: ()})).table)
     assert [draft.token_ids for draft in found] == [(3, 5), (4,), ()]
     assert all(0 < chance < 1 for draft in found for chance in draft.confidences)
 
@@ -66,7 +60,7 @@ def test_an_unlikely_token_ends_the_chain() -> None:
     texts = [(0, each) for each in range(1, 61)] * 2
     drafter = NgramModelDrafter(count(texts), cap=4)
     drafter.start(start_of(0, (0,)))
-    (draft,) = drafter.propose(plan_for({0: ()})).drafts
+    (draft,) = lines_of(drafter.propose(plan_for({0: ()})).table)
     assert draft.token_ids == ()
 
 
@@ -74,12 +68,12 @@ def test_a_chain_depends_on_the_last_tokens_alone() -> None:
     """Whatever other sequences said, whatever their salts: nothing is learned from text that is served."""
     drafter = NgramModelDrafter(count([(1, 2, 3, 4)] * 5), cap=4)
     drafter.start(start_of(0, (5, 1, 2), salt="a"))
-    before = drafter.propose(plan_for({0: ()})).drafts
+    before = lines_of(drafter.propose(plan_for({0: ()})).table)
     drafter.start(start_of(1, (1, 2), salt="b"))
     for _ in range(20):
         drafter.commit([Continuation(slot=1, token_ids=(2, 9, 1, 2, 9))])
     drafter.release(1)
-    assert drafter.propose(plan_for({0: ()})).drafts == before
+    assert lines_of(drafter.propose(plan_for({0: ()})).table) == before
 
 
 @pytest.mark.parametrize("kinds", [2, 6, 40])
@@ -100,8 +94,8 @@ def test_every_native_draft_is_that_of_python_to_the_bit(kernel_cache: Path, kin
             unverified = {slot: tuple(rng.randrange(kinds) for _ in range(rng.randrange(5))) for slot in (2, 0, 1)}
             plan = plan_for(unverified, most=rng.randrange(1, 8))
             found = native.propose(plan)
-            assert found == python.propose(plan)
-            drafted += sum(len(draft.token_ids) for draft in found.drafts)
+            assert lines_of(found.table) == lines_of(python.propose(plan).table)
+            drafted += sum(len(draft.token_ids) for draft in lines_of(found.table))
             committed = [
                 Continuation(slot=slot, token_ids=tuple(rng.randrange(kinds) for _ in range(rng.randrange(3))))
                 for slot in range(3)

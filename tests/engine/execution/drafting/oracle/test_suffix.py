@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Continuation
 from faser.types import SamplingParams
+from tests.engine.execution.draft_lines import DraftLine, lines_of
 from tests.engine.execution.drafting.oracle.corpus import ANCHORS, SHORTEST_OUTPUT
 from tests.engine.execution.drafting.oracle.suffix import DOUBT, OCCURRENCES, SuffixDrafter
 
@@ -40,6 +41,7 @@ def plan_for(*requests: tuple[int, int], unverified: Sequence[int] = ()) -> Draf
     """(slot, most tokens) each."""
     return DraftPlan(
         step=0,
+        width=16,
         released=(),
         requests=tuple(
             DraftRequest(slot=slot, max_tokens=most, new_blocks=(), unverified=tuple(unverified))
@@ -48,8 +50,8 @@ def plan_for(*requests: tuple[int, int], unverified: Sequence[int] = ()) -> Draf
     )
 
 
-def draft_of(drafter: SuffixDrafter, slot: int, most: int, *, unverified: Sequence[int] = ()) -> Draft:
-    (draft,) = drafter.propose(plan_for((slot, most), unverified=unverified)).drafts
+def draft_of(drafter: SuffixDrafter, slot: int, most: int, *, unverified: Sequence[int] = ()) -> DraftLine:
+    (draft,) = lines_of(drafter.propose(plan_for((slot, most), unverified=unverified)).table)
     return draft
 
 
@@ -182,7 +184,7 @@ def test_a_draft_is_the_most_frequent_path_by_counting(
         proposals = drafter.propose(plan_for(*asked, unverified=unverified))
 
         assert proposals.probs is None
-        for draft, (each, _) in zip(proposals.drafts, asked, strict=True):
+        for draft, (each, _) in zip(lines_of(proposals.table), asked, strict=True):
             drafted, probs = best(running[each].tokens + unverified, outputs, most)
             assert (draft.slot, draft.method) == (each, "suffix")
             assert (list(draft.token_ids), list(draft.confidences)) == (drafted, probs)
