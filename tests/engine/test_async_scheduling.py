@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import PLACEHOLDER, SequenceDelta
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.speculation.policies import Off
-from faser.engine.control.speculation.policy import Candidates, Ints
+from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.types import FinishReason, Request, SpeculationParams
@@ -276,7 +277,7 @@ def test_an_error_in_flight_ends_one_sequence_and_no_other() -> None:
     others = request("b", [2], max_tokens=12)
     driver.add(request("a", [1], max_tokens=12), others)
     async_driver.step()
-    driver.executor.fail_slots.add(driver.executor.launched[0].rows[0].slot)
+    driver.executor.fail_slots.add(driver.executor.launched[0].rows.slots[0])
 
     async_driver.run()
 

@@ -2,18 +2,18 @@
 
 import pytest
 
-from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.drafts import NO_DRAFTS, Drafts
 from faser.engine.contract.plan import StepResult
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.gap_timer import GapTimer
 
 
 def step(run_s: float, *, prepared_s: float = 0.0, began_s: float = 0.0) -> StepResult:
-    return StepResult(step=1, sequences=(), run_s=run_s, prepared_s=prepared_s, began_s=began_s)
+    return StepResult(step=1, counts=[], token_ids=[], run_s=run_s, prepared_s=prepared_s, began_s=began_s)
 
 
 def drafting(run_s: float, *, began_s: float = 0.0) -> Drafts:
-    return Drafts(step=1, drafts=(), run_s=run_s, began_s=began_s)
+    return Drafts(step=1, table=NO_DRAFTS, run_s=run_s, began_s=began_s)
 
 
 def test_what_a_step_leaves_to_do_is_part_of_its_own_gap() -> None:

@@ -5,7 +5,7 @@ Requests beyond `places` wait. Under policy fixed a step yields two tokens, of w
 
 from dataclasses import dataclass, field
 
-from benchmarks.ablation.campaign import Clock
+from benchmarks.ablation.drive import Clock
 from faser.engine.contract.plan import SequenceDelta
 from faser.types import (
     EngineStats,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ablation.__main__ import main
-from benchmarks.ablation.campaign import ARMS
+from benchmarks.ablation.drive import ARMS
 from tests.engine.losslessness.equality import write_pair
 
 QUESTION = '{{"question_id": {0}, "category": "any", "turns": ["What is the capital {0}?"]}}'

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.ablation.campaign import ARMS, BASE, FLOOR, arms_named, orders
+from benchmarks.ablation.drive import ARMS, BASE, FLOOR, arms_named, orders
 from faser.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.ablation.campaign import Trace, firsts, mean_length, requests_of, stretch
+from benchmarks.ablation.drive import Trace, firsts, mean_length, requests_of, stretch
 from faser.errors import ConfigError
 
 PROMPTS = [(1,), (2, 2), (3, 3, 3)]

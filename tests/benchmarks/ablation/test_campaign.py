@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.ablation.campaign import ARMS, Bearing, Campaign, Wanted, orders
+from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
+from benchmarks.ablation.drive import ARMS, orders
 from benchmarks.ablation.report import Run
 from tests.benchmarks.ablation.loaded_engine import STEP_S, LoadedEngine
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.ablation.campaign import DEFAULT, Ask, Driven, Load, arms_named, closed_loop, open_loop, use
+from benchmarks.ablation.drive import DEFAULT, Ask, Driven, Load, arms_named, closed_loop, open_loop, use
 from faser.errors import ConfigError, EngineError
 from tests.benchmarks.ablation.loaded_engine import STEP_S, LoadedEngine
 

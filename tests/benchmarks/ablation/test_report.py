@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ablation.campaign import ARMS, BASE, FLOOR
+from benchmarks.ablation.drive import ARMS, BASE, FLOOR
 from benchmarks.ablation.report import Run, write
 from tests.benchmarks.ablation.loaded_engine import LoadedEngine
 from tests.benchmarks.ablation.test_campaign import campaign_of, runs_of

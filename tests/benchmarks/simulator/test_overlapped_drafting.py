@@ -8,7 +8,7 @@ from benchmarks.simulator.simulation import Machine
 from benchmarks.simulator.trace import iid_trace
 from benchmarks.simulator.workload import Workload
 from benchmarks.spec_bench.policy_spec import parse_policy
-from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan
+from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan, StepRows
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
@@ -141,6 +141,6 @@ def test_a_step_is_slowed_down_by_its_own_rows_and_context(
         SequenceRows(slot=slot, start=start, token_ids=(1,) * count, new_blocks=(), samples=False)
         for slot, (start, count) in enumerate(sequences)
     )
-    plan = StepPlan(step=1, released=(), started=(), rows=rows)
-    result, _ = executor.run_overlapped(plan, DraftPlan(step=1, requests=(), share=UNEVEN.share))
+    plan = StepPlan(step=1, released=(), started=(), rows=StepRows.of(*rows))
+    result, _ = executor.run_overlapped(plan, DraftPlan(width=32, step=1, requests=(), share=UNEVEN.share))
     assert result.run_s == pytest.approx(STEP_S * slowed)

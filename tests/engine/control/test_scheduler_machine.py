@@ -125,7 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def commit(self, fails: bool) -> None:
         assert self.in_flight is not None
         if fails:
-            self.driver.executor.fail_slots.add(self.in_flight.rows[0].slot)
+            self.driver.executor.fail_slots.add(self.in_flight.rows.slots[0])
         for delta in self.driver.commit(self.in_flight):
             if delta.finish_reason is FinishReason.ERROR:
                 self.excused.add((delta.request_id, delta.index))

@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, StepPlan
+from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, StepPlan, StepRows
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
@@ -52,7 +52,7 @@ def plan_of(*rows: tuple[int, tuple[int, ...], bool]) -> StepPlan:
         SequenceRows(slot=slot, start=3, token_ids=token_ids, new_blocks=(), samples=samples)
         for slot, token_ids, samples in rows
     )
-    return StepPlan(step=1, released=(), started=(), rows=made)
+    return StepPlan(step=1, released=(), started=(), rows=StepRows.of(*made))
 
 
 def make() -> tuple[AsyncSteps, CountingRunner]:

@@ -14,6 +14,7 @@ from faser.engine.contract.plan import (
     SequenceStart,
     StepPlan,
     StepResult,
+    StepRows,
 )
 from faser.engine.execution.drafting.drafter import Continuation, Proposals
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
@@ -103,7 +104,7 @@ def expected(runner: Runner) -> list[int]:
     table.append(0, (20, 21))
     for _ in range(6):
         rows = SequenceRows(slot=0, start=0, token_ids=tuple(token_ids), new_blocks=(), samples=True)
-        runner.forward(table.gather((rows,)))
+        runner.forward(table.gather(StepRows.of(*(rows,))))
         token_ids.append(int(runner.logits([len(token_ids) - 1]).argmax()))
     return token_ids[len(PROMPT) :]
 
@@ -137,7 +138,7 @@ def prompt_plan() -> StepPlan:
         slot=SLOT, sampling=SamplingParams(temperature=0.0), seed=0, prompt_len=len(PROMPT), token_ids=PROMPT
     )
     rows = SequenceRows(slot=SLOT, start=0, token_ids=PROMPT, new_blocks=(0, 1), samples=True)
-    return StepPlan(step=1, released=(), started=(start,), rows=(rows,))
+    return StepPlan(step=1, released=(), started=(start,), rows=StepRows.of(rows))
 
 
 def verifying_plan(pending: int, draft: tuple[int, ...]) -> StepPlan:
@@ -149,7 +150,7 @@ def verifying_plan(pending: int, draft: tuple[int, ...]) -> StepPlan:
         samples=True,
         num_drafts=len(draft),
     )
-    return StepPlan(step=2, released=(), started=(), rows=(rows,))
+    return StepPlan(step=2, released=(), started=(), rows=StepRows.of(rows))
 
 
 def verify(executor: ModelExecutor, drafter: GivenDrafter, pending: int) -> StepResult:
@@ -162,8 +163,7 @@ def verify(executor: ModelExecutor, drafter: GivenDrafter, pending: int) -> Step
 
 def test_a_prompt_yields_its_first_token_with_and_without_a_drafter(runner: Runner, expected: list[int]) -> None:
     for drafter in (None, GivenDrafter()):
-        (found,) = make_executor(runner, drafter).run(prompt_plan()).sequences
-        assert found.token_ids == (expected[0],)
+        assert make_executor(runner, drafter).run(prompt_plan()).token_ids == [expected[0]]
 
 
 def test_the_drafter_hears_of_every_chunk_of_a_prompt(runner: Runner, expected: list[int]) -> None:
@@ -171,10 +171,10 @@ def test_the_drafter_hears_of_every_chunk_of_a_prompt(runner: Runner, expected: 
     drafter, plan = GivenDrafter(), prompt_plan()
     executor = make_executor(runner, drafter)
     (whole,) = plan.rows
-    executor.run(replace(plan, rows=(replace(whole, token_ids=PROMPT[:3], samples=False),)))
+    executor.run(replace(plan, rows=StepRows.of(replace(whole, token_ids=PROMPT[:3], samples=False))))
     assert (drafter.num_commits, drafter.continuations) == (1, [])
     last = replace(whole, start=3, token_ids=PROMPT[3:], new_blocks=())
-    executor.run(replace(plan, step=2, started=(), rows=(last,)))
+    executor.run(replace(plan, step=2, started=(), rows=StepRows.of(last)))
     assert drafter.num_commits == 2
     assert [each.token_ids for each in drafter.continuations] == [(expected[0],)]
 
@@ -182,9 +182,9 @@ def test_the_drafter_hears_of_every_chunk_of_a_prompt(runner: Runner, expected: 
 def test_a_draft_is_accepted_as_far_as_it_is_what_the_model_says(runner: Runner, expected: list[int]) -> None:
     wrong = (expected[3] + 1) % runner.vocab_size
     drafter = GivenDrafter((expected[1], expected[2], wrong))
-    (found,) = verify(make_executor(runner, drafter), drafter, expected[0]).sequences
-    assert found.token_ids == tuple(expected[1:4])
-    assert found.num_cut == 0
+    found = verify(make_executor(runner, drafter), drafter, expected[0])
+    assert found.token_ids == expected[1:4]
+    assert found.num_cut == {}
     assert [(each.token_ids, each.num_accepted) for each in drafter.continuations] == [
         ((expected[0],), 0),
         (tuple(expected[1:4]), 2),
@@ -202,9 +202,8 @@ def test_a_forward_that_cuts_drafts_is_reported_and_learns_the_tokens(runner: Ru
     drafter = GivenDrafter((expected[1], expected[2]))
     cutter = LastTokenCutter()
     result = verify(make_executor(runner, drafter, cutter), drafter, expected[0])
-    (found,) = result.sequences
-    assert found.token_ids == tuple(expected[1:3])
-    assert found.num_cut == 1
+    assert result.token_ids == expected[1:3]
+    assert result.num_cut == {0: 1}
     assert (result.saved_s, result.pruning) == (0.5, cutter.stats)
     assert cutter.learned == [(expected[0],), tuple(expected[1:3])]
 
@@ -229,10 +228,10 @@ def test_launched_steps_bring_the_same_tokens_one_after_the_other(runner: Runner
         rows = SequenceRows(
             slot=SLOT, start=len(PROMPT) + at, token_ids=(PLACEHOLDER,), new_blocks=(), samples=True
         )
-        following = executor.launch(StepPlan(step=2 + at, released=(), started=(), rows=(rows,)))
-        found.append(executor.collect(launched).sequences[0].token_ids)
+        following = executor.launch(StepPlan(step=2 + at, released=(), started=(), rows=StepRows.of(rows)))
+        found.append(executor.collect(launched).by_sequence()[0])
         launched = following
-    found.append(executor.collect(launched).sequences[0].token_ids)
+    found.append(executor.collect(launched).by_sequence()[0])
     assert found == [(token_id,) for token_id in expected[:4]]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from faser.engine.contract.plan import SequenceRows, SequenceStart
+from faser.engine.contract.plan import SequenceRows, SequenceStart, StepRows
 from faser.engine.execution.drafting.drafter import ProposedDrafts
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
@@ -40,7 +40,7 @@ def forward(runner: Runner, drafts: dict[int, tuple[int, ...]]) -> tuple[tuple[S
                 num_drafts=len(draft),
             )
         )
-    batch = table.gather(tuple(rows))
+    batch = table.gather(StepRows.of(*tuple(rows)))
     runner.forward(batch)
     return tuple(rows), batch
 

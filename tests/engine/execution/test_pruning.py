@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.build import Built
-from faser.engine.contract.plan import SequenceRows
+from faser.engine.contract.plan import SequenceRows, StepRows
 from faser.engine.contract.step_times import CostTable, InterferenceTable
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policy import Candidates, Policy
@@ -367,7 +367,7 @@ def step_of(drafts: list[list[int]]) -> tuple[tuple[SequenceRows, ...], RowBatch
         SequenceRows(slot=slot, start=0, token_ids=(9, *draft), new_blocks=(), samples=True, num_drafts=len(draft))
         for slot, draft in enumerate(drafts)
     )
-    return rows, table.gather(rows)
+    return rows, table.gather(StepRows.of(*rows))
 
 
 def test_a_cut_saves_the_layers_after_the_look() -> None:

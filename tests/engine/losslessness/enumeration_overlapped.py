@@ -10,7 +10,9 @@ border says, given y_1, what the row behind an accepted chunk yields.
 from collections import defaultdict
 from collections.abc import Callable
 
-from faser.engine.contract.plan import Draft
+import numpy as np
+
+from faser.engine.contract.drafts import table_of
 from faser.engine.control.speculation.overlap import Frontiers
 from tests.engine.losslessness.enumeration import GAMMA, Cut, Judge, Law, Pair, Rule, Tokens
 
@@ -108,8 +110,8 @@ def emitted_law_ahead(
 
 
 def standing(frontiers: Frontiers, chunk: Tokens, ahead: Tokens, tokens: Tokens) -> Tokens:
-    """The chunk of the next step, after one that verified `chunk` and brought these tokens."""
-    draft = Draft(slot=0, method="draft_model", token_ids=ahead, confidences=(0.0,) * len(ahead))
-    frontiers.check(chunk, draft, tokens)
-    (draft_standing,) = frontiers.standing([0])
-    return () if draft_standing is None else draft_standing.token_ids[1:]
+    """The chunk of the next step, after one that verified `chunk` and sampled these tokens."""
+    draft = table_of([0], "draft_model", [ahead], [(0.0,) * len(ahead)], width=len(ahead))
+    frontiers.learn(draft, {0: chunk}, {0: tokens})
+    _, drafts = frontiers.standing(np.zeros(1, dtype=np.int64))
+    return drafts.tokens(0)[1:] if len(drafts.slots) else ()

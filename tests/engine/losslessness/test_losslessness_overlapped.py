@@ -5,10 +5,12 @@ meanwhile makes possible. The engine drafts ahead with point masses alone, which
 show here what they would not forgive.
 """
 
+from collections.abc import Mapping
+
 import pytest
 
-from faser.engine.contract.plan import Draft
-from faser.engine.control.speculation.overlap import FirstToken, Frontiers
+from faser.engine.contract.drafts import Bools, DraftTable
+from faser.engine.control.speculation.overlap import Frontiers
 from tests.engine.losslessness.enumeration import (
     Cut,
     Judge,
@@ -89,19 +91,24 @@ WRONG_RULES: list[AheadRule] = [
 ]
 
 
+BySlot = Mapping[int, tuple[int, ...]]
+
+
 class Believing(Frontiers):
     """The draft stands whatever the last row said, as long as the chunk was accepted."""
 
-    def check(self, behind: Tokens, draft: Draft, token_ids: Tokens) -> FirstToken:
-        told = (*behind, draft.token_ids[0]) if token_ids[:-1] == behind else token_ids
-        return super().check(behind, draft, told)
+    def learn(self, drafts: DraftTable, unverified: BySlot, sampled: BySlot) -> tuple[Bools, Bools]:
+        given = dict(sampled)
+        if sampled[0][:-1] == unverified[0]:
+            given[0] = (*unverified[0], drafts.token_ids.item(0, 0))
+        return super().learn(drafts, unverified, given)
 
 
 class Unpunctual(Frontiers):
-    """A refusal inside the chunk goes unnoticed, if the last token that came happens to be the draft's first."""
+    """A refusal inside the chunk goes unnoticed, if the last token sampled happens to be the draft's first."""
 
-    def check(self, behind: Tokens, draft: Draft, token_ids: Tokens) -> FirstToken:  # noqa: ARG002
-        return super().check(token_ids[:-1], draft, token_ids)
+    def learn(self, drafts: DraftTable, unverified: BySlot, sampled: BySlot) -> tuple[Bools, Bools]:  # noqa: ARG002
+        return super().learn(drafts, {0: sampled[0][:-1]}, sampled)
 
 
 WRONG_FRONTIERS = [Believing, Unpunctual]

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from faser.engine.contract.drafts import Drafts
-from faser.engine.contract.plan import Draft, SequenceResult, StepResult
+from faser.engine.contract.drafts import Drafts, table_of
+from faser.engine.contract.plan import StepResult
 from faser.engine.contract.step_times import CostTable, InterferenceTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
 from faser.engine.control.speculation.overlap import ON, Frontiers, OverlapControl, OverlapOptions, best_overlap
 from faser.engine.control.speculation.policies import Fixed
-from faser.engine.control.speculation.policy import Candidates
+from faser.engine.control.speculation.policy import Candidates, StepFacts
 from faser.engine.control.step_cost import CostModel
 
 READ_S, ROW_S = 1 / 4.3e12, 2 / 780e12  # a byte; a multiply-add
@@ -98,15 +98,8 @@ FEW, MANY = (2, 16, 32), (64, 128)  # requests, whose steps with drafts lie belo
 
 def requests(count: int) -> Candidates:
     """Each with drafts whose tokens are right with a probability of 0.9."""
-    return Candidates(
-        slots=np.arange(count),
-        limit=np.full(count, CAP),
-        survival=np.tile(0.9 ** np.arange(CAP + 1.0), (count, 1)),
-        weight=np.ones(count),
-        missing_kv=np.zeros(count, dtype=np.int64),
-        other_rows=0,
-        kv_tokens=64 * count,
-    )
+    survival = np.tile(0.9 ** np.arange(CAP + 1.0), (count, 1))
+    return Candidates.alike(np.arange(count), np.full(count, CAP), survival, kv_tokens=64 * count)
 
 
 def gain(count: int, lanes: InterferenceTable) -> float:
@@ -123,7 +116,7 @@ def drafts_overlapped(count: int, lanes: InterferenceTable) -> bool:
     """As an engine judges that has these lanes."""
     acceptance = Acceptance(count, CAP)
     options = OverlapOptions(name="lanes", lanes=(lanes,))
-    control = OverlapControl(COSTS, acceptance, Frontiers(count), options, cap=CAP)
+    control = OverlapControl(COSTS, acceptance, Frontiers(count), options)
     control.decide(requests(count), None)
     return control.lanes is not None
 
@@ -169,29 +162,36 @@ def test_overlapped_steps_are_foreseen_by_their_own_rows_and_context() -> None:
     """
     acceptance = Acceptance(2, CAP)
     options = OverlapOptions(name="lanes", lanes=(UNEVEN,), mode=ON)
-    control = OverlapControl(COSTS, acceptance, Frontiers(2), options, cap=CAP)
+    control = OverlapControl(COSTS, acceptance, Frontiers(2), options)
     expected_draft_s = measured_draft_s = 0.0
-    state = replace(requests(2), other_rows=5, kv_tokens=200)
-    slots, verify_s, draft_s = np.arange(2), 0.004, 3 * COSTS.pass_s(2)
-    control.decide(state, None)
+    policy, verify_s, draft_s = Fixed(3), 0.004, 3 * COSTS.pass_s(2)
 
-    def step(kv_tokens: int, drafted: tuple[tuple[int, ...], ...], brought: tuple[tuple[int, ...], ...]) -> int:
+    def state(kv_tokens: int) -> Candidates:
+        return replace(requests(2), step=StepFacts(other_rows=5, kv_tokens=kv_tokens, kv_sequences=2))
+
+    control.decide(state(200), None)
+
+    def step(kv_tokens: int, drafted: tuple[tuple[int, ...], ...], sampled: tuple[tuple[int, ...], ...]) -> int:
         """As long as both lanes take, of which the draft is done first. Returns rows of drafted tokens."""
         nonlocal expected_draft_s, measured_draft_s
-        chunks, _ = control.chunks(replace(state, kv_tokens=kv_tokens), Fixed(3))
-        rows = 2 + 5 + sum(map(len, chunks))
+        ready, table = control.ready(state(kv_tokens))
+        chunks: dict[int, tuple[int, ...]] = dict.fromkeys(range(2), ())
+        if len(ready):
+            _, kept = control.chunks(state(kv_tokens).take(ready), table, policy)
+            chunks |= {
+                slot: table.tokens(at)[1 : 1 + kept.item(at)] for at, slot in enumerate(table.slots.tolist())
+            }
+        rows = 2 + 5 + sum(map(len, chunks.values()))
         verify, draft = {(7, 200): (1.5, 1.1), (9, 800): (3.0, 1.4)}[rows, kv_tokens]
         both_s = draft_s * draft
         run_s = both_s + verify_s * (1 - both_s / (verify_s * verify))
-        control.launch(slots, np.array([3, 3]), tuple(chunks))
-        results = tuple(SequenceResult(slot=i, token_ids=each) for i, each in enumerate(brought))
-        drafts = tuple(
-            Draft(slot=i, method="draft_model", token_ids=each, confidences=(1.0,) * 3)
-            for i, each in enumerate(drafted)
-        )
+        made = table_of(range(2), "draft_model", drafted, [(1.0,) * 3] * 2, width=CAP)
         learned = control.learn(
-            StepResult(step=1, sequences=results, run_s=run_s),
-            Drafts(step=1, drafts=drafts, run_s=both_s, passes=3),
+            StepResult(step=1, counts=[], token_ids=[], run_s=run_s),
+            Drafts(step=1, table=made, run_s=both_s, passes=3),
+            requested=np.array([3, 3]),
+            unverified=chunks,
+            sampled=dict(enumerate(sampled)),
             verify_s=verify_s,
         )
         expected_draft_s += learned.draft_s

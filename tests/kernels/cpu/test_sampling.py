@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.sampling.edits import TorchLogitsProcessorKernels
+from faser.engine.execution.sampling.edits import mask
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.sampling import NO_TOKEN, Ints, MaskEdit, Reals, SamplingMetadata, philox
+from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingMetadata, philox
 from faser.types import SamplingParams
 from tests.engine.execution.sampling.sampled import plain_rows, sample
 
@@ -37,11 +37,10 @@ def test_logits_are_masked_as_by_tensor_operations(width: int, rows: list[int], 
     rng = np.random.default_rng(width)
     words = rng.integers(-(2**63), 2**63, (len(rows), -(-width // 64) + 2), dtype=np.int64)
     words[0, 0], words[-1, -3] = -1, 0
-    edit = MaskEdit(rows=np.array(rows), words=words)
     logits = torch.randn(5, width + 9, generator=torch.Generator().manual_seed(width))
     found, wanted = logits.clone(), logits.clone()
-    TorchLogitsProcessorKernels(native.mask_kernel).apply(found[:, :width], [edit])
-    TorchLogitsProcessorKernels().apply(wanted[:, :width], [edit])
+    native.mask_kernel(found[:, :width], np.array(rows), words)
+    mask(wanted[:, :width], np.array(rows), words)
     assert torch.equal(found, wanted)
     for row, bits in zip(rows, words, strict=True):
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[:width].astype(bool)

@@ -31,13 +31,7 @@ from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.fed_loop import FedPassLoop
-from faser.engine.execution.drafting.loop import (
-    DraftInput,
-    DraftLoop,
-    ModelPasses,
-    PassLoop,
-    spread,
-)
+from faser.engine.execution.drafting.loop import DraftInput, DraftLoop, ModelPasses, PassLoop, spread
 from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafting.samplers import (
     DraftRows,

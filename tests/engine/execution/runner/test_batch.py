@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.engine.contract.plan import SequenceRows
+from faser.engine.contract.plan import SequenceRows, StepRows
 from faser.engine.execution.runner.batch import BlockTable
 
 
@@ -17,7 +17,7 @@ def test_rows_of_several_sequences_are_laid_out_in_plan_order() -> None:
     table = BlockTable(4, 8)
     table.append(2, (5, 6))
     table.append(0, (9,))
-    batch = table.gather((rows(2, 17, (70, 71, 72)), rows(0, 3, (80,))))
+    batch = table.gather(StepRows.of(rows(2, 17, (70, 71, 72)), rows(0, 3, (80,))))
     assert batch.token_ids.tolist() == [70, 71, 72, 80]
     assert batch.layout.query_start.tolist() == [0, 3, 4]
     assert batch.layout.positions.tolist() == [17, 18, 19, 3]
@@ -32,7 +32,7 @@ def test_a_cleared_slot_starts_over() -> None:
     table.append(0, (1, 2, 3))
     table.clear(0)
     table.append(0, (7,))
-    assert table.gather((rows(0, 0, (1,)),)).layout.block_table.tolist() == [[7]]
+    assert table.gather(StepRows.of(rows(0, 0, (1,)))).layout.block_table.tolist() == [[7]]
 
 
 def test_more_blocks_than_the_table_holds_are_a_bug_that_shows() -> None:
@@ -53,7 +53,7 @@ def test_rows_given_as_arrays_are_laid_out_like_those_of_a_plan() -> None:
     table = BlockTable(3, 4)
     table.append(2, (5, 6))
     table.append(0, (9,))
-    plan = table.gather((rows(2, 17, (70, 71)), rows(0, 3, (80,))))
+    plan = table.gather(StepRows.of(rows(2, 17, (70, 71)), rows(0, 3, (80,))))
     starts, counts = np.array([17, 3], dtype=np.int32), np.array([2, 1], dtype=np.int32)
     batch = table.lay_out([2, 0], starts, counts, np.array([70, 71, 80]))
     assert batch.token_ids.equal(plan.token_ids)
@@ -68,8 +68,8 @@ def test_positions_are_consecutive_within_every_sequence(spans: list[tuple[int, 
     table = BlockTable(len(spans), 3)
     for slot in range(len(spans)):
         table.append(slot, (slot,))
-    plan = tuple(rows(slot, start, tuple(range(count))) for slot, (start, count) in enumerate(spans))
-    batch = table.gather(plan)
+    plan = [rows(slot, start, tuple(range(count))) for slot, (start, count) in enumerate(spans)]
+    batch = table.gather(StepRows.of(*plan))
     expected = [position for start, count in spans for position in range(start, start + count)]
     assert batch.layout.positions.tolist() == expected
     assert batch.layout.positions.numpy().dtype == np.int32

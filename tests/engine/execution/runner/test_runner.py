@@ -17,7 +17,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from faser.engine.contract.plan import SequenceRows
+from faser.engine.contract.plan import SequenceRows, StepRows
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner, StagedNumbers
@@ -106,14 +106,11 @@ class Line:
         self.runner.forward(self.batch((CONTEXT,) * 3, start=0))
 
     def batch(self, counts: tuple[int, ...], *, start: int = CONTEXT) -> RowBatch:
-        return self.table.gather(
-            tuple(
-                SequenceRows(
-                    slot=slot, start=start, token_ids=tokens(slot, start, count), new_blocks=(), samples=True
-                )
-                for slot, count in enumerate(counts)
-            )
-        )
+        rows = [
+            SequenceRows(slot=slot, start=start, token_ids=tokens(slot, start, count), samples=True)
+            for slot, count in enumerate(counts)
+        ]
+        return self.table.gather(StepRows.of(*rows))
 
     def logits(self, rows: range) -> torch.Tensor:
         return self.runner.logits(rows).clone()
@@ -159,11 +156,11 @@ def test_what_left_is_forgotten_once_its_positions_are_fed_again(line: Line, bac
     line.runner.advance(2)
     line.runner.compact(np.array((2, 1, 3), dtype=np.int32))
     line.runner.advance()
-    again = tuple(
-        SequenceRows(
-            slot=slot, start=CONTEXT + left, token_ids=tokens(slot, 9, 5, seed=7), new_blocks=(), samples=True
+    again = StepRows.of(
+        *(
+            SequenceRows(slot=slot, start=CONTEXT + left, token_ids=tokens(slot, 9, 5, seed=7), samples=True)
+            for slot, left in enumerate((2, 1, 3))
         )
-        for slot, left in enumerate((2, 1, 3))
     )
     line.runner.forward(line.table.gather(again))
     found = line.logits(range(15))

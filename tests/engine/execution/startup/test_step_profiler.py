@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from faser.engine.contract.plan import SequenceRows, StepPlan
+from faser.engine.contract.plan import SequenceRows, StepPlan, StepRows
 from faser.engine.contract.step_times import CostTable
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
@@ -32,7 +32,7 @@ def plan_of(shape: BatchShape) -> StepPlan:
         SequenceRows(slot=slot, start=shape.context - count, token_ids=(1,) * count, new_blocks=(), samples=True)
         for slot, count in enumerate(shape.counts.tolist())
     )
-    return StepPlan(step=1, started=(), rows=rows, released=())
+    return StepPlan(step=1, started=(), rows=StepRows.of(*rows), released=())
 
 
 @pytest.mark.parametrize(

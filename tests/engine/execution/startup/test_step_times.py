@@ -15,8 +15,6 @@ import torch
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup import step_times as profile
-from faser.engine.execution.startup import step_times as start_check
 from faser.engine.execution.startup.step_profiler import (
     ROW_COUNTS,
     BatchShape,
@@ -24,7 +22,14 @@ from faser.engine.execution.startup.step_profiler import (
     StageProgress,
     StepProfiler,
 )
-from faser.engine.execution.startup.step_times import STAGE, SecondsNow, cached_profile, fingerprint
+from faser.engine.execution.startup.step_times import (
+    STAGE,
+    SecondsNow,
+    cached_profile,
+    fingerprint,
+    profile,
+    start_check,
+)
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
 from faser.machine import BusyMeter, CoreUse
@@ -79,10 +84,9 @@ def times_of(
     budget_s: float = 0.5,
     meter: BusyMeter | None = None,
 ) -> StepTimes:
-    """Passes are those of the drafter's first layer."""
     profilers = {Role.STEP: StepProfiler(runner, limits)}
     if drafter is not None:
-        profilers[Role.PASS] = StepProfiler(drafter, limits, num_layers=1, rows_each=1)
+        profilers[Role.PASS] = StepProfiler(drafter, limits, rows_each=1)
     return profile(profilers, report, budget_s=budget_s, meter=meter or BusyMeter())
 
 
