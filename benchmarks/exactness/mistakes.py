@@ -26,7 +26,7 @@ from faser.engine.execution.sampling.rejection import (
     residual_probs,
     row_totals,
 )
-from faser.engine.execution.sampling.rows import AcceptanceResult, DraftedRows, LogitRows
+from faser.engine.execution.sampling.rows import DraftedRows, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 
 LOW = 0.3  # a probability that a rule calls low
@@ -49,9 +49,7 @@ class Tokenwise:
     replace_purpose: Purpose = Purpose.REPLACE
 
     @torch.inference_mode()
-    def verify(
-        self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
-    ) -> list[AcceptanceResult]:
+    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> StepTokens:
         rows = self.sampler.rows(logits, sequences)
         trial, layout = Trial(rows, draft_probs), rows.layout
         accept = self.accept(trial.target_probs, trial.draft_probs)

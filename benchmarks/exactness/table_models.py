@@ -17,13 +17,13 @@ from torch import Tensor
 from benchmarks.exactness.distributions import Ints, Tables
 from faser.engine.contract.drafts import empty_table
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot
 from faser.engine.execution.drafting.loop import DraftInput, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.parameters import SamplingState
-from faser.engine.execution.sampling.rows import AcceptanceResult, DraftedRows
+from faser.engine.execution.sampling.rows import DraftedRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import Verifier
 from faser.types import SamplingParams
@@ -108,10 +108,10 @@ class TableModel:
         table = found.table(plan, "draft_model", range(len(inputs)))
         return Proposals(table=table, passes=found.passes, probs=found.probs)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self._num_known[each.slot] += len(each.token_ids)
-            self._last[each.slot] = each.token_ids[-1]
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self._num_known[slot] += len(tokens)
+            self._last[slot] = tokens[-1]
 
     def release(self, slot: int) -> None:
         pass
@@ -187,7 +187,7 @@ class _Batch:
             column[at] = drafted
         return Proposals(table=table, probs=found.probs)
 
-    def _verify(self, going: list[int], proposals: Proposals) -> list[AcceptanceResult]:
+    def _verify(self, going: list[int], proposals: Proposals) -> StepTokens:
         sequences = [
             DraftedRows(slot=slot, position=len(self._tokens[slot]), draft=proposals.table.tokens(at))
             for at, slot in enumerate(going)
@@ -208,17 +208,13 @@ class _Batch:
         rows = (before[:, :-1] * vocab + before[:, 1:])[np.arange(deepest + 1) <= lengths[:, None]]
         return self._scenario.tables.target_logits[rows]
 
-    def _commit(self, going: list[int], results: list[AcceptanceResult]) -> None:
-        slots = [slot for slot, result in zip(going, results, strict=True) for _ in result.token_ids]
-        self._sampler.accept(slots, [token_id for result in results for token_id in result.token_ids])
-        continuations = []
-        for slot, result in zip(going, results, strict=True):
-            assert result.error is None, result.error
-            self._tokens[slot] += result.token_ids
-            num_accepted = len(result.token_ids) - 1
-            self._accepted += num_accepted
-            continuations.append(Continuation(slot=slot, token_ids=result.token_ids, num_accepted=num_accepted))
-        self._drafter.commit(continuations)
+    def _commit(self, going: list[int], found: StepTokens) -> None:
+        assert not found.errors, found.errors
+        self._sampler.accept(np.repeat(going, found.counts).tolist(), found.token_ids)
+        for slot, tokens in by_slot(going, found.counts, found.token_ids):
+            self._tokens[slot] += tokens
+            self._accepted += len(tokens) - 1
+        self._drafter.commit(going, found.counts, found.token_ids)
 
     def _leave(self, going: list[int]) -> list[int]:
         """Who goes on."""

@@ -1,8 +1,7 @@
 """DraftRecorder: wraps a drafter and records what it proposes, while nothing of it is verified.
 
 Owns the recordings. To the engine it is a drafter with empty drafts, so every step yields one token and every
-position of an output gets its draft. The wrapped drafter learns truthfully whether the first token of its draft
-was the one that was sampled; the other tokens count as not verified.
+position of an output gets its draft.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.config.speculation import AUTO, DRAFT_METHODS, SpeculationConfig
 from faser.engine.contract.drafts import DraftTable, empty_table
 from faser.engine.contract.plan import DraftPlan, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,15 +73,10 @@ class DraftRecorder:
         nothing = table.cut(np.zeros(len(table.slots), dtype=np.int64))
         return Proposals(table=nothing, passes=proposals.passes, catchup_tokens=proposals.catchup_tokens)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        verified = []
-        for each in continuations:
-            recording = self._slots[each.slot]
-            draft = recording.drafts.get(len(recording.output_token_ids))
-            right = draft is not None and draft.tokens(0)[:1] == each.token_ids[:1]
-            verified.append(Continuation(slot=each.slot, token_ids=each.token_ids, num_accepted=int(right)))
-            recording.output_token_ids += each.token_ids
-        self._drafter.commit(verified)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self._slots[slot].output_token_ids += tokens
+        self._drafter.commit(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         self._slots.pop(slot, None)

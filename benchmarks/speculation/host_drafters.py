@@ -25,7 +25,7 @@ from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import empty_table
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Drafter
+from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.registry import load_index
 from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel, text_rules
 from faser.kernels.cpu.text_index import TextIndex, TextRules
@@ -104,7 +104,7 @@ def _fill_corpus(drafter: Drafter) -> None:
     text = _zipfian(7)
     for _ in range(CORPUS_TOKENS // 500):
         drafter.start(SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=0, token_ids=()))
-        drafter.commit([Continuation(slot=0, token_ids=_taken(text, 500))])
+        drafter.commit([0], [500], _taken(text, 500))
         drafter.release(0)
 
 
@@ -122,14 +122,14 @@ def _measure(
             SequenceStart(slot=slot, sampling=SamplingParams(), seed=0, prompt_len=prompt_tokens, token_ids=prompt)
         )
     for _ in range(-(-sequences * prompt_tokens // TextRules(cap=CAP).chunk)):
-        drafter.commit([])
+        drafter.commit([], [], [])
     drafter.propose(plan)
     first_s = time.thread_time() - began
     propose_s, commit_s, drafted = [], [], 0
     for _ in range(steps):
-        sampled = [Continuation(slot=slot, token_ids=_taken(text, tokens_per_step)) for slot in range(sequences)]
+        sampled = _taken(text, tokens_per_step * sequences)
         began = time.thread_time()
-        drafter.commit(sampled)
+        drafter.commit(range(sequences), [tokens_per_step] * sequences, sampled)
         middle = time.thread_time()
         proposals = drafter.propose(plan)
         ended = time.thread_time()
@@ -162,7 +162,7 @@ def _index(num_tokens: int) -> dict[str, float]:
         index.open(0, text)
         for _ in range(-(-num_tokens // rules.chunk)):
             began = time.thread_time()
-            index.extend([], [])
+            index.extend([], [], [])
             index.look_up(
                 [0],
                 [CAP],

@@ -18,7 +18,7 @@ from faser.engine.control.speculation.acceptance import Acceptance, point_mass_o
 from faser.engine.control.speculation.control import StepDrafts
 from faser.engine.control.speculation.policies import Fixed
 from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals, drafts_of
+from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot, drafts_of
 
 
 class SelectedDrafter:
@@ -57,14 +57,14 @@ class SelectedDrafter:
         self._undecided = [step.table, step.not_taken()]
         return proposals
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        sampled = {each.slot: each.token_ids for each in continuations}
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        sampled = dict(by_slot(slots, counts, token_ids))
         for drafts in self._undecided:
             if len(drafts.slots):
                 tokens = sampled_tokens([sampled.get(slot, ()) for slot in drafts.slots.tolist()], self._cap)
                 self._acceptance.learn(point_mass_outcomes(drafts, tokens))
         self._undecided = []
-        self._drafter.commit(continuations)
+        self._drafter.commit(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         self._acceptance.release(slot)

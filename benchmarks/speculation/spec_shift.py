@@ -30,7 +30,7 @@ from faser.engine.build import build_engine
 from faser.engine.contract.drafts import NO_TOKEN
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.engine import Engine
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.types import Request, SamplingParams
 
@@ -62,8 +62,8 @@ class Breakable:
         wrong = np.where(table.token_ids == NO_TOKEN, NO_TOKEN, (table.token_ids + 1) % self._vocab_size)
         return replace(proposals, table=table._replace(token_ids=wrong))
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        self._drafter.commit(continuations)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        self._drafter.commit(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         self._drafter.release(slot)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.engine.contract.plan import DraftPlan, DraftRequest, StopRule
-from faser.engine.execution.drafting.drafter import Continuation, Drafter
+from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.text import TextAndModel
-from tests.engine.execution.draft_lines import lines_of
+from tests.engine.execution.draft_lines import committed, lines_of
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
 from tests.engine.execution.known_drafter import KnownDrafter, next_token, start_of
@@ -52,17 +52,18 @@ class Sequences:
     def step(self, *, kept: int = CAP) -> tuple[str, ...]:
         """Methods by slot, "none" for an empty draft. kept: the most drafted tokens that are verified."""
         drafts = lines_of(self.drafter.propose(plan_for(range(len(self.known)))).table)
-        self.drafter.commit([self._verify(draft.slot, draft.token_ids[:kept]) for draft in drafts])
+        self.drafter.commit(
+            *committed({draft.slot: self._verify(draft.slot, draft.token_ids[:kept]) for draft in drafts})
+        )
         return tuple(draft.method if draft.token_ids else "none" for draft in drafts)
 
-    def _verify(self, slot: int, drafted: tuple[int, ...]) -> Continuation:
+    def _verify(self, slot: int, drafted: tuple[int, ...]) -> tuple[int, ...]:
         accepted = 0
         while accepted < len(drafted) and drafted[accepted] == next_token(self.known[slot] + accepted):
             accepted += 1
         first = self.known[slot]
         self.known[slot] += accepted + 1
-        token_ids = tuple(next_token(position) for position in range(first, self.known[slot]))
-        return Continuation(slot=slot, token_ids=token_ids, num_accepted=accepted)
+        return tuple(next_token(position) for position in range(first, self.known[slot]))
 
 
 def one_sequence(text: float | None, model: float | None) -> tuple[Sequences, KnownDrafter, KnownDrafter]:
@@ -113,7 +114,7 @@ def test_over_real_text_drafters_each_draft_is_one_of_theirs(steps: list[tuple[i
             elif ends:
                 drafter.release(slot)
             else:
-                drafter.commit([Continuation(slot=slot, token_ids=tuple(token_ids))])
+                drafter.commit(*committed({slot: tuple(token_ids)}))
         running = running - {slot} if slot in running and ends else running | {slot}
         if not running:
             continue
@@ -197,7 +198,7 @@ def test_all_drafters_follow_every_sequence() -> None:
     text, model = KnownDrafter("suffix", {0: 1.0}), KnownDrafter("draft_model", {0: 1.0})
     drafter = selected([text], model)
     drafter.start(start_of(4, (1, 2)))
-    drafter.commit([Continuation(slot=4, token_ids=(5,))])
+    drafter.commit(*committed({4: (5,)}))
     assert text.to_come == model.to_come == {4: 3}
 
     drafter.release(4)

@@ -141,14 +141,14 @@ class TextIndex:
         )
         _check(done, (number,), token_ids)
 
-    def extend(self, numbers: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
-        """Append to each text its tokens, and index a chunk of those that are not, of any text."""
-        tokens = _packed(chain.from_iterable(token_ids))
-        which, counts = array("q", numbers), array("q", map(len, token_ids))
+    def extend(self, numbers: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Append to text numbers[i] the next counts[i] of the tokens, and index a chunk of any text."""
+        assert sum(counts) == len(token_ids), (counts, len(token_ids))
+        tokens, which, num_new = _packed(token_ids), array("q", numbers), array("q", counts)
         done = self._extend_call(
             self._address,
             which.buffer_info()[0],
-            counts.buffer_info()[0],
+            num_new.buffer_info()[0],
             len(which),
             tokens.buffer_info()[0],
         )

@@ -31,11 +31,11 @@ from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals, drafts_of
+from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot, drafts_of
 from faser.errors import ConfigError
 from faser.types import SamplingParams
 from tests.benchmarks.simulator.running import machine
-from tests.engine.execution.draft_lines import DraftLine, table_with
+from tests.engine.execution.draft_lines import DraftLine, committed, table_with
 from tests.fakes import SequenceOutcome, step_result
 
 CAP = 4
@@ -48,14 +48,13 @@ def right_tokens(position: int) -> int:
 
 
 class KnowingDrafter:
-    """Knows the output, and errs where right_tokens says. accepted: what it was informed of, by position."""
+    """Knows the output, and errs where right_tokens says."""
 
     drafts_overlapped = True
 
     def __init__(self) -> None:
         self.known: dict[int, list[int]] = {}
         self.prompt_len: dict[int, int] = {}
-        self.accepted: dict[int, int] = {}
 
     def start(self, start: SequenceStart) -> None:
         self.known[start.slot] = list(start.token_ids)
@@ -80,10 +79,9 @@ class KnowingDrafter:
     def position(self, slot: int) -> int:
         return len(self.known[slot]) - self.prompt_len[slot]
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self.accepted[self.position(each.slot)] = each.num_accepted
-            self.known[each.slot] += each.token_ids
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self.known[slot] += tokens
 
     def release(self, slot: int) -> None:
         del self.known[slot], self.prompt_len[slot]
@@ -120,13 +118,8 @@ class ScriptedTarget:
             self.prompts[start.slot] = (start.token_ids[0], start.prompt_len)
             self.drafter.start(start)
         sampled = [self.verify(rows) for rows in plan.rows]
-        self.drafter.commit(
-            [
-                Continuation(slot=slot, token_ids=token_ids, num_accepted=len(token_ids) - 1)
-                for slot, token_ids in zip(plan.rows.slots, sampled, strict=True)
-                if token_ids
-            ]
-        )
+        pairs = zip(plan.rows.slots, sampled, strict=True)
+        self.drafter.commit(*committed({slot: token_ids for slot, token_ids in pairs if token_ids}))
         outcomes = [SequenceOutcome(token_ids=token_ids) for token_ids in sampled]
         return step_result(plan.step, *outcomes, run_s=0.001)
 
@@ -195,11 +188,6 @@ def test_an_output_that_ends_by_itself_is_recorded_to_its_end() -> None:
     assert first.output_len == 10
     assert first.output_token_ids[-1] == EOS
     assert first.runs[6:] == (1, 2, 1, 0)  # right_tokens would be 1, 2, 3, 4, but 9 is the end's own
-
-
-def test_the_drafter_behind_is_told_whether_its_first_token_came() -> None:
-    _, drafter = recorded()
-    assert all(drafter.accepted[position] == (right_tokens(position) > 0) for position in range(1, 20))
 
 
 def test_a_recorder_never_drafts_overlapped() -> None:

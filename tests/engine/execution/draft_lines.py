@@ -1,6 +1,6 @@
 """Tables of drafts for tests to write down and to read, a line for each draft."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from faser.config.speculation import DRAFT_METHODS
@@ -68,3 +68,8 @@ def margins_of(batch: DraftBatch) -> list[tuple[float, ...]]:
     return [
         tuple(line[:count]) for line, count in zip(batch.margins.tolist(), batch.lengths.tolist(), strict=True)
     ]
+
+
+def committed(tokens: Mapping[int, Sequence[int]]) -> tuple[list[int], list[int], list[int]]:
+    """Arguments of Drafter.commit. tokens: by slot."""
+    return [*tokens], [*map(len, tokens.values())], [token_id for each in tokens.values() for token_id in each]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.types import SamplingParams
 from tests.engine.execution.draft_lines import DraftLine, table_with
 
@@ -48,9 +48,9 @@ class KnownDrafter:
         probs = self._probs([token for draft in drafts for token in draft.token_ids]) if self.sampled else None
         return Proposals(table=table_with(drafts, plan.width), passes=3, catchup_tokens=7, probs=probs)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self.to_come[each.slot] += len(each.token_ids)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self.to_come[slot] += len(tokens)
 
     def release(self, slot: int) -> None:
         del self.to_come[slot]

@@ -79,7 +79,7 @@ class Loops:
             tokens = array("i", [self.rng.randrange(VOCAB_SIZE) for _ in range(count)])
             rows = SequenceRows(slot=slot, start=0, token_ids=tuple(tokens), new_blocks=(), samples=True)
             noise = torch.randn(count, spec.states_size, generator=torch.Generator().manual_seed(slot))
-            ring.take_in([rows], [0], noise.to(dtype), {slot: 1})
+            ring.take_in([rows], [0], noise.to(dtype), [1])
             most = self.rng.randint(1, 6)
             self.inputs.append(
                 DraftInput(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.loop import DraftInput, DraftLoop
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable
@@ -60,9 +60,9 @@ class DraftModel:
             probs=batch.probs,
         )
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self._kv.extend(each.slot, each.token_ids)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self._kv.extend(slot, tokens)
 
     def release(self, slot: int) -> None:
         self._kv.release(slot)

@@ -12,8 +12,9 @@ While the target verifies a draft, the next one can be made: it continues DraftR
                   may not be the first token of the new draft
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -37,18 +38,6 @@ class Proposals:
     passes: int = 0
     catchup_tokens: int = 0
     probs: Tensor | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Continuation:
-    """Tokens that a step committed to the sequence in slot. num_accepted: of them, leading accepted draft tokens.
-
-    Read only, and not frozen: see engine/contract/plan.py.
-    """
-
-    slot: int
-    token_ids: tuple[int, ...]
-    num_accepted: int = 0
 
 
 class Drafter(Protocol):
@@ -79,9 +68,10 @@ class Drafter(Protocol):
         """
         ...
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
         """Sequences continue with these tokens, drafted or not. Called after every step, also with none.
 
+        counts: tokens of each slot, at least 1. token_ids: slot after slot.
         A draft that continued other tokens than the committed ones is void; one that continued these may still be
         accepted, in this step and in later ones.
         """
@@ -90,6 +80,14 @@ class Drafter(Protocol):
     def release(self, slot: int) -> None:
         """The slot is free. The drafter may remember the text of the sequence, but nothing by its slot."""
         ...
+
+
+def by_slot(
+    slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Each slot with its tokens, of what a drafter is told to commit."""
+    for slot, count, end in zip(slots, counts, accumulate(counts), strict=True):
+        yield slot, tuple(token_ids[end - count : end])
 
 
 def drafts_of(plan: DraftPlan, proposals: Proposals, began_s: float, ended_s: float) -> Drafts:

@@ -12,7 +12,7 @@ import numpy as np
 
 from faser.engine.contract.drafts import empty_table
 from faser.engine.contract.plan import DraftPlan, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.execution.drafting.drafter import Proposals
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 
 METHOD = "grammar"
@@ -48,7 +48,7 @@ class GrammarDrafter:
                 table.token_ids[at, :count], table.confidences[at, :count] = token_ids, _SURE
         return Proposals(table=table if self._alone or table.lengths.any() else table.take(_NONE))
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
         pass
 
     def release(self, slot: int) -> None:

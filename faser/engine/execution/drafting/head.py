@@ -24,7 +24,7 @@ from faser.config.speculation import MOST_STATES_READ
 from faser.engine.checkpoints.heads import EAGLE3
 from faser.engine.contract.drafts import NO_TOKEN, Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.eagle3 import Eagle3Head
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, chunks, rows_of
@@ -71,11 +71,11 @@ class HeadDrafter:
             probs=batch.probs,
         )
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            line = self._lines[each.slot]
-            line.token_ids.extend(each.token_ids)
-            line.num_new = len(each.token_ids)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            line = self._lines[slot]
+            line.token_ids.extend(tokens)
+            line.num_new = len(tokens)
 
     def release(self, slot: int) -> None:
         self._lines.pop(slot, None)

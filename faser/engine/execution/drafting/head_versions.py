@@ -14,18 +14,15 @@ A version ends with its last sequence, unless it is the first or the newest one.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 
 from faser.engine.contract.drafts import joined
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot
 
 MOST_REFRESHED = 2
-
-_Each = TypeVar("_Each", DraftRequest, Continuation)
 
 
 class HeadVersions:
@@ -65,16 +62,22 @@ class HeadVersions:
         found = [drafter.propose(replace(plan, requests=tuple(own)), until) for drafter, own in parts.items()]
         return _joined([each.slot for each in plan.requests], found)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for drafter, own in self._divided(continuations).items():
-            drafter.commit(own)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        found: dict[Drafter, tuple[list[int], list[int], list[int]]] = {}
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            own = found.setdefault(self._by_slot[slot], ([], [], []))
+            own[0].append(slot)
+            own[1].append(len(tokens))
+            own[2].extend(tokens)
+        for drafter, columns in found.items():
+            drafter.commit(*columns)
 
     def release(self, slot: int) -> None:
         self._by_slot.pop(slot).release(slot)
 
-    def _divided(self, items: Iterable[_Each]) -> dict[Drafter, list[_Each]]:
-        found: dict[Drafter, list[_Each]] = {}
-        for each in items:
+    def _divided(self, requests: Iterable[DraftRequest]) -> dict[Drafter, list[DraftRequest]]:
+        found: dict[Drafter, list[DraftRequest]] = {}
+        for each in requests:
             found.setdefault(self._by_slot[each.slot], []).append(each)
         return found
 

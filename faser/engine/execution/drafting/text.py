@@ -30,7 +30,7 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.contract.drafts import METHOD_IDS, NO_DRAFTS, empty_table, joined
 from faser.engine.contract.plan import DraftPlan, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.kernels.cpu.text_index import UNLIMITED, NgramTable, TextIndex, TextRules
 
 # Those of suffix look-up are vLLM's.
@@ -68,9 +68,9 @@ class TextAndModel:
         assert self.model is not None, "requests are left to a draft model, and there is none"
         return self.model.propose(plan, until)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
         for each in self._all:
-            each.commit(continuations)
+            each.commit(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         for each in self._all:
@@ -117,8 +117,8 @@ class LookupDrafter:
         )
         return Proposals(table=table)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        self.index.extend([each.slot for each in continuations], [each.token_ids for each in continuations])
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        self.index.extend(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         self.index.close(slot)

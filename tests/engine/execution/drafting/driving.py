@@ -10,7 +10,7 @@ import torch
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.control.kv_cache import KvManager, SequenceBlocks
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
@@ -20,7 +20,7 @@ from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
-from tests.engine.execution.draft_lines import DraftLine, lines_of
+from tests.engine.execution.draft_lines import DraftLine, committed, lines_of
 from tests.engine.execution.models.paged import PagedModel, load
 
 BLOCK_SIZE = 4
@@ -152,7 +152,7 @@ class World:
             self._grow(slot, len(line.token_ids))
             self.kv.publish(line.blocks, line.token_ids, len(line.token_ids) - 1)
             line.draft = ()
-        self.drafter.commit([Continuation(slot=slot, token_ids=each) for slot, each in tokens.items()])
+        self.drafter.commit(*committed(tokens))
 
     def accept(self, slot: int, count: int) -> tuple[int, ...]:
         """So many tokens of the slot's draft, and one that the draft does not go on with."""

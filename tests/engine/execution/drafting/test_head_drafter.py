@@ -193,7 +193,8 @@ class Drafting:
         batch = replace(self.world.table.gather(StepRows.of(*rows)), captures=True)
         self.runner.forward(batch)
         states = self.runner.states(batch.num_rows)
-        self.ring.take_in(rows, batch.layout.query_start.tolist(), states, num_tokens)
+        counts = [num_tokens.get(each.slot, 0) for each in rows]
+        self.ring.take_in(rows, batch.layout.query_start.tolist(), states, counts)
 
     def prefill(self, slot: int, most: int) -> None:
         """Compute the prompt but its last token, in chunks."""

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.execution.drafting.drafter import Proposals
 from faser.engine.execution.drafting.head_versions import MOST_REFRESHED, HeadVersions
 from faser.types import SamplingParams
-from tests.engine.execution.draft_lines import DraftLine, lines_of, table_with
+from tests.engine.execution.draft_lines import DraftLine, committed, lines_of, table_with
 
 
 class Version:
@@ -47,9 +47,10 @@ class Version:
             probs=torch.tensor(lines, dtype=torch.float64),
         )
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        assert {each.slot for each in continuations} <= self.slots
-        self.committed += [each.slot for each in continuations]
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        assert {*slots} <= self.slots
+        assert len(token_ids) == sum(counts)
+        self.committed += slots
 
     def release(self, slot: int) -> None:
         self.slots.remove(slot)
@@ -85,7 +86,7 @@ def test_each_sequence_keeps_its_version_and_plans_are_answered_in_order() -> No
     assert found.probs is not None
     assert found.probs[:, 0].tolist() == [3, 3, 0, 1, 1, 2]
     assert (found.passes, found.catchup_tokens) == (6, 3)
-    heads.commit([Continuation(slot=slot, token_ids=(5,)) for slot in (2, 1, 3)])
+    heads.commit(*committed(dict.fromkeys((2, 1, 3), (5,))))
     heads.release(1)
     heads.start(start(1))
     assert lines_of(heads.propose(plan(1)).table)[0].token_ids == (2, 2)

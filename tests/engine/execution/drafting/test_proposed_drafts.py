@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.engine.contract.plan import SequenceRows
-from faser.engine.execution.drafting.drafter import Proposals, ProposedDrafts, proposal_lines
+from faser.engine.contract.plan import DraftPlan, SequenceRows
+from faser.engine.execution.drafting.drafter import Proposals, ProposedDrafts, drafts_of, proposal_lines
 from tests.engine.execution.draft_lines import DraftLine, table_with
 
 drafts_strategy = st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, max_size=4)
@@ -62,3 +62,11 @@ def test_point_masses_and_what_was_dropped_have_no_probabilities() -> None:
     drafts.hold(proposals(probs=torch.zeros(5, 1)))
     drafts.drop()
     assert drafts.probs([rows_of(1, [8])]) is None
+
+
+def test_drafts_report_their_time_and_passes() -> None:
+    proposed = proposals(passes=2, catchup_tokens=3)
+    found = drafts_of(DraftPlan(step=7, width=4, requests=()), proposed, 10.0, 10.5)
+    assert (found.step, found.passes, found.catchup_tokens) == (7, 2, 3)
+    assert found.table is proposed.table
+    assert (found.began_s, found.run_s) == (10.0, 0.5)

@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 import faser
 from faser.engine.contract.drafts import NO_DRAFTS
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation
 from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.text_index import TextRules
 from faser.types import SamplingParams
-from tests.engine.execution.draft_lines import lines_of
+from tests.engine.execution.draft_lines import committed, lines_of
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
 
@@ -57,9 +56,9 @@ class Both(NamedTuple):
         self.native.start(start)
         self.oracle.start(start)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        self.native.commit(continuations)
-        self.oracle.commit(continuations)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        self.native.commit(slots, counts, token_ids)
+        self.oracle.commit(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         self.native.release(slot)
@@ -171,10 +170,9 @@ def test_every_draft_is_that_of_python_to_the_bit(
             running[slot], prompts[slot] = list(token_ids), len(token_ids)
             pair.start(start_of(slot, token_ids, salt=salt, predicted=other))
         elif what == "go on":
-            committed = [Continuation(slot=each, token_ids=tuple(token_ids[each:])) for each in running]
-            pair.commit(committed)
-            for each in committed:
-                running[each.slot] += each.token_ids
+            pair.commit(*committed({each: token_ids[each:] for each in running}))
+            for each in running:
+                running[each] += token_ids[each:]
         else:
             pair.release(slot)
             token_ids = running.pop(slot)
@@ -206,7 +204,7 @@ def test_long_texts_and_a_corpus_that_forgets_much_are_drafted_from_as_in_python
         pair.start(start_of(slot, rng.choice(phrases), salt=rng.choice([None, "a"])))
     drafted = 0
     for _ in range(250):
-        pair.commit([Continuation(slot=slot, token_ids=tuple(rng.choice(phrases))) for slot in range(4)])
+        pair.commit(*committed({slot: rng.choice(phrases) for slot in range(4)}))
         if rng.random() < 0.2:
             slot = rng.randrange(4)
             pair.release(slot)
@@ -239,7 +237,7 @@ def test_real_text_is_drafted_as_in_python(library_file: Path) -> None:
         text = path.read_bytes()[:2500]
         pair.start(start_of(0, text[:800]))
         for at in range(800, len(text), 7):
-            pair.commit([Continuation(slot=0, token_ids=tuple(text[at : at + 7]))])
+            pair.commit(*committed({0: tuple(text[at : at + 7])}))
             drafted += pair.compare(plan_for([0]))
         pair.release(0)
     assert drafted > 10_000
@@ -265,9 +263,9 @@ def test_one_method_alone_drafts_what_it_drafts_beside_the_other(library_file: P
         start = start_of(1, [rng.randrange(3) for _ in range(20)], prompt_len=5)
         pair.start(start)
         alone.start(start)
-        committed = [Continuation(slot=1, token_ids=tuple(rng.randrange(3) for _ in range(20)))]
-        pair.commit(committed)
-        alone.commit(committed)
+        sampled = committed({1: [rng.randrange(3) for _ in range(20)]})
+        pair.commit(*sampled)
+        alone.commit(*sampled)
         found = alone.propose(plan_for([1]))
         assert lines_of(found.table)[0] == lines_of(pair.native.propose(plan_for([1])).table)[0 if suffix else 1]
         assert found.probs is None

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceRows
-from faser.engine.execution.drafting.drafter import Continuation, Proposals, ProposedDrafts
+from faser.engine.execution.drafting.drafter import Proposals, ProposedDrafts
 from faser.engine.execution.drafting.text import TextAndModel
-from tests.engine.execution.draft_lines import DraftLine, lines_of, table_with
+from tests.engine.execution.draft_lines import DraftLine, committed, lines_of, table_with
 from tests.engine.execution.known_drafter import KnownDrafter, start_of
 
 PROBS = torch.tensor([[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 0.5, 0.5]], dtype=torch.float64)
@@ -60,7 +60,7 @@ def test_each_drafter_gets_every_call() -> None:
     drafter = TextAndModel(parts[:2], parts[2])
     drafter.start(start_of(0))
     before = [each.to_come[0] for each in parts]
-    drafter.commit([Continuation(slot=0, token_ids=(5, 6))])
+    drafter.commit(*committed({0: (5, 6)}))
     assert [each.to_come[0] for each in parts] == [num_known + 2 for num_known in before]
     drafter.release(0)
     assert not any(each.to_come for each in parts)

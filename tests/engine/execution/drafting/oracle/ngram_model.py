@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel
 from faser.engine.contract.plan import DraftPlan, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from tests.engine.execution.draft_lines import DraftLine, table_with
 
 METHOD = "ngram_model"
@@ -51,9 +51,9 @@ class NgramModelDrafter:
             )
         return Proposals(table=table_with(drafts, plan.width))
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self._tails[each.slot] = (*self._tails[each.slot], *each.token_ids)[-self._width :]
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self._tails[slot] = (*self._tails[slot], *tokens)[-self._width :]
 
     def release(self, slot: int) -> None:
         del self._tails[slot]

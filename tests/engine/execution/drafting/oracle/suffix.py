@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.text import (
     CORPUS_TOKENS,
     DRAFT_PER_CONTEXT_TOKEN,
@@ -69,9 +69,9 @@ class SuffixDrafter:
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         return Proposals(table=table_with([self._draft(request) for request in plan.requests], plan.width))
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self._sequences[each.slot].text.tokens.extend(each.token_ids)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self._sequences[slot].text.tokens.extend(tokens)
 
     def release(self, slot: int) -> None:
         sequence = self._sequences.pop(slot)

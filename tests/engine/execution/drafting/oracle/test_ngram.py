@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation
 from faser.types import SamplingParams
-from tests.engine.execution.draft_lines import lines_of
+from tests.engine.execution.draft_lines import committed, lines_of
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 
 MIN_N, MAX_N, CAP = 2, 4, 6
@@ -73,7 +72,7 @@ def test_a_draft_is_what_a_scan_of_the_whole_text_finds(
             drafter.release(slot)
         else:
             texts[slot] += token_ids
-            drafter.commit([Continuation(slot=slot, token_ids=tuple(token_ids))])
+            drafter.commit(*committed({slot: tuple(token_ids)}))
 
         asked = [(each, most) for each in texts if (each + most) % 3]  # some are brought up to date later
         proposals = drafter.propose(plan_for(*asked, unverified=tuple(unverified)))
@@ -95,7 +94,7 @@ def test_a_draft_is_the_same_however_the_text_came() -> None:
     bit_by_bit.start(start_of(0, []))
     for token_id in text:
         bit_by_bit.propose(plan_for((0, 8)))
-        bit_by_bit.commit([Continuation(slot=0, token_ids=(token_id,))])
+        bit_by_bit.commit(*committed({0: (token_id,)}))
 
     found, expected = (each.propose(plan_for((0, 8))).table for each in (at_once, bit_by_bit))
     assert lines_of(found) == lines_of(expected)

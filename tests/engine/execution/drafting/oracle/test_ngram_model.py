@@ -11,13 +11,12 @@ import pytest
 
 from faser.engine.checkpoints.ngram_model import count
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation
 from faser.engine.execution.drafting.text import LookupDrafter, ngram_table
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.text_index import TextRules
 from faser.types import SamplingParams
-from tests.engine.execution.draft_lines import lines_of
+from tests.engine.execution.draft_lines import committed, lines_of
 from tests.engine.execution.drafting.oracle.ngram_model import NgramModelDrafter
 
 
@@ -71,7 +70,7 @@ def test_a_chain_depends_on_the_last_tokens_alone() -> None:
     before = lines_of(drafter.propose(plan_for({0: ()})).table)
     drafter.start(start_of(1, (1, 2), salt="b"))
     for _ in range(20):
-        drafter.commit([Continuation(slot=1, token_ids=(2, 9, 1, 2, 9))])
+        drafter.commit(*committed({1: (2, 9, 1, 2, 9)}))
     drafter.release(1)
     assert lines_of(drafter.propose(plan_for({0: ()})).table) == before
 
@@ -96,10 +95,7 @@ def test_every_native_draft_is_that_of_python_to_the_bit(kernel_cache: Path, kin
             found = native.propose(plan)
             assert lines_of(found.table) == lines_of(python.propose(plan).table)
             drafted += sum(len(draft.token_ids) for draft in lines_of(found.table))
-            committed = [
-                Continuation(slot=slot, token_ids=tuple(rng.randrange(kinds) for _ in range(rng.randrange(3))))
-                for slot in range(3)
-            ]
+            sampled = {slot: [rng.randrange(kinds) for _ in range(rng.randrange(3))] for slot in range(3)}
             for each in (native, python):
-                each.commit(committed)
+                each.commit(*committed(sampled))
     assert drafted > 300
