@@ -32,7 +32,7 @@ from benchmarks.exactness.distributions import (
     samplings,
     uniform_p_value,
 )
-from benchmarks.exactness.table_models import NUM_SLOTS, Cut, Lengths, Scenario, TableModel, play
+from benchmarks.exactness.table_models import CAP, NUM_SLOTS, Cut, Lengths, Scenario, TableModel, play
 from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import StepTimes
@@ -52,8 +52,6 @@ from faser.engine.execution.sampling.rejection import Block, Rejection
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier
 from faser.kernels.cpu.text_index import TextRules
-
-CAP = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +81,12 @@ def by_step(slots: NDArray[np.int64], step: int) -> Ints:
 
 def keep_what_pays(proposals: Proposals) -> Proposals:
     """The policy `survival` cuts all drafts of a batch together, by their own confidences."""
-    if not proposals.drafts:
+    table = proposals.table
+    lengths = table.lengths
+    if not len(lengths):
         return proposals
-    lengths = np.array([len(draft.token_ids) for draft in proposals.drafts])
-    survival = np.ones((len(lengths), CAP + 1))
-    for line, draft in zip(survival, proposals.drafts, strict=True):
-        rates = 1.0 / (1.0 + np.exp(-np.array(draft.confidences)))
-        line[1:] = 0.0
-        line[1 : 1 + len(rates)] = rates.cumprod()
+    rates = np.where(np.arange(CAP) < lengths[:, None], 1.0 / (1.0 + np.exp(-table.confidences)), 0.0)
+    survival = np.concatenate((np.ones((len(lengths), 1)), rates.cumprod(-1)), axis=-1)
     candidates = Candidates.alike(np.arange(len(lengths)), lengths, survival)
     costs = CostModel(StepTimes.proportional(step_s=0.05, row_s=1e-5, pass_s=1e-4))
     return mistakes.trimmed(proposals, Survival(costs).keep(candidates, lengths).tolist())

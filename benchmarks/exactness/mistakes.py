@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from faser.engine.execution.sampling.rejection import (
     residual_probs,
     row_totals,
 )
-from faser.engine.execution.sampling.rows import AcceptanceResult, DraftedRows, LogitRows
+from faser.engine.execution.sampling.rows import DraftedRows, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 
 LOW = 0.3  # a probability that a rule calls low
@@ -48,9 +49,7 @@ class Tokenwise:
     replace_purpose: Purpose = Purpose.REPLACE
 
     @torch.inference_mode()
-    def verify(
-        self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
-    ) -> list[AcceptanceResult]:
+    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> StepTokens:
         rows = self.sampler.rows(logits, sequences)
         trial, layout = Trial(rows, draft_probs), rows.layout
         accept = self.accept(trial.target_probs, trial.draft_probs)
@@ -143,27 +142,23 @@ class OneNumberSampler(Sampler):
 
 def trimmed(proposals: Proposals, lengths: Sequence[int]) -> Proposals:
     """The first tokens of each draft, so many of them, with what they were drawn from."""
-    drafts = tuple(
-        replace(draft, token_ids=draft.token_ids[:length], confidences=draft.confidences[:length])
-        for draft, length in zip(proposals.drafts, lengths, strict=True)
-    )
-    if proposals.probs is None:
-        return replace(proposals, drafts=drafts)
-    kept = [
-        place < length
-        for draft, length in zip(proposals.drafts, lengths, strict=True)
-        for place in range(len(draft.token_ids))
-    ]
-    return replace(proposals, drafts=drafts, probs=proposals.probs[torch.tensor(kept)])
+    table, shorter = proposals.table, np.array(lengths, dtype=np.int64)
+    probs = proposals.probs
+    if probs is not None:
+        places = np.arange(table.width)
+        drafted = places < table.lengths[:, None]
+        probs = probs[torch.from_numpy((places < shorter[:, None])[drafted])]
+    return replace(proposals, table=table.cut(shorter), probs=probs)
 
 
 def cut_low_tokens(proposals: Proposals) -> Proposals:
     """A draft ends before the first token that was drawn although it was unlikely."""
     assert proposals.probs is not None
     lengths, begin = [], 0
-    for draft in proposals.drafts:
-        end = begin + len(draft.token_ids)
-        final_ids = proposals.probs[begin:end].gather(-1, torch.tensor(draft.token_ids)[:, None])[:, 0]
+    for at, length in enumerate(proposals.table.lengths.tolist()):
+        end = begin + length
+        drafted = torch.tensor(proposals.table.tokens(at), dtype=torch.int64)
+        final_ids = proposals.probs[begin:end].gather(-1, drafted[:, None])[:, 0]
         low = (final_ids < LOW).tolist()
         lengths.append(low.index(True) if True in low else len(low))
         begin = end
@@ -174,8 +169,8 @@ def cut_to_the_best_rate(proposals: Proposals) -> Proposals:
     """A draft is as long as yields most tokens per cost, by confidences that depend on the drawn tokens."""
     assert proposals.probs is not None
     lengths, begin = [], 0
-    for draft in proposals.drafts:
-        end = begin + len(draft.token_ids)
+    for length in proposals.table.lengths.tolist():
+        end = begin + length
         survival = proposals.probs[begin:end].amax(-1).cumprod(0).tolist()
         rates = [(1.0 + sum(survival[:num])) / STAIRS[num] for num in range(end - begin + 1)]
         lengths.append(rates.index(max(rates)))

@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.exactness.distributions import Ints, Tables
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.contract.drafts import empty_table
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
+from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot
 from faser.engine.execution.drafting.loop import DraftInput, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.parameters import SamplingState
-from faser.engine.execution.sampling.rows import AcceptanceResult, DraftedRows
+from faser.engine.execution.sampling.rows import DraftedRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import Verifier
 from faser.types import SamplingParams
@@ -30,6 +31,7 @@ from faser.types import SamplingParams
 NUM_SLOTS = 2048
 
 Lengths = Callable[[NDArray[np.int64], int], Ints]  # slots [S], step -> γ [S]
+CAP = 8  # the longest draft
 Cut = Callable[[Proposals], Proposals]
 
 
@@ -103,16 +105,13 @@ class TableModel:
             for wish in plan.requests
         ]
         found = self._loop.draft(inputs, plan.stop, until)
-        drafts = tuple(
-            Draft(slot=each.slot, method="draft_model", token_ids=token_ids, confidences=confidences)
-            for each, token_ids, confidences in zip(inputs, found.token_ids, found.confidences, strict=True)
-        )
-        return Proposals(drafts=drafts, passes=found.passes, probs=found.probs)
+        table = found.table(plan, "draft_model", range(len(inputs)))
+        return Proposals(table=table, passes=found.passes, probs=found.probs)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self._num_known[each.slot] += len(each.token_ids)
-            self._last[each.slot] = each.token_ids[-1]
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self._num_known[slot] += len(tokens)
+            self._last[slot] = tokens[-1]
 
     def release(self, slot: int) -> None:
         pass
@@ -161,7 +160,7 @@ class _Batch:
             proposals = self._propose(going, step)
             results = self._verify(going, proposals)
             self._commit(going, results)
-            self._verified += sum(len(draft.token_ids) for draft in proposals.drafts)
+            self._verified += int(proposals.table.lengths.sum())
             going = self._leave(going)
             step += 1
         begin = len(self._scenario.tables.prompt)
@@ -175,21 +174,23 @@ class _Batch:
         requests = tuple(
             DraftRequest(slot=slot, max_tokens=length, new_blocks=()) for slot, length in asked.items()
         )
-        found = Proposals(drafts=())
+        found = Proposals(table=empty_table((), "draft_model", CAP))
         if requests:
             found = self._drafter.propose(
-                DraftPlan(step=step, width=max(lengths), requests=requests, stop=self._scenario.stop)
+                DraftPlan(step=step, width=CAP, requests=requests, stop=self._scenario.stop)
             )
         if self._scenario.cut is not None:
             found = self._scenario.cut(found)
-        drafts = {draft.slot: draft for draft in found.drafts}
-        each = tuple(drafts.get(slot, Draft(slot=slot, method="draft_model")) for slot in going)
-        return Proposals(drafts=each, probs=found.probs)
+        table = empty_table(going, "draft_model", CAP)
+        at = np.searchsorted(table.slots, found.table.slots)
+        for column, drafted in zip(table, found.table, strict=True):
+            column[at] = drafted
+        return Proposals(table=table, probs=found.probs)
 
-    def _verify(self, going: list[int], proposals: Proposals) -> list[AcceptanceResult]:
+    def _verify(self, going: list[int], proposals: Proposals) -> StepTokens:
         sequences = [
-            DraftedRows(slot=slot, position=len(self._tokens[slot]), draft=draft.token_ids)
-            for slot, draft in zip(going, proposals.drafts, strict=True)
+            DraftedRows(slot=slot, position=len(self._tokens[slot]), draft=proposals.table.tokens(at))
+            for at, slot in enumerate(going)
         ]
         return self._verifier.verify(self._logits(sequences), sequences, proposals.probs)
 
@@ -207,17 +208,13 @@ class _Batch:
         rows = (before[:, :-1] * vocab + before[:, 1:])[np.arange(deepest + 1) <= lengths[:, None]]
         return self._scenario.tables.target_logits[rows]
 
-    def _commit(self, going: list[int], results: list[AcceptanceResult]) -> None:
-        slots = [slot for slot, result in zip(going, results, strict=True) for _ in result.token_ids]
-        self._sampler.accept(slots, [token_id for result in results for token_id in result.token_ids])
-        continuations = []
-        for slot, result in zip(going, results, strict=True):
-            assert result.error is None, result.error
-            self._tokens[slot] += result.token_ids
-            num_accepted = len(result.token_ids) - 1
-            self._accepted += num_accepted
-            continuations.append(Continuation(slot=slot, token_ids=result.token_ids, num_accepted=num_accepted))
-        self._drafter.commit(continuations)
+    def _commit(self, going: list[int], found: StepTokens) -> None:
+        assert not found.errors, found.errors
+        self._sampler.accept(np.repeat(going, found.counts).tolist(), found.token_ids)
+        for slot, tokens in by_slot(going, found.counts, found.token_ids):
+            self._tokens[slot] += tokens
+            self._accepted += len(tokens) - 1
+        self._drafter.commit(going, found.counts, found.token_ids)
 
     def _leave(self, going: list[int]) -> list[int]:
         """Who goes on."""

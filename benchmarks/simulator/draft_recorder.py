@@ -1,27 +1,31 @@
 """DraftRecorder: wraps a drafter and records what it proposes, while nothing of it is verified.
 
 Owns the recordings. To the engine it is a drafter with empty drafts, so every step yields one token and every
-position of an output gets its draft. The wrapped drafter learns truthfully whether the first token of its draft
-was the one that was sampled; the other tokens count as not verified.
+position of an output gets its draft.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from benchmarks.speculation.selected_drafter import SelectedDrafter
-from faser.config.speculation import AUTO, SpeculationConfig
-from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.config.speculation import AUTO, DRAFT_METHODS, SpeculationConfig
+from faser.engine.contract.drafts import DraftTable, empty_table
+from faser.engine.contract.plan import DraftPlan, SequenceStart
+from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot
 
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """One sequence. drafts: by the number of output tokens they follow. max_tokens: what was asked for there."""
+    """One sequence. drafts: tables of one line, by the number of output tokens they follow. max_tokens: what was
+    asked for there.
+    """
 
     seed: int
     prompt_token_ids: tuple[int, ...]
     output_token_ids: list[int] = field(default_factory=list)
-    drafts: dict[int, Draft] = field(default_factory=dict)
+    drafts: dict[int, DraftTable] = field(default_factory=dict)
     max_tokens: dict[int, int] = field(default_factory=dict)
 
 
@@ -53,27 +57,26 @@ class DraftRecorder:
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         if self._selects and not plan.from_text:
-            return Proposals(drafts=_empty(plan))  # the drafter has chosen and answered in the first round
+            slots = [request.slot for request in plan.requests]
+            # The drafter has chosen and answered in the first round.
+            return Proposals(table=empty_table(slots, DRAFT_METHODS[0], plan.width))
         proposals = self._drafter.propose(plan, until)
         assert proposals.probs is None, "drafts that were drawn cannot be replayed: drafting must be greedy"
-        for request, draft in zip(plan.requests, proposals.drafts, strict=True):
+        table = proposals.table
+        for at, request in enumerate(plan.requests):
             assert not request.unverified, f"slot {request.slot}: a recorder never drafts overlapped"
             recording = self._slots[request.slot]
             position = len(recording.output_token_ids)
-            recording.drafts[position] = draft
+            recording.drafts[position] = table.take(np.array([at]))
             recording.max_tokens[position] = request.max_tokens
-        nothing = tuple(Draft(slot=draft.slot, method=draft.method) for draft in proposals.drafts)
-        return Proposals(drafts=nothing, passes=proposals.passes, catchup_tokens=proposals.catchup_tokens)
+        assert len(table.slots) == len(plan.requests), "a recorder records one drafter"
+        nothing = table.cut(np.zeros(len(table.slots), dtype=np.int64))
+        return Proposals(table=nothing, passes=proposals.passes, catchup_tokens=proposals.catchup_tokens)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        verified = []
-        for each in continuations:
-            recording = self._slots[each.slot]
-            draft = recording.drafts.get(len(recording.output_token_ids))
-            right = draft is not None and draft.token_ids[:1] == each.token_ids[:1]
-            verified.append(Continuation(slot=each.slot, token_ids=each.token_ids, num_accepted=int(right)))
-            recording.output_token_ids += each.token_ids
-        self._drafter.commit(verified)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self._slots[slot].output_token_ids += tokens
+        self._drafter.commit(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         self._slots.pop(slot, None)
@@ -87,7 +90,3 @@ def make_recorder(drafter: Drafter, config: SpeculationConfig, *, num_slots: int
     model_cap = 0 if config.model is None else config.model_cap
     selected = SelectedDrafter(drafter, num_slots=num_slots, cap=config.cap, model_cap=model_cap)
     return DraftRecorder(selected, selects=True)
-
-
-def _empty(plan: DraftPlan) -> tuple[Draft, ...]:
-    return tuple(Draft(slot=request.slot, method="") for request in plan.requests)

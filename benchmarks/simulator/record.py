@@ -11,12 +11,13 @@ from typing import Protocol
 from benchmarks.engines import StepEngine, closed_loop
 from benchmarks.simulator.trace import RequestTrace, Trace
 from faser.cli.bench_prompts import BenchPrompt
-from faser.engine.contract.plan import Draft
+from faser.config.speculation import DRAFT_METHODS
+from faser.engine.contract.drafts import DraftTable, empty_table
 from faser.engine.control.sequence import sample_seed
 from faser.errors import ConfigError
 from faser.types import Request, SamplingParams
 
-_NO_DRAFT = Draft(slot=0, method="")
+_NO_DRAFT = empty_table([0], DRAFT_METHODS[0], 0)  # of position 0, whose token is sampled with the prompt
 _SPARE = 2  # tokens after the last draft, so that the end of a request cuts no draft
 
 
@@ -36,7 +37,7 @@ class RecordedSequence(Protocol):
     @property
     def output_token_ids(self) -> list[int]: ...
     @property
-    def drafts(self) -> dict[int, Draft]: ...
+    def drafts(self) -> dict[int, DraftTable]: ...
     @property
     def max_tokens(self) -> dict[int, int]: ...
 
@@ -116,19 +117,19 @@ def _traced(recording: RecordedSequence, session: Session, methods: dict[str, in
         drafts.append(recording.drafts[position])
     if len(drafts) < 2:
         return None
-    names = [each.method or drafts[1].method for each in drafts]
+    names = [DRAFT_METHODS[(drafts[1] if each is _NO_DRAFT else each).methods.item()] for each in drafts]
     return RequestTrace(
         prompt_len=len(recording.prompt_token_ids),
         runs=tuple(_run(draft, output[position:]) for position, draft in enumerate(drafts)),
-        lengths=tuple(len(draft.token_ids) for draft in drafts),
-        confidences=tuple(draft.confidences for draft in drafts),
+        lengths=tuple(draft.lengths.item() for draft in drafts),
+        confidences=tuple(tuple(draft.confidences[0, : draft.lengths.item()].tolist()) for draft in drafts),
         methods=tuple(methods.setdefault(name, len(methods)) for name in names),
         prompt_token_ids=recording.prompt_token_ids,
         output_token_ids=tuple(output[: len(drafts)]),
     )
 
 
-def _run(draft: Draft, output: Sequence[int]) -> int:
+def _run(draft: DraftTable, output: Sequence[int]) -> int:
     """Number of leading tokens of the draft that equal the output."""
-    pairs = zip(draft.token_ids, output, strict=False)
+    pairs = zip(draft.tokens(0), output, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -28,7 +28,7 @@ class RequestTrace:
     """One request, with an entry per output position p: the draft from the prompt and p output tokens.
 
     runs: leading drafted tokens that equal the output. lengths: tokens drafted, up to the trace's max_tokens; 0
-    without a draft. confidences: of each drafted token, see Draft. methods: index of the drafter's name in the
+    without a draft. confidences: of each drafted token, as in drafts. methods: index of the drafter's name in the
     trace. seed, prompt_token_ids, output_token_ids: to run the request again; empty in synthetic traces. Raises
     ConfigError where the arrays do not fit each other.
     """

@@ -23,8 +23,9 @@ from pathlib import Path
 from benchmarks.runner import about, command_line, write_json
 from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.drafts import empty_table
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Drafter
+from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.registry import load_index
 from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel, text_rules
 from faser.kernels.cpu.text_index import TextIndex, TextRules
@@ -103,7 +104,7 @@ def _fill_corpus(drafter: Drafter) -> None:
     text = _zipfian(7)
     for _ in range(CORPUS_TOKENS // 500):
         drafter.start(SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=0, token_ids=()))
-        drafter.commit([Continuation(slot=0, token_ids=_taken(text, 500))])
+        drafter.commit([0], [500], _taken(text, 500))
         drafter.release(0)
 
 
@@ -121,20 +122,20 @@ def _measure(
             SequenceStart(slot=slot, sampling=SamplingParams(), seed=0, prompt_len=prompt_tokens, token_ids=prompt)
         )
     for _ in range(-(-sequences * prompt_tokens // TextRules(cap=CAP).chunk)):
-        drafter.commit([])
+        drafter.commit([], [], [])
     drafter.propose(plan)
     first_s = time.thread_time() - began
     propose_s, commit_s, drafted = [], [], 0
     for _ in range(steps):
-        sampled = [Continuation(slot=slot, token_ids=_taken(text, tokens_per_step)) for slot in range(sequences)]
+        sampled = _taken(text, tokens_per_step * sequences)
         began = time.thread_time()
-        drafter.commit(sampled)
+        drafter.commit(range(sequences), [tokens_per_step] * sequences, sampled)
         middle = time.thread_time()
         proposals = drafter.propose(plan)
         ended = time.thread_time()
         commit_s.append(middle - began)
         propose_s.append(ended - middle)
-        drafted += sum(len(draft.token_ids) for draft in proposals.drafts)
+        drafted += int(proposals.table.lengths.sum())
     gc.enable()
     began = time.thread_time()
     for slot in range(sequences):
@@ -157,11 +158,19 @@ def _index(num_tokens: int) -> dict[str, float]:
     for _ in range(9):
         index, calls = TextIndex(library, rules), []
         empty = index.num_bytes
+        table = empty_table([0] * index.num_methods, "suffix", CAP)
         index.open(0, text)
         for _ in range(-(-num_tokens // rules.chunk)):
             began = time.thread_time()
-            index.extend([], [])
-            index.look_up([0], [CAP], [()])
+            index.extend([], [], [])
+            index.look_up(
+                [0],
+                [CAP],
+                [()],
+                lengths=table.lengths,
+                token_ids=table.token_ids,
+                confidences=table.confidences,
+            )
             calls.append(time.thread_time() - began)
         taken.append((max(calls), statistics.median(calls), sum(calls), index.num_bytes - empty))
     longest, median, total, num_bytes = map(statistics.median, zip(*taken, strict=True))

@@ -9,15 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from faser.engine.contract.drafts import DraftTable, Ints
-from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
+from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.control.speculation.acceptance import Acceptance, point_mass_outcomes, sampled_tokens
 from faser.engine.control.speculation.policies import Fixed
 from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts
 from faser.engine.control.speculation.step_drafts import StepDrafts
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals, with_point_masses
-from faser.engine.execution.step_results import drafts_of
+from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot, drafts_of
 
 
 class SelectedDrafter:
@@ -45,29 +46,25 @@ class SelectedDrafter:
         step = self._step_drafts(replace(plan, width=self._cap, from_text=True))
         by_text = self._drafter.propose(step.plan, until)
         step.take_text(drafts_of(step.plan, by_text, 0.0, 0.0), self._acceptance)
-        chosen = [by_text.drafts[i] for i in step.taken.tolist()]
-        proposals, model_plan = Proposals(drafts=tuple(chosen)), None
-        if self._model_cap:
-            model_plan = step.leave_to_model(self._model_lengths(step))
+        model_plan = step.leave_to_model(self._model_lengths(step)) if self._model_cap else None
+        proposals = Proposals(table=step.table)
         if model_plan is not None:
             by_model = self._drafter.propose(model_plan, until)
             step.take(drafts_of(model_plan, by_model, 0.0, 0.0))
             self._note(step.table.take(step.by_model))
-            for at, draft in zip(step.by_model.tolist(), by_model.drafts, strict=True):
-                chosen[at] = draft
-            stays = np.delete(np.arange(len(chosen)), step.by_model)
-            proposals = _in_order(with_point_masses(by_model, [chosen[i] for i in stays.tolist()]), chosen)
+            probs = None if by_model.probs is None else _in_order(by_model.probs, step)
+            proposals = replace(by_model, table=step.table, probs=probs)
         self._undecided = [step.table, step.not_taken()]
         return proposals
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        sampled = {each.slot: each.token_ids for each in continuations}
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        sampled = dict(by_slot(slots, counts, token_ids))
         for drafts in self._undecided:
             if len(drafts.slots):
                 tokens = sampled_tokens([sampled.get(slot, ()) for slot in drafts.slots.tolist()], self._cap)
                 self._acceptance.learn(point_mass_outcomes(drafts, tokens))
         self._undecided = []
-        self._drafter.commit(continuations)
+        self._drafter.commit(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         self._acceptance.release(slot)
@@ -106,15 +103,18 @@ class SelectedDrafter:
             self._acceptance.note_drafts(by_model.slots, lengths, lengths, survival, by_model=True)
 
 
-def _in_order(proposals: Proposals, drafts: Sequence[Draft]) -> Proposals:
-    """proposals with its drafts, and the lines of their tokens, in the order of drafts."""
-    lines: dict[int, range] = {}
-    total = 0
-    for draft in proposals.drafts:
-        lines[draft.slot] = range(total, total := total + len(draft.token_ids))
-    order = [line for draft in drafts for line in lines[draft.slot]]
-    return replace(
-        proposals,
-        drafts=tuple(drafts),
-        probs=None if proposals.probs is None else proposals.probs[order],
-    )
+def _in_order(probs: Tensor, step: StepDrafts) -> Tensor:
+    """[T, V] of all drafted tokens of the step, in their order. probs: of those of the model.
+
+    The others have all mass on their token.
+    """
+    table = step.table
+    drafted = np.arange(table.width) < table.lengths[:, None]
+    is_model = np.zeros(len(table.slots), dtype=np.bool_)
+    is_model[step.by_model] = True
+    by_model = np.broadcast_to(is_model[:, None], drafted.shape)[drafted]
+    found = probs.new_zeros(len(by_model), probs.shape[1])
+    certain = np.flatnonzero(~by_model)
+    found[torch.from_numpy(np.flatnonzero(by_model))] = probs
+    found[torch.from_numpy(certain), torch.from_numpy(table.token_ids[drafted][certain])] = 1.0
+    return found

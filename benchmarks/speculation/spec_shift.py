@@ -19,15 +19,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.engines import model_directory, quiet
 from benchmarks.prompts import load_prompts
 from benchmarks.runner import about, command_line, write_json
 from benchmarks.spec_bench.chart import Chart
 from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
-from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
+from faser.engine.contract.drafts import NO_TOKEN
+from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.engine import Engine
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.types import Request, SamplingParams
 
@@ -53,17 +56,17 @@ class Breakable:
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         proposals = self._drafter.propose(plan, until)
-        return replace(proposals, drafts=tuple(map(self._spoilt, proposals.drafts))) if self.broken else proposals
+        if not self.broken:
+            return proposals
+        table = proposals.table
+        wrong = np.where(table.token_ids == NO_TOKEN, NO_TOKEN, (table.token_ids + 1) % self._vocab_size)
+        return replace(proposals, table=table._replace(token_ids=wrong))
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        self._drafter.commit(continuations)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        self._drafter.commit(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         self._drafter.release(slot)
-
-    def _spoilt(self, draft: Draft) -> Draft:
-        wrong = tuple((token_id + 1) % self._vocab_size for token_id in draft.token_ids)
-        return replace(draft, token_ids=wrong)
 
 
 @dataclass(slots=True)

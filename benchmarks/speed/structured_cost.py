@@ -33,6 +33,7 @@ from benchmarks.exactness.schemas import Json, long_keys
 from benchmarks.runner import about, command_line, interleaved, numbers, write_json
 from faser.api.requests.chat_template import ChatTemplate
 from faser.config.engine import EngineConfig
+from faser.engine.contract.drafts import METHOD_IDS
 from faser.engine.contract.plan import DraftPlan
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter, Proposals
@@ -67,7 +68,7 @@ class SwitchedDrafter:
         found = self._drafter.propose(plan, until)
         if not self.leaves_grammar_out:
             return found
-        return replace(found, drafts=tuple(each for each in found.drafts if each.method != "grammar"))
+        return replace(found, table=found.table.take(found.table.methods != METHOD_IDS["grammar"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

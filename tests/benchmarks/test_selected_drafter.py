@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from benchmarks.speculation.selected_drafter import SelectedDrafter
 from faser.engine.contract.plan import DraftPlan, DraftRequest, StopRule
-from faser.engine.execution.drafting.drafter import Continuation, Drafter
+from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.text import TextAndModel
+from tests.engine.execution.draft_lines import committed, lines_of
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
 from tests.engine.execution.known_drafter import KnownDrafter, next_token, start_of
@@ -50,18 +51,19 @@ class Sequences:
 
     def step(self, *, kept: int = CAP) -> tuple[str, ...]:
         """Methods by slot, "none" for an empty draft. kept: the most drafted tokens that are verified."""
-        drafts = self.drafter.propose(plan_for(range(len(self.known)))).drafts
-        self.drafter.commit([self._verify(draft.slot, draft.token_ids[:kept]) for draft in drafts])
+        drafts = lines_of(self.drafter.propose(plan_for(range(len(self.known)))).table)
+        self.drafter.commit(
+            *committed({draft.slot: self._verify(draft.slot, draft.token_ids[:kept]) for draft in drafts})
+        )
         return tuple(draft.method if draft.token_ids else "none" for draft in drafts)
 
-    def _verify(self, slot: int, drafted: tuple[int, ...]) -> Continuation:
+    def _verify(self, slot: int, drafted: tuple[int, ...]) -> tuple[int, ...]:
         accepted = 0
         while accepted < len(drafted) and drafted[accepted] == next_token(self.known[slot] + accepted):
             accepted += 1
         first = self.known[slot]
         self.known[slot] += accepted + 1
-        token_ids = tuple(next_token(position) for position in range(first, self.known[slot]))
-        return Continuation(slot=slot, token_ids=token_ids, num_accepted=accepted)
+        return tuple(next_token(position) for position in range(first, self.known[slot]))
 
 
 def one_sequence(text: float | None, model: float | None) -> tuple[Sequences, KnownDrafter, KnownDrafter]:
@@ -112,13 +114,13 @@ def test_over_real_text_drafters_each_draft_is_one_of_theirs(steps: list[tuple[i
             elif ends:
                 drafter.release(slot)
             else:
-                drafter.commit([Continuation(slot=slot, token_ids=tuple(token_ids))])
+                drafter.commit(*committed({slot: tuple(token_ids)}))
         running = running - {slot} if slot in running and ends else running | {slot}
         if not running:
             continue
         plan = plan_for(sorted(running))
-        offered = zip(*(each.propose(plan).drafts for each in alone), strict=True)
-        for draft, drafts in zip(combined.propose(plan).drafts, offered, strict=True):
+        offered = zip(*(lines_of(each.propose(plan).table) for each in alone), strict=True)
+        for draft, drafts in zip(lines_of(combined.propose(plan).table), offered, strict=True):
             assert draft in drafts
             assert draft.token_ids or not any(each.token_ids for each in drafts)
 
@@ -167,7 +169,7 @@ def test_the_model_drafts_only_for_the_requests_left_to_it_and_order_is_kept() -
     (asked,) = model.plans
     assert [(request.slot, request.max_tokens) for request in asked.requests] == [(3, MODEL_CAP), (1, MODEL_CAP)]
     assert asked.stop == STOP
-    assert [(each.slot, each.method) for each in proposals.drafts] == [
+    assert [(each.slot, each.method) for each in lines_of(proposals.table)] == [
         (3, "draft_model"),
         (2, "suffix"),
         (1, "draft_model"),
@@ -196,7 +198,7 @@ def test_all_drafters_follow_every_sequence() -> None:
     text, model = KnownDrafter("suffix", {0: 1.0}), KnownDrafter("draft_model", {0: 1.0})
     drafter = selected([text], model)
     drafter.start(start_of(4, (1, 2)))
-    drafter.commit([Continuation(slot=4, token_ids=(5,))])
+    drafter.commit(*committed({4: (5,)}))
     assert text.to_come == model.to_come == {4: 3}
 
     drafter.release(4)
@@ -213,11 +215,11 @@ def test_among_sampled_drafts_a_token_from_text_is_certain() -> None:
 
     proposals = drafter.propose(plan_for([0, 1, 2], max_tokens=2))
 
-    assert [draft.method for draft in proposals.drafts] == ["draft_model", "suffix", "draft_model"]
+    assert [draft.method for draft in lines_of(proposals.table)] == ["draft_model", "suffix", "draft_model"]
     assert proposals.probs is not None
     assert proposals.probs.dtype == torch.float64
     expected = torch.zeros(6, 100, dtype=torch.float64)
-    tokens = [token for draft in proposals.drafts for token in draft.token_ids]
+    tokens = [token for draft in lines_of(proposals.table) for token in draft.token_ids]
     for row, token in enumerate(tokens):
         expected[row, token] = 1.0 if row in (2, 3) else 1 / (token + 2)
         if row not in (2, 3):
@@ -233,5 +235,5 @@ def test_there_are_no_probabilities_where_every_draft_is_a_point_mass(text: floa
 
     proposals = drafter.propose(plan_for([0]))
 
-    assert [draft.method for draft in proposals.drafts] == ["suffix" if text else "draft_model"]
+    assert [draft.method for draft in lines_of(proposals.table)] == ["suffix" if text else "draft_model"]
     assert proposals.probs is None

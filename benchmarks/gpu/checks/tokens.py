@@ -17,6 +17,7 @@ from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Json
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
+from faser.engine.execution.drafting.drafter import by_slot
 from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.rows import DraftedRows
@@ -133,11 +134,9 @@ def verification(plan: Plan, backend: Backend | None = None) -> Json:
         ):
             _start(sampler, count, _TEMPERATURE)
             distributions = None if probs is None else probs.to(device)
-            said.append(
-                make_verifier(drafts, sampler).verify(logits.to(device, copy=True), sequences, distributions)
-            )
-        ours, wanted = said
-        found[name] = sum(one.token_ids != other.token_ids for one, other in zip(ours, wanted, strict=True))
+            tokens = make_verifier(drafts, sampler).verify(logits.to(device, copy=True), sequences, distributions)
+            said.append([*by_slot(range(count), tokens.counts, tokens.token_ids)])
+        found[name] = sum(one != other for one, other in zip(*said, strict=True))
     return {"ok": not any(found.values()), "sequences": count, "other_verdicts": found}
 
 
@@ -206,10 +205,11 @@ def verified(plan: Plan, sequences: int, temperature: float = _TEMPERATURE) -> J
         _start(sampler, sequences, _TEMPERATURE)
         verifier = make_verifier(drafts, sampler)
         said = verifier.verify(row.to(plan.device).repeat(2 * sequences, 1), asked, distributions)
-        first = np.array([each.token_ids[0] for each in said])
+        counts = np.array(said.counts)
+        first = np.array(said.token_ids)[counts.cumsum() - counts]
         found[name] = {
             "p_value": p_value(first, target),
-            "accepted": round(float(np.mean([len(each.token_ids) == 2 for each in said])), 4),
+            "accepted": round(float((counts == 2).mean()), 4),
         }
     return found
 

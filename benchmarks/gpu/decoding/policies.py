@@ -38,7 +38,7 @@ from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.statistics import PLAIN, SERIAL
 from faser.engine.engine import Engine
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.types import SamplingParams, SpeculationStats
 
 OFF = "off"
@@ -317,8 +317,8 @@ class _Timed:
         self._times.passes += found.passes
         return found
 
-    def commit(self, continuations: Sequence[Continuation]) -> Any:
-        return self._drafter.commit(continuations)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> Any:
+        return self._drafter.commit(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         self._drafter.release(slot)

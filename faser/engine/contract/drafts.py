@@ -52,6 +52,15 @@ class DraftTable(NamedTuple):
         """The tokens of one draft."""
         return tuple(self.token_ids[at, : self.lengths.item(at)].tolist())
 
+    def cut(self, lengths: Ints) -> "DraftTable":
+        """The drafts, shortened to these lengths, none of which is longer than its draft."""
+        beyond = np.arange(self.width) >= lengths[:, None]
+        return self._replace(
+            lengths=lengths,
+            token_ids=np.where(beyond, NO_TOKEN, self.token_ids),
+            confidences=np.where(beyond, 0.0, self.confidences),
+        )
+
     @property
     def width(self) -> int:
         """K."""

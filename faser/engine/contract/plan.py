@@ -63,6 +63,10 @@ class SequenceRows:
     num_drafts: int = 0
     new_blocks: tuple[int, ...] = ()
 
+    @property
+    def drafted(self) -> tuple[int, ...]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
 
 @dataclass(slots=True)
 class StepRows:
@@ -191,16 +195,6 @@ class DraftPlan:
     stop: StopRule | None = None
     share: float | None = None
     from_text: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class Draft:
-    """A proposed continuation of one sequence; empty where the drafter has nothing to propose."""
-
-    slot: int
-    method: str
-    token_ids: tuple[int, ...] = ()
-    confidences: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

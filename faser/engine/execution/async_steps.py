@@ -16,10 +16,10 @@ from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, 
 from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.rows import AcceptanceResult
+from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import PendingTokens
-from faser.engine.execution.sampling.verify import acceptance_of_tokens
+from faser.engine.execution.sampling.verify import matched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,13 @@ class StepInFlight(LaunchedStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedStep:
-    """acceptance: the tokens by slot. began_s, ended_s: when the step ran; one that was launched while another one
-    ran begins when that one was collected. prepared_s: as in StepResult.
+    """tokens: of the plan's sequences.
+    began_s, ended_s: when the step ran; one that was launched while another one ran begins when that one was
+        collected.
+    prepared_s: as in StepResult.
     """
 
-    acceptance: dict[int, AcceptanceResult]
+    tokens: StepTokens
     began_s: float
     ended_s: float
     prepared_s: float
@@ -74,13 +76,14 @@ class AsyncSteps:
         """Wait for the tokens."""
         assert isinstance(launched, StepInFlight), "launched by another executor"
         began_s = max(launched.began_s, self._collected_s)
-        acceptance: dict[int, AcceptanceResult] = {}
+        rows = launched.plan.rows
+        tokens = StepTokens.none(len(rows))
         if launched.pending is not None:
-            found = acceptance_of_tokens(launched.sampling, launched.pending.wait().token_ids)
-            acceptance = {rows.slot: accepted for rows, accepted in zip(launched.sampling, found, strict=True)}
+            found = matched(launched.sampling, launched.pending.wait().token_ids)
+            tokens = found.among([at for at, samples in enumerate(rows.samples) if samples], len(rows))
         self._collected_s = time.perf_counter()
         return CollectedStep(
-            acceptance=acceptance,
+            tokens=tokens,
             began_s=began_s,
             ended_s=self._collected_s,
             prepared_s=max(launched.forwarded_s - began_s, 0.0),

@@ -5,18 +5,21 @@ and the step in flight. `run` is the step to read first.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, compress, repeat
+from types import MappingProxyType
+from typing import Any
 
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import DraftPlan, LaunchedStep, SequenceRows, StepPlan, StepResult
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.drafter import (
-    Continuation,
     Drafter,
     Proposals,
     ProposedDrafts,
+    drafts_of,
     without_forbidden,
 )
 from faser.engine.execution.drafting.head_memory import HiddenStates
@@ -28,14 +31,16 @@ from faser.engine.execution.prompt_logprobs import PromptLogprobs
 from faser.engine.execution.pruning import PlainForward, VerificationForward
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.rows import AcceptanceResult
+from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier
-from faser.engine.execution.step_results import drafts_of, step_result
 from faser.engine.structure.sequence_matchers import SequenceMatchers
+from faser.types import PositionLogprobs
 
-# Rows and batch as the forward returned them (it may cut drafts), and the acceptance results by slot.
-_VerifiedRows = tuple[tuple[SequenceRows, ...], RowBatch, dict[int, AcceptanceResult]]
+# Rows and batch as the forward returned them (it may cut drafts), and the tokens of each sequence.
+_VerifiedRows = tuple[tuple[SequenceRows, ...], RowBatch, StepTokens]
+
+_NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +130,9 @@ class ModelExecutor:
         began_s = time.perf_counter()
         self._apply(plan)
         rows = tuple(plan.rows)
-        self._drafts.add_from_text(rows)
         verified = self._verify(rows, self._gather(plan)).wait()
         self._drafts.drop()
-        result = self._finish(plan, verified, began_s)
-        return replace(result, prepared_s=self._forwarded_s - began_s) if self._device_computes else result
+        return self._finish(plan, verified, began_s, prepares=self._device_computes)
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
@@ -140,7 +143,6 @@ class ModelExecutor:
             self._apply(plan)
         self._applied = None
         rows = tuple(plan.rows)
-        self._drafts.add_from_text(rows)
         self._append_blocks(draft_plan)
         batch = self._gather(plan)
         lanes.partition.resize(draft_plan.share)
@@ -159,26 +161,18 @@ class ModelExecutor:
         self._apply(plan)
         batch = self._gather(plan)
         launched = self._async_steps.launch(plan, batch, began_s)
-        self._keep_states(tuple(plan.rows), batch, {})
+        self._keep_states(tuple(plan.rows), batch, [0] * len(plan.rows))
         return launched
 
     def collect(self, launched: LaunchedStep) -> StepResult:
-        collected = self._async_steps.collect(launched)
-        self._commit(collected.acceptance)
-        plan = launched.plan
-        result = step_result(
+        collected, plan = self._async_steps.collect(launched), launched.plan
+        self._commit(plan.rows.slots, collected.tokens)
+        return self._result(
             plan,
-            tuple(plan.rows),
-            collected.acceptance,
-            {},
+            collected.tokens,
             began_s=collected.began_s,
             ended_s=collected.ended_s,
-        )
-        return replace(
-            result,
             prepared_s=collected.prepared_s,
-            pruning=self._forward.stats,
-            draft_kv=self._held_by_drafter(plan),
         )
 
     def _gather(self, plan: StepPlan) -> RowBatch:
@@ -200,37 +194,61 @@ class ModelExecutor:
         verified: _VerifiedRows,
         began_s: float,
         ended_s: float | None = None,
+        *,
+        prepares: bool = False,
     ) -> StepResult:
         """Take in what a step sampled, and read the prompt log probabilities off its forward.
 
-        Ended_s: None: now.
+        ended_s: None: now. prepares: the device had no work until the forward was on its way.
         """
-        rows, batch, acceptance = verified
-        self._forward.learn(rows, acceptance)
-        self._keep_states(rows, batch, acceptance)
-        self._commit(acceptance)
+        rows, batch, tokens = verified
+        self._forward.learn(tokens)
+        self._keep_states(rows, batch, tokens.counts)
+        self._commit(plan.rows.slots, tokens)
         prompt_logprobs = self._prompt_logprobs.of_step(rows, batch.last_rows)
-        result = step_result(
+        cut = [before - each.num_drafts for before, each in zip(plan.rows.num_drafts, rows, strict=True)]
+        return self._result(
             plan,
-            rows,
-            acceptance,
-            prompt_logprobs,
+            tokens,
             began_s=began_s,
             ended_s=time.perf_counter() if ended_s is None else ended_s,
-        )
-        return replace(
-            result,
+            prepared_s=self._forwarded_s - began_s if prepares else 0.0,
             saved_s=self._forward.saved_s,
-            pruning=self._forward.stats,
-            draft_kv=self._held_by_drafter(plan),
+            num_cut={at: count for at, count in enumerate(cut) if count},
+            prompt_logprobs=prompt_logprobs,
         )
 
-    def _keep_states(
-        self, rows: tuple[SequenceRows, ...], batch: RowBatch, acceptance: Mapping[int, AcceptanceResult]
-    ) -> None:
+    def _result(
+        self,
+        plan: StepPlan,
+        tokens: StepTokens,
+        *,
+        began_s: float,
+        ended_s: float,
+        prepared_s: float,
+        saved_s: float = 0.0,
+        num_cut: Mapping[int, int] = _NOTHING,
+        prompt_logprobs: Mapping[int, tuple[PositionLogprobs, ...]] = _NOTHING,
+    ) -> StepResult:
+        return StepResult(
+            step=plan.step,
+            counts=tokens.counts,
+            token_ids=tokens.token_ids,
+            errors=tokens.errors,
+            logprobs=tokens.logprobs,
+            run_s=ended_s - began_s,
+            began_s=began_s,
+            prepared_s=prepared_s,
+            saved_s=saved_s,
+            pruning=self._forward.stats,
+            draft_kv=self._held_by_drafter(plan),
+            num_cut=num_cut,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _keep_states(self, rows: tuple[SequenceRows, ...], batch: RowBatch, num_tokens: Sequence[int]) -> None:
         """Before the next forward overwrites them."""
         if self._states is not None and batch.captures:
-            num_tokens = {slot: len(accepted.token_ids) for slot, accepted in acceptance.items()}
             states = self._runner.states(batch.num_rows)
             self._states.take_in(rows, batch.layout.query_start.tolist(), states, num_tokens)
 
@@ -269,22 +287,24 @@ class ModelExecutor:
         for slot, new_blocks in plan.rows.new_blocks.items():
             self._table.append(slot, new_blocks)
 
-    def _commit(self, acceptance: Mapping[int, AcceptanceResult]) -> None:
-        """Sampler and drafter take in the new tokens of every sequence that did not fail."""
-        continuing = [(slot, accepted) for slot, accepted in acceptance.items() if accepted.error is None]
-        if continuing:
-            self._sampler.accept(
-                (slot for slot, accepted in continuing for _ in accepted.token_ids),
-                (token_id for _, accepted in continuing for token_id in accepted.token_ids),
-            )
-        if self._speculation is not None:
-            self._speculation.drafter.commit(
-                [
-                    Continuation(slot=slot, token_ids=each.token_ids, num_accepted=len(each.token_ids) - 1)
-                    for slot, each in continuing
-                    if slot not in self._undrafted
-                ]
-            )
+    def _commit(self, slots: list[int], tokens: StepTokens) -> None:
+        """Sampler and drafter take in the new tokens of every sequence; one that failed has none."""
+        counts, token_ids = tokens.counts, tokens.token_ids
+        if token_ids:
+            self._sampler.accept(repeated(slots, counts), token_ids)
+        if self._speculation is None:
+            return
+        undrafted = self._undrafted
+        if undrafted and not undrafted.isdisjoint(slots):
+            token_ids = [
+                token_id
+                for slot, token_id in zip(repeated(slots, counts), token_ids, strict=True)
+                if slot not in undrafted
+            ]
+            counts = [0 if slot in undrafted else count for slot, count in zip(slots, counts, strict=True)]
+        if 0 in counts:
+            slots, counts = list(compress(slots, counts)), list(compress(counts, counts))
+        self._speculation.drafter.commit(slots, counts, token_ids)
 
     def _release(self, slots: tuple[int, ...]) -> None:
         for slot in slots:
@@ -294,3 +314,8 @@ class ModelExecutor:
                 self._undrafted.remove(slot)
             elif self._speculation is not None:
                 self._speculation.drafter.release(slot)
+
+
+def repeated(slots: Sequence[int], counts: Sequence[int]) -> Iterator[int]:
+    """The slot of each token. counts: tokens of each slot."""
+    return chain.from_iterable(map(repeat, slots, counts))

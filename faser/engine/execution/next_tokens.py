@@ -19,9 +19,9 @@ from faser.engine.execution.drafting.drafter import ProposedDrafts
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.rows import AcceptanceResult, DraftedRows
+from faser.engine.execution.sampling.rows import DraftedRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, acceptance_of_tokens
+from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, matched
 
 Ints = NDArray[np.int64]
 
@@ -49,38 +49,34 @@ class NextTokens:
         self._plain = SampleAndMatch(sampler)  # of steps without drafts
         self._samples_in_runner = samples_in_runner
 
-    def of(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> PendingResult[dict[int, AcceptanceResult]]:
-        """By slot, for every sequence whose rows reach the end of its known tokens."""
-        sampling = [each for each in rows if each.samples]
-        if not sampling:
-            return PendingResult(dict)
+    def of(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> PendingResult[StepTokens]:
+        """The tokens of every sequence whose rows reach the end of its known tokens; the others get none."""
+        at = [i for i, each in enumerate(rows) if each.samples]
+        if not at:
+            return PendingResult(lambda: StepTokens.none(len(rows)))
+        sampling = [rows[i] for i in at]
         last_rows, drafted = sampling_rows(sampling, rows, batch), any(each.num_drafts for each in sampling)
         if self._samples_in_runner and self._depend_on_logits_alone(sampling, drafted=drafted):
             finding, launches_more = self._sample_and_match(sampling, last_rows), False
         else:
             finding, launches_more = partial(self._verify, sampling, last_rows, drafted=drafted), True
-        return PendingResult(
-            lambda: {each.slot: accepted for each, accepted in zip(sampling, finding(), strict=True)},
-            launches_more=launches_more,
-        )
+        return PendingResult(lambda: finding().among(at, len(rows)), launches_more=launches_more)
 
     def _depend_on_logits_alone(self, sampling: list[SequenceRows], *, drafted: bool) -> bool:
         """No request edits its logits or reports them, and no draft needs more than the samples at its rows."""
         matches = not drafted or isinstance(self._verifier, SampleAndMatch)
         return matches and self._sampler.needs_only_logits([rows.slot for rows in sampling])
 
-    def _sample_and_match(
-        self, sampling: list[SequenceRows], last_rows: Ints
-    ) -> Callable[[], list[AcceptanceResult]]:
+    def _sample_and_match(self, sampling: list[SequenceRows], last_rows: Ints) -> Callable[[], StepTokens]:
         """Launches the sampling of all rows at once; the call that is returned waits for it. last_rows: [S]."""
         counts, distances = _verifying_rows(sampling)
         slots = np.array([rows.slot for rows in sampling]).repeat(counts)
         ends = np.array([rows.start + len(rows.token_ids) for rows in sampling]).repeat(counts)
         metadata = self._sampler.metadata(slots, ends - distances)
         pending = self._runner.sample(last_rows.repeat(counts) - distances, metadata)
-        return lambda: acceptance_of_tokens(sampling, pending.wait().token_ids)
+        return lambda: matched(sampling, pending.wait().token_ids)
 
-    def _verify(self, sampling: list[SequenceRows], last_rows: Ints, *, drafted: bool) -> list[AcceptanceResult]:
+    def _verify(self, sampling: list[SequenceRows], last_rows: Ints, *, drafted: bool) -> StepTokens:
         counts, distances = _verifying_rows(sampling)
         logits = self._runner.logits(last_rows.repeat(counts) - distances)
         verifier, probs = (self._verifier, self._drafts.probs(sampling)) if drafted else (self._plain, None)
@@ -111,7 +107,7 @@ def _drafted_rows(sampling: list[SequenceRows]) -> list[DraftedRows]:
         DraftedRows(
             slot=rows.slot,
             position=rows.start + len(rows.token_ids) - rows.num_drafts,
-            draft=rows.token_ids[len(rows.token_ids) - rows.num_drafts :],
+            draft=rows.drafted,
         )
         for rows in sampling
     ]

@@ -31,18 +31,18 @@ class PromptLogprobs:
     def of_step(
         self, rows: tuple[SequenceRows, ...], last_rows: NDArray[np.int64]
     ) -> dict[int, tuple[PositionLogprobs, ...]]:
-        """By slot, of the prompt tokens that rows of the last forward predict, from position start + 1 on.
+        """By position, of the prompt tokens that rows of the last forward predict, from position start + 1 on.
 
         Only for sequences that ask for them. last_rows: [S] index of each sequence's last row in the forward.
         """
         if not self._asking:
             return {}
         found = {
-            each.slot: self._of(each, last_row, self._asking[each.slot])
-            for each, last_row in zip(rows, last_rows.tolist(), strict=True)
+            at: self._of(each, last_row, self._asking[each.slot])
+            for at, (each, last_row) in enumerate(zip(rows, last_rows.tolist(), strict=True))
             if each.slot in self._asking
         }
-        return {slot: scores for slot, scores in found.items() if scores}
+        return {at: scores for at, scores in found.items() if scores}
 
     def _of(self, rows: SequenceRows, last_row: int, start: SequenceStart) -> tuple[PositionLogprobs, ...]:
         num_top = start.sampling.prompt_logprobs

@@ -15,7 +15,7 @@ measurements alone when it looks, when rows leave, and from which rank on a toke
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Protocol
@@ -29,8 +29,9 @@ from faser.engine.contract.plan import SequenceRows
 from faser.engine.contract.step_times import CostTable
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.rows import AcceptanceResult
+from faser.engine.execution.sampling.rows import StepTokens
 from faser.errors import ConfigError
+from faser.kernels.interface.sampling import NO_TOKEN
 from faser.types import PruneStats
 
 Ints = NDArray[np.int64]
@@ -51,8 +52,6 @@ _Z = 2.326  # 99 %, one-sided: the smallest of many ranks is taken, after every 
 _KEPT = 0.5 ** (1 / 20_000)  # weight that counted tokens keep when one more is counted
 _NUM_BUCKETS = 32  # of ranks 0, 1, 2 … 3, 4 … 7, …
 
-_NOT_SAMPLED = AcceptanceResult()
-
 
 class VerificationForward(Protocol):
     """Called as run, then learn, for every synchronous step.
@@ -71,8 +70,8 @@ class VerificationForward(Protocol):
         """Run all layers. Returns the rows and the batch that came out: drafts may have lost their last tokens."""
         ...
 
-    def learn(self, rows: Rows, acceptance: Mapping[int, AcceptanceResult]) -> None:
-        """The step is over. rows: as `run` returned them. acceptance: by slot, of sequences that got tokens."""
+    def learn(self, tokens: StepTokens) -> None:
+        """The step is over. tokens: of its sequences."""
         ...
 
 
@@ -86,7 +85,7 @@ class PlainForward:
         runner.forward(batch)
         return rows, batch
 
-    def learn(self, rows: Rows, acceptance: Mapping[int, AcceptanceResult]) -> None:
+    def learn(self, tokens: StepTokens) -> None:
         pass
 
 
@@ -195,13 +194,12 @@ class EarlyPruning:
         runner.advance()
         return rows, batch
 
-    def learn(self, rows: Rows, acceptance: Mapping[int, AcceptanceResult]) -> None:
+    def learn(self, tokens: StepTokens) -> None:
         drafted = self._drafted
         if drafted is None:
             return
-        sampled = [acceptance.get(each.slot, _NOT_SAMPLED).token_ids for each in rows]
-        num_tokens = np.array([len(each) for each in sampled], dtype=np.int64)
-        last_ids = np.array([each[-1] if each else -1 for each in sampled], dtype=np.int64)
+        num_tokens = np.array(tokens.counts, dtype=np.int64)
+        last_ids = np.array([*tokens.token_ids, NO_TOKEN])[np.where(num_tokens, num_tokens.cumsum() - 1, -1)]
         # The bonus token is the last one; it verifies the drafted token in its place all the same.
         verified = drafted.depth < num_tokens[drafted.sequence]
         accepted = drafted.depth < num_tokens[drafted.sequence] - 1

@@ -85,18 +85,6 @@ class TextRules:
     max_bytes: int = UNLIMITED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Drafts by method (suffix, n-gram, n-gram model) and within a method by text. Valid until the next call.
-
-    Draft d of all has counts[d] tokens, which begin at index d * cap of token_ids and of confidences.
-    """
-
-    counts: list[int]
-    token_ids: "array[int]"
-    confidences: "array[float]"
-
-
 class TextIndex:
     """Many texts by number, which grow at their ends, and a bounded corpus of the outputs of closed texts.
 
@@ -126,15 +114,11 @@ class TextIndex:
             seed=secrets.randbits(64) if seed is None else seed,
             ngrams=None if rules.ngrams is None else rules.ngrams.address,
         )
-        self._num_methods = (rules.depth > 0) + (rules.max_n > 0) + (rules.ngrams is not None)
+        self.num_methods = (rules.depth > 0) + (rules.max_n > 0) + (rules.ngrams is not None)
         self._library = library
         self._extend_call, self._look_up_call = library.faser_texts_extend, library.faser_texts_look
         self._address: int = library.faser_texts_new(ctypes.addressof(struct))
         weakref.finalize(self, library.faser_texts_free, self._address)
-        self._drafted = ctypes.c_int64()
-        self._drafted_address = ctypes.addressof(self._drafted)
-        self._capacity = 0  # texts whose drafts fit into the results of a call
-        self._allocate(1)
 
     @property
     def num_remembered(self) -> int:
@@ -157,14 +141,14 @@ class TextIndex:
         )
         _check(done, (number,), token_ids)
 
-    def extend(self, numbers: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
-        """Append to each text its tokens, and index a chunk of those that are not, of any text."""
-        tokens = _packed(chain.from_iterable(token_ids))
-        which, counts = array("q", numbers), array("q", map(len, token_ids))
+    def extend(self, numbers: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Append to text numbers[i] the next counts[i] of the tokens, and index a chunk of any text."""
+        assert sum(counts) == len(token_ids), (counts, len(token_ids))
+        tokens, which, num_new = _packed(token_ids), array("q", numbers), array("q", counts)
         done = self._extend_call(
             self._address,
             which.buffer_info()[0],
-            counts.buffer_info()[0],
+            num_new.buffer_info()[0],
             len(which),
             tokens.buffer_info()[0],
         )
@@ -176,15 +160,25 @@ class TextIndex:
         _check(self._library.faser_texts_close(self._address, number), (number,), ())
 
     def look_up(
-        self, numbers: Sequence[int], max_tokens: Sequence[int], unverified: Sequence[Sequence[int]]
-    ) -> Found | None:
+        self,
+        numbers: Sequence[int],
+        max_tokens: Sequence[int],
+        unverified: Sequence[Sequence[int]],
+        *,
+        lengths: NDArray[np.int64],
+        token_ids: NDArray[np.int64],
+        confidences: NDArray[np.float64],
+    ) -> None:
         """Drafts of at most max_tokens[i] tokens for text numbers[i], as if it ended with unverified[i].
 
-        None: no text has a draft.
+        They are written into lengths, [D], token_ids and confidences, [D, K]: one for each of the N texts by the
+        first method (suffix, n-gram, n-gram model), then by the next, so D is N times num_methods. What lies
+        beyond a length is left as it was.
         """
         count = len(numbers)
-        if count > self._capacity:
-            self._allocate(count)
+        shape = (self.num_methods * count, token_ids.shape[1])
+        assert lengths.shape == shape[:1], (lengths.shape, shape)
+        assert token_ids.shape == confidences.shape == shape, (token_ids.shape, confidences.shape, shape)
         tokens = _packed(chain.from_iterable(unverified))
         which, limits = array("q", numbers), array("q", max_tokens)
         num_unverified = array("q", map(len, unverified))
@@ -195,24 +189,13 @@ class TextIndex:
             num_unverified.buffer_info()[0],
             count,
             tokens.buffer_info()[0],
-            *self._results,
-            self._drafted_address,
+            shape[1],
+            lengths.ctypes.data,
+            token_ids.ctypes.data,
+            confidences.ctypes.data,
         )
         if done:
             _check(done, numbers, tokens)
-        if not self._drafted.value:
-            return None
-        counts = self._counts[: self._num_methods * count].tolist()
-        return Found(counts=counts, token_ids=self._token_ids, confidences=self._confidences)
-
-    def _allocate(self, num_texts: int) -> None:
-        lines = self._num_methods * num_texts
-        self._capacity = num_texts
-        self._counts = array("i", bytes(4 * lines))
-        self._token_ids = array("i", bytes(4 * lines * self.rules.cap))
-        self._confidences = array("d", bytes(8 * lines * self.rules.cap))
-        results = (self._counts, self._token_ids, self._confidences)
-        self._results = tuple(each.buffer_info()[0] for each in results)
 
 
 def _packed(token_ids: Iterable[int]) -> "array[int]":

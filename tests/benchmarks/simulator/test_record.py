@@ -16,7 +16,6 @@ from faser.cli.bench_prompts import BenchPrompt
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import (
-    Draft,
     DraftPlan,
     DraftRequest,
     LaunchedStep,
@@ -32,11 +31,11 @@ from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.step_results import drafts_of
+from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot, drafts_of
 from faser.errors import ConfigError
 from faser.types import SamplingParams
 from tests.benchmarks.simulator.running import machine
+from tests.engine.execution.draft_lines import DraftLine, committed, table_with
 from tests.fakes import SequenceOutcome, step_result
 
 CAP = 4
@@ -49,27 +48,28 @@ def right_tokens(position: int) -> int:
 
 
 class KnowingDrafter:
-    """Knows the output, and errs where right_tokens says. accepted: what it was informed of, by position."""
+    """Knows the output, and errs where right_tokens says."""
 
     drafts_overlapped = True
 
     def __init__(self) -> None:
         self.known: dict[int, list[int]] = {}
         self.prompt_len: dict[int, int] = {}
-        self.accepted: dict[int, int] = {}
 
     def start(self, start: SequenceStart) -> None:
         self.known[start.slot] = list(start.token_ids)
         self.prompt_len[start.slot] = start.prompt_len
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
-        return Proposals(drafts=tuple(self.draft(wish.slot, wish.max_tokens) for wish in plan.requests))
+        return Proposals(
+            table=table_with([self.draft(wish.slot, wish.max_tokens) for wish in plan.requests], plan.width)
+        )
 
-    def draft(self, slot: int, max_tokens: int) -> Draft:
+    def draft(self, slot: int, max_tokens: int) -> DraftLine:
         number, position = self.known[slot][0], self.position(slot)
         tokens = [target(number, position + i) for i in range(max_tokens)]
         right = right_tokens(position)
-        return Draft(
+        return DraftLine(
             slot=slot,
             method="ngram",
             token_ids=(*tokens[:right], *(-token for token in tokens[right:])),
@@ -79,10 +79,9 @@ class KnowingDrafter:
     def position(self, slot: int) -> int:
         return len(self.known[slot]) - self.prompt_len[slot]
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self.accepted[self.position(each.slot)] = each.num_accepted
-            self.known[each.slot] += each.token_ids
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self.known[slot] += tokens
 
     def release(self, slot: int) -> None:
         del self.known[slot], self.prompt_len[slot]
@@ -119,13 +118,8 @@ class ScriptedTarget:
             self.prompts[start.slot] = (start.token_ids[0], start.prompt_len)
             self.drafter.start(start)
         sampled = [self.verify(rows) for rows in plan.rows]
-        self.drafter.commit(
-            [
-                Continuation(slot=slot, token_ids=token_ids, num_accepted=len(token_ids) - 1)
-                for slot, token_ids in zip(plan.rows.slots, sampled, strict=True)
-                if token_ids
-            ]
-        )
+        pairs = zip(plan.rows.slots, sampled, strict=True)
+        self.drafter.commit(*committed({slot: token_ids for slot, token_ids in pairs if token_ids}))
         outcomes = [SequenceOutcome(token_ids=token_ids) for token_ids in sampled]
         return step_result(plan.step, *outcomes, run_s=0.001)
 
@@ -196,11 +190,6 @@ def test_an_output_that_ends_by_itself_is_recorded_to_its_end() -> None:
     assert first.runs[6:] == (1, 2, 1, 0)  # right_tokens would be 1, 2, 3, 4, but 9 is the end's own
 
 
-def test_the_drafter_behind_is_told_whether_its_first_token_came() -> None:
-    _, drafter = recorded()
-    assert all(drafter.accepted[position] == (right_tokens(position) > 0) for position in range(1, 20))
-
-
 def test_a_recorder_never_drafts_overlapped() -> None:
     recorder = DraftRecorder(KnowingDrafter())
     recorder.start(SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=1, token_ids=(1,)))
@@ -208,7 +197,7 @@ def test_a_recorder_never_drafts_overlapped() -> None:
 
     assert not recorder.drafts_overlapped
     with pytest.raises(AssertionError, match="slot 0: a recorder never drafts overlapped"):
-        recorder.propose(DraftPlan(width=32, step=1, requests=(wish,)))
+        recorder.propose(DraftPlan(step=1, width=2, requests=(wish,)))
 
 
 def test_what_was_recorded_in_a_crowded_cache_is_true_as_far_as_it_goes() -> None:

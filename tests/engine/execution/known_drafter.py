@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.types import SamplingParams
+from tests.engine.execution.draft_lines import DraftLine, table_with
 
 
 def start_of(slot: int, token_ids: tuple[int, ...] = ()) -> SequenceStart:
@@ -45,26 +46,26 @@ class KnownDrafter:
         self.untils.append(until)
         drafts = tuple(self._draft(request) for request in plan.requests)
         probs = self._probs([token for draft in drafts for token in draft.token_ids]) if self.sampled else None
-        return Proposals(drafts=drafts, passes=3, catchup_tokens=7, probs=probs)
+        return Proposals(table=table_with(drafts, plan.width), passes=3, catchup_tokens=7, probs=probs)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self.to_come[each.slot] += len(each.token_ids)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self.to_come[slot] += len(tokens)
 
     def release(self, slot: int) -> None:
         del self.to_come[slot]
 
-    def _draft(self, request: DraftRequest) -> Draft:
+    def _draft(self, request: DraftRequest) -> DraftLine:
         quality = self.quality[request.slot]
         if quality is None:
-            return Draft(slot=request.slot, method=self.method)
+            return DraftLine(slot=request.slot, method=self.method)
         first = self.to_come[request.slot]
         token_ids = tuple(
             next_token(first + offset) if self.rng.random() < quality else -1
             for offset in range(request.max_tokens)
         )
         confidences = (self.confidence,) * request.max_tokens
-        return Draft(slot=request.slot, method=self.method, token_ids=token_ids, confidences=confidences)
+        return DraftLine(slot=request.slot, method=self.method, token_ids=token_ids, confidences=confidences)
 
     @staticmethod
     def _probs(token_ids: list[int]) -> Tensor:

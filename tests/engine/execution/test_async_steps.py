@@ -11,6 +11,7 @@ from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, 
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import SampledTokens
 
@@ -87,18 +88,18 @@ def test_a_placeholder_is_fed_at_its_row_among_the_rows_of_prompts() -> None:
     assert (feedback.rows.tolist(), feedback.sources.tolist()) == ([3], [1])
 
 
-def test_rows_that_yield_a_token_are_sampled_and_their_tokens_come_by_slot() -> None:
+def test_rows_that_yield_a_token_are_sampled_and_x() -> None:
     steps, runner = make()
     launched = launch(steps, plan_of((2, (7, 7), True), (0, (7,), False), (1, (7,), True)))
     assert runner.sampled_rows == [[1, 3]]
-    acceptance = steps.collect(launched).acceptance
-    assert {slot: each.token_ids for slot, each in acceptance.items()} == {2: (0,), 1: (1,)}
+    tokens = steps.collect(launched).tokens
+    assert (tokens.counts, tokens.token_ids) == ([1, 0, 1], [0, 1])
 
 
 def test_a_step_in_which_no_row_yields_a_token_brings_none() -> None:
     steps, runner = make()
-    acceptance = steps.collect(launch(steps, plan_of((0, (7,), False)))).acceptance
-    assert acceptance == {}
+    tokens = steps.collect(launch(steps, plan_of((0, (7,), False)))).tokens
+    assert tokens == StepTokens.none(1)
     assert runner.sampled_rows == []
 
 

@@ -1,6 +1,6 @@
 """An executor over a small model, plan by plan. Oracle: one token at a time, by the largest logit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +8,6 @@ import pytest
 
 from faser.engine.contract.plan import (
     PLACEHOLDER,
-    Draft,
     DraftPlan,
     DraftRequest,
     SequenceRows,
@@ -17,16 +16,17 @@ from faser.engine.contract.plan import (
     StepResult,
     StepRows,
 )
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.pruning import PlainForward, VerificationForward
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.rows import AcceptanceResult
+from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch
 from faser.kernels.torch_backend import TorchBackend
 from faser.types import PruneStats, SamplingParams
+from tests.engine.execution.draft_lines import DraftLine, lines_of, table_with
 from tests.engine.execution.greedy_sampler import GreedySampler
 from tests.engine.execution.pruning_world import NUM_SLOTS, make_runner, write_pair
 
@@ -42,7 +42,7 @@ class GivenDrafter:
     def __init__(self, token_ids: tuple[int, ...] = ()) -> None:
         self.token_ids = token_ids
         self.plans: list[DraftPlan] = []
-        self.continuations: list[Continuation] = []
+        self.committed: list[tuple[int, ...]] = []
         self.num_commits = 0
         self.released: list[int] = []
 
@@ -51,18 +51,12 @@ class GivenDrafter:
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         self.plans.append(plan)
         drafts = tuple(
-            Draft(
-                slot=each.slot,
-                method="draft_model",
-                token_ids=self.token_ids,
-                confidences=(1.0,) * len(self.token_ids),
-            )
-            for each in plan.requests
+            DraftLine(slot=each.slot, method="draft_model", token_ids=self.token_ids) for each in plan.requests
         )
-        return Proposals(drafts=drafts, passes=1)
+        return Proposals(table=table_with(drafts, plan.width), passes=1)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        self.continuations += continuations
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        self.committed += [tokens for _, tokens in by_slot(slots, counts, token_ids)]
         self.num_commits += 1
 
     def release(self, slot: int) -> None:
@@ -93,9 +87,9 @@ class LastTokenCutter:
         runner.forward(batch)
         return shorter, batch
 
-    def learn(self, rows: tuple[SequenceRows, ...], acceptance: Mapping[int, AcceptanceResult]) -> None:
+    def learn(self, tokens: StepTokens) -> None:
         assert len(self.learned) < self.num_steps, "a step is learned from before it has run"
-        self.learned += [acceptance[each.slot].token_ids for each in rows]
+        self.learned.append(tuple(tokens.token_ids))
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +157,8 @@ def verify(executor: ModelExecutor, drafter: GivenDrafter, pending: int) -> Step
     """Compute the prompt, draft, and verify the whole draft."""
     executor.run(prompt_plan())
     request = DraftRequest(slot=SLOT, max_tokens=len(drafter.token_ids), new_blocks=())
-    drafts = executor.draft(DraftPlan(width=32, step=2, requests=(request,)))
-    return executor.run(verifying_plan(pending, drafts.table.tokens(0)))
+    (draft,) = lines_of(executor.draft(DraftPlan(step=2, width=16, requests=(request,))).table)
+    return executor.run(verifying_plan(pending, draft.token_ids))
 
 
 def test_a_prompt_yields_its_first_token_with_and_without_a_drafter(runner: Runner, expected: list[int]) -> None:
@@ -178,11 +172,11 @@ def test_the_drafter_hears_of_every_chunk_of_a_prompt(runner: Runner, expected: 
     executor = make_executor(runner, drafter)
     (whole,) = plan.rows
     executor.run(replace(plan, rows=StepRows.of(replace(whole, token_ids=PROMPT[:3], samples=False))))
-    assert (drafter.num_commits, drafter.continuations) == (1, [])
+    assert (drafter.num_commits, drafter.committed) == (1, [])
     last = replace(whole, start=3, token_ids=PROMPT[3:], new_blocks=())
     executor.run(replace(plan, step=2, started=(), rows=StepRows.of(last)))
     assert drafter.num_commits == 2
-    assert [each.token_ids for each in drafter.continuations] == [(expected[0],)]
+    assert drafter.committed == [(expected[0],)]
 
 
 def test_a_draft_is_accepted_as_far_as_it_is_what_the_model_says(runner: Runner, expected: list[int]) -> None:
@@ -191,10 +185,7 @@ def test_a_draft_is_accepted_as_far_as_it_is_what_the_model_says(runner: Runner,
     found = verify(make_executor(runner, drafter), drafter, expected[0])
     assert found.token_ids == expected[1:4]
     assert found.num_cut == {}
-    assert [(each.token_ids, each.num_accepted) for each in drafter.continuations] == [
-        ((expected[0],), 0),
-        (tuple(expected[1:4]), 2),
-    ]
+    assert drafter.committed == [(expected[0],), tuple(expected[1:4])]
 
 
 def test_the_plain_forward_saves_nothing(runner: Runner, expected: list[int]) -> None:
@@ -218,13 +209,13 @@ def test_released_slots_are_released_everywhere(runner: Runner) -> None:
     drafter = GivenDrafter()
     executor = make_executor(runner, drafter)
     executor.run(prompt_plan())
-    executor.draft(DraftPlan(width=32, step=2, requests=(), released=(SLOT,)))
+    executor.draft(DraftPlan(step=2, width=16, requests=(), released=(SLOT,)))
     assert drafter.released == [SLOT]
 
 
 def test_an_engine_without_a_drafter_does_not_draft(runner: Runner) -> None:
     with pytest.raises(AssertionError, match="no drafter"):
-        make_executor(runner).draft(DraftPlan(width=32, step=1, requests=()))
+        make_executor(runner).draft(DraftPlan(step=1, width=16, requests=()))
 
 
 def test_launched_steps_bring_the_same_tokens_one_after_the_other(runner: Runner, expected: list[int]) -> None:

@@ -7,6 +7,7 @@ from faser.engine.execution.drafting.drafter import ProposedDrafts
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch
 from faser.kernels.torch_backend import TorchBackend
@@ -72,10 +73,10 @@ def test_without_drafts_every_sequence_gets_the_token_of_its_last_row(
 ) -> None:
     rows, batch = forward(runner, {})
     finding = next_tokens(runner, samples_in_runner=samples_in_runner).of(rows, batch)
-    found = {slot: each.token_ids for slot, each in finding.wait().items()}
+    found = finding.wait()
     assert finding.launches_more is not samples_in_runner
     first, second = largest(runner, batch, [2, 8])
-    assert found == {3: (first,), 0: (second,)}
+    assert (found.counts, found.token_ids) == ([1, 0, 1], [first, second])
 
 
 @pytest.mark.parametrize("samples_in_runner", [True, False])
@@ -88,19 +89,19 @@ def test_drafts_are_accepted_as_far_as_they_are_the_largest_logits(
     bonus, other = largest(runner, batch, [3, 10])
     assert bonus != right, "the second drafted token is meant to be wrong"
     finding = next_tokens(runner, samples_in_runner=samples_in_runner).of(rows, batch)
-    found = {slot: each.token_ids for slot, each in finding.wait().items()}
+    found = finding.wait()
     assert finding.launches_more is not samples_in_runner
-    assert found == {3: (right, bonus), 0: (other,)}
+    assert (found.counts, found.token_ids) == ([2, 0, 1], [right, bonus, other])
 
 
 def test_the_runner_does_not_sample_for_requests_that_report_log_probabilities(runner: Runner) -> None:
     rows, batch = forward(runner, {})
     finding = next_tokens(runner, samples_in_runner=True, logprobs=1).of(rows, batch)
     assert finding.launches_more
-    assert all(each.logprobs is not None for each in finding.wait().values())
+    assert [*finding.wait().logprobs] == [0, 2]
 
 
 def test_a_step_in_which_no_sequence_samples_brings_nothing(runner: Runner) -> None:
     rows, batch = forward(runner, {})
     (unfinished,) = (each for each in rows if each.slot == UNFINISHED)
-    assert next_tokens(runner, samples_in_runner=True).of((unfinished,), batch).wait() == {}
+    assert next_tokens(runner, samples_in_runner=True).of((unfinished,), batch).wait() == StepTokens.none(1)

@@ -41,7 +41,7 @@ from faser.engine.execution.pruning import (
 )
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.rows import AcceptanceResult
+from faser.engine.execution.sampling.rows import StepTokens
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
@@ -351,9 +351,8 @@ def test_only_verified_tokens_are_learned_from(drafts: list[list[int]], data: st
     pruning = given_ranks(ranks, gate)
     rows, batch = step_of(drafts)
     pruning.run(_NoModel(), rows, batch)  # type: ignore[arg-type]
-    pruning.learn(
-        rows, {slot: AcceptanceResult(token_ids=token_ids) for slot, token_ids in enumerate(sampled) if token_ids}
-    )
+    token_ids = [token_id for each in sampled for token_id in each]
+    pruning.learn(StepTokens(counts=[*map(len, sampled)], token_ids=token_ids))
     assert gate.lessons == expected
     assert gate.num_tokens == sum(map(len, sampled))
 
@@ -538,6 +537,7 @@ MODEL = {"method": "draft_model", "model": "small"}
     "given",
     [
         MODEL,
+        {"method": "eagle3", "model": "head"},
         {"method": "auto"},
         {"method": "suffix"},
         MODEL | {"draft_sample_method": "greedy"},

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,12 +32,29 @@ def library(kernel_cache: Path) -> ctypes.CDLL:
     return native_library.load(library_path(cache_dir=kernel_cache))
 
 
+def drafts(index: TextIndex, numbers: Sequence[int], unverified: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Of at most 8 tokens, by method and within a method by text."""
+    count = index.num_methods * len(numbers)
+    lengths, token_ids = np.zeros(count, dtype=np.int64), np.full((count, 9), -1)
+    confidences = np.zeros((count, 9))
+    index.look_up(
+        numbers,
+        [8] * len(numbers),
+        unverified,
+        lengths=lengths,
+        token_ids=token_ids,
+        confidences=confidences,
+    )
+    beyond = np.arange(9) >= lengths[:, None]
+    assert (token_ids[beyond] == -1).all()
+    assert not confidences[beyond].any()
+    return [line[:length].tolist() for line, length in zip(token_ids, lengths, strict=True)]
+
+
 def drafted(index: TextIndex, number: int, unverified: tuple[int, ...] = ()) -> list[list[int]]:
-    """By kind."""
-    found = index.look_up([number], [8], [unverified])
-    if found is None:
-        return []
-    return [found.token_ids[8 * at : 8 * at + count].tolist() for at, count in enumerate(found.counts)]
+    """By method; empty where no method has a draft."""
+    found = drafts(index, [number], [unverified])
+    return found if any(found) else []
 
 
 def resident_bytes() -> int:
@@ -51,9 +69,9 @@ def test_what_is_no_token_id_is_refused_and_changes_nothing(library: ctypes.CDLL
     with pytest.raises(ValueError, match="a token id"):
         index.open(1, [1, bad])
     with pytest.raises(ValueError, match="a token id"):
-        index.extend([0, 0], [[9], [bad]])
+        index.extend([0, 0], [1, 1], [9, bad])
     with pytest.raises(ValueError, match="a token id"):
-        index.look_up([0], [8], [[bad]])
+        drafts(index, [0], [[bad]])
 
     assert drafted(index, 0) == before == [[9, 7], [9, 7, 8, 9, 7, 8, 9, 7]]
     index.open(1, [1])
@@ -72,9 +90,9 @@ def test_a_number_names_at_most_one_text(library: ctypes.CDLL) -> None:
         index.open(3, [1])
     for number in (-1, 0, 4, 10**12):
         with pytest.raises(KeyError, match=str(number)):
-            index.extend([3, number], [[2], [2]])
+            index.extend([3, number], [1, 1], [2, 2])
         with pytest.raises(KeyError, match=str(number)):
-            index.look_up([3, number], [1, 1], [(), ()])
+            drafts(index, [3, number], [(), ()])
         with pytest.raises(KeyError, match=str(number)):
             index.close(number)
     assert drafted(index, 3) == [], "nothing was appended"
@@ -83,7 +101,7 @@ def test_a_number_names_at_most_one_text(library: ctypes.CDLL) -> None:
 def test_of_an_output_longer_than_the_corpus_the_end_is_remembered(library: ctypes.CDLL) -> None:
     index = TextIndex(library, TextRules(cap=8, depth=4, max_outputs=3, max_tokens=10))
     index.open(0, [])
-    index.extend([0], [range(100)])
+    index.extend([0], [100], range(100))
     index.close(0)
     assert index.num_remembered == 10
     for number, (context, expected) in enumerate([((88, 89), []), ((89, 90), []), ((90, 91), [[92, 93]])]):
@@ -100,7 +118,7 @@ def test_a_long_text_is_indexed_in_chunks(library: ctypes.CDLL) -> None:
     seen = []
     for _ in range(3):
         seen.append((bool(drafted(index, 0, early)), bool(drafted(index, 0, late))))
-        index.extend([], [])
+        index.extend([], [], [])
     assert seen == [(False, True), (False, True), (True, True)]
     assert drafted(index, 0, early) == [text[1499:1507]] * 2
 
@@ -112,7 +130,7 @@ def test_long_texts_take_turns_at_a_chunk(library: ctypes.CDLL) -> None:
         index.open(number, text)
     seen = []
     for _ in range(3):
-        index.extend([], [])
+        index.extend([], [], [])
         seen.append([bool(drafted(index, number, tuple(text[2400:2406]))) for number, text in enumerate(texts)])
     assert seen == [[True, False], [True, True], [True, True]]
 
@@ -123,7 +141,7 @@ def test_an_index_that_is_full_indexes_no_more_and_still_scans(library: ctypes.C
     index.open(0, text)
     sizes = []
     for _ in range(20):
-        index.extend([], [])
+        index.extend([], [], [])
         sizes.append(index.num_bytes)
     assert sizes[-1] == sizes[-2] < 2 << 20, "one chunk may double the table"
     assert drafted(index, 0, tuple(text[1000:1006])) == [text[1006:1012], text[1006:1014]]
@@ -139,7 +157,7 @@ def test_closed_texts_leave_nothing_but_a_bounded_corpus(library: ctypes.CDLL, r
     for _ in range(400):
         for number in range(3):
             index.open(number, [rng.randrange(5000) for _ in range(40)])
-            index.extend([number], [[rng.randrange(5000) for _ in range(40)]])
+            index.extend([number], [40], [rng.randrange(5000) for _ in range(40)])
             drafted(index, number)
         for number in range(3):
             index.close(number)
@@ -157,7 +175,7 @@ def test_memory_is_given_back(library: ctypes.CDLL) -> None:
         for number in range(2):
             index.open(number, tokens)
             for _ in range(10):
-                index.extend([], [])
+                index.extend([], [], [])
         assert index.num_bytes > 2 * 100 * len(tokens)
         index.close(0)
         del index
@@ -196,7 +214,7 @@ def test_another_context_with_the_same_key_is_not_taken_for_this_one(
     assert drafted(index, 0) == []
     assert drafted(index, 1)[0][:2] == [77, 78]
 
-    index.extend([0], [[79, *known]])
+    index.extend([0], [1 + len(known)], [79, *known])
     assert drafted(index, 0)[0][0] == 77, "though 79 is the latest with the key"
 
 

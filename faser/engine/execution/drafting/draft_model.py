@@ -8,8 +8,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals, one_each
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.loop import DraftInput, DraftLoop
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable
@@ -43,30 +43,26 @@ class DraftModel:
         assert self.drafts_overlapped or not any(request.unverified for request in plan.requests), (
             "drafts that are drawn cannot continue unverified tokens"
         )
-        rooms = [(request, self._room(request)) for request in plan.requests]
-        drafting = [(request, room) for request, room in rooms if room > 0]
+        rooms = [min(request.max_tokens, self._room(request)) for request in plan.requests]
+        drafting = [at for at, room in enumerate(rooms) if room > 0]
+        asked = [plan.requests[at] for at in drafting]
         inputs = [
-            self._kv.missing(request.slot, min(request.max_tokens, room), request.unverified)
-            for request, room in drafting
+            self._kv.missing(request.slot, rooms[at], request.unverified)
+            for at, request in zip(drafting, asked, strict=True)
         ]
         batch = self._loop.draft(inputs, plan.stop, until)
-        drafts = {}
-        for (request, _), token_ids, confidences, num_fed in zip(
-            drafting, batch.token_ids, batch.confidences, batch.num_fed, strict=True
-        ):
-            slot = request.slot
-            self._kv.fill(slot, request.unverified + token_ids[:num_fed])
-            drafts[slot] = Draft(slot=slot, method=METHOD, token_ids=token_ids, confidences=confidences)
+        for request, token_ids, num_fed in zip(asked, batch.token_ids, batch.num_fed.tolist(), strict=True):
+            self._kv.fill(request.slot, (*request.unverified, *token_ids[:num_fed].tolist()))
         return Proposals(
-            drafts=one_each(plan, METHOD, drafts),
+            table=batch.table(plan, METHOD, drafting),
             passes=batch.passes,
             catchup_tokens=sum([max(0, len(each.token_ids) - _USUAL_ROWS) for each in inputs]),
             probs=batch.probs,
         )
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self._kv.extend(each.slot, each.token_ids)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self._kv.extend(slot, tokens)
 
     def release(self, slot: int) -> None:
         self._kv.release(slot)

@@ -12,43 +12,32 @@ While the target verifies a draft, the next one can be made: it continues DraftR
                   may not be the first token of the new draft
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.contract.plan import PLACEHOLDER, Draft, DraftPlan, SequenceRows, SequenceStart
+from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable, Ints
+from faser.engine.contract.plan import DraftPlan, SequenceRows, SequenceStart
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposals:
-    """drafts: in the order of the plan's requests. passes, catchup_tokens: as in Drafts.
+    """table, passes, catchup_tokens: as in Drafts.
 
     probs: [T, V] float64 on the target's device, the distribution each of the T draft tokens was sampled from,
     draft after draft; None where drafts are point masses.
     """
 
-    drafts: tuple[Draft, ...]
+    table: DraftTable
     passes: int = 0
     catchup_tokens: int = 0
     probs: Tensor | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Continuation:
-    """Tokens that a step committed to the sequence in slot. num_accepted: of them, leading accepted draft tokens.
-
-    Read only, and not frozen: see engine/contract/plan.py.
-    """
-
-    slot: int
-    token_ids: tuple[int, ...]
-    num_accepted: int = 0
 
 
 class Drafter(Protocol):
@@ -79,9 +68,10 @@ class Drafter(Protocol):
         """
         ...
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
         """Sequences continue with these tokens, drafted or not. Called after every step, also with none.
 
+        counts: tokens of each slot, at least 1. token_ids: slot after slot.
         A draft that continued other tokens than the committed ones is void; one that continued these may still be
         accepted, in this step and in later ones.
         """
@@ -92,9 +82,24 @@ class Drafter(Protocol):
         ...
 
 
-def one_each(plan: DraftPlan, method: str, drafts: Mapping[int, Draft]) -> tuple[Draft, ...]:
-    """A draft for every request, in their order. drafts: by slot; where there is none, an empty one."""
-    return tuple([drafts.get(each.slot) or Draft(slot=each.slot, method=method) for each in plan.requests])
+def by_slot(
+    slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Each slot with its tokens, of what a drafter is told to commit."""
+    for slot, count, end in zip(slots, counts, accumulate(counts), strict=True):
+        yield slot, tuple(token_ids[end - count : end])
+
+
+def drafts_of(plan: DraftPlan, proposals: Proposals, began_s: float, ended_s: float) -> Drafts:
+    """What the control plane hears of the proposals."""
+    return Drafts(
+        step=plan.step,
+        table=proposals.table,
+        run_s=ended_s - began_s,
+        began_s=began_s,
+        passes=proposals.passes,
+        catchup_tokens=proposals.catchup_tokens,
+    )
 
 
 def without_forbidden(plan: DraftPlan, proposals: Proposals, matchers: SequenceMatchers) -> Proposals:
@@ -106,24 +111,19 @@ def without_forbidden(plan: DraftPlan, proposals: Proposals, matchers: SequenceM
     forbidden. A draft that continues unverified tokens is cut as if these were known. probs stay those
     of the longer drafts.
     """
+    table, structured = proposals.table, matchers.slots
     unverified = {request.slot: request.unverified for request in plan.requests}
     num_kept_forbidden = 0 if proposals.probs is None else 1
-    structured = matchers.slots
-
-    def allowed(draft: Draft) -> Draft:
-        if not draft.token_ids or draft.slot not in structured:
-            return draft
-        before = unverified[draft.slot]
-        kept = matchers.num_allowed(draft.slot, before + draft.token_ids) - len(before) + num_kept_forbidden
-        if kept >= len(draft.token_ids):
-            return draft
-        kept = max(kept, 0)
-        return replace(draft, token_ids=draft.token_ids[:kept], confidences=draft.confidences[:kept])
-
-    return replace(proposals, drafts=tuple([allowed(draft) for draft in proposals.drafts]))
+    lengths = table.lengths.copy()
+    for at, slot in enumerate(table.slots.tolist()):
+        if slot in structured and lengths[at]:
+            before = unverified[slot]
+            num_allowed = matchers.num_allowed(slot, before + table.tokens(at)) - len(before)
+            lengths[at] = min(lengths[at], max(num_allowed + num_kept_forbidden, 0))
+    return replace(proposals, table=table.cut(lengths))
 
 
-_NOTHING = Proposals(drafts=())
+_NOTHING = Proposals(table=NO_DRAFTS)
 
 
 class ProposedDrafts:
@@ -140,63 +140,37 @@ class ProposedDrafts:
         """num_decided: leading tokens of every draft that are already accepted or refused when it is verified."""
         self._proposals, self._num_decided = proposals, num_decided
 
-    def add_from_text(self, rows: Sequence[SequenceRows]) -> None:
-        """The model proposed for some sequences only; the drafted rows of the others are copied from text."""
-        self._proposals = with_text_drafts(self._proposals, rows, num_decided=self._num_decided)
-
     def drop(self) -> None:
         self._proposals = _NOTHING
 
     def probs(self, rows: Sequence[SequenceRows]) -> Tensor | None:
-        """[T, V] float64, the distribution that each drafted row's token was sampled from; None: point masses."""
+        """[T, V] float64, the distribution that each drafted row's token was sampled from; None: point masses.
+
+        A sequence that the model proposed nothing for has its draft from text, with all mass on each token.
+        """
         probs = self._proposals.probs
-        return None if probs is None else probs[self._lines(rows)]
+        if probs is None:
+            return None
+        lines = proposal_lines(rows, self._proposals.table, num_decided=self._num_decided)
+        proposed = lines >= 0
+        if proposed.all():
+            return probs[torch.from_numpy(lines)]
+        token_ids = np.array([token_id for each in rows for token_id in each.drafted], dtype=np.int64)
+        found = probs.new_zeros(len(lines), probs.shape[1])
+        found[torch.from_numpy(np.flatnonzero(proposed))] = probs[torch.from_numpy(lines[proposed])]
+        found[torch.from_numpy(np.flatnonzero(~proposed)), torch.from_numpy(token_ids[~proposed])] = 1.0
+        return found
 
-    def _lines(self, rows: Sequence[SequenceRows]) -> Tensor:
-        return torch.from_numpy(proposal_lines(rows, self._proposals.drafts, num_decided=self._num_decided))
 
-
-def proposal_lines(
-    rows: Sequence[SequenceRows], drafts: Sequence[Draft], *, num_decided: int = 0
-) -> NDArray[np.int64]:
+def proposal_lines(rows: Sequence[SequenceRows], table: DraftTable, *, num_decided: int = 0) -> Ints:
     """[T] for each drafted row of a step, the index of its token among the tokens of all drafts in order.
 
-    rows: each one with drafted tokens has a draft of the same slot. num_decided: as in ProposedDrafts.hold.
+    -1: the table has no draft of the row's slot. num_decided: as in ProposedDrafts.hold.
     """
-    lengths = np.fromiter((len(each.token_ids) for each in drafts), np.int64, len(drafts))
-    firsts = dict(zip((each.slot for each in drafts), (np.cumsum(lengths) - lengths).tolist(), strict=True))
+    ends = np.cumsum(table.lengths)
+    firsts = dict(zip(table.slots.tolist(), (ends - table.lengths + num_decided).tolist(), strict=True))
     drafting = [each for each in rows if each.num_drafts]
-    counts = np.fromiter((each.num_drafts for each in drafting), np.int64, len(drafting))
-    starts = np.fromiter((firsts[each.slot] + num_decided for each in drafting), np.int64, len(drafting))
-    return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
-
-
-def with_text_drafts(proposals: Proposals, rows: Sequence[SequenceRows], *, num_decided: int) -> Proposals:
-    """What the model proposed, and after it the drafts of all other rows of a step: these are from text.
-
-    num_decided: leading tokens of each draft that are known by now, so that the step has no rows for them.
-    """
-    if proposals.probs is None:
-        return proposals
-    by_model = {draft.slot for draft in proposals.drafts}
-    passed = (PLACEHOLDER,) * num_decided
-    others = [
-        Draft(slot=each.slot, method="", token_ids=passed + each.token_ids[-each.num_drafts :])
-        for each in rows
-        if each.num_drafts and each.slot not in by_model
-    ]
-    return with_point_masses(proposals, others) if others else proposals
-
-
-def with_point_masses(proposals: Proposals, others: Sequence[Draft]) -> Proposals:
-    """proposals, and after them drafts that are point masses.
-
-    probs gets a row for each token with all its mass on it; where it is None, it stays so.
-    """
-    probs = proposals.probs
-    token_ids = [token_id for draft in others for token_id in draft.token_ids]
-    if probs is not None:
-        certain = probs.new_zeros(len(token_ids), probs.shape[1])
-        certain[range(len(token_ids)), token_ids] = 1.0
-        probs = torch.cat((probs, certain))
-    return replace(proposals, drafts=(*proposals.drafts, *others), probs=probs)
+    counts = np.array([each.num_drafts for each in drafting], dtype=np.int64)
+    starts = np.array([firsts.get(each.slot, -1) for each in drafting], dtype=np.int64).repeat(counts)
+    depths = np.arange(counts.sum()) - (np.cumsum(counts) - counts).repeat(counts)
+    return np.where(starts < 0, -1, starts + depths)

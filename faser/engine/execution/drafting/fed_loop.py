@@ -22,14 +22,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.execution.drafting.loop import (
     DraftBatch,
     DraftInput,
     DraftProgress,
-    Ints,
     ModelPasses,
     OneRowEach,
+    no_drafts,
 )
 from faser.engine.execution.drafting.samplers import PointMassSampler, drafted_by_runner
 from faser.engine.execution.runner.batch import TokenFeedback
@@ -53,7 +54,7 @@ class FedPassLoop:
         until: Callable[[], bool] | None = None,
     ) -> DraftBatch:
         if not inputs:
-            return DraftBatch()
+            return no_drafts()
         progress = DraftProgress(inputs)
         running, num_passes = self._launch_first(inputs, progress)
         staying = running.active

@@ -8,12 +8,16 @@ answer.
 
 from collections.abc import Callable, Sequence
 
-from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals, one_each
+import numpy as np
+
+from faser.engine.contract.drafts import empty_table
+from faser.engine.contract.plan import DraftPlan, SequenceStart
+from faser.engine.execution.drafting.drafter import Proposals
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 
 METHOD = "grammar"
 _SURE = 0.99  # the confidence of each token
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 class GrammarDrafter:
@@ -34,21 +38,17 @@ class GrammarDrafter:
         pass
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
-        structured, found = self._matchers.slots, {}
-        for request in plan.requests:
+        structured = self._matchers.slots
+        table = empty_table([each.slot for each in plan.requests], METHOD, plan.width)
+        for at, request in enumerate(plan.requests):
             if request.slot in structured:
                 limit = min(request.max_tokens, self._cap)
-                token_ids = tuple(self._matchers.forced(request.slot, request.unverified, limit))
-                confidences = (_SURE,) * len(token_ids)
-                if token_ids:
-                    found[request.slot] = Draft(
-                        slot=request.slot, method=METHOD, token_ids=token_ids, confidences=confidences
-                    )
-        if not found and not self._alone:
-            return Proposals(drafts=())
-        return Proposals(drafts=one_each(plan, METHOD, found))
+                token_ids = self._matchers.forced(request.slot, request.unverified, limit)
+                table.lengths[at] = count = len(token_ids)
+                table.token_ids[at, :count], table.confidences[at, :count] = token_ids, _SURE
+        return Proposals(table=table if self._alone or table.lengths.any() else table.take(_NONE))
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
         pass
 
     def release(self, slot: int) -> None:

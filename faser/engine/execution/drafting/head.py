@@ -22,11 +22,12 @@ from torch import Tensor
 
 from faser.config.speculation import MOST_STATES_READ
 from faser.engine.checkpoints.heads import EAGLE3
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
-from faser.engine.execution.drafting.drafter import Continuation, Proposals, one_each
+from faser.engine.contract.drafts import NO_TOKEN, Ints
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
+from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.eagle3 import Eagle3Head
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
-from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, Ints, PassLoop, chunks, cut, rows_of
+from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, chunks, rows_of
 from faser.engine.execution.drafting.samplers import DraftSampler, PointMassSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.kernels.interface.backend import Backend
@@ -52,30 +53,29 @@ class HeadDrafter:
         self._states.start(start.slot)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
-        inputs = [found for each in plan.requests if (found := self._input(each)) is not None]
+        found = [self._input(each) for each in plan.requests]
+        drafting = [at for at, each in enumerate(found) if each is not None]
+        inputs = [each for each in found if each is not None]
         batch = self._loop.draft(inputs, plan.stop, until)
-        drafts = {}
         catchup_tokens = 0
-        for each, token_ids, confidences in zip(inputs, batch.token_ids, batch.confidences, strict=True):
-            slot, count = each.slot, len(each.token_ids)
-            drafts[slot] = Draft(slot=slot, method=EAGLE3, token_ids=token_ids, confidences=confidences)
-            line = self._lines[slot]
+        for each in inputs:
+            slot, count, line = each.slot, len(each.token_ids), self._lines[each.slot]
             catchup_tokens += max(0, count - line.num_new)
             self._cache.set_rows(slot, each.start + count)
             line.next_state = len(line.token_ids) - 1
             self._states.forget(slot, line.next_state - 1)  # keeps the last one, to draft from it again
         return Proposals(
-            drafts=one_each(plan, EAGLE3, drafts),
+            table=batch.table(plan, EAGLE3, drafting),
             passes=batch.passes,
             catchup_tokens=catchup_tokens,
             probs=batch.probs,
         )
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            line = self._lines[each.slot]
-            line.token_ids.extend(each.token_ids)
-            line.num_new = len(each.token_ids)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            line = self._lines[slot]
+            line.token_ids.extend(tokens)
+            line.num_new = len(tokens)
 
     def release(self, slot: int) -> None:
         self._lines.pop(slot, None)
@@ -188,11 +188,12 @@ class HeadLoop:
                 uniforms=None if ahead is None else ahead.uniforms,
             ),
         )
-        counts = found.counts.tolist()
+        beyond = np.arange(found.token_ids.shape[1]) >= found.counts[:, None]
         return DraftBatch(
-            token_ids=cut(found.token_ids, counts),
-            confidences=cut(found.margins, counts),
-            num_fed=tuple(found.num_fed.tolist()),
+            lengths=found.counts,
+            token_ids=np.where(beyond, NO_TOKEN, found.token_ids),
+            margins=np.where(beyond, 0.0, found.margins),
+            num_fed=found.num_fed,
             passes=found.passes,
         )
 

@@ -1,7 +1,7 @@
 """What a head is yet to read, and what it has computed: the target's states, and the blocks of its own cache."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,21 +78,21 @@ class HiddenStates:
         rows: Sequence[SequenceRows],
         query_start: Sequence[int],
         states: Tensor,
-        num_tokens: Mapping[int, int],
+        num_tokens: Sequence[int],
     ) -> None:
         """A step has computed these rows. query_start: [S], the first row of each sequence in states, [R, K * H].
 
-        num_tokens: by slot, how many tokens the step committed: accepted draft tokens and one more, or 0 where it
+        num_tokens: [S] how many tokens the step committed: accepted draft tokens and one more, or 0 where it
         failed. The states of refused draft tokens are not kept.
         """
         first_row = self._write(states)
-        for each, start in zip(rows, query_start, strict=False):
+        for each, start, committed in zip(rows, query_start, num_tokens, strict=False):
             pieces = self._pieces[each.slot]
             if pieces is None:
                 continue
             count = len(each.token_ids)
             if each.num_drafts:
-                count -= each.num_drafts - max(num_tokens.get(each.slot, 0) - 1, 0)
+                count -= each.num_drafts - max(committed - 1, 0)
             row = first_row + start
             last = pieces[-1] if pieces else None
             if last is not None and last.row + last.count == row and last.end == each.start:

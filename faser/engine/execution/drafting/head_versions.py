@@ -14,17 +14,15 @@ A version ends with its last sequence, unless it is the first or the newest one.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
 
+from faser.engine.contract.drafts import joined
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot
 
 MOST_REFRESHED = 2
-
-_Each = TypeVar("_Each", DraftRequest, Continuation)
 
 
 class HeadVersions:
@@ -64,36 +62,38 @@ class HeadVersions:
         found = [drafter.propose(replace(plan, requests=tuple(own)), until) for drafter, own in parts.items()]
         return _joined([each.slot for each in plan.requests], found)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for drafter, own in self._divided(continuations).items():
-            drafter.commit(own)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        found: dict[Drafter, tuple[list[int], list[int], list[int]]] = {}
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            own = found.setdefault(self._by_slot[slot], ([], [], []))
+            own[0].append(slot)
+            own[1].append(len(tokens))
+            own[2].extend(tokens)
+        for drafter, columns in found.items():
+            drafter.commit(*columns)
 
     def release(self, slot: int) -> None:
         self._by_slot.pop(slot).release(slot)
 
-    def _divided(self, items: Iterable[_Each]) -> dict[Drafter, list[_Each]]:
-        found: dict[Drafter, list[_Each]] = {}
-        for each in items:
+    def _divided(self, requests: Iterable[DraftRequest]) -> dict[Drafter, list[DraftRequest]]:
+        found: dict[Drafter, list[DraftRequest]] = {}
+        for each in requests:
             found.setdefault(self._by_slot[each.slot], []).append(each)
         return found
 
 
 def _joined(slots: Sequence[int], found: Sequence[Proposals]) -> Proposals:
     """The proposals of several versions as those of one drafter. slots: in the order of the plan."""
-    drafts = {draft.slot: draft for each in found for draft in each.drafts}
+    table = joined([each.table for each in found])
+    place = {slot: at for at, slot in enumerate(table.slots.tolist())}
+    order = np.array([place[slot] for slot in slots])
+    probs = [each.probs for each in found if each.probs is not None]
+    if probs:
+        assert len(probs) == len(found), "some versions draw their drafts, others do not"
+        lines = torch.split(torch.cat(probs), table.lengths.tolist())
     return Proposals(
-        drafts=tuple([drafts[slot] for slot in slots]),
+        table=table.take(order),
         passes=sum([each.passes for each in found]),
         catchup_tokens=sum([each.catchup_tokens for each in found]),
-        probs=_lines(slots, [(each, each.probs) for each in found]),
+        probs=torch.cat([lines[at] for at in order.tolist()]) if probs else None,
     )
-
-
-def _lines(slots: Sequence[int], found: Sequence[tuple[Proposals, Tensor | None]]) -> Tensor | None:
-    """Lines of draft tokens, [T, …] of each proposal, in the order of the plan; None where none has any."""
-    by_slot: dict[int, Tensor] = {}
-    for proposals, lines in found:
-        if lines is not None:
-            lengths = [len(draft.token_ids) for draft in proposals.drafts]
-            by_slot |= zip([draft.slot for draft in proposals.drafts], torch.split(lines, lengths), strict=True)
-    return torch.cat([by_slot[slot] for slot in slots if slot in by_slot]) if by_slot else None

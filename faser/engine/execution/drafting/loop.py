@@ -13,21 +13,20 @@ numbers depend, and its row a place in the cache of the model that drafts; they 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.contract.plan import StopRule
+from faser.engine.contract.drafts import NO_TOKEN, DraftTable, Ints, empty_table
+from faser.engine.contract.plan import DraftPlan, StopRule
 from faser.engine.execution.drafting.head_memory import StatePiece
 from faser.engine.execution.drafting.samplers import DraftRows, DraftSampler, DraftTokens
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
 from faser.kernels.interface.shapes import RowLayout
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,17 +49,36 @@ class DraftInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftBatch:
-    """Drafts in the order of the inputs. confidences: margins in nats, one per token.
+    """S drafts of up to K tokens, in the order of the inputs.
 
-    num_fed: how many leading tokens of each draft were rows themselves, so that the model's KV cache holds them.
+    lengths: [S]. token_ids: [S, K], NO_TOKEN beyond lengths. margins: [S, K] the confidences, in nats; 0 beyond.
+    num_fed: [S] how many leading tokens of each draft were rows themselves, so that the model's KV cache holds
+        them.
     passes: forwards of the model. probs: as in Proposals.
     """
 
-    token_ids: tuple[tuple[int, ...], ...] = ()
-    confidences: tuple[tuple[float, ...], ...] = ()
-    num_fed: tuple[int, ...] = ()
-    passes: int = 0
+    lengths: Ints
+    token_ids: Ints
+    margins: NDArray[np.float64]
+    num_fed: Ints
+    passes: int
     probs: Tensor | None = None
+
+    def table(self, plan: DraftPlan, method: str, drafting: Sequence[int]) -> DraftTable:
+        """A draft for every request of the plan. drafting: of them, the S that have a draft here."""
+        table = empty_table([each.slot for each in plan.requests], method, plan.width)
+        if drafting:
+            width = self.token_ids.shape[1]
+            table.lengths[drafting] = self.lengths
+            table.token_ids[drafting, :width] = self.token_ids
+            table.confidences[drafting, :width] = self.margins
+        return table
+
+
+def no_drafts() -> DraftBatch:
+    """Of no inputs."""
+    none, nothing = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.int64)
+    return DraftBatch(lengths=none, token_ids=nothing, margins=np.zeros((0, 0)), num_fed=none, passes=0)
 
 
 class DraftLoop(Protocol):
@@ -112,7 +130,7 @@ class PassLoop:
         until: Callable[[], bool] | None = None,
     ) -> DraftBatch:
         if not inputs:
-            return DraftBatch()
+            return no_drafts()
         progress = DraftProgress(inputs)
         sequences = OneRowEach.of(self._passes.table, progress.slots, progress.places)
         active, rows = np.arange(len(inputs)), progress.first_rows()
@@ -282,7 +300,7 @@ class DraftProgress:
         self.draft_starts = self.places + [each.shift for each in inputs]
         self.max_tokens = np.array([each.max_tokens for each in inputs])
         shape = (len(inputs), int(self.max_tokens.max()))
-        self._token_ids = np.zeros(shape, dtype=np.int64)
+        self._token_ids = np.full(shape, NO_TOKEN)
         self._margins = np.zeros(shape)
         self._survival = np.ones(len(inputs))
         self._counts = np.zeros(len(inputs), dtype=np.int64)  # tokens kept
@@ -330,11 +348,11 @@ class DraftProgress:
 
     def batch(self, passes: int) -> DraftBatch:
         """The drafts as they are now. passes: how many there were."""
-        counts = self._counts.tolist()
         return DraftBatch(
-            token_ids=cut(self._token_ids, counts),
-            confidences=cut(self._margins, counts),
-            num_fed=tuple(np.minimum(self._num_fed, self._counts).tolist()),
+            lengths=self._counts,
+            token_ids=self._token_ids,
+            margins=self._margins,
+            num_fed=np.minimum(self._num_fed, self._counts),
             passes=passes,
             probs=self._probs.joined(),
         )
@@ -364,11 +382,6 @@ class _KeptRows:
             return None
         order = np.argsort(np.concatenate(self.drafts), kind="stable")
         return torch.cat(self.rows)[torch.from_numpy(order)]
-
-
-def cut(rows: NDArray[Any], counts: list[int]) -> tuple[tuple[Any, ...], ...]:
-    """The first counts[i] values of row i."""
-    return tuple([tuple(row[:count]) for row, count in zip(rows.tolist(), counts, strict=True)])
 
 
 def _sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -23,13 +23,15 @@ prediction, counts as more recent.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from itertools import chain
+
+import numpy as np
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
-from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
-from faser.kernels.cpu.text_index import UNLIMITED, Found, NgramTable, TextIndex, TextRules
+from faser.engine.contract.drafts import METHOD_IDS, NO_DRAFTS, empty_table, joined
+from faser.engine.contract.plan import DraftPlan, SequenceStart
+from faser.engine.execution.drafting.drafter import Drafter, Proposals
+from faser.kernels.cpu.text_index import UNLIMITED, NgramTable, TextIndex, TextRules
 
 # Those of suffix look-up are vLLM's.
 MAX_CONTEXT = 24  # tokens that suffix look-up compares
@@ -60,15 +62,15 @@ class TextAndModel:
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         if plan.from_text:
-            return Proposals(drafts=tuple(chain.from_iterable(each.propose(plan).drafts for each in self._text)))
+            return Proposals(table=joined([each.propose(plan).table for each in self._text]))
         if not plan.requests:
-            return Proposals(drafts=())
+            return Proposals(table=NO_DRAFTS)
         assert self.model is not None, "requests are left to a draft model, and there is none"
         return self.model.propose(plan, until)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
         for each in self._all:
-            each.commit(continuations)
+            each.commit(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         for each in self._all:
@@ -86,14 +88,13 @@ class LookupDrafter:
     def __init__(self, library: ctypes.CDLL, rules: TextRules) -> None:
         self.index = TextIndex(library, rules)
         self._depth = rules.depth
-        self._cap = rules.cap
         methods = (
             ("suffix", rules.depth > 0),
             ("ngram", rules.max_n > 0),
             ("ngram_model", rules.ngrams is not None),
         )
         self.methods = tuple(method for method, is_asked in methods if is_asked)
-        self._empty: tuple[dict[int, Draft], ...] = tuple({} for _ in self.methods)  # empty drafts by slot
+        self._method_ids = np.array([METHOD_IDS[method] for method in self.methods])
 
     def start(self, start: SequenceStart) -> None:
         # After a preemption the corpus has this output already; only enough for one context is added again.
@@ -101,37 +102,26 @@ class LookupDrafter:
         prefix = prediction_prefix(start)
         token_ids = (*prefix, *start.token_ids)
         self.index.open(start.slot, token_ids, unsaid=len(prefix) + unsaid, namespace=hash(start.namespace))
-        for method, empty in zip(self.methods, self._empty, strict=True):
-            empty[start.slot] = Draft(slot=start.slot, method=method)
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         slots = [request.slot for request in plan.requests]
-        limits = [request.max_tokens for request in plan.requests]
-        found = self.index.look_up(slots, limits, [request.unverified for request in plan.requests])
-        drafts = [empty[slot] for empty in self._empty for slot in slots]
-        if found is not None:
-            self._fill(drafts, found)
-        return Proposals(drafts=tuple(drafts))
+        table = empty_table(slots * len(self.methods), self.methods[0], plan.width)
+        table.methods[:] = self._method_ids.repeat(len(slots))
+        self.index.look_up(
+            slots,
+            [request.max_tokens for request in plan.requests],
+            [request.unverified for request in plan.requests],
+            lengths=table.lengths,
+            token_ids=table.token_ids,
+            confidences=table.confidences,
+        )
+        return Proposals(table=table)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        self.index.extend([each.slot for each in continuations], [each.token_ids for each in continuations])
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        self.index.extend(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         self.index.close(slot)
-        for empty in self._empty:
-            del empty[slot]
-
-    def _fill(self, drafts: list[Draft], found: Found) -> None:
-        """Put what was found in the places of the empty drafts."""
-        for at, count in enumerate(found.counts):
-            if count:
-                first = at * self._cap
-                drafts[at] = Draft(
-                    slot=drafts[at].slot,
-                    method=drafts[at].method,
-                    token_ids=tuple(found.token_ids[first : first + count]),
-                    confidences=tuple(found.confidences[first : first + count]),
-                )
 
 
 def prediction_prefix(start: SequenceStart) -> tuple[int, ...]:

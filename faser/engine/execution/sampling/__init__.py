@@ -1,6 +1,6 @@
 """Sampling and verification: from logits to tokens and log probabilities, and to accepted draft tokens.
 
-    Sampler.rows -> LogitRows (logits after the logits processors) -> tokens, probabilities -> AcceptanceResult
+    Sampler.rows -> LogitRows (logits after the logits processors) -> tokens, probabilities -> StepTokens
 
 Imports the plan's values and the contracts of kernels; knows no model and no schedule. Start with sampler.py and
 rows.py; verify.py and rejection.py are the rules of acceptance. distribution.py defines the arithmetic of

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import PROB_ONE, draw, parts, rows_at_once
 from faser.engine.execution.sampling.parameters import Purpose
-from faser.engine.execution.sampling.rows import AcceptanceResult, DraftedRows, DraftLayout, LogitRows
+from faser.engine.execution.sampling.rows import DraftedRows, DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.interface.sampling import Ints
 
@@ -42,9 +42,7 @@ class Rejection:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def verify(
-        self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
-    ) -> list[AcceptanceResult]:
+    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> StepTokens:
         trial = Trial(self._sampler.rows(logits, sequences), draft_probs)
         accepted = trial.noise < accept_probs(trial.target_probs, trial.draft_probs)
         last = trial.layout.last_reached(accepted.numpy(force=True))
@@ -58,9 +56,7 @@ class Block:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def verify(
-        self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
-    ) -> list[AcceptanceResult]:
+    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> StepTokens:
         trial = Trial(self._sampler.rows(logits, sequences), draft_probs)
         layout, noise = trial.layout, trial.noise.numpy(force=True)
         ratios = torch.where(trial.draft_probs > 0, trial.target_probs / trial.draft_probs, 0.0)
@@ -203,7 +199,7 @@ class Trial:
             found[part] = left.sum(-1).numpy(force=True) / PROB_ONE
         return found
 
-    def results(self, last: Ints, survival: Floats) -> list[AcceptanceResult]:
+    def results(self, last: Ints, survival: Floats) -> StepTokens:
         """last: [S] the last row reached of each sequence. survival: as in _final_tokens."""
         return self._rows.results(last, self._final_tokens(last, survival))
 

@@ -13,7 +13,7 @@ Knows no rule of acceptance.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -45,17 +45,38 @@ class DraftedRows:
 
 
 @dataclass(slots=True, kw_only=True)
-class AcceptanceResult:
-    """What a sequence gets from a step. Read only, and not frozen: every step makes many.
+class StepTokens:
+    """What S sequences get from a step, as columns. Read only, and not frozen: every step makes one.
 
-    token_ids: the accepted draft tokens, then the bonus or recovered token; so len(token_ids) - 1 are accepted.
-    logprobs: one per token where the request asks for them.
-    error: why the last row that was reached has no token; then the accepted tokens before it are dropped too.
+    counts: [S] tokens of each: the accepted draft tokens, then the bonus or recovered token; 0: none.
+    token_ids: sequence after sequence.
+    errors: by position, why the last row that was reached has no token; then the accepted tokens before it are
+        dropped too.
+    logprobs: by position, one per token where the request asks for them.
     """
 
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[PositionLogprobs, ...] | None = None
-    error: SequenceError | None = None
+    counts: list[int]
+    token_ids: list[int]
+    errors: dict[int, SequenceError] = field(default_factory=dict)
+    logprobs: dict[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def none(cls, num_sequences: int) -> "StepTokens":
+        return cls(counts=[0] * num_sequences, token_ids=[])
+
+    def among(self, at: Sequence[int], num_sequences: int) -> "StepTokens":
+        """The same, where the sequences are at these positions of more of them."""
+        if len(at) == num_sequences:
+            return self
+        counts = [0] * num_sequences
+        for position, count in zip(at, self.counts, strict=True):
+            counts[position] = count
+        return StepTokens(
+            counts=counts,
+            token_ids=self.token_ids,
+            errors={at[i]: error for i, error in self.errors.items()},
+            logprobs={at[i]: scores for i, scores in self.logprobs.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,23 +236,28 @@ class LogitRows:
         starts = self.positions[self.layout.first][self.layout.sequence]
         return self.noise(np.arange(len(self.slots)), Purpose.ACCEPT, starts)
 
-    def results(self, last: Ints, final_ids: Ints) -> list[AcceptanceResult]:
-        """One a sequence. last: [S] the last row that it reaches. final_ids: [S] the token sampled there."""
-        token_ids = self.layout.drafted.copy()
+    def results(self, last: Ints, final_ids: Ints) -> StepTokens:
+        """last: [S] the last row that each sequence reaches. final_ids: [S] the token sampled there."""
+        layout = self.layout
+        token_ids = layout.drafted.copy()
         token_ids[last] = final_ids
-        errors = self._errors(last)
-        reports = {} if self._raw is None else self._reports(self._raw, last, errors, token_ids)
-        return [
-            AcceptanceResult(error=errors[end])
-            if end in errors
-            else AcceptanceResult(
-                token_ids=(*each.draft[: end - begin], token_id),
-                logprobs=tuple(reports[row] for row in range(begin, end + 1)) if begin in reports else None,
-            )
-            for each, begin, end, token_id in zip(
-                self.sequences, self.layout.first.tolist(), last.tolist(), final_ids.tolist(), strict=True
-            )
-        ]
+        by_row = self._errors(last)
+        errors = {at: by_row[row] for at, row in enumerate(last.tolist()) if row in by_row} if by_row else {}
+        counts = last - layout.first + 1
+        counts[list(errors)] = 0
+        reports = {} if self._raw is None else self._reports(self._raw, last, by_row, token_ids)
+        return StepTokens(
+            counts=counts.tolist(),
+            token_ids=token_ids[layout.depth < counts[layout.sequence]].tolist(),
+            errors=errors,
+            logprobs={
+                at: tuple([reports[row] for row in range(first, first + count)])
+                for at, (first, count) in enumerate(zip(layout.first.tolist(), counts.tolist(), strict=True))
+                if count and first in reports
+            }
+            if reports
+            else {},
+        )
 
     def _errors(self, last: Ints) -> dict[int, SequenceError]:
         """By row, of the rows at which a sequence ends without a token. Waits for the device only for these."""

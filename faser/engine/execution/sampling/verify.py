@@ -21,7 +21,7 @@ from torch import Tensor
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceRows
 from faser.engine.execution.sampling.rejection import Block, Rejection
-from faser.engine.execution.sampling.rows import AcceptanceResult, Bools, DraftedRows, LogitRows
+from faser.engine.execution.sampling.rows import Bools, DraftedRows, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.interface.sampling import NO_TOKEN, Ints
 from faser.types import SequenceError
@@ -32,10 +32,8 @@ _log = logging.getLogger("faser")
 class Verifier(Protocol):
     """Accepts or rejects the drafts of a whole step at once."""
 
-    def verify(
-        self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
-    ) -> list[AcceptanceResult]:
-        """One result per sequence. Leaves the sampler's state as it was; the caller accepts the tokens.
+    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> StepTokens:
+        """The tokens of every sequence. Leaves the sampler's state as it was; the caller accepts the tokens.
 
         logits: [R, V] float32, R = sum of len(draft) + 1; overwritten. draft_probs: [T, V] float64, the
         distribution each drafted token was sampled from, T = sum of len(draft); None for point masses.
@@ -77,9 +75,7 @@ class SampleAndMatch:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def verify(
-        self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
-    ) -> list[AcceptanceResult]:
+    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> StepTokens:
         assert draft_probs is None, "sampled drafts are not point masses"
         rows = self._sampler.rows(logits, sequences)
         if not rows.layout.num_drafts.any():
@@ -118,8 +114,8 @@ def accepted(token_ids: Ints, drafted: Ints) -> Bools:
     return same
 
 
-def acceptance_of_tokens(sequences: Sequence[SequenceRows], token_ids: Ints) -> list[AcceptanceResult]:
-    """One result a sequence, from the sampled tokens of its γ + 1 last rows, where nothing else is asked for.
+def matched(sequences: Sequence[SequenceRows], token_ids: Ints) -> StepTokens:
+    """Sample and match, from the sampled tokens of the γ + 1 last rows of each, where nothing else is asked for.
 
     token_ids: [R], NO_TOKEN where logits are not numbers.
 
@@ -128,20 +124,21 @@ def acceptance_of_tokens(sequences: Sequence[SequenceRows], token_ids: Ints) -> 
                 first     last        that is not the draft token, or after the whole draft
     """
     sampled: list[int] = token_ids.tolist()
-    results, first = [], 0
-    for rows in sequences:
+    found, first = StepTokens.none(len(sequences)), 0
+    for at, rows in enumerate(sequences):
         last, num_drafts = first, rows.num_drafts
         if num_drafts:
-            for drafted in rows.token_ids[-num_drafts:]:
+            for drafted in rows.drafted:
                 if sampled[last] != drafted:
                     break
                 last += 1
         if sampled[last] == NO_TOKEN:
-            results.append(AcceptanceResult(error=SequenceError.NOT_FINITE))
+            found.errors[at] = SequenceError.NOT_FINITE
         else:
-            results.append(AcceptanceResult(token_ids=tuple(sampled[first : last + 1])))
+            found.counts[at] = last + 1 - first
+            found.token_ids += sampled[first : last + 1]
         first += num_drafts + 1
-    return results
+    return found
 
 
 class Synthetic:
@@ -159,9 +156,7 @@ class Synthetic:
         self._rates = np.where(before > 0, unconditional[1:] / np.where(before > 0, before, 1.0), 0.0)
 
     @torch.inference_mode()
-    def verify(
-        self, logits: Tensor, sequences: Sequence[DraftedRows], _draft_probs: Tensor | None
-    ) -> list[AcceptanceResult]:
+    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], _draft_probs: Tensor | None) -> StepTokens:
         rows = self._sampler.rows(logits, sequences)
         noise = rows.accept_noise().numpy(force=True)
         last = rows.layout.last_reached(noise < self._rates[np.minimum(rows.layout.depth, len(self._rates) - 1)])

@@ -187,7 +187,7 @@ struct FaserTexts {
     }
 
     // The tokens after the latest longest match, repeated where the text ends. Returns its length, 0: none.
-    int ngram(const Text& text, int64_t limit, int32_t* out) {
+    int ngram(const Text& text, int64_t limit, int64_t* out) {
         const int64_t size = int64_t(text.tokens.size());
         for (int n = int(rules.max_n); n >= rules.min_n; n--) {
             const int64_t begin = text.find_last(lengths, n, keys.data());
@@ -262,12 +262,13 @@ int32_t faser_texts_close(FaserTexts* texts, int64_t number) {
     return kFine;
 }
 
-// A draft for each text numbers[i], of at most most[i] tokens and the cap. The next num_unverified[i] of the unverified
-// tokens stand at the end of the text during this call; they are scanned, never indexed.
-// counts: [methods, num_texts], suffix first, then n-gram, then the n-gram model; tokens, confidences: [methods, num_texts, cap]. drafted: their sum.
+// A draft for each text numbers[i], of at most most[i] tokens, the cap and the width. The next num_unverified[i] of the
+// unverified tokens stand at the end of the text during this call; they are scanned, never indexed.
+// lengths: [methods, num_texts], suffix first, then n-gram, then the n-gram model. tokens, confidences: [methods,
+// num_texts, width]; what lies beyond the lengths is left as it was.
 int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_t* most, const int64_t* num_unverified,
-                         int64_t num_texts, const int32_t* unverified, int32_t* counts, int32_t* tokens,
-                         double* confidences, int64_t* drafted) {
+                         int64_t num_texts, const int32_t* unverified, int64_t width, int64_t* lengths,
+                         int64_t* tokens, double* confidences) {
     const FaserTextRules& rules = texts->rules;
     int64_t total = 0;
     for (int64_t i = 0; i < num_texts; i++) {
@@ -275,36 +276,31 @@ int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_
         total += num_unverified[i];
     }
     if (!names_tokens(unverified, total)) return kNoToken;
-    *drafted = 0;
     for (int64_t i = 0; i < num_texts; i++) {
         Sequence& sequence = *texts->at(numbers[i]);
         Text& text = sequence.text;
         const size_t num_known = text.tokens.size();
         text.tokens.insert(text.tokens.end(), unverified, unverified + num_unverified[i]);
         unverified += num_unverified[i];
-        const int64_t limit = std::min(rules.cap, most[i]);
+        const int64_t limit = std::min({rules.cap, most[i], width});
         texts->own_keys(text);
         if (rules.ngrams != nullptr) {
             const int64_t line = ((rules.depth > 0) + (rules.max_n > 0)) * num_texts + i;
             const int64_t size = int64_t(text.tokens.size());
-            counts[line] = rules.ngrams->model.draft(text.tokens.data() + size, size, limit, tokens + line * rules.cap,
-                                                     confidences + line * rules.cap);
-            *drafted += counts[line];
+            lengths[line] = rules.ngrams->model.draft(text.tokens.data() + size, size, limit, tokens + line * width,
+                                                      confidences + line * width);
         }
         if (rules.max_n > 0) {  // before suffix, which overwrites the keys
             const int64_t line = rules.depth > 0 ? num_texts + i : i;
-            int32_t* out = tokens + line * rules.cap;
-            const int n = texts->ngram(text, limit, out);
-            counts[line] = n > 0 ? int32_t(limit) : 0;
-            std::fill_n(confidences + line * rules.cap, counts[line], double(n));
-            *drafted += counts[line];
+            const int n = texts->ngram(text, limit, tokens + line * width);
+            lengths[line] = n > 0 ? limit : 0;
+            std::fill_n(confidences + line * width, lengths[line], double(n));
         }
         if (rules.depth > 0) {
             const Path& best = texts->suffix(sequence, limit);
-            counts[i] = int32_t(best.tokens.size());
-            std::copy(best.tokens.begin(), best.tokens.end(), tokens + i * rules.cap);
-            std::copy(best.probs.begin(), best.probs.end(), confidences + i * rules.cap);
-            *drafted += counts[i];
+            lengths[i] = int64_t(best.tokens.size());
+            std::copy(best.tokens.begin(), best.tokens.end(), tokens + i * width);
+            std::copy(best.probs.begin(), best.probs.end(), confidences + i * width);
         }
         text.tokens.resize(num_known);
     }

@@ -27,7 +27,7 @@ Ngrams::Ngrams(const int32_t* contexts, int width, const int32_t* following, con
     }
 }
 
-int Ngrams::draft(const int32_t* context_end, int64_t available, int64_t limit, int32_t* out,
+int Ngrams::draft(const int32_t* context_end, int64_t available, int64_t limit, int64_t* out,
                   double* confidences) const {
     const int64_t width = int64_t(lengths.of.size());
     std::vector<int32_t> text(context_end - std::min(available, width), context_end);

@@ -21,7 +21,7 @@ struct Ngrams {
     // A chain of the likeliest tokens, each of the length whose chance is highest, the longer in a tie. It ends before a
     // token that is unlikely to be reached and right. context_end: after the last token of a text of `available` tokens.
     // Returns the number of tokens written, at most limit.
-    int draft(const int32_t* context_end, int64_t available, int64_t limit, int32_t* out, double* confidences) const;
+    int draft(const int32_t* context_end, int64_t available, int64_t limit, int64_t* out, double* confidences) const;
 };
 
 }  // namespace faser

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.control.kv_cache import KvManager, SequenceBlocks
-from faser.engine.execution.drafting.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
@@ -20,6 +20,7 @@ from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
+from tests.engine.execution.draft_lines import DraftLine, committed, lines_of
 from tests.engine.execution.models.paged import PagedModel, load
 
 BLOCK_SIZE = 4
@@ -136,9 +137,9 @@ class World:
             DraftRequest(slot=slot, max_tokens=count, new_blocks=(), unverified=given[slot])
             for slot, count in requests.items()
         )
-        found = self.drafter.propose(DraftPlan(width=32, step=1, requests=asked, stop=stop), until)
-        assert [draft.slot for draft in found.drafts] == list(requests)
-        for draft in found.drafts:
+        found = self.drafter.propose(DraftPlan(step=1, width=16, requests=asked, stop=stop), until)
+        assert [draft.slot for draft in lines_of(found.table)] == list(requests)
+        for draft in lines_of(found.table):
             assert len(draft.token_ids) == len(draft.confidences) <= requests[draft.slot]
             self.lines[draft.slot].draft = draft.token_ids
         return found
@@ -151,7 +152,7 @@ class World:
             self._grow(slot, len(line.token_ids))
             self.kv.publish(line.blocks, line.token_ids, len(line.token_ids) - 1)
             line.draft = ()
-        self.drafter.commit([Continuation(slot=slot, token_ids=each) for slot, each in tokens.items()])
+        self.drafter.commit(*committed(tokens))
 
     def accept(self, slot: int, count: int) -> tuple[int, ...]:
         """So many tokens of the slot's draft, and one that the draft does not go on with."""
@@ -168,7 +169,7 @@ class World:
             self.table.append(slot, tuple(self.kv.allocate(line.blocks, missing)))
 
 
-def check_drafts(world: World, drafts: Sequence[Draft], oracle: Oracle) -> None:
+def check_drafts(world: World, drafts: Sequence[DraftLine], oracle: Oracle) -> None:
     """Every drafted token is what the model says of the sequence's tokens alone."""
     for draft in drafts:
         known = tuple(world.lines[draft.slot].token_ids)

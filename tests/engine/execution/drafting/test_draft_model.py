@@ -15,6 +15,7 @@ from faser.engine.execution.drafting.loop import ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import GreedyDraftSampler
 from faser.engine.execution.runner.batch import BlockTable
 from tests.checkpoints import VOCAB_SIZE
+from tests.engine.execution.draft_lines import lines_of
 from tests.engine.execution.drafting.driving import (
     BLOCK_SIZE,
     MAX_LEN,
@@ -63,7 +64,7 @@ def test_whatever_happens_drafts_are_the_models_own_tokens(
                     waiting.append(line.token_ids)  # preempted: it comes back with what it has generated
                 world.release(slot)
         requests = {slot: rng.randrange(1, 7) for slot in world.lines if rng.random() < 0.6}
-        drafts = world.propose(requests).drafts
+        drafts = lines_of(world.propose(requests).table)
         kv.check_invariants()
         assert [len(draft.token_ids) for draft in drafts] == list(requests.values())
         check_drafts(world, drafts, oracle)
@@ -88,7 +89,7 @@ def test_a_block_that_was_written_since_is_not_taken_for_what_it_held(
     held = []
     for length in lengths.values():
         world.start(0, text[:length])
-        check_drafts(world, world.propose({0: 3 * BLOCK_SIZE - 1}).drafts, oracle)
+        check_drafts(world, lines_of(world.propose({0: 3 * BLOCK_SIZE - 1}).table), oracle)
         held.append(world.lines[0].blocks.blocks[:3])
         world.release(0)
     assert held[0] == held[1] == held[2], "the test is about blocks that come back in the same order"
@@ -102,7 +103,7 @@ def test_a_cached_prompt_is_not_computed_again(tiny_checkpoint: Path, oracle: Or
     world.commit({0: world.accept(0, 1)})
     world.start(1, [*text, 5])
     found = world.propose({1: 2})
-    check_drafts(world, found.drafts, oracle)
+    check_drafts(world, lines_of(found.table), oracle)
     assert world.num_adopted == 8
     assert found.catchup_tokens == len(text) + 1 - 8 * BLOCK_SIZE - 2
 
@@ -125,7 +126,7 @@ def test_a_pause_is_caught_up_whole_before_anything_is_drafted(tiny_checkpoint: 
     for token_id in range(20):
         world.commit({0: (token_id,)})
     found = world.propose({0: 3})
-    check_drafts(world, found.drafts, oracle)
+    check_drafts(world, lines_of(found.table), oracle)
     assert found.catchup_tokens == 20  # the last drafted token was no row, and the last token never is one
 
 
@@ -136,8 +137,8 @@ def test_a_draft_ends_with_the_draft_models_context(tiny_checkpoint: Path, oracl
     for slot, length in lengths.items():
         world.start(slot, list(range(length)))
     found = world.propose(dict.fromkeys(lengths, 9))
-    assert [len(draft.token_ids) for draft in found.drafts] == [4, 1, 0]
-    check_drafts(world, found.drafts, oracle)
+    assert [len(draft.token_ids) for draft in lines_of(found.table)] == [4, 1, 0]
+    check_drafts(world, lines_of(found.table), oracle)
 
 
 def test_samples_that_share_a_prompt_draft_as_if_each_had_its_own(tiny_checkpoint: Path, oracle: Oracle) -> None:
@@ -150,7 +151,7 @@ def test_samples_that_share_a_prompt_draft_as_if_each_had_its_own(tiny_checkpoin
         world.start(slot, prompt)
         world.commit({slot: (slot + 1,)})
     for _ in range(3):
-        check_drafts(world, world.propose(dict.fromkeys(range(4), 4)).drafts, oracle)
+        check_drafts(world, lines_of(world.propose(dict.fromkeys(range(4), 4)).table), oracle)
         world.commit({slot: world.accept(slot, slot) for slot in range(4)})
     assert world.num_adopted == 3 * 4  # the last block of the prompt is each one's own
 
@@ -158,6 +159,6 @@ def test_samples_that_share_a_prompt_draft_as_if_each_had_its_own(tiny_checkpoin
 def test_proposing_changes_nothing_that_a_second_proposal_could_see(tiny_checkpoint: Path) -> None:
     world, _ = make_world(tiny_checkpoint)
     world.start(0, list(range(2 * BLOCK_SIZE)))
-    first, again, shorter = (world.propose({0: count}).drafts[0].token_ids for count in (5, 5, 3))
+    first, again, shorter = (lines_of(world.propose({0: count}).table)[0].token_ids for count in (5, 5, 3))
     assert first == again
     assert first[:3] == shorter

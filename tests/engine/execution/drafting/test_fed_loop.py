@@ -24,21 +24,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
+from faser.engine.contract.drafts import Ints
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.fed_loop import FedPassLoop
-from faser.engine.execution.drafting.loop import (
-    DraftBatch,
-    DraftInput,
-    DraftLoop,
-    Ints,
-    ModelPasses,
-    PassLoop,
-    spread,
-)
+from faser.engine.execution.drafting.loop import DraftInput, DraftLoop, ModelPasses, PassLoop, spread
 from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafting.samplers import (
     DraftRows,
@@ -61,6 +54,7 @@ from faser.kernels.interface.sampling import NO_TOKEN, SamplingMetadata
 from faser.types import Request, SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution import pruning_world
+from tests.engine.execution.draft_lines import DraftLine, lines_of, margins_of, same, tokens_of
 from tests.engine.execution.drafting.driving import MAX_LEN, MAX_ROWS, NUM_BLOCKS, NUM_SLOTS, World, kv_shape
 
 BLOCK_SIZE = 16  # the native kernels' smallest
@@ -245,7 +239,7 @@ def test_without_a_rule_the_round_is_that_of_the_loop_that_waits(
     for _ in range(25):
         asked = random_inputs(rng, texts, computed)
         found = fed.draft(asked, None)
-        assert found == plain.draft(asked, None)
+        assert same(found, plain.draft(asked, None))
         num_pieces += found.passes - max(each.max_tokens for each in asked)
     assert num_pieces > 25
     assert len({seed for asked in chooser.asked for seed, _ in asked}) == (1 if choose is greedy else num_slots)
@@ -270,11 +264,11 @@ def test_the_price_of_a_row_keeps_the_same_tokens(pair: Pair, choose: Choice) ->
             row_price=rng.uniform(0.05, 0.6), pass_prices=(NO_STOP,) * num_slots, intercept=0.5, slope=2.0
         )
         found, expected = fed.draft(asked, stop), plain.draft(asked, stop)
-        assert (found.token_ids, found.confidences) == (expected.token_ids, expected.confidences)
+        assert (tokens_of(found), margins_of(found)) == (tokens_of(expected), margins_of(expected))
         assert 0 <= found.passes - expected.passes <= 1
         for s, each in enumerate(asked):
-            assert found.num_fed[s] in (expected.num_fed[s], len(found.token_ids[s]))
-            lengths.add(len(found.token_ids[s]) - each.max_tokens)
+            assert found.num_fed[s] in (expected.num_fed[s], len(tokens_of(found)[s]))
+            lengths.add(len(tokens_of(found)[s]) - each.max_tokens)
     assert len(lengths) > 4, "the rule is meant to end drafts at all lengths"
 
 
@@ -369,16 +363,16 @@ def test_the_rule_means_what_it_says_one_pass_later(
     table = full_table(4)
     found = fed_loop(scripted, table, script).draft(asked, stop)
     words = Words(margins, limits, stop)
-    assert [*map(len, found.token_ids)] == words.lengths
+    assert found.lengths.tolist() == words.lengths
     assert found.passes == words.passes
     for s, length in enumerate(words.lengths):
-        assert found.token_ids[s] == tuple(range(KNOWN, KNOWN + length))
-        assert found.confidences[s] == tuple(margins[s, KNOWN + k] for k in range(length))
+        assert tokens_of(found)[s] == tuple(range(KNOWN, KNOWN + length))
+        assert margins_of(found)[s] == tuple(margins[s, KNOWN + k] for k in range(length))
         assert found.num_fed[s] == min(words.launched[s] - 1, length)
 
     waited = PassLoop(ModelPasses(pair.plain, table, max_rows=MAX_ROWS), script).draft(asked, stop)
     assert 0 <= found.passes - waited.passes <= 1
-    for token_ids, others in zip(found.token_ids, waited.token_ids, strict=True):
+    for token_ids, others in zip(tokens_of(found), tokens_of(waited), strict=True):
         assert token_ids[: len(others)] == others
         assert len(token_ids) - len(others) <= 1
 
@@ -427,8 +421,8 @@ def test_until_ends_all_drafts_where_they_are(pair: Pair) -> None:
 
             found = loop.draft(asked, stop, until)
             assert found.passes == 2 + allowed
-            assert [*map(len, found.token_ids)] == [1 + allowed] * 2
-            assert list(found.num_fed) == [allowed] * 2
+            assert found.lengths.tolist() == [1 + allowed] * 2
+            assert found.num_fed.tolist() == [allowed] * 2
             assert asked_after == list(range(min(allowed + 1, 4)))
 
 
@@ -455,7 +449,7 @@ def test_a_guess_becomes_the_token_and_the_margin_that_a_choice_makes_of_the_sam
 
 def test_no_input_costs_no_pass(pair: Pair) -> None:
     found = fed_loop(pair.plain, full_table(1), GreedyDraftSampler()).draft([], None)
-    assert found == DraftBatch()
+    assert not len(found.lengths)
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(8, 20))
@@ -515,23 +509,23 @@ class Twins:
 
     def propose(
         self, requests: dict[int, int], stop: StopRule | None, behind: dict[int, tuple[int, ...]]
-    ) -> tuple[tuple[Draft, ...], int]:
+    ) -> tuple[list[DraftLine], int]:
         """The drafts of both; and how many tokens were fed and then dropped."""
         expected = self.waiting.propose(requests, stop, unverified=behind)
         self.chooser.asked.clear()
         found = self.fed.propose(requests, stop, unverified=behind)
-        assert found.drafts == expected.drafts
+        assert lines_of(found.table) == lines_of(expected.table)
         for kv in self.books:
             kv.check_invariants()
         last: dict[int, int] = {}
         for asked in self.chooser.asked:
             last |= dict(asked)
         stray = 0
-        for draft in found.drafts:
+        for draft in lines_of(found.table):
             known = len(self.fed.lines[draft.slot].token_ids) + len(behind[draft.slot])
             chosen = last.get(draft.slot + 100, known - 1) - known + 1
             stray += max(0, chosen - 1 - len(draft.token_ids))
-        return found.drafts, stray
+        return lines_of(found.table), stray
 
 
 def random_rule(rng: random.Random) -> StopRule | None:
@@ -697,7 +691,7 @@ def test_the_runner_that_drafts_is_asked_for_point_masses_where_it_may_choose(
     begun = SequenceStart(slot=0, sampling=SamplingParams(), seed=1, prompt_len=3, token_ids=(1, 2, 3))
     state.start(begun)
     drafter.start(begun)
-    plan = DraftPlan(width=32, step=1, requests=(DraftRequest(slot=0, max_tokens=3, new_blocks=()),))
-    assert len(drafter.propose(plan).drafts[0].token_ids) == 3
+    plan = DraftPlan(step=1, width=16, requests=(DraftRequest(slot=0, max_tokens=3, new_blocks=()),))
+    assert len(lines_of(drafter.propose(plan).table)[0].token_ids) == 3
     asked = 3 if samples_in_runner and sampled != "probabilistic" else 0
     assert len(of_model.asked) == asked

@@ -25,6 +25,7 @@ from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.sampling.parameters import SamplingState
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
+from tests.engine.execution.draft_lines import margins_of, same, tokens_of
 from tests.engine.execution.runner.test_graph_runner import (
     BLOCK_SIZE,
     MAX_ROWS,
@@ -103,13 +104,13 @@ def test_recorded_passes_draft_what_passes_that_wait_draft(side: Side, runner: G
     for _ in range(12):
         asked = random_inputs(rng, texts, computed)
         expected = waiting.draft(asked, None)
-        assert fed.draft(asked, None) == expected
-        num_drafted += sum(map(len, expected.token_ids))
+        assert same(fed.draft(asked, None), expected)
+        num_drafted += expected.lengths.sum()
     assert num_drafted > 100
     rule = StopRule(row_price=0.3, pass_prices=(-1.0,) * SLOTS, intercept=0.0, slope=2.0)
     alone = [DraftInput(slot=3, start=0, token_ids=tuple(texts[3][:5]), max_tokens=MOST_TOKENS)]
     found, kept = (loop.draft(alone, rule) for loop in (fed, waiting))
-    assert (found.token_ids, found.confidences) == (kept.token_ids, kept.confidences)
+    assert (tokens_of(found), margins_of(found)) == (tokens_of(kept), margins_of(kept))
 
 
 def test_a_pass_like_the_one_before_sends_its_layout_only(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ out.
 
 import torch
 
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest
+from faser.engine.contract.plan import DraftPlan, DraftRequest
 from faser.engine.execution.drafting.drafter import Proposals, without_forbidden
 from faser.engine.execution.drafting.grammar import GrammarDrafter
 from faser.engine.structure.sequence_matchers import SequenceMatchers
+from tests.engine.execution.draft_lines import DraftLine, lines_of, table_with
 from tests.engine.structure.languages import EOS, LANGUAGES, the_compiler, the_tokenizer
 
 FREE, STRUCTURED = 0, 1
@@ -29,7 +30,7 @@ def cut(text: str, *, unverified: str = "", drawn: bool = False) -> tuple[tuple[
     """What is left of a draft with this text, of a free answer and of a structured one."""
     token_ids = ids(text)
     drafts = tuple(
-        Draft(slot=slot, method="suffix", token_ids=token_ids, confidences=(0.5,) * len(token_ids))
+        DraftLine(slot=slot, method="suffix", token_ids=token_ids, confidences=(0.5,) * len(token_ids))
         for slot in (FREE, STRUCTURED)
     )
     requests = tuple(
@@ -38,11 +39,12 @@ def cut(text: str, *, unverified: str = "", drawn: bool = False) -> tuple[tuple[
     )
     probs = torch.zeros(2 * len(token_ids), 512, dtype=torch.float64) if drawn else None
     found = without_forbidden(
-        DraftPlan(width=32, step=1, requests=requests), Proposals(drafts=drafts, probs=probs), the_matchers()
+        DraftPlan(step=1, width=16, requests=requests),
+        Proposals(table=table_with(drafts, 16), probs=probs),
+        the_matchers(),
     )
-    assert all(len(each.confidences) == len(each.token_ids) for each in found.drafts)
     assert found.probs is probs
-    free, structured = found.drafts
+    free, structured = lines_of(found.table)
     return free.token_ids, structured.token_ids
 
 
@@ -84,8 +86,8 @@ def test_the_grammar_drafts_for_answers_with_a_structure_alone() -> None:
     matchers.start(2, LANGUAGES["choice"].asked, ids("the quick fox"))
     requests = tuple(DraftRequest(slot=slot, max_tokens=3, new_blocks=()) for slot in (FREE, STRUCTURED, 2))
     drafter = GrammarDrafter(matchers, cap=2, alone=True)
-    free, structured, ended = drafter.propose(DraftPlan(width=32, step=1, requests=requests)).drafts
-    assert free == Draft(slot=FREE, method="grammar")
+    free, structured, ended = lines_of(drafter.propose(DraftPlan(step=1, width=16, requests=requests)).table)
+    assert free == DraftLine(slot=FREE, method="grammar")
     assert structured.token_ids == tuple(matchers.forced(STRUCTURED, (), 2))
     assert len(structured.token_ids) == len(structured.confidences) == 2
     assert ended.token_ids == (EOS,)

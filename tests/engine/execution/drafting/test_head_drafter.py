@@ -39,6 +39,7 @@ from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import RowLayout
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.engine.execution.draft_lines import lines_of
 from tests.engine.execution.drafting.driving import (
     BLOCK_SIZE,
     MAX_LEN,
@@ -192,7 +193,8 @@ class Drafting:
         batch = replace(self.world.table.gather(StepRows.of(*rows)), captures=True)
         self.runner.forward(batch)
         states = self.runner.states(batch.num_rows)
-        self.ring.take_in(rows, batch.layout.query_start.tolist(), states, num_tokens)
+        counts = [num_tokens.get(each.slot, 0) for each in rows]
+        self.ring.take_in(rows, batch.layout.query_start.tolist(), states, counts)
 
     def prefill(self, slot: int, most: int) -> None:
         """Compute the prompt but its last token, in chunks."""
@@ -234,7 +236,7 @@ class Drafting:
         found = self.world.propose(requests)
         self.cache.check_invariants()
         self.ring.check_invariants()
-        for draft in found.drafts:
+        for draft in lines_of(found.table):
             slot, token_ids = draft.slot, tuple(self.world.lines[draft.slot].token_ids)
             if not draft.token_ids:
                 assert not exact or not (self.read[slot] or readable[slot])
@@ -295,7 +297,7 @@ def test_sampled_drafts_have_the_random_numbers_of_their_positions(directories: 
         drafting.verify({slot: ()})
     assert drafting.world.num_adopted > 0
     firsts = [drafting.ring.pieces(slot, 0)[0].position for slot in range(NUM_SLOTS)]
-    for draft in drafting.world.propose(dict.fromkeys(range(NUM_SLOTS), 5)).drafts:
+    for draft in lines_of(drafting.world.propose(dict.fromkeys(range(NUM_SLOTS), 5)).table):
         slots, token_ids = np.array([draft.slot]), tuple(drafting.world.lines[draft.slot].token_ids)
 
         def choose(logits: Tensor, position: int, slots: NDArray[np.int64] = slots) -> int:
@@ -327,8 +329,8 @@ def test_a_prompt_is_caught_up_once(directories: tuple[Path, Path]) -> None:
     assert first.passes == 4 + 1, "39 rows in passes of 12, and one for the second token"
     again = drafting.world.propose({0: 2})
     assert (again.catchup_tokens, again.passes) == (0, 2)
-    assert again.drafts[0].token_ids == first.drafts[0].token_ids
-    drafting.verify({0: again.drafts[0].token_ids})
+    assert lines_of(again.table)[0].token_ids == lines_of(first.table)[0].token_ids
+    drafting.verify({0: lines_of(again.table)[0].token_ids})
     assert drafting.world.propose({0: 1}).catchup_tokens == 0
 
 
@@ -339,7 +341,7 @@ def test_the_stop_rule_ends_drafts(directories: tuple[Path, Path]) -> None:
         drafting.prefill(slot, MAX_ROWS)
     never = StopRule(row_price=1.0, pass_prices=(0.0, 0.0), intercept=0.0, slope=0.0)
     found = drafting.world.propose({0: 4, 1: 4}, never)
-    assert [draft.token_ids for draft in found.drafts] == [(), ()]
+    assert [draft.token_ids for draft in lines_of(found.table)] == [(), ()]
     once = StopRule(row_price=0.4, pass_prices=(0.0, 0.0), intercept=0.0, slope=0.0)
-    assert [len(draft.token_ids) for draft in drafting.world.propose({0: 4, 1: 4}, once).drafts] == [1, 1]
-    assert [len(draft.token_ids) for draft in drafting.world.propose({0: 4, 1: 2}).drafts] == [4, 2]
+    assert [len(draft.token_ids) for draft in lines_of(drafting.world.propose({0: 4, 1: 4}, once).table)] == [1, 1]
+    assert [len(draft.token_ids) for draft in lines_of(drafting.world.propose({0: 4, 1: 2}).table)] == [4, 2]

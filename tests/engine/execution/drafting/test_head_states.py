@@ -82,7 +82,8 @@ def test_a_slot_finds_the_states_of_its_committed_positions(seed: int, num_rows:
             for i in range(committed):
                 kept[rows.slot, rows.start + i] = (values[start + i], written + start + i)
             length[rows.slot] += committed
-        ring.take_in(batch, query_start, torch.tensor(values)[:, None].expand(-1, WIDTH), num_tokens)
+        counts = [num_tokens[rows.slot] for rows in batch]
+        ring.take_in(batch, query_start, torch.tensor(values)[:, None].expand(-1, WIDTH), counts)
         written += len(values)
         ring.check_invariants()
         slot = rng.choice([*length])
@@ -105,7 +106,7 @@ def test_rows_of_one_sequence_alone_are_one_view_of_the_ring() -> None:
     ring = make_ring(32)
     ring.start(0)
     for start in range(0, 9, 3):
-        ring.take_in([rows_of(0, start, 3)], [0], torch.full((3, WIDTH), float(start)), {0: 1})
+        ring.take_in([rows_of(0, start, 3)], [0], torch.full((3, WIDTH), float(start)), [1])
     (piece,) = ring.pieces(0, 0)
     assert (piece.position, piece.end) == (0, 9)
     assert ring.gather([piece]).data_ptr() == ring.gather([piece]).data_ptr(), "nothing is copied"

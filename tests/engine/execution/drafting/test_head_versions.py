@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafting.drafter import Proposals
 from faser.engine.execution.drafting.head_versions import MOST_REFRESHED, HeadVersions
 from faser.types import SamplingParams
+from tests.engine.execution.draft_lines import DraftLine, committed, lines_of, table_with
 
 
 class Version:
@@ -35,15 +36,21 @@ class Version:
         del until
         assert {each.slot for each in plan.requests} <= self.slots
         drafts = tuple(
-            Draft(slot=each.slot, method="eagle3", token_ids=(self.number,) * each.max_tokens)
+            DraftLine(slot=each.slot, method="eagle3", token_ids=(self.number,) * each.max_tokens)
             for each in plan.requests
         )
         lines = [[float(each.slot)] * 4 for each in plan.requests for _ in range(each.max_tokens)]
-        return Proposals(drafts=drafts, passes=2, catchup_tokens=1, probs=torch.tensor(lines, dtype=torch.float64))
+        return Proposals(
+            table=table_with(drafts, plan.width),
+            passes=2,
+            catchup_tokens=1,
+            probs=torch.tensor(lines, dtype=torch.float64),
+        )
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        assert {each.slot for each in continuations} <= self.slots
-        self.committed += [each.slot for each in continuations]
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        assert {*slots} <= self.slots
+        assert len(token_ids) == sum(counts)
+        self.committed += slots
 
     def release(self, slot: int) -> None:
         self.slots.remove(slot)
@@ -57,8 +64,8 @@ def start(slot: int, salt: str | None = None) -> SequenceStart:
 
 def plan(*slots: int) -> DraftPlan:
     return DraftPlan(
-        width=32,
         step=1,
+        width=16,
         requests=tuple(DraftRequest(slot=slot, max_tokens=1 + slot % 2, new_blocks=()) for slot in slots),
     )
 
@@ -76,15 +83,15 @@ def test_each_sequence_keeps_its_version_and_plans_are_answered_in_order() -> No
     assert heads.adopt(Path("2"))
     heads.start(start(3))
     found = heads.propose(plan(3, 0, 1, 2))
-    assert [draft.slot for draft in found.drafts] == [3, 0, 1, 2]
-    assert [draft.token_ids for draft in found.drafts] == [(2, 2), (0,), (1, 1), (0,)]
+    assert [draft.slot for draft in lines_of(found.table)] == [3, 0, 1, 2]
+    assert [draft.token_ids for draft in lines_of(found.table)] == [(2, 2), (0,), (1, 1), (0,)]
     assert found.probs is not None
     assert found.probs[:, 0].tolist() == [3, 3, 0, 1, 1, 2]
     assert (found.passes, found.catchup_tokens) == (6, 3)
-    heads.commit([Continuation(slot=slot, token_ids=(5,)) for slot in (2, 1, 3)])
+    heads.commit(*committed(dict.fromkeys((2, 1, 3), (5,))))
     heads.release(1)
     heads.start(start(1))
-    assert heads.propose(plan(1)).drafts[0].token_ids == (2, 2)
+    assert lines_of(heads.propose(plan(1)).table)[0].token_ids == (2, 2)
 
 
 def test_an_old_version_ends_with_its_last_sequence_and_two_are_kept_at_most() -> None:
@@ -106,6 +113,6 @@ def test_an_old_version_ends_with_its_last_sequence_and_two_are_kept_at_most() -
     gc.collect()
     assert made[0]() is None
     assert heads.adopt(Path("3"))
-    assert heads.propose(plan(2)).drafts[0].token_ids == (2,)
+    assert lines_of(heads.propose(plan(2)).table)[0].token_ids == (2,)
     heads.release(2)
     assert heads.num_refreshed == 1

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart, StopRule
-from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, ModelPasses, PassLoop
+from faser.engine.execution.drafting.loop import DraftInput, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import DraftRows, DraftTokens
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
+from tests.engine.execution.draft_lines import margins_of, tokens_of
 from tests.engine.execution.drafting.driving import BLOCK_SIZE, MAX_ROWS, NUM_BLOCKS, make_runner
 
 KNOWN = 3  # tokens of every sequence
@@ -103,11 +104,11 @@ def test_drafts_end_where_the_stop_rule_says(
     margins = {(s, KNOWN + k): drawn[s * DEPTH + k] for s in range(4) for k in range(DEPTH)}
     choice = ScriptedChoice(margins)
     found = make_loop(runner, choice, len(limits)).draft(inputs_of(limits), stop)
-    lengths = [*map(len, found.token_ids)]
+    lengths = found.lengths.tolist()
     assert lengths == expected_lengths(margins, limits, stop)
     for s, length in enumerate(lengths):
-        assert found.token_ids[s] == tuple(range(KNOWN, KNOWN + length))
-        assert found.confidences[s] == tuple(margins[s, KNOWN + k] for k in range(length))
+        assert tokens_of(found)[s] == tuple(range(KNOWN, KNOWN + length))
+        assert margins_of(found)[s] == tuple(margins[s, KNOWN + k] for k in range(length))
         assert found.num_fed[s] in (length, length - 1)
     assert found.passes == len(choice.calls)
     assert found.probs is not None
@@ -119,8 +120,8 @@ def test_without_a_rule_every_sequence_drafts_max_tokens(runner: Runner) -> None
     margins = {(s, KNOWN + k): 0.0 for s in range(3) for k in range(DEPTH)}
     choice = ScriptedChoice(margins)
     found = make_loop(runner, choice, 3).draft(inputs_of([2, 5, 1]), None)
-    assert [*map(len, found.token_ids)] == [2, 5, 1]
-    assert list(found.num_fed) == [1, 4, 0]
+    assert found.lengths.tolist() == [2, 5, 1]
+    assert found.num_fed.tolist() == [1, 4, 0]
     assert choice.calls == [[0, 1, 2], [0, 1], [1], [1], [1]]
     assert choice.draft_starts == {(slot, KNOWN) for slot in range(3)}
 
@@ -139,8 +140,8 @@ def test_until_ends_all_drafts_where_they_are(runner: Runner) -> None:
         answers = iter([False] * allowed + [True])
         found = make_loop(runner, choice, 2).draft(asked, None, lambda answers=answers: next(answers))  # type: ignore[misc]
         assert found.passes == 2 + allowed
-        assert [*map(len, found.token_ids)] == [1 + allowed] * 2
-        assert list(found.num_fed) == [allowed] * 2
+        assert found.lengths.tolist() == [1 + allowed] * 2
+        assert found.num_fed.tolist() == [allowed] * 2
         assert found.probs is not None
         assert len(found.probs) == 2 * (1 + allowed)
 
@@ -154,7 +155,7 @@ def test_inputs_are_computed_in_pieces_of_at_most_max_rows(runner: Runner) -> No
         for s, length in enumerate(lengths)
     ]
     found = make_loop(runner, choice, 4).draft(asked, None)
-    assert found.token_ids == tuple((length,) for length in lengths)
+    assert tokens_of(found) == [(length,) for length in lengths]
     assert found.passes == -(-sum(lengths) // MAX_ROWS)
     assert [slot for call in choice.calls for slot in call] == [0, 1, 2, 3]
     assert 4 * -(-max(lengths) // BLOCK_SIZE) <= NUM_BLOCKS
@@ -162,4 +163,4 @@ def test_inputs_are_computed_in_pieces_of_at_most_max_rows(runner: Runner) -> No
 
 def test_no_input_costs_no_pass(runner: Runner) -> None:
     found = make_loop(runner, ScriptedChoice({}), 1).draft([], None)
-    assert found == DraftBatch()
+    assert not len(found.lengths)

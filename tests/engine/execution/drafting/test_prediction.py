@@ -13,10 +13,11 @@ from faser.engine.build import build_engine
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
-from faser.engine.execution.drafting.drafter import Continuation, Drafter
+from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.text import LookupDrafter, prediction_prefix
 from faser.kernels.cpu.text_index import TextRules, text_library
 from faser.types import Request, SamplingParams
+from tests.engine.execution.draft_lines import committed, lines_of
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
 
@@ -41,7 +42,7 @@ def native(rules: TextRules) -> Drafter:
 
 def drafted(drafter: Drafter, slot: int = 0) -> tuple[int, ...]:
     request = DraftRequest(slot=slot, max_tokens=4, new_blocks=())
-    return drafter.propose(DraftPlan(width=32, step=1, requests=(request,))).drafts[0].token_ids
+    return lines_of(drafter.propose(DraftPlan(step=1, width=16, requests=(request,))).table)[0].token_ids
 
 
 DRAFTERS = [
@@ -56,9 +57,9 @@ DRAFTERS = [
 def test_the_answer_finds_its_context_in_the_prediction_from_its_first_token_on(make: type[Drafter]) -> None:
     drafter: Drafter = make()
     drafter.start(start((10, 11, 12, 13, 14, 15)))
-    drafter.commit([Continuation(slot=0, token_ids=(10,))])
+    drafter.commit(*committed({0: (10,)}))
     assert drafted(drafter) == (11, 12, 13, 14)
-    drafter.commit([Continuation(slot=0, token_ids=(99, 12, 13))])
+    drafter.commit(*committed({0: (99, 12, 13)}))
     assert drafted(drafter)[:2] == (14, 15), "it is found again after a deviation"
 
 
@@ -68,14 +69,14 @@ def test_a_prediction_is_used_by_its_own_sequence_alone(make: type[Drafter]) -> 
     drafter: Drafter = make()
     drafter.start(start(tuple(range(10, 40))))
     drafter.start(start((), slot=1))
-    drafter.commit([Continuation(slot=1, token_ids=(10, 11, 12))])
+    drafter.commit(*committed({1: (10, 11, 12)}))
     assert drafted(drafter, 1) == ()
-    drafter.commit([Continuation(slot=0, token_ids=tuple(range(50, 60)))])
+    drafter.commit(*committed({0: tuple(range(50, 60))}))
     drafter.release(0)
     assert drafted(drafter, 1) == ()
     if isinstance(drafter, SuffixDrafter):
         assert drafter.corpus.num_tokens == 10
-        drafter.commit([Continuation(slot=1, token_ids=(50, 51))])
+        drafter.commit(*committed({1: (50, 51)}))
         assert drafted(drafter, 1) == (52, 53, 54, 55)
 
 

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.engine.contract.plan import Draft, SequenceRows
-from faser.engine.execution.drafting.drafter import Proposals, ProposedDrafts, proposal_lines
+from faser.engine.contract.plan import DraftPlan, SequenceRows
+from faser.engine.execution.drafting.drafter import Proposals, ProposedDrafts, drafts_of, proposal_lines
+from tests.engine.execution.draft_lines import DraftLine, table_with
 
 drafts_strategy = st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, max_size=4)
 
@@ -23,22 +24,22 @@ def rows_of(slot: int, draft: list[int]) -> SequenceRows:
 def test_lines_are_those_of_a_loop(drafts: list[list[int]], data: st.DataObject) -> None:
     num_decided = data.draw(st.integers(0, 1))
     order = data.draw(st.permutations(range(len(drafts))))
-    proposed = [Draft(slot=slot, method="draft_model", token_ids=tuple(drafts[slot])) for slot in order]
+    proposed = [DraftLine(slot=slot, method="draft_model", token_ids=tuple(drafts[slot])) for slot in order]
     kept = [data.draw(st.integers(0, max(0, len(draft) - num_decided))) for draft in drafts]
     pairs = enumerate(zip(drafts, kept, strict=True))
     rows = [rows_of(slot, draft[num_decided:][:left]) for slot, (draft, left) in pairs]
     first = {slot: sum(len(drafts[other]) for other in order[: order.index(slot)]) for slot in order}
     expected = [first[slot] + num_decided + i for slot, left in enumerate(kept) for i in range(left)]
-    assert proposal_lines(rows, proposed, num_decided=num_decided).tolist() == expected
+    assert proposal_lines(rows, table_with(proposed, 4), num_decided=num_decided).tolist() == expected
 
 
 def proposals(**given: Any) -> Proposals:
     """Three tokens for slot 4, then two for slot 1."""
     drafts = (
-        Draft(slot=4, method="draft_model", token_ids=(5, 6, 7)),
-        Draft(slot=1, method="draft_model", token_ids=(8, 9)),
+        DraftLine(slot=4, method="draft_model", token_ids=(5, 6, 7)),
+        DraftLine(slot=1, method="draft_model", token_ids=(8, 9)),
     )
-    return Proposals(drafts=drafts, **given)
+    return Proposals(table=table_with(drafts, 4), **given)
 
 
 @pytest.mark.parametrize("num_decided, lines", [(0, [3, 0, 1]), (1, [4, 1, 2])])
@@ -61,3 +62,11 @@ def test_point_masses_and_what_was_dropped_have_no_probabilities() -> None:
     drafts.hold(proposals(probs=torch.zeros(5, 1)))
     drafts.drop()
     assert drafts.probs([rows_of(1, [8])]) is None
+
+
+def test_drafts_report_their_time_and_passes() -> None:
+    proposed = proposals(passes=2, catchup_tokens=3)
+    found = drafts_of(DraftPlan(step=7, width=4, requests=()), proposed, 10.0, 10.5)
+    assert (found.step, found.passes, found.catchup_tokens) == (7, 2, 3)
+    assert found.table is proposed.table
+    assert (found.began_s, found.run_s) == (10.0, 0.5)

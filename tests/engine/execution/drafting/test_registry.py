@@ -33,6 +33,7 @@ from faser.errors import ConfigError
 from faser.kernels.interface.sampling import Ints, Reals
 from faser.kernels.torch_backend import TorchBackend
 from faser.types import SamplingParams
+from tests.engine.execution.draft_lines import lines_of
 from tests.engine.execution.drafting.driving import (
     BLOCK_SIZE,
     MAX_LEN,
@@ -122,7 +123,7 @@ def test_what_is_looked_up_is_what_the_drafters_in_python_propose(
 
     rng = random.Random(8)
     plan = DraftPlan(
-        width=32, step=0, from_text=True, requests=(DraftRequest(slot=0, max_tokens=20, new_blocks=()),)
+        step=0, width=16, from_text=True, requests=(DraftRequest(slot=0, max_tokens=20, new_blocks=()),)
     )
     drafted = [0] * len(methods)
     for _ in range(100):
@@ -130,8 +131,8 @@ def test_what_is_looked_up_is_what_the_drafters_in_python_propose(
         start = SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=5, token_ids=token_ids)
         for each in (lookup, oracle):
             each.start(start)
-        drafts = lookup.propose(plan).drafts
-        assert drafts == oracle.propose(plan).drafts
+        drafts = lines_of(lookup.propose(plan).table)
+        assert drafts == lines_of(oracle.propose(plan).table)
         drafted = [most + len(draft.token_ids) for most, draft in zip(drafted, drafts, strict=True)]
         for each in (lookup, oracle):
             each.release(0)
@@ -157,9 +158,11 @@ def test_without_the_index_auto_goes_on_without_text_and_the_log_says_what_to_in
     assert isinstance(drafter, TextAndModel)
     assert isinstance(drafter.model, DraftModel)
     plan = DraftPlan(
-        width=32, step=0, from_text=True, requests=(DraftRequest(slot=0, max_tokens=2, new_blocks=()),)
+        step=0, width=16, from_text=True, requests=(DraftRequest(slot=0, max_tokens=2, new_blocks=()),)
     )
-    assert [each.method for each in drafter.propose(plan).drafts] == ["grammar"], "one draft, and an empty one"
+    assert [each.method for each in lines_of(drafter.propose(plan).table)] == ["grammar"], (
+        "one draft, and an empty one"
+    )
     (message,) = caplog.messages
     assert message.startswith("drafts are not looked up in text, which needs the native index of texts: ")
     assert message.endswith("install g++")
@@ -211,5 +214,5 @@ def test_tokens_are_chosen_on_the_backend_of_the_model_that_drafts(tiny_checkpoi
     drafter = make_drafter(config, own)
     world = World(drafter=drafter, table=own.table, rng=random.Random(0))
     world.start(0, [1, 2, 3], temperature=1.0)
-    assert len(world.propose({0: 3}).drafts[0].token_ids) == 3
+    assert len(lines_of(world.propose({0: 3}).table)[0].token_ids) == 3
     assert kernels.num_asked == 3

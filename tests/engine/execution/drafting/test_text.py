@@ -8,6 +8,7 @@ forgotten text or ignores its bounds; occurrences of a shorter context count.
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,13 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import faser
+from faser.engine.contract.drafts import NO_DRAFTS
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation
 from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.text_index import TextRules
 from faser.types import SamplingParams
+from tests.engine.execution.draft_lines import committed, lines_of
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter
 
@@ -54,9 +56,9 @@ class Both(NamedTuple):
         self.native.start(start)
         self.oracle.start(start)
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        self.native.commit(continuations)
-        self.oracle.commit(continuations)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        self.native.commit(slots, counts, token_ids)
+        self.oracle.commit(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
         self.native.release(slot)
@@ -65,9 +67,11 @@ class Both(NamedTuple):
     def compare(self, plan: DraftPlan) -> int:
         """Tokens drafted. Fails where the two differ in anything."""
         found = self.native.propose(plan)
-        assert found == self.oracle.propose(plan)
+        expected = self.oracle.propose(plan)
+        assert lines_of(found.table) == lines_of(expected.table)
+        assert replace(found, table=NO_DRAFTS) == replace(expected, table=NO_DRAFTS)
         assert self.native.index.num_remembered == self.suffix.corpus.num_tokens
-        return sum(len(draft.token_ids) for draft in found.drafts)
+        return sum(len(draft.token_ids) for draft in lines_of(found.table))
 
 
 def both(library: Path, rules: TextRules) -> Both:
@@ -105,8 +109,8 @@ def start_of(
 
 def plan_for(slots: Sequence[int], most: int = 16, unverified: Sequence[Sequence[int]] | None = None) -> DraftPlan:
     return DraftPlan(
-        width=32,
         step=0,
+        width=16,
         from_text=True,
         requests=tuple(
             DraftRequest(
@@ -166,10 +170,9 @@ def test_every_draft_is_that_of_python_to_the_bit(
             running[slot], prompts[slot] = list(token_ids), len(token_ids)
             pair.start(start_of(slot, token_ids, salt=salt, predicted=other))
         elif what == "go on":
-            committed = [Continuation(slot=each, token_ids=tuple(token_ids[each:])) for each in running]
-            pair.commit(committed)
-            for each in committed:
-                running[each.slot] += each.token_ids
+            pair.commit(*committed({each: token_ids[each:] for each in running}))
+            for each in running:
+                running[each] += token_ids[each:]
         else:
             pair.release(slot)
             token_ids = running.pop(slot)
@@ -201,7 +204,7 @@ def test_long_texts_and_a_corpus_that_forgets_much_are_drafted_from_as_in_python
         pair.start(start_of(slot, rng.choice(phrases), salt=rng.choice([None, "a"])))
     drafted = 0
     for _ in range(250):
-        pair.commit([Continuation(slot=slot, token_ids=tuple(rng.choice(phrases))) for slot in range(4)])
+        pair.commit(*committed({slot: rng.choice(phrases) for slot in range(4)}))
         if rng.random() < 0.2:
             slot = rng.randrange(4)
             pair.release(slot)
@@ -234,7 +237,7 @@ def test_real_text_is_drafted_as_in_python(library_file: Path) -> None:
         text = path.read_bytes()[:2500]
         pair.start(start_of(0, text[:800]))
         for at in range(800, len(text), 7):
-            pair.commit([Continuation(slot=0, token_ids=tuple(text[at : at + 7]))])
+            pair.commit(*committed({0: tuple(text[at : at + 7])}))
             drafted += pair.compare(plan_for([0]))
         pair.release(0)
     assert drafted > 10_000
@@ -260,11 +263,11 @@ def test_one_method_alone_drafts_what_it_drafts_beside_the_other(library_file: P
         start = start_of(1, [rng.randrange(3) for _ in range(20)], prompt_len=5)
         pair.start(start)
         alone.start(start)
-        committed = [Continuation(slot=1, token_ids=tuple(rng.randrange(3) for _ in range(20)))]
-        pair.commit(committed)
-        alone.commit(committed)
+        sampled = committed({1: [rng.randrange(3) for _ in range(20)]})
+        pair.commit(*sampled)
+        alone.commit(*sampled)
         found = alone.propose(plan_for([1]))
-        assert found.drafts[0] == pair.native.propose(plan_for([1])).drafts[0 if suffix else 1]
+        assert lines_of(found.table)[0] == lines_of(pair.native.propose(plan_for([1])).table)[0 if suffix else 1]
         assert found.probs is None
         pair.release(1)
         alone.release(1)
@@ -279,21 +282,22 @@ def test_a_wide_step_has_the_drafts_of_many_narrow_ones(library_file: Path) -> N
     rng.shuffle(slots)
     unverified = [[rng.randrange(4) for _ in range(rng.randrange(5))] for _ in slots]
 
-    together = lookup.propose(plan_for(slots, unverified=unverified)).drafts
+    together = lines_of(lookup.propose(plan_for(slots, unverified=unverified)).table)
 
     apart = [
-        lookup.propose(plan_for([slot], unverified=[each])).drafts
+        lines_of(lookup.propose(plan_for([slot], unverified=[each])).table)
         for slot, each in zip(slots, unverified, strict=True)
     ]
-    assert together == tuple(each[method] for method in range(2) for each in apart)
-    assert lookup.propose(plan_for([])).drafts == ()
+    assert together == [each[method] for method in range(2) for each in apart]
+    assert lines_of(lookup.propose(plan_for([])).table) == []
 
 
 def test_drafts_may_be_asked_for_in_another_thread(library_file: Path) -> None:
     pair = both(library_file, RULES)
     pair.start(start_of(0, [1, 2, 3, 1, 2, 3, 1, 2]))
     with ThreadPoolExecutor(1) as lane:
-        assert lane.submit(pair.native.propose, plan_for([0])).result() == pair.oracle.propose(plan_for([0]))
+        found = lane.submit(pair.native.propose, plan_for([0])).result()
+    assert lines_of(found.table) == lines_of(pair.oracle.propose(plan_for([0])).table)
     assert pair.native.drafts_overlapped
 
 
@@ -305,4 +309,4 @@ def test_nothing_of_a_released_slot_is_kept(library_file: Path) -> None:
     with pytest.raises(KeyError):
         lookup.propose(plan_for([0]))
     lookup.start(start_of(0, [1, 2]))
-    assert [draft.token_ids for draft in lookup.propose(plan_for([0])).drafts] == [(), ()]
+    assert [draft.token_ids for draft in lines_of(lookup.propose(plan_for([0])).table)] == [(), ()]

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from faser.engine.contract.plan import PLACEHOLDER, Draft, DraftPlan, DraftRequest, SequenceRows
-from faser.engine.execution.drafting.drafter import Continuation, Proposals, with_text_drafts
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceRows
+from faser.engine.execution.drafting.drafter import Proposals, ProposedDrafts
 from faser.engine.execution.drafting.text import TextAndModel
+from tests.engine.execution.draft_lines import DraftLine, committed, lines_of, table_with
 from tests.engine.execution.known_drafter import KnownDrafter, start_of
 
 PROBS = torch.tensor([[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 0.5, 0.5]], dtype=torch.float64)
@@ -22,7 +23,7 @@ def both() -> tuple[TextAndModel, KnownDrafter]:
 
 def plan(slots: tuple[int, ...], *, from_text: bool) -> DraftPlan:
     requests = tuple(DraftRequest(slot=slot, max_tokens=2, new_blocks=()) for slot in slots)
-    return DraftPlan(width=32, step=1, requests=requests, from_text=from_text)
+    return DraftPlan(step=1, width=16, requests=requests, from_text=from_text)
 
 
 def rows(slot: int, *token_ids: int, drafted: int) -> SequenceRows:
@@ -31,7 +32,7 @@ def rows(slot: int, *token_ids: int, drafted: int) -> SequenceRows:
 
 def test_a_plan_from_text_is_answered_by_one_method_after_the_other() -> None:
     drafter, model = both()
-    drafts = drafter.propose(plan((2, 0), from_text=True)).drafts
+    drafts = lines_of(drafter.propose(plan((2, 0), from_text=True)).table)
     assert [(each.method, each.slot) for each in drafts] == [
         ("suffix", 2),
         ("suffix", 0),
@@ -43,13 +44,15 @@ def test_a_plan_from_text_is_answered_by_one_method_after_the_other() -> None:
 
 def test_any_other_plan_is_the_models() -> None:
     drafter, _ = both()
-    assert [each.method for each in drafter.propose(plan((1,), from_text=False)).drafts] == ["draft_model"]
+    assert [each.method for each in lines_of(drafter.propose(plan((1,), from_text=False)).table)] == [
+        "draft_model"
+    ]
 
 
 def test_a_plan_without_requests_does_not_reach_the_model() -> None:
     """KnownDrafter refuses it."""
     drafter, _ = both()
-    assert drafter.propose(plan((), from_text=False)).drafts == ()
+    assert lines_of(drafter.propose(plan((), from_text=False)).table) == []
 
 
 def test_each_drafter_gets_every_call() -> None:
@@ -57,37 +60,36 @@ def test_each_drafter_gets_every_call() -> None:
     drafter = TextAndModel(parts[:2], parts[2])
     drafter.start(start_of(0))
     before = [each.to_come[0] for each in parts]
-    drafter.commit([Continuation(slot=0, token_ids=(5, 6))])
+    drafter.commit(*committed({0: (5, 6)}))
     assert [each.to_come[0] for each in parts] == [num_known + 2 for num_known in before]
     drafter.release(0)
     assert not any(each.to_come for each in parts)
 
 
+def held(*, probs: torch.Tensor | None, num_decided: int = 0) -> ProposedDrafts:
+    """Two tokens for slot 4, by the model."""
+    drafts = ProposedDrafts()
+    table = table_with([DraftLine(slot=4, method="draft_model", token_ids=(1, 2))], 4)
+    drafts.hold(Proposals(table=table, probs=probs), num_decided=num_decided)
+    return drafts
+
+
 def test_verified_drafts_from_text_get_rows_with_all_mass_on_their_tokens() -> None:
-    model = Draft(slot=4, method="draft_model", token_ids=(1, 2))
-    proposals = Proposals(drafts=(model,), probs=PROBS)
     step = [rows(7, 9, 3, 0, drafted=2), rows(4, 9, 1, drafted=1), rows(5, 1, drafted=0)]
-
-    found = with_text_drafts(proposals, step, num_decided=0)
-
-    assert [(each.slot, each.token_ids) for each in found.drafts] == [(4, (1, 2)), (7, (3, 0))]
-    assert found.probs is not None
-    certain = torch.tensor([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
-    assert torch.equal(found.probs, torch.cat((PROBS, certain)))
+    found = held(probs=PROBS).probs(step)
+    assert found is not None
+    assert found.tolist() == [[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], PROBS[0].tolist()]
 
 
-def test_a_token_known_by_now_keeps_its_place_before_the_draft() -> None:
-    proposals = Proposals(drafts=(Draft(slot=4, method="draft_model", token_ids=(1, 2)),), probs=PROBS)
-    found = with_text_drafts(proposals, [rows(7, 9, 3, drafted=1)], num_decided=1)
-    assert found.drafts[1].token_ids == (PLACEHOLDER, 3)
-    assert found.probs is not None
-    assert found.probs[3].tolist() == [0.0, 0.0, 0.0, 1.0]
+def test_a_token_known_by_now_is_skipped_in_drafts_of_the_model_alone() -> None:
+    found = held(probs=PROBS, num_decided=1).probs([rows(7, 9, 3, drafted=1), rows(4, 9, 2, drafted=1)])
+    assert found is not None
+    assert found.tolist() == [[0.0, 0.0, 0.0, 1.0], PROBS[1].tolist()]
 
 
 @pytest.mark.parametrize("drafted", [0, 1])
 def test_without_probabilities_nothing_is_added(drafted: int) -> None:
-    proposals = Proposals(drafts=())
-    assert with_text_drafts(proposals, [rows(7, 9, 3, drafted=drafted)], num_decided=0) is proposals
+    assert held(probs=None).probs([rows(7, 9, 3, drafted=drafted)]) is None
 
 
 def test_drafting_overlaps_steps_if_all_drafters_can() -> None:

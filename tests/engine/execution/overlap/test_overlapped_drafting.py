@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.loop import ModelPasses, PassLoop
@@ -36,6 +36,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
+from tests.engine.execution.draft_lines import DraftLine, lines_of
 from tests.engine.execution.drafting.driving import MAX_LEN, MAX_ROWS, NUM_BLOCKS, NUM_SLOTS, World, kv_shape
 
 BLOCK_SIZE = 16  # the native kernels' smallest
@@ -84,7 +85,7 @@ class Afresh:
         self._runner = runner
         self._choose = choose
 
-    def draft(self, slot: int, token_ids: list[int], count: int, temperature: float) -> Draft:
+    def draft(self, slot: int, token_ids: list[int], count: int, temperature: float) -> DraftLine:
         table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
         table.append(slot, tuple(range(-(-(len(token_ids) + count) // BLOCK_SIZE))))
         kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
@@ -102,7 +103,7 @@ class Afresh:
         state.start(start)
         drafter.start(start)
         wish = DraftRequest(slot=slot, max_tokens=count, new_blocks=())
-        (draft,) = drafter.propose(DraftPlan(width=32, step=1, requests=(wish,))).drafts
+        (draft,) = lines_of(drafter.propose(DraftPlan(step=1, width=16, requests=(wish,))).table)
         return draft
 
 
@@ -130,7 +131,7 @@ def test_a_draft_is_as_if_the_unverified_tokens_were_known_whatever_is_accepted(
             made_up = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(4)))
             chunks[slot] = rng.choice([chunk, chunk, chunk[: rng.randrange(5)], made_up])
         requests = {slot: rng.randrange(1, 7) for slot in world.lines if rng.random() < 0.8}
-        for draft in world.propose(requests, unverified=chunks).drafts:
+        for draft in lines_of(world.propose(requests, unverified=chunks).table):
             known = world.lines[draft.slot].token_ids
             unverified = chunks[draft.slot]
             assert draft == afresh.draft(draft.slot, [*known, *unverified], requests[draft.slot], temperature)
@@ -169,7 +170,7 @@ def test_a_draft_ends_with_the_draft_models_context_whatever_is_unverified(runne
     for slot, length in {0: 14, 1: 17, 2: 18}.items():
         world.start(slot, list(range(length)))
     found = world.propose(dict.fromkeys(range(3), 9), unverified=dict.fromkeys(range(3), (1, 2, 3)))
-    assert [len(draft.token_ids) for draft in found.drafts] == [4, 1, 0]
+    assert [len(draft.token_ids) for draft in lines_of(found.table)] == [4, 1, 0]
 
 
 def test_it_drafts_the_same_while_a_target_computes(runners: tuple[Runner, Runner]) -> None:
@@ -177,7 +178,7 @@ def test_it_drafts_the_same_while_a_target_computes(runners: tuple[Runner, Runne
     world, _ = make_world(runners[0], greedy)
     world.start(0, list(range(12)))
     unverified = {0: (1, 2, 3)}
-    alone = world.propose({0: 6}, unverified=unverified).drafts
+    alone = lines_of(world.propose({0: 6}, unverified=unverified).table)
     target, leaving, rounds = runners[1], threading.Event(), 0
     batch = world.table.lay_out(
         [0],
@@ -195,7 +196,7 @@ def test_it_drafts_the_same_while_a_target_computes(runners: tuple[Runner, Runne
     computing = threading.Thread(target=compute)
     computing.start()
     try:
-        drafts = [world.propose({0: 6}, unverified=unverified).drafts for _ in range(20)]
+        drafts = [lines_of(world.propose({0: 6}, unverified=unverified).table) for _ in range(20)]
     finally:
         leaving.set()
         computing.join()
@@ -224,7 +225,7 @@ def test_drafting_ends_when_verification_is_done_and_continues_there(
     """A given number of passes is allowed after the first one. Computed tokens are not computed again."""
     world, kv = make_world(runners[0], greedy)
     world.start(0, list(range(9)))
-    whole = world.propose({0: 5}).drafts[0].token_ids
+    whole = lines_of(world.propose({0: 5}).table)[0].token_ids
     world.start(1, list(range(9)))
     asked = iter(range(allowed + 1))
 
@@ -232,8 +233,8 @@ def test_drafting_ends_when_verification_is_done_and_continues_there(
 
     kv.check_invariants()
     assert found.passes == allowed + 1
-    assert found.drafts[0].token_ids == whole[: allowed + 1]
+    assert lines_of(found.table)[0].token_ids == whole[: allowed + 1]
     world.commit({1: whole[: allowed + 1]})
     again = world.propose({1: 4 - allowed})
-    assert again.drafts[0].token_ids == whole[allowed + 1 :]
+    assert lines_of(again.table)[0].token_ids == whole[allowed + 1 :]
     assert again.passes == 4 - allowed

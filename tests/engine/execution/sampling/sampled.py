@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 from torch import Tensor
 
-from faser.engine.execution.sampling.rows import DraftedRows
+from faser.engine.execution.sampling.rows import DraftedRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch
 from faser.kernels.interface.sampling import NO_TOKEN
@@ -21,6 +23,23 @@ class SampledRow:
     error: SequenceError | None = None
 
 
+class Outcome(NamedTuple):
+    """What one sequence gets from a step."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    error: SequenceError | None = None
+
+
+def outcomes(tokens: StepTokens) -> list[Outcome]:
+    """Of every sequence."""
+    ends = accumulate(tokens.counts)
+    return [
+        Outcome(tuple(tokens.token_ids[end - count : end]), tokens.logprobs.get(at), tokens.errors.get(at))
+        for at, (count, end) in enumerate(zip(tokens.counts, ends, strict=True))
+    ]
+
+
 def sample(sampler: Sampler, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> list[SampledRow]:
     """May overwrite the logits."""
     return [
@@ -29,7 +48,7 @@ def sample(sampler: Sampler, logits: Tensor, slots: Sequence[int], positions: Se
             logprobs=None if each.logprobs is None else each.logprobs[0],
             error=each.error,
         )
-        for each in SampleAndMatch(sampler).verify(logits, plain_rows(slots, positions), None)
+        for each in outcomes(SampleAndMatch(sampler).verify(logits, plain_rows(slots, positions), None))
     ]
 
 

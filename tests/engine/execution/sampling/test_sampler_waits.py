@@ -17,7 +17,7 @@ from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Words
 from faser.types import SamplingParams, SequenceError
-from tests.engine.execution.sampling.sampled import plain_rows, sample
+from tests.engine.execution.sampling.sampled import outcomes, plain_rows, sample
 
 WIDTH = 30
 READS = {Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.cpu, Tensor.__bool__, Tensor.__int__, Tensor.__float__}
@@ -124,7 +124,7 @@ def test_tokens_and_errors_are_those_of_rows_that_are_sampled_one_by_one() -> No
         for slot in SLOTS:
             rows = sampler.rows(logits[slot : slot + 1].clone(), plain_rows([slot], [3]))
             at = np.zeros(1, dtype=np.int64)
-            (alone,) = rows.results(at, rows.tokens_of(at))
+            (alone,) = outcomes(rows.results(at, rows.tokens_of(at)))
             assert found[slot].error == alone.error
             assert alone.token_ids == (() if alone.error else (found[slot].token_id,))
         is_bad = not bool(logits[row].amax().isfinite())

@@ -18,26 +18,26 @@ from torch import Tensor
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceRows
 from faser.engine.execution.sampling.rejection import Block, Rejection
-from faser.engine.execution.sampling.rows import AcceptanceResult, DraftedRows, DraftLayout
+from faser.engine.execution.sampling.rows import DraftedRows, DraftLayout
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import (
     SampleAndMatch,
     Synthetic,
     Verifier,
-    acceptance_of_tokens,
     accepted,
     make_verifier,
+    matched,
 )
 from faser.kernels.interface.sampling import NO_TOKEN
 from faser.types import PositionLogprobs, SamplingParams, SequenceError
-from tests.engine.execution.sampling.sampled import sample
+from tests.engine.execution.sampling.sampled import Outcome, outcomes, sample
 from tests.engine.execution.sampling.test_sampler import EOS, PROMPT, VOCAB, random_sampling, starting
 
 # Of one sequence: drafted tokens, and what its rows choose.
 OneSequence = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def by_arrays(sequences: Sequence[SequenceRows], chosen: np.ndarray) -> list[AcceptanceResult]:
+def by_arrays(sequences: Sequence[SequenceRows], chosen: np.ndarray) -> list[Outcome]:
     """The rule as verifiers with a sampler have it: masks over the rows of all sequences."""
     drafted = [
         DraftedRows(
@@ -49,9 +49,9 @@ def by_arrays(sequences: Sequence[SequenceRows], chosen: np.ndarray) -> list[Acc
     rows = DraftLayout.of(drafted)
     last = rows.last_reached(accepted(chosen, rows.drafted)).tolist()
     return [
-        AcceptanceResult(error=SequenceError.NOT_FINITE)
+        Outcome(error=SequenceError.NOT_FINITE)
         if chosen[end] == NO_TOKEN
-        else AcceptanceResult(token_ids=(*each.draft[: end - begin], int(chosen[end])))
+        else Outcome(token_ids=(*each.draft[: end - begin], int(chosen[end])))
         for each, begin, end in zip(drafted, rows.first.tolist(), last, strict=True)
     ]
 
@@ -77,13 +77,13 @@ def test_verdicts_of_chosen_tokens_are_those_of_masks_over_rows(steps: list[OneS
         for slot, (draft, _) in enumerate(steps)
     ]
     chosen = np.array([token_id for _, tokens in steps for token_id in tokens], dtype=np.int64)
-    assert acceptance_of_tokens(sequences, chosen) == by_arrays(sequences, chosen)
+    assert outcomes(matched(sequences, chosen)) == by_arrays(sequences, chosen)
 
 
 def test_tokens_behind_the_first_one_that_nobody_drafted_are_dropped() -> None:
     rows = SequenceRows(slot=0, start=5, token_ids=(1, 7, 8, 9), new_blocks=(), samples=True, num_drafts=3)
-    (verdict,) = acceptance_of_tokens([rows], np.array([7, 4, 9, 3]))
-    assert verdict == AcceptanceResult(token_ids=(7, 4))
+    (verdict,) = outcomes(matched([rows], np.array([7, 4, 9, 3])))
+    assert verdict == Outcome(token_ids=(7, 4))
 
 
 NUM_TOKENS = 9
@@ -159,7 +159,9 @@ def test_coupled_tokens_and_reports_are_those_of_an_engine_that_never_drafts(see
         ]
         last = [found[i][-1] if found[i] else PROMPT[-1] for i in going]
         logits = torch.cat([table.of(each, before) for each, before in zip(sequences, last, strict=True)])
-        for i, verdict in zip(going, SampleAndMatch(sampler).verify(logits, sequences, None), strict=True):
+        for i, verdict in zip(
+            going, outcomes(SampleAndMatch(sampler).verify(logits, sequences, None)), strict=True
+        ):
             errors[i] = verdict.error
             found[i] += verdict.token_ids
             reports[i] += verdict.logprobs or [None] * len(verdict.token_ids)
@@ -178,11 +180,11 @@ def judge_alone(
     logits: Tensor,
     draft: tuple[int, ...],
     probs: Tensor | None = None,
-) -> AcceptanceResult:
+) -> Outcome:
     sampler = Sampler(1, VOCAB, EOS)
     sampler.start(starting(sampling))
     each = DraftedRows(slot=0, position=len(PROMPT), draft=draft)
-    (verdict,) = make(sampler).verify(logits.clone(), [each], probs)
+    (verdict,) = outcomes(make(sampler).verify(logits.clone(), [each], probs))
     return verdict
 
 
@@ -222,7 +224,7 @@ def test_a_sequence_without_a_draft_gets_the_token_of_the_plain_sampler(
     logits = torch.randn(6 + 9, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
     first = [0, 1, 5, 6, 10, 11]
 
-    verdicts = make(sampler).verify(logits.clone(), sequences, None)
+    verdicts = outcomes(make(sampler).verify(logits.clone(), sequences, None))
 
     for slot in (0, 2, 4):
         (plain,) = sample(sampler, logits[first[slot]][None].clone(), [slot], [len(PROMPT)])
@@ -245,7 +247,7 @@ def test_a_bad_row_counts_only_where_it_is_reached(
 
     assert cut_before.error is None
     assert cut_before.token_ids == (4, 5)
-    assert first_bad == AcceptanceResult(error=SequenceError.NOT_FINITE)
+    assert first_bad == Outcome(error=SequenceError.NOT_FINITE)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -255,7 +257,7 @@ def test_a_bad_row_behind_an_accepted_draft_is_an_error(temperature: float) -> N
 
     verdict = judge_alone(SampleAndMatch, SamplingParams(temperature=temperature), logits, (4,))
 
-    assert verdict == AcceptanceResult(error=SequenceError.NOT_FINITE)
+    assert verdict == Outcome(error=SequenceError.NOT_FINITE)
 
 
 @pytest.mark.parametrize("make", VERIFIERS)
@@ -301,7 +303,7 @@ def test_synthetic_rates_are_of_whole_prefixes() -> None:
         sampler.start(starting(SamplingParams(), slot=slot, seed=slot))
     sequences = [DraftedRows(slot=slot, position=4, draft=(1, 2, 3)) for slot in range(num)]
 
-    verdicts = Synthetic(sampler, rates).verify(torch.zeros(4 * num, 4), sequences, None)
+    verdicts = outcomes(Synthetic(sampler, rates).verify(torch.zeros(4 * num, 4), sequences, None))
 
     lengths = [len(verdict.token_ids) - 1 for verdict in verdicts]
     for i, rate in enumerate(rates):
@@ -342,4 +344,4 @@ def test_a_bad_row_accepts_nothing(make: Callable[[Sampler], Verifier], temperat
 
     verdict = judge_alone(make, SamplingParams(temperature=temperature), logits, (0,))
 
-    assert verdict == AcceptanceResult(error=SequenceError.NOT_FINITE)
+    assert verdict == Outcome(error=SequenceError.NOT_FINITE)

@@ -7,9 +7,10 @@ which scans the prompt; here an index answers, brought up to date only when a se
 
 from collections.abc import Callable, Sequence
 
-from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.contract.plan import DraftPlan, SequenceStart
+from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.text import prediction_prefix
+from tests.engine.execution.draft_lines import DraftLine, table_with
 
 
 class NgramDrafter:
@@ -37,13 +38,13 @@ class NgramDrafter:
             index = self._indexes[request.slot]
             length, token_ids = index.continuation(request.unverified, min(self._cap, request.max_tokens))
             confidences = (float(length),) * len(token_ids)
-            draft = Draft(slot=request.slot, method="ngram", token_ids=token_ids, confidences=confidences)
+            draft = DraftLine(slot=request.slot, method="ngram", token_ids=token_ids, confidences=confidences)
             drafts.append(draft)
-        return Proposals(drafts=tuple(drafts))
+        return Proposals(table=table_with(drafts, plan.width))
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self._indexes[each.slot].tokens.extend(each.token_ids)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self._indexes[slot].tokens.extend(tokens)
 
     def release(self, slot: int) -> None:
         del self._indexes[slot]

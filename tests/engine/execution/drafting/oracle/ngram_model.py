@@ -6,8 +6,9 @@ Owns the last tokens of each sequence.
 from collections.abc import Callable, Sequence
 
 from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel
-from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.contract.plan import DraftPlan, SequenceStart
+from faser.engine.execution.drafting.drafter import Proposals, by_slot
+from tests.engine.execution.draft_lines import DraftLine, table_with
 
 METHOD = "ngram_model"
 _LEAST_SURVIVAL = 0.02  # of a drafted token, by the model's own chances
@@ -41,18 +42,18 @@ class NgramModelDrafter:
         for request in plan.requests:
             found = self._chain((*self._tails[request.slot], *request.unverified), request.max_tokens)
             drafts.append(
-                Draft(
+                DraftLine(
                     slot=request.slot,
                     method=METHOD,
                     token_ids=tuple(token for token, _ in found),
                     confidences=tuple(chance for _, chance in found),
                 )
             )
-        return Proposals(drafts=tuple(drafts))
+        return Proposals(table=table_with(drafts, plan.width))
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self._tails[each.slot] = (*self._tails[each.slot], *each.token_ids)[-self._width :]
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self._tails[slot] = (*self._tails[slot], *tokens)[-self._width :]
 
     def release(self, slot: int) -> None:
         del self._tails[slot]

@@ -14,8 +14,8 @@ learn that other requests were answered with the same text. Sequences with diffe
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation, Proposals
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.text import (
     CORPUS_TOKENS,
     DRAFT_PER_CONTEXT_TOKEN,
@@ -23,6 +23,7 @@ from faser.engine.execution.drafting.text import (
     MIN_FOLLOWING_SHARE,
     prediction_prefix,
 )
+from tests.engine.execution.draft_lines import DraftLine, table_with
 from tests.engine.execution.drafting.oracle.corpus import END, Corpus, Match, Text
 
 OCCURRENCES = 8  # the latest ones are counted: enough to tell .9 from .6, few enough for a step
@@ -66,17 +67,17 @@ class SuffixDrafter:
         self._sequences[start.slot] = _Sequence(text=text, unsaid=len(prefix) + unsaid, salt=hash(start.namespace))
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
-        return Proposals(drafts=tuple(self._draft(request) for request in plan.requests))
+        return Proposals(table=table_with([self._draft(request) for request in plan.requests], plan.width))
 
-    def commit(self, continuations: Sequence[Continuation]) -> None:
-        for each in continuations:
-            self._sequences[each.slot].text.tokens.extend(each.token_ids)
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self._sequences[slot].text.tokens.extend(tokens)
 
     def release(self, slot: int) -> None:
         sequence = self._sequences.pop(slot)
         self.corpus.add(sequence.text.tokens[sequence.unsaid :], salt=sequence.salt)
 
-    def _draft(self, request: DraftRequest) -> Draft:
+    def _draft(self, request: DraftRequest) -> DraftLine:
         """The better of a draft from the sequence itself and one from the corpus; in a tie the former.
 
         Unverified and drafted tokens stand at the end of the text during this call and are never indexed.
@@ -93,7 +94,7 @@ class SuffixDrafter:
         past = self.corpus.text
         other = self._follow(past, past.find(tail, most=OCCURRENCES, salt=sequence.salt), limit, [])
         best = other if other.score > best.score else best
-        return Draft(slot=request.slot, method="suffix", token_ids=best.token_ids, confidences=best.probs)
+        return DraftLine(slot=request.slot, method="suffix", token_ids=best.token_ids, confidences=best.probs)
 
     def _follow(self, text: Text, match: Match | None, limit: int, drafted: list[int]) -> "_Path":
         """From the occurrences of a context on, always the token that follows most often, in a tie the latest.

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation
 from faser.types import SamplingParams
+from tests.engine.execution.draft_lines import committed, lines_of
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 
 MIN_N, MAX_N, CAP = 2, 4, 6
@@ -27,8 +27,8 @@ def start_of(slot: int, token_ids: list[int]) -> SequenceStart:
 def plan_for(*requests: tuple[int, int], unverified: tuple[int, ...] = ()) -> DraftPlan:
     """(slot, most tokens) each."""
     return DraftPlan(
-        width=32,
         step=0,
+        width=16,
         released=(),
         requests=tuple(
             DraftRequest(slot=slot, max_tokens=most, new_blocks=(), unverified=unverified)
@@ -72,14 +72,14 @@ def test_a_draft_is_what_a_scan_of_the_whole_text_finds(
             drafter.release(slot)
         else:
             texts[slot] += token_ids
-            drafter.commit([Continuation(slot=slot, token_ids=tuple(token_ids))])
+            drafter.commit(*committed({slot: tuple(token_ids)}))
 
         asked = [(each, most) for each in texts if (each + most) % 3]  # some are brought up to date later
         proposals = drafter.propose(plan_for(*asked, unverified=tuple(unverified)))
 
         assert proposals.probs is None
-        assert [draft.slot for draft in proposals.drafts] == [each for each, _ in asked]
-        for draft in proposals.drafts:
+        assert [draft.slot for draft in lines_of(proposals.table)] == [each for each, _ in asked]
+        for draft in lines_of(proposals.table):
             n, expected = scan(texts[draft.slot] + unverified, most)
             assert (draft.method, list(draft.token_ids)) == ("ngram", expected)
             assert draft.confidences == (float(n),) * len(expected)
@@ -94,16 +94,17 @@ def test_a_draft_is_the_same_however_the_text_came() -> None:
     bit_by_bit.start(start_of(0, []))
     for token_id in text:
         bit_by_bit.propose(plan_for((0, 8)))
-        bit_by_bit.commit([Continuation(slot=0, token_ids=(token_id,))])
+        bit_by_bit.commit(*committed({0: (token_id,)}))
 
-    assert at_once.propose(plan_for((0, 8))) == bit_by_bit.propose(plan_for((0, 8)))
+    found, expected = (each.propose(plan_for((0, 8))).table for each in (at_once, bit_by_bit))
+    assert lines_of(found) == lines_of(expected)
 
 
 def test_a_text_that_repeats_is_expected_to_go_on_repeating() -> None:
     drafter = NgramDrafter(min_n=2, max_n=5, cap=8)
     drafter.start(start_of(0, [9, 1, 2, 3, 1, 2]))
 
-    (draft,) = drafter.propose(plan_for((0, 8))).drafts
+    (draft,) = lines_of(drafter.propose(plan_for((0, 8))).table)
 
     assert draft.token_ids == (3, 1, 2, 3, 1, 2, 3, 1)
     assert draft.confidences == (2.0,) * 8
@@ -123,4 +124,4 @@ def test_nothing_of_a_released_slot_is_kept() -> None:
     with pytest.raises(KeyError):
         drafter.propose(plan_for((0, 8)))
     drafter.start(start_of(0, [1, 2]))
-    assert drafter.propose(plan_for((0, 8))).drafts[0].token_ids == ()
+    assert lines_of(drafter.propose(plan_for((0, 8))).table)[0].token_ids == ()

@@ -11,12 +11,12 @@ import pytest
 
 from faser.engine.checkpoints.ngram_model import count
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation
 from faser.engine.execution.drafting.text import LookupDrafter, ngram_table
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.text_index import TextRules
 from faser.types import SamplingParams
+from tests.engine.execution.draft_lines import committed, lines_of
 from tests.engine.execution.drafting.oracle.ngram_model import NgramModelDrafter
 
 
@@ -33,8 +33,8 @@ def start_of(slot: int, token_ids: tuple[int, ...], salt: str | None = None) -> 
 
 def plan_for(unverified: dict[int, tuple[int, ...]], most: int = 16) -> DraftPlan:
     return DraftPlan(
-        width=32,
         step=0,
+        width=16,
         requests=tuple(
             DraftRequest(slot=slot, max_tokens=most, new_blocks=(), unverified=tokens)
             for slot, tokens in unverified.items()
@@ -49,15 +49,7 @@ def test_a_chain_takes_the_context_whose_next_token_is_likeliest() -> None:
     drafter.start(start_of(0, (9, 1, 2)))
     drafter.start(start_of(1, (2,)))
     drafter.start(start_of(2, (77,)))
-    found = drafter.propose(
-        plan_for(
-            {
-                0: (),
-                1: (),
-                2: (),
-            }
-        )
-    ).drafts
+    found = lines_of(drafter.propose(plan_for({0: (), 1: (), 2: ()})).table)
     assert [draft.token_ids for draft in found] == [(3, 5), (4,), ()]
     assert all(0 < chance < 1 for draft in found for chance in draft.confidences)
 
@@ -67,7 +59,7 @@ def test_an_unlikely_token_ends_the_chain() -> None:
     texts = [(0, each) for each in range(1, 61)] * 2
     drafter = NgramModelDrafter(count(texts), cap=4)
     drafter.start(start_of(0, (0,)))
-    (draft,) = drafter.propose(plan_for({0: ()})).drafts
+    (draft,) = lines_of(drafter.propose(plan_for({0: ()})).table)
     assert draft.token_ids == ()
 
 
@@ -75,12 +67,12 @@ def test_a_chain_depends_on_the_last_tokens_alone() -> None:
     """Whatever other sequences said, whatever their salts: nothing is learned from text that is served."""
     drafter = NgramModelDrafter(count([(1, 2, 3, 4)] * 5), cap=4)
     drafter.start(start_of(0, (5, 1, 2), salt="a"))
-    before = drafter.propose(plan_for({0: ()})).drafts
+    before = lines_of(drafter.propose(plan_for({0: ()})).table)
     drafter.start(start_of(1, (1, 2), salt="b"))
     for _ in range(20):
-        drafter.commit([Continuation(slot=1, token_ids=(2, 9, 1, 2, 9))])
+        drafter.commit(*committed({1: (2, 9, 1, 2, 9)}))
     drafter.release(1)
-    assert drafter.propose(plan_for({0: ()})).drafts == before
+    assert lines_of(drafter.propose(plan_for({0: ()})).table) == before
 
 
 @pytest.mark.parametrize("kinds", [2, 6, 40])
@@ -101,12 +93,9 @@ def test_every_native_draft_is_that_of_python_to_the_bit(kernel_cache: Path, kin
             unverified = {slot: tuple(rng.randrange(kinds) for _ in range(rng.randrange(5))) for slot in (2, 0, 1)}
             plan = plan_for(unverified, most=rng.randrange(1, 8))
             found = native.propose(plan)
-            assert found == python.propose(plan)
-            drafted += sum(len(draft.token_ids) for draft in found.drafts)
-            committed = [
-                Continuation(slot=slot, token_ids=tuple(rng.randrange(kinds) for _ in range(rng.randrange(3))))
-                for slot in range(3)
-            ]
+            assert lines_of(found.table) == lines_of(python.propose(plan).table)
+            drafted += sum(len(draft.token_ids) for draft in lines_of(found.table))
+            sampled = {slot: [rng.randrange(kinds) for _ in range(rng.randrange(3))] for slot in range(3)}
             for each in (native, python):
-                each.commit(committed)
+                each.commit(*committed(sampled))
     assert drafted > 300

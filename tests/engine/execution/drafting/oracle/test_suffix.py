@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.drafter import Continuation
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.types import SamplingParams
+from tests.engine.execution.draft_lines import DraftLine, committed, lines_of
 from tests.engine.execution.drafting.oracle.corpus import ANCHORS, SHORTEST_OUTPUT
 from tests.engine.execution.drafting.oracle.suffix import DOUBT, OCCURRENCES, SuffixDrafter
 
@@ -39,8 +39,8 @@ def start_of(slot: int, token_ids: Sequence[int], prompt_len: int, salt: str | N
 def plan_for(*requests: tuple[int, int], unverified: Sequence[int] = ()) -> DraftPlan:
     """(slot, most tokens) each."""
     return DraftPlan(
-        width=32,
         step=0,
+        width=16,
         released=(),
         requests=tuple(
             DraftRequest(slot=slot, max_tokens=most, new_blocks=(), unverified=tuple(unverified))
@@ -49,8 +49,8 @@ def plan_for(*requests: tuple[int, int], unverified: Sequence[int] = ()) -> Draf
     )
 
 
-def draft_of(drafter: SuffixDrafter, slot: int, most: int, *, unverified: Sequence[int] = ()) -> Draft:
-    (draft,) = drafter.propose(plan_for((slot, most), unverified=unverified)).drafts
+def draft_of(drafter: SuffixDrafter, slot: int, most: int, *, unverified: Sequence[int] = ()) -> DraftLine:
+    (draft,) = lines_of(drafter.propose(plan_for((slot, most), unverified=unverified)).table)
     return draft
 
 
@@ -168,7 +168,7 @@ def test_a_draft_is_the_most_frequent_path_by_counting(
             drafter.start(start_of(slot, token_ids, len(token_ids)))
         elif what == "go on":
             sequence.tokens.extend(token_ids)
-            drafter.commit([Continuation(slot=slot, token_ids=tuple(token_ids))])
+            drafter.commit(*committed({slot: tuple(token_ids)}))
         else:
             del running[slot]
             drafter.release(slot)
@@ -183,7 +183,7 @@ def test_a_draft_is_the_most_frequent_path_by_counting(
         proposals = drafter.propose(plan_for(*asked, unverified=unverified))
 
         assert proposals.probs is None
-        for draft, (each, _) in zip(proposals.drafts, asked, strict=True):
+        for draft, (each, _) in zip(lines_of(proposals.table), asked, strict=True):
             drafted, probs = best(running[each].tokens + unverified, outputs, most)
             assert (draft.slot, draft.method) == (each, "suffix")
             assert (list(draft.token_ids), list(draft.confidences)) == (drafted, probs)
@@ -200,9 +200,9 @@ def test_long_texts_are_drafted_as_counting_says(kinds: int) -> None:
     drafted = 0
     for _ in range(120):
         phrase = rng.choice(phrases)
-        committed = phrase[: rng.randrange(1, len(phrase) + 1)]
-        tokens += committed
-        drafter.commit([Continuation(slot=0, token_ids=tuple(committed))])
+        sampled = phrase[: rng.randrange(1, len(phrase) + 1)]
+        tokens += sampled
+        drafter.commit(*committed({0: sampled}))
         unverified = rng.choice(phrases)[: rng.randrange(4)]
         for after in ([], unverified):
             draft = draft_of(drafter, 0, CAP, unverified=after)
@@ -225,7 +225,7 @@ def test_what_one_sequence_said_another_drafts() -> None:
     drafter = SuffixDrafter(cap=8)
     output = tuple(range(100, 120))
     drafter.start(start_of(0, [1, 2, 3], 3))
-    drafter.commit([Continuation(slot=0, token_ids=output)])
+    drafter.commit(*committed({0: output}))
     drafter.start(start_of(1, [9, *output[:4]], 5))
     assert draft_of(drafter, 1, 8).token_ids == ()
     drafter.release(0)
@@ -236,7 +236,7 @@ def test_what_one_sequence_said_another_drafts() -> None:
 def test_a_prompt_is_never_remembered() -> None:
     drafter = SuffixDrafter(cap=8)
     drafter.start(start_of(0, range(100, 140), 40))
-    drafter.commit([Continuation(slot=0, token_ids=tuple(range(20)))])
+    drafter.commit(*committed({0: tuple(range(20))}))
     drafter.release(0)
     drafter.start(start_of(0, range(110, 115), 5))
 
@@ -247,7 +247,7 @@ def test_a_prompt_is_never_remembered() -> None:
 def test_sequences_with_different_salts_share_nothing(salt: str | None, other: str | None) -> None:
     drafter = SuffixDrafter(cap=8)
     drafter.start(start_of(0, [], 0, salt))
-    drafter.commit([Continuation(slot=0, token_ids=tuple(range(20)))])
+    drafter.commit(*committed({0: tuple(range(20))}))
     drafter.release(0)
     drafter.start(start_of(0, range(5), 5, other))
     drafter.start(start_of(1, range(5), 5, salt))
@@ -260,10 +260,10 @@ def test_a_preemption_does_not_count_an_output_twice() -> None:
     drafter = SuffixDrafter(cap=8, max_tree_depth=4)
     output = list(range(50))
     drafter.start(start_of(0, [99], 1))
-    drafter.commit([Continuation(slot=0, token_ids=tuple(output[:30]))])
+    drafter.commit(*committed({0: tuple(output[:30])}))
     drafter.release(0)
     drafter.start(start_of(0, [99, *output[:30]], 1))
-    drafter.commit([Continuation(slot=0, token_ids=tuple(output[30:]))])
+    drafter.commit(*committed({0: tuple(output[30:])}))
     drafter.release(0)
 
     assert drafter.corpus.num_tokens == 50 + 4
