@@ -15,8 +15,6 @@ import torch
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup import step_times as profile
-from faser.engine.execution.startup import step_times as start_check
 from faser.engine.execution.startup.step_profiler import (
     ROW_COUNTS,
     BatchShape,
@@ -24,7 +22,14 @@ from faser.engine.execution.startup.step_profiler import (
     StageProgress,
     StepProfiler,
 )
-from faser.engine.execution.startup.step_times import STAGE, SecondsNow, cached_profile, fingerprint
+from faser.engine.execution.startup.step_times import (
+    STAGE,
+    SecondsNow,
+    cached_profile,
+    fingerprint,
+    profile,
+    start_check,
+)
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
 from faser.machine import BusyMeter, CoreUse
