@@ -1,0 +1,49 @@
+"""What a checkout is counted as. Oracle: a small one, counted by hand."""
+
+import subprocess
+from pathlib import Path
+
+from benchmarks.house import counted, table
+
+TEXT = '''"""A module.
+
+Of two paragraphs.
+"""
+
+from typing import Protocol
+
+
+class Seam(Protocol):
+    """A docstring."""
+
+    def of(self, name: str | None) -> int: ...  # a comment
+
+
+def size(name: str | None) -> int:
+    return 0 if name is None else len(name)
+'''
+
+
+def test_a_checkout_is_counted_as_by_hand(tmp_path: Path) -> None:
+    for name in ("__init__.py", "a.py", "b/__init__.py", "b/c.py"):
+        path = tmp_path / "faser" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("" if name.endswith("__init__.py") else TEXT)
+    (tmp_path / "faser" / "unknown.py").write_text("x = 1\n")
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "faser/__init__.py", "faser/a.py", "faser/b"], cwd=tmp_path, check=True)
+    assert counted(tmp_path) == {
+        "lines": 2 * 16,
+        "lines of code": 2 * 5,
+        "modules": 2,
+        "classes": 2,
+        "Protocols": 2,
+        "| None": 4,
+        "is None": 2,
+        "folders": 2,
+        "public classes of two modules": 1,
+    }
+
+
+def test_each_checkout_has_a_column() -> None:
+    assert table({"one": {"lines": 1200}, "two": {"lines": 3}}).splitlines()[-1] == "| `lines` | 1,200 | 3 |"
