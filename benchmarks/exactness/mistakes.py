@@ -26,7 +26,7 @@ from faser.engine.execution.sampling.rejection import (
     residual_probs,
     row_totals,
 )
-from faser.engine.execution.sampling.rows import DraftedRows, LogitRows, StepTokens
+from faser.engine.execution.sampling.rows import DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 
 LOW = 0.3  # a probability that a rule calls low
@@ -49,9 +49,9 @@ class Tokenwise:
     replace_purpose: Purpose = Purpose.REPLACE
 
     @torch.inference_mode()
-    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> StepTokens:
-        rows = self.sampler.rows(logits, sequences)
-        trial, layout = Trial(rows, draft_probs), rows.layout
+    def verify(self, logits: Tensor, layout: DraftLayout, draft_probs: Tensor | None) -> StepTokens:
+        rows = self.sampler.rows(logits, layout)
+        trial = Trial(rows, draft_probs)
         accept = self.accept(trial.target_probs, trial.draft_probs)
         last = layout.last_reached((trial.noise < accept).numpy())
         whole = torch.from_numpy(last == layout.first + layout.num_drafts)
@@ -134,8 +134,8 @@ class BlindSampler(Sampler):
 class OneNumberSampler(Sampler):
     """All rows of a sequence in a step are drawn with one number."""
 
-    def rows(self, logits: Tensor, sequences: Sequence[DraftedRows]) -> LogitRows:
-        rows = super().rows(logits, sequences)
+    def rows(self, logits: Tensor, layout: DraftLayout) -> LogitRows:
+        rows = super().rows(logits, layout)
         rows.positions = rows.positions[rows.layout.first][rows.layout.sequence]
         return rows
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.exactness.distributions import Ints, Tables
-from faser.engine.contract.drafts import empty_table
+from faser.engine.contract.drafts import DraftTable, empty_table
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot
 from faser.engine.execution.drafting.loop import DraftInput, ModelPasses, PassLoop
@@ -23,7 +23,7 @@ from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.parameters import SamplingState
-from faser.engine.execution.sampling.rows import DraftedRows, StepTokens
+from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import Verifier
 from faser.types import SamplingParams
@@ -188,24 +188,18 @@ class _Batch:
         return Proposals(table=table, probs=found.probs)
 
     def _verify(self, going: list[int], proposals: Proposals) -> StepTokens:
-        sequences = [
-            DraftedRows(slot=slot, position=len(self._tokens[slot]), draft=proposals.table.tokens(at))
-            for at, slot in enumerate(going)
-        ]
-        return self._verifier.verify(self._logits(sequences), sequences, proposals.probs)
+        table = proposals.table
+        positions = np.array([len(self._tokens[slot]) for slot in going])
+        drafted = table.token_ids[np.arange(table.width) < table.lengths[:, None]]
+        layout = DraftLayout.of(table.slots, positions, table.lengths, drafted)
+        return self._verifier.verify(self._logits(table), layout, proposals.probs)
 
-    def _logits(self, sequences: Sequence[DraftedRows]) -> Tensor:
+    def _logits(self, table: DraftTable) -> Tensor:
         """[R, V] of the rows of all sequences."""
-        vocab = self._scenario.tables.vocab
-        lengths = np.array([len(each.draft) for each in sequences])
-        deepest = int(lengths.max())
-        before = np.array(
-            [
-                [*self._tokens[each.slot][-2:], *each.draft, *(0,) * (deepest - len(each.draft))]
-                for each in sequences
-            ]
-        )
-        rows = (before[:, :-1] * vocab + before[:, 1:])[np.arange(deepest + 1) <= lengths[:, None]]
+        vocab, deepest = self._scenario.tables.vocab, int(table.lengths.max())
+        last_two = np.array([self._tokens[slot][-2:] for slot in table.slots.tolist()])
+        before = np.concatenate((last_two, table.token_ids[:, :deepest]), axis=1)
+        rows = (before[:, :-1] * vocab + before[:, 1:])[np.arange(deepest + 1) <= table.lengths[:, None]]
         return self._scenario.tables.target_logits[rows]
 
     def _commit(self, going: list[int], found: StepTokens) -> None:

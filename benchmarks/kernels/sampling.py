@@ -27,7 +27,7 @@ from faser.types import SamplingParams
 
 try:
     from faser.engine.execution.sampling.parameters import SamplingState
-    from faser.engine.execution.sampling.rows import DraftedRows
+    from faser.engine.execution.sampling.rows import DraftLayout
     from faser.engine.execution.sampling.verify import SampleAndMatch
     NEW = True
 except ImportError:  # a version whose sampler samples by itself
@@ -59,7 +59,7 @@ def sampler(count):
     verifier = SampleAndMatch(made)
 
     def sample(logits, position):
-        verifier.verify(logits, [DraftedRows(slot=slot, position=position) for slot in range(count)], None)
+        verifier.verify(logits, DraftLayout.plain(np.arange(count), np.full(count, position)), None)
 
     return made, sample
 

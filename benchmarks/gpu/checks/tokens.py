@@ -20,7 +20,7 @@ from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafting.drafter import by_slot
 from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
-from faser.engine.execution.sampling.rows import DraftedRows
+from faser.engine.execution.sampling.rows import DraftLayout
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import HostTokenSampler
 from faser.engine.execution.sampling.verify import make_verifier
@@ -123,7 +123,7 @@ def verification(plan: Plan, backend: Backend | None = None) -> Json:
     """
     count, vocab, backend = plan.sizes.choice_rows, plan.sizes.vocab, backend or backend_of(plan)
     sequences, draft_probs = _drafts(count, vocab)
-    logits = _logits(vocab, rows=sum(len(each.draft) + 1 for each in sequences))
+    logits = _logits(vocab, rows=sequences.num_rows)
     found: Json = {}
     for name, drafts in DRAFTS.items():
         probs = draft_probs if name == "rejection" else None
@@ -155,7 +155,7 @@ def edited(plan: Plan, backend: Backend | None = None) -> Json:
         for slot, asked in enumerate(EDITS):
             sampler.start(SequenceStart(slot=slot, sampling=asked, seed=slot, prompt_len=8, token_ids=prompt))
         given = logits.to(device, copy=True)
-        asking = [DraftedRows(slot=slot, position=len(prompt)) for slot in range(count)]
+        asking = DraftLayout.plain(np.arange(count), np.full(count, len(prompt)))
         processed.append(sampler.rows(given, asking).logits.cpu())
     ours, wanted = processed
     others = ~torch.isclose(ours, wanted, rtol=1e-6, atol=1e-6)
@@ -195,7 +195,8 @@ def verified(plan: Plan, sequences: int, temperature: float = _TEMPERATURE) -> J
     target = exact_distribution(row.double().numpy(), temperature, 0.0, 0, 1.0)
     draft = exact_distribution(_few_logits(1, vocab).double().numpy(), 1.0, 0.0, 0, 1.0)
     drafted = np.random.default_rng(5).choice(vocab, size=sequences, p=draft)
-    asked = [DraftedRows(slot=slot, position=10, draft=(token,)) for slot, token in enumerate(drafted.tolist())]
+    slots = np.arange(len(drafted))
+    asked = DraftLayout.of(slots, np.full(len(slots), 10), np.ones_like(slots), drafted)
     found = {}
     for name, drafts in DRAFTS.items():
         distributions = (
@@ -277,19 +278,20 @@ def _few_logits(seed: int, vocab: int) -> Tensor:
     return row
 
 
-def _drafts(count: int, vocab: int) -> tuple[list[DraftedRows], Tensor]:
+def _drafts(count: int, vocab: int) -> tuple[DraftLayout, Tensor]:
     """Ragged drafts of 0 … 3 tokens from [T, V] float64 distributions of their own, half of them likely ones."""
-    rng, sequences, distributions, row = np.random.default_rng(6), [], [], 0
+    rng, distributions, row = np.random.default_rng(6), [], 0
+    token_ids: list[int] = []
+    slots = np.arange(count)
     total = sum(1 + slot % 4 for slot in range(count))
     target = (_logits(vocab, total).double() / _TEMPERATURE).nan_to_num(0.0, neginf=-1e4).softmax(-1).numpy()
     for slot in range(count):
-        draft = []
         for depth in range(slot % 4):
             distribution = 0.5 * target[row + depth] + 0.5 * rng.dirichlet(np.ones(vocab))
             distributions.append(distribution / distribution.sum())
-            draft.append(int(rng.choice(vocab, p=distributions[-1])))
-        sequences.append(DraftedRows(slot=slot, position=20 * slot + 5, draft=tuple(draft)))
-        row += len(draft) + 1
+            token_ids.append(int(rng.choice(vocab, p=distributions[-1])))
+        row += slot % 4 + 1
+    sequences = DraftLayout.of(slots, 20 * slots + 5, slots % 4, np.array(token_ids))
     return sequences, torch.from_numpy(np.array(distributions))
 
 

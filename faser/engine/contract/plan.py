@@ -63,10 +63,6 @@ class SequenceRows:
     num_drafts: int = 0
     new_blocks: tuple[int, ...] = ()
 
-    @property
-    def drafted(self) -> tuple[int, ...]:
-        return self.token_ids[len(self.token_ids) - self.num_drafts :]
-
 
 @dataclass(slots=True)
 class StepRows:

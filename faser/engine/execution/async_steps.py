@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, StepPlan
+from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, StepPlan, StepRows
 from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.rows import StepTokens
+from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import PendingTokens
 from faser.engine.execution.sampling.verify import matched
@@ -24,12 +24,12 @@ from faser.engine.execution.sampling.verify import matched
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInFlight(LaunchedStep):
-    """sampling: the rows of the plan that get a token. pending: these tokens; None where no row gets one.
+    """sampling: the rows that get a token. pending: these tokens; None where no row gets one.
 
     forwarded_s: when the forward was on its way to the device.
     """
 
-    sampling: list[SequenceRows]
+    sampling: DraftLayout
     pending: PendingTokens | None
     forwarded_s: float
 
@@ -59,14 +59,13 @@ class AsyncSteps:
 
     def launch(self, plan: StepPlan, batch: RowBatch, began_s: float) -> StepInFlight:
         """Start the forward and the choice of tokens; waits for neither."""
-        self._runner.forward(replace(batch, feedback=self._feedback(tuple(plan.rows), batch)))
+        self._runner.forward(replace(batch, feedback=self._feedback(plan.rows, batch)))
         forwarded_s = time.perf_counter()
-        sampling = [rows for rows in plan.rows if rows.samples]
+        sampling, numbers = sampling_rows(plan.rows, _sampling(plan.rows), batch)
         pending = None
-        if sampling:
-            ends = [rows.start + len(rows.token_ids) for rows in sampling]
-            metadata = self._sampler.metadata([rows.slot for rows in sampling], ends)
-            pending = self._runner.sample(sampling_rows(sampling, tuple(plan.rows), batch), metadata)
+        if sampling.num_rows:
+            metadata = self._sampler.metadata(sampling.slots, sampling.positions)
+            pending = self._runner.sample(numbers, metadata)
         self._last = StepInFlight(
             plan=plan, sampling=sampling, pending=pending, began_s=began_s, forwarded_s=forwarded_s
         )
@@ -80,7 +79,7 @@ class AsyncSteps:
         tokens = StepTokens.none(len(rows))
         if launched.pending is not None:
             found = matched(launched.sampling, launched.pending.wait().token_ids)
-            tokens = found.among([at for at, samples in enumerate(rows.samples) if samples], len(rows))
+            tokens = found.among(_sampling(rows), len(rows))
         self._collected_s = time.perf_counter()
         return CollectedStep(
             tokens=tokens,
@@ -89,16 +88,22 @@ class AsyncSteps:
             prepared_s=max(launched.forwarded_s - began_s, 0.0),
         )
 
-    def _feedback(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> TokenFeedback | None:
+    def _feedback(self, rows: StepRows, batch: RowBatch) -> TokenFeedback | None:
         """Inputs that the step in flight still chooses; None: all are known."""
-        fed = [i for i, each in enumerate(rows) if each.token_ids[0] == PLACEHOLDER]
-        if not fed:
+        if PLACEHOLDER not in rows.token_ids:
             return None
+        last_rows = batch.last_rows.tolist()  # a placeholder is its sequence's only row
+        fed = [i for i, row in enumerate(last_rows) if rows.token_ids[row] == PLACEHOLDER]
         assert self._last is not None, "nothing was launched before"
         assert self._last.pending is not None, "nothing was chosen before"
-        source_of = {each.slot: i for i, each in enumerate(self._last.sampling)}
+        source_of = {slot: i for i, slot in enumerate(self._last.sampling.slots.tolist())}
         return TokenFeedback(
             pending=self._last.pending,
             rows=batch.last_rows[fed],
-            sources=np.array([source_of[rows[i].slot] for i in fed], dtype=np.int64),
+            sources=np.array([source_of[rows.slots[i]] for i in fed], dtype=np.int64),
         )
+
+
+def _sampling(rows: StepRows) -> list[int]:
+    """Positions of the sequences that get a token."""
+    return [at for at, samples in enumerate(rows.samples) if samples]

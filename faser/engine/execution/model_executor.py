@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from faser.engine.contract.drafts import Drafts
-from faser.engine.contract.plan import DraftPlan, LaunchedStep, SequenceRows, StepPlan, StepResult
+from faser.engine.contract.plan import DraftPlan, LaunchedStep, StepPlan, StepResult, StepRows
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.drafter import (
@@ -38,7 +38,7 @@ from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.types import PositionLogprobs
 
 # Rows and batch as the forward returned them (it may cut drafts), and the tokens of each sequence.
-_VerifiedRows = tuple[tuple[SequenceRows, ...], RowBatch, StepTokens]
+_VerifiedRows = tuple[StepRows, RowBatch, StepTokens]
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
 
@@ -129,8 +129,7 @@ class ModelExecutor:
     def run(self, plan: StepPlan) -> StepResult:
         began_s = time.perf_counter()
         self._apply(plan)
-        rows = tuple(plan.rows)
-        verified = self._verify(rows, self._gather(plan)).wait()
+        verified = self._verify(plan.rows, self._gather(plan)).wait()
         self._drafts.drop()
         return self._finish(plan, verified, began_s, prepares=self._device_computes)
 
@@ -142,13 +141,12 @@ class ModelExecutor:
         if self._applied is not plan:
             self._apply(plan)
         self._applied = None
-        rows = tuple(plan.rows)
         self._append_blocks(draft_plan)
         batch = self._gather(plan)
         lanes.partition.resize(draft_plan.share)
         joined = lanes.partition.run_both(
             lambda lane, until: run_on_lane(lanes.draft, lane, lambda: drafter.propose(draft_plan, until)),
-            lambda lane: enqueue_on_lane(lanes.target, lane, lambda: self._verify(rows, batch)),
+            lambda lane: enqueue_on_lane(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
         )
         # This step decided the first token of every new draft: it equals the bonus token, or the draft is void.
         self._drafts.hold(joined.drafted, num_decided=1)
@@ -161,7 +159,7 @@ class ModelExecutor:
         self._apply(plan)
         batch = self._gather(plan)
         launched = self._async_steps.launch(plan, batch, began_s)
-        self._keep_states(tuple(plan.rows), batch, [0] * len(plan.rows))
+        self._keep_states(plan.rows, batch, [0] * len(plan.rows))
         return launched
 
     def collect(self, launched: LaunchedStep) -> StepResult:
@@ -177,11 +175,11 @@ class ModelExecutor:
 
     def _gather(self, plan: StepPlan) -> RowBatch:
         batch = self._table.gather(plan.rows)
-        if self._states is not None and self._states.wants(tuple(plan.rows)):
+        if self._states is not None and self._states.wants(plan.rows.slots):
             return replace(batch, captures=True)
         return batch
 
-    def _verify(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> PendingResult[_VerifiedRows]:
+    def _verify(self, rows: StepRows, batch: RowBatch) -> PendingResult[_VerifiedRows]:
         """Run the forward and find the next tokens. Writes to the KV cache and to no sequence's state."""
         rows, batch = self._forward.run(self._runner, rows, batch)
         self._forwarded_s = time.perf_counter()
@@ -206,7 +204,7 @@ class ModelExecutor:
         self._keep_states(rows, batch, tokens.counts)
         self._commit(plan.rows.slots, tokens)
         prompt_logprobs = self._prompt_logprobs.of_step(rows, batch.last_rows)
-        cut = [before - each.num_drafts for before, each in zip(plan.rows.num_drafts, rows, strict=True)]
+        cut = [before - after for before, after in zip(plan.rows.num_drafts, rows.num_drafts, strict=True)]
         return self._result(
             plan,
             tokens,
@@ -246,7 +244,7 @@ class ModelExecutor:
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _keep_states(self, rows: tuple[SequenceRows, ...], batch: RowBatch, num_tokens: Sequence[int]) -> None:
+    def _keep_states(self, rows: StepRows, batch: RowBatch, num_tokens: Sequence[int]) -> None:
         """Before the next forward overwrites them."""
         if self._states is not None and batch.captures:
             states = self._runner.states(batch.num_rows)

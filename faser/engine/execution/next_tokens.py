@@ -14,12 +14,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.engine.contract.plan import SequenceRows
+from faser.engine.contract.plan import StepRows
 from faser.engine.execution.drafting.drafter import ProposedDrafts
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.rows import DraftedRows, StepTokens
+from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, matched
 
@@ -49,65 +49,50 @@ class NextTokens:
         self._plain = SampleAndMatch(sampler)  # of steps without drafts
         self._samples_in_runner = samples_in_runner
 
-    def of(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> PendingResult[StepTokens]:
+    def of(self, rows: StepRows, batch: RowBatch) -> PendingResult[StepTokens]:
         """The tokens of every sequence whose rows reach the end of its known tokens; the others get none."""
-        at = [i for i, each in enumerate(rows) if each.samples]
+        at = [i for i, samples in enumerate(rows.samples) if samples]
         if not at:
             return PendingResult(lambda: StepTokens.none(len(rows)))
-        sampling = [rows[i] for i in at]
-        last_rows, drafted = sampling_rows(sampling, rows, batch), any(each.num_drafts for each in sampling)
-        if self._samples_in_runner and self._depend_on_logits_alone(sampling, drafted=drafted):
-            finding, launches_more = self._sample_and_match(sampling, last_rows), False
+        layout, numbers = sampling_rows(rows, at, batch)
+        if self._samples_in_runner and self._depend_on_logits_alone(layout):
+            finding, launches_more = self._sample_and_match(layout, numbers), False
         else:
-            finding, launches_more = partial(self._verify, sampling, last_rows, drafted=drafted), True
+            finding, launches_more = partial(self._verify, layout, numbers), True
         return PendingResult(lambda: finding().among(at, len(rows)), launches_more=launches_more)
 
-    def _depend_on_logits_alone(self, sampling: list[SequenceRows], *, drafted: bool) -> bool:
+    def _depend_on_logits_alone(self, layout: DraftLayout) -> bool:
         """No request edits its logits or reports them, and no draft needs more than the samples at its rows."""
-        matches = not drafted or isinstance(self._verifier, SampleAndMatch)
-        return matches and self._sampler.needs_only_logits([rows.slot for rows in sampling])
+        matches = layout.num_rows == len(layout.first) or isinstance(self._verifier, SampleAndMatch)
+        return matches and self._sampler.needs_only_logits(layout.slots[layout.first].tolist())
 
-    def _sample_and_match(self, sampling: list[SequenceRows], last_rows: Ints) -> Callable[[], StepTokens]:
-        """Launches the sampling of all rows at once; the call that is returned waits for it. last_rows: [S]."""
-        counts, distances = _verifying_rows(sampling)
-        slots = np.array([rows.slot for rows in sampling]).repeat(counts)
-        ends = np.array([rows.start + len(rows.token_ids) for rows in sampling]).repeat(counts)
-        metadata = self._sampler.metadata(slots, ends - distances)
-        pending = self._runner.sample(last_rows.repeat(counts) - distances, metadata)
-        return lambda: matched(sampling, pending.wait().token_ids)
+    def _sample_and_match(self, layout: DraftLayout, numbers: Ints) -> Callable[[], StepTokens]:
+        """Launches the sampling of all rows at once; the call that is returned waits for it."""
+        pending = self._runner.sample(numbers, self._sampler.metadata(layout.slots, layout.positions))
+        return lambda: matched(layout, pending.wait().token_ids)
 
-    def _verify(self, sampling: list[SequenceRows], last_rows: Ints, *, drafted: bool) -> StepTokens:
-        counts, distances = _verifying_rows(sampling)
-        logits = self._runner.logits(last_rows.repeat(counts) - distances)
-        verifier, probs = (self._verifier, self._drafts.probs(sampling)) if drafted else (self._plain, None)
-        return verifier.verify(logits, _drafted_rows(sampling), probs)
+    def _verify(self, layout: DraftLayout, numbers: Ints) -> StepTokens:
+        logits = self._runner.logits(numbers)
+        if layout.num_rows == len(layout.first):
+            return self._plain.verify(logits, layout, None)
+        return self._verifier.verify(logits, layout, self._drafts.probs(layout))
 
 
-def sampling_rows(sampling: list[SequenceRows], rows: tuple[SequenceRows, ...], batch: RowBatch) -> Ints:
-    """[len(sampling)] for each sequence that samples, the index of its last row in the batch."""
-    if len(sampling) == len(rows):
-        return batch.last_rows
-    return batch.last_rows[[i for i, each in enumerate(rows) if each.samples]]
-
-
-def _verifying_rows(sampling: list[SequenceRows]) -> tuple[Ints, Ints]:
-    """How many rows of each sequence sample, [S], and how far each of them is from its sequence's last row, [R].
-
-    γ          |    2    | 0 | 1    |
-    counts     |    3    | 1 | 2    |
-    distances  | 2  1  0 | 0 | 1  0 |
-    """
-    counts = np.array([rows.num_drafts + 1 for rows in sampling])
-    ends = counts.cumsum()
-    return counts, ends.repeat(counts) - np.arange(1, ends[-1] + 1)
-
-
-def _drafted_rows(sampling: list[SequenceRows]) -> list[DraftedRows]:
-    return [
-        DraftedRows(
-            slot=rows.slot,
-            position=rows.start + len(rows.token_ids) - rows.num_drafts,
-            draft=rows.drafted,
-        )
-        for rows in sampling
-    ]
+def sampling_rows(rows: StepRows, at: list[int], batch: RowBatch) -> tuple[DraftLayout, Ints]:
+    """The last γ + 1 rows of the sequences at these positions, and their numbers in the batch, [R]."""
+    slots, starts, counts, num_drafts = (
+        np.array(column, dtype=np.int64) for column in (rows.slots, rows.starts, rows.counts, rows.num_drafts)
+    )
+    last_rows = batch.last_rows
+    if len(at) < len(rows):
+        slots, starts, counts, num_drafts = slots[at], starts[at], counts[at], num_drafts[at]
+        last_rows = last_rows[at]
+    positions = starts + counts - num_drafts
+    if not num_drafts.any():
+        return DraftLayout.plain(slots, positions), last_rows
+    verifying = num_drafts + 1
+    ends = verifying.cumsum()
+    distances = ends.repeat(verifying) - np.arange(1, ends[-1] + 1)  # of each row from its sequence's last one
+    numbers = last_rows.repeat(verifying) - distances
+    drafted = batch.token_ids.numpy()[numbers[distances > 0] + 1]
+    return DraftLayout.of(slots, positions, num_drafts, drafted), numbers

@@ -6,7 +6,7 @@ Owns which sequences ask for them. Of a plan it reads the rows of a sequence onl
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.engine.contract.plan import SequenceRows, SequenceStart
+from faser.engine.contract.plan import SequenceStart, StepRows
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.logprobs import position_logprobs
 from faser.types import PositionLogprobs
@@ -28,27 +28,28 @@ class PromptLogprobs:
     def release(self, slot: int) -> None:
         self._asking.pop(slot, None)
 
-    def of_step(
-        self, rows: tuple[SequenceRows, ...], last_rows: NDArray[np.int64]
-    ) -> dict[int, tuple[PositionLogprobs, ...]]:
+    def of_step(self, rows: StepRows, last_rows: NDArray[np.int64]) -> dict[int, tuple[PositionLogprobs, ...]]:
         """By position, of the prompt tokens that rows of the last forward predict, from position start + 1 on.
 
         Only for sequences that ask for them. last_rows: [S] index of each sequence's last row in the forward.
         """
-        if not self._asking:
+        asking = self._asking
+        if not asking:
             return {}
+        columns = enumerate(zip(rows.slots, rows.starts, rows.counts, last_rows.tolist(), strict=True))
         found = {
-            at: self._of(each, last_row, self._asking[each.slot])
-            for at, (each, last_row) in enumerate(zip(rows, last_rows.tolist(), strict=True))
-            if each.slot in self._asking
+            at: self._of(start, count, last_row, asking[slot])
+            for at, (slot, start, count, last_row) in columns
+            if slot in asking
         }
         return {at: scores for at, scores in found.items() if scores}
 
-    def _of(self, rows: SequenceRows, last_row: int, start: SequenceStart) -> tuple[PositionLogprobs, ...]:
-        num_top = start.sampling.prompt_logprobs
+    def _of(self, first: int, count: int, last_row: int, asked: SequenceStart) -> tuple[PositionLogprobs, ...]:
+        """Of count rows from position first on."""
+        num_top = asked.sampling.prompt_logprobs
         assert num_top is not None
-        targets = start.token_ids[rows.start + 1 : min(rows.start + len(rows.token_ids) + 1, start.prompt_len)]
-        first_row = last_row + 1 - len(rows.token_ids)
+        targets = asked.token_ids[first + 1 : min(first + count + 1, asked.prompt_len)]
+        first_row = last_row + 1 - count
         scored: list[PositionLogprobs] = []
         for at in range(0, len(targets), self._max_logit_rows):
             part = list(targets[at : at + self._max_logit_rows])

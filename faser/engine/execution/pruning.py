@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.plan import SequenceRows
+from faser.engine.contract.plan import StepRows
 from faser.engine.contract.step_times import CostTable
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
@@ -37,7 +37,6 @@ from faser.types import PruneStats
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Rows = tuple[SequenceRows, ...]
 
 AUTO, ON, OFF = MODES = ("auto", "on", "off")
 LOOK_AFTER = 1 / 6  # of the layers; later looks know more and save less (benchmarks/results/prune)
@@ -66,7 +65,7 @@ class VerificationForward(Protocol):
     @property
     def stats(self) -> PruneStats | None: ...
 
-    def run(self, runner: Runner, rows: Rows, batch: RowBatch, /) -> tuple[Rows, RowBatch]:
+    def run(self, runner: Runner, rows: StepRows, batch: RowBatch, /) -> tuple[StepRows, RowBatch]:
         """Run all layers. Returns the rows and the batch that came out: drafts may have lost their last tokens."""
         ...
 
@@ -81,7 +80,7 @@ class PlainForward:
     saved_s = 0.0
     stats: PruneStats | None = None
 
-    def run(self, runner: Runner, rows: Rows, batch: RowBatch, /) -> tuple[Rows, RowBatch]:
+    def run(self, runner: Runner, rows: StepRows, batch: RowBatch, /) -> tuple[StepRows, RowBatch]:
         runner.forward(batch)
         return rows, batch
 
@@ -107,8 +106,8 @@ class DraftedTokens:
     token_ids: Ints
 
     @classmethod
-    def of(cls, rows: Rows, batch: RowBatch) -> "DraftedTokens":
-        num_drafts = np.array([each.num_drafts for each in rows], dtype=np.int64)
+    def of(cls, rows: StepRows, batch: RowBatch) -> "DraftedTokens":
+        num_drafts = np.array(rows.num_drafts, dtype=np.int64)
         sequence = np.repeat(np.arange(len(rows)), num_drafts)
         depth = np.arange(len(sequence)) - np.repeat(np.cumsum(num_drafts) - num_drafts, num_drafts)
         verified_by = batch.last_rows[sequence] - num_drafts[sequence] + depth
@@ -163,9 +162,9 @@ class EarlyPruning:
         """
         self._gate.use(mode)
 
-    def run(self, runner: Runner, rows: Rows, batch: RowBatch, /) -> tuple[Rows, RowBatch]:
+    def run(self, runner: Runner, rows: StepRows, batch: RowBatch, /) -> tuple[StepRows, RowBatch]:
         self._drafted, self._num_stayed, self.saved_s = None, 0, 0.0
-        num_drafts = sum([each.num_drafts for each in rows])
+        num_drafts = sum(rows.num_drafts)
         action = self._gate.decide(batch.num_rows, num_drafts) if num_drafts else Action.RUN_WHOLE
         if action is Action.RUN_WHOLE:
             runner.forward(batch)
@@ -225,20 +224,21 @@ class EarlyPruning:
         return staying
 
 
-def _cut_drafts(runner: Runner, rows: Rows, batch: RowBatch, staying: Ints) -> tuple[Rows, RowBatch]:
+def _cut_drafts(runner: Runner, rows: StepRows, batch: RowBatch, staying: Ints) -> tuple[StepRows, RowBatch]:
     """Let drafted rows leave the forward. staying: [S] drafted tokens that each sequence keeps, its first ones."""
-    shorter = tuple(cut(each, count) for each, count in zip(rows, staying.tolist(), strict=True))
-    if shorter == rows:
+    num_left = np.array(rows.num_drafts, dtype=np.int64) - staying
+    if not num_left.any():
         return rows, batch
-    return shorter, runner.compact(np.array([len(each.token_ids) for each in shorter], dtype=np.int32))
-
-
-def cut(rows: SequenceRows, num_drafts: int) -> SequenceRows:
-    """The rows with their draft cut to its first num_drafts tokens."""
-    if num_drafts == rows.num_drafts:
-        return rows
-    staying = len(rows.token_ids) - rows.num_drafts + num_drafts
-    return replace(rows, token_ids=rows.token_ids[:staying], num_drafts=num_drafts)
+    before = np.array(rows.counts)
+    counts = before - num_left
+    places = np.arange(before.sum()) - (before.cumsum() - before).repeat(before)  # of each row in its sequence
+    shorter = replace(
+        rows,
+        counts=counts.tolist(),
+        num_drafts=staying.tolist(),
+        token_ids=np.array(rows.token_ids)[places < counts.repeat(before)].tolist(),
+    )
+    return shorter, runner.compact(counts.astype(np.int32))
 
 
 class Action(Enum):

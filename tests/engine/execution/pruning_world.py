@@ -208,7 +208,7 @@ def no_ranks(_runner: Runner, drafted: DraftedTokens) -> Ints:
     return np.zeros(len(drafted.depth), dtype=np.int64)
 
 
-ForwardedStep = tuple[Runner, RowBatch, tuple[SequenceRows, ...]]
+ForwardedStep = tuple[Runner, RowBatch, StepRows]
 
 
 def four_sequences(pair: tuple[Path, Path]) -> ForwardedStep:
@@ -224,7 +224,8 @@ def four_sequences(pair: tuple[Path, Path]) -> ForwardedStep:
                 slot=slot, start=0, token_ids=token_ids, new_blocks=(), samples=samples, num_drafts=num_drafts
             )
         )
-    return runner, table.gather(StepRows.of(*rows)), tuple(rows)
+    step = StepRows.of(*rows)
+    return runner, table.gather(step), step
 
 
 Answer = tuple[tuple[int, ...], tuple[object, ...]]

@@ -72,18 +72,18 @@ class LastTokenCutter:
         self.num_steps = 0
         self.learned: list[tuple[int, ...]] = []
 
-    def run(
-        self, runner: Runner, rows: tuple[SequenceRows, ...], batch: RowBatch, /
-    ) -> tuple[tuple[SequenceRows, ...], RowBatch]:
+    def run(self, runner: Runner, rows: StepRows, batch: RowBatch, /) -> tuple[StepRows, RowBatch]:
         self.num_steps += 1
-        shorter = tuple(
-            replace(each, token_ids=each.token_ids[:-1], num_drafts=each.num_drafts - 1)
-            if each.num_drafts
-            else each
-            for each in rows
+        shorter = StepRows.of(
+            *(
+                replace(each, token_ids=each.token_ids[:-1], num_drafts=each.num_drafts - 1)
+                if each.num_drafts
+                else each
+                for each in rows
+            )
         )
-        self.saved_s = 0.5 if shorter != rows else 0.0
-        batch, _ = batch.compact(np.array([len(each.token_ids) for each in shorter], dtype=np.int32))
+        self.saved_s = 0.5 if shorter.num_drafts != rows.num_drafts else 0.0
+        batch, _ = batch.compact(np.array(shorter.counts, dtype=np.int32))
         runner.forward(batch)
         return shorter, batch
 
@@ -104,7 +104,7 @@ def expected(runner: Runner) -> list[int]:
     table.append(0, (20, 21))
     for _ in range(6):
         rows = SequenceRows(slot=0, start=0, token_ids=tuple(token_ids), new_blocks=(), samples=True)
-        runner.forward(table.gather(StepRows.of(*(rows,))))
+        runner.forward(table.gather(StepRows.of(rows)))
         token_ids.append(int(runner.logits([len(token_ids) - 1]).argmax()))
     return token_ids[len(PROMPT) :]
 

@@ -24,7 +24,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return make_runner(write_pair(tmp_path_factory.mktemp("pair"))[0], TorchBackend(), GreedySampler())
 
 
-def forward(runner: Runner, drafts: dict[int, tuple[int, ...]]) -> tuple[tuple[SequenceRows, ...], RowBatch]:
+def forward(runner: Runner, drafts: dict[int, tuple[int, ...]]) -> tuple[StepRows, RowBatch]:
     """A step with the prompts and the drafts after them. drafts: by slot."""
     table = BlockTable(NUM_SLOTS, 1)
     rows = []
@@ -41,9 +41,10 @@ def forward(runner: Runner, drafts: dict[int, tuple[int, ...]]) -> tuple[tuple[S
                 num_drafts=len(draft),
             )
         )
-    batch = table.gather(StepRows.of(*tuple(rows)))
+    step = StepRows.of(*rows)
+    batch = table.gather(step)
     runner.forward(batch)
-    return tuple(rows), batch
+    return step, batch
 
 
 def next_tokens(runner: Runner, *, samples_in_runner: bool, **sampling: int) -> NextTokens:
@@ -104,4 +105,6 @@ def test_the_runner_does_not_sample_for_requests_that_report_log_probabilities(r
 def test_a_step_in_which_no_sequence_samples_brings_nothing(runner: Runner) -> None:
     rows, batch = forward(runner, {})
     (unfinished,) = (each for each in rows if each.slot == UNFINISHED)
-    assert next_tokens(runner, samples_in_runner=True).of((unfinished,), batch).wait() == StepTokens.none(1)
+    assert next_tokens(runner, samples_in_runner=True).of(
+        StepRows.of(unfinished), batch
+    ).wait() == StepTokens.none(1)

@@ -290,14 +290,10 @@ def test_the_first_flagged_token_and_all_after_it_leave(
     runner, batch, rows = step
     gate = GivenGate(least=5)
     shorter, narrowed = given_ranks(ranks, gate).run(runner, rows, batch)
-    assert tuple(each.num_drafts for each in shorter) == (left[0], 0, 0, left[1])
-    assert [each.token_ids for each in shorter] == [
-        rows[0].token_ids[: 1 + left[0]],
-        rows[1].token_ids,
-        rows[2].token_ids,
-        rows[3].token_ids[: 1 + left[1]],
-    ]
-    assert narrowed.token_ids.tolist() == [token for each in shorter for token in each.token_ids]
+    assert shorter.num_drafts == [left[0], 0, 0, left[1]]
+    first, second, third, last = (each.token_ids for each in rows)
+    assert [each.token_ids for each in shorter] == [first[: 1 + left[0]], second, third, last[: 1 + left[1]]]
+    assert narrowed.token_ids.tolist() == shorter.token_ids
     assert gate.leaving == [5 - sum(left)]
 
 
@@ -357,7 +353,7 @@ def test_only_verified_tokens_are_learned_from(drafts: list[list[int]], data: st
     assert gate.num_tokens == sum(map(len, sampled))
 
 
-def step_of(drafts: list[list[int]]) -> tuple[tuple[SequenceRows, ...], RowBatch]:
+def step_of(drafts: list[list[int]]) -> tuple[StepRows, RowBatch]:
     table = BlockTable(len(drafts), 1)
     for slot in range(len(drafts)):
         table.append(slot, (slot,))
@@ -365,7 +361,8 @@ def step_of(drafts: list[list[int]]) -> tuple[tuple[SequenceRows, ...], RowBatch
         SequenceRows(slot=slot, start=0, token_ids=(9, *draft), new_blocks=(), samples=True, num_drafts=len(draft))
         for slot, draft in enumerate(drafts)
     )
-    return rows, table.gather(StepRows.of(*rows))
+    step = StepRows.of(*rows)
+    return step, table.gather(step)
 
 
 def test_a_cut_saves_the_layers_after_the_look() -> None:

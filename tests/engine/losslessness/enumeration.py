@@ -23,7 +23,7 @@ from faser.engine.execution.sampling.rejection import (
     residual_probs,
     survivals,
 )
-from faser.engine.execution.sampling.rows import DraftedRows, DraftLayout
+from faser.engine.execution.sampling.rows import DraftLayout
 from faser.engine.execution.sampling.verify import accepted
 
 VOCAB = 3
@@ -212,7 +212,8 @@ def by_coupling(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Distr
     masses = pair.masses[lines]
     edges = masses.double().cumsum(-1)
     middles = (edges - masses.double() / 2) / edges[:, -1:]  # [rows, VOCAB] noise inside each cell
-    rows = DraftLayout.of([DraftedRows(slot=0, position=0, draft=draft)])
+    zero = np.zeros(1, dtype=np.int64)
+    rows = DraftLayout.of(zero, zero, np.array([len(draft)]), np.array(draft, dtype=np.int64))
     chosen = torch.stack([draw(masses, middles[:, v].contiguous()) for v in range(pair.vocab)], -1).tolist()
     distribution: Distribution = defaultdict(float)
     for cells in itertools.product(range(pair.vocab), repeat=len(lines)):

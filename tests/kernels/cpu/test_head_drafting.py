@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from faser.engine.checkpoints.heads import FeatureNorm
-from faser.engine.contract.plan import SequenceRows, SequenceStart, StopRule
+from faser.engine.contract.plan import SequenceRows, SequenceStart, StepRows, StopRule
 from faser.engine.execution.drafting.head import HeadLoop, HeadRunner
 from faser.engine.execution.drafting.head_memory import HiddenStates
 from faser.engine.execution.drafting.head_weights import load_head
@@ -79,7 +79,7 @@ class Loops:
             tokens = array("i", [self.rng.randrange(VOCAB_SIZE) for _ in range(count)])
             rows = SequenceRows(slot=slot, start=0, token_ids=tuple(tokens), new_blocks=(), samples=True)
             noise = torch.randn(count, spec.states_size, generator=torch.Generator().manual_seed(slot))
-            ring.take_in([rows], [0], noise.to(dtype), [1])
+            ring.take_in(StepRows.of(rows), [0], noise.to(dtype), [1])
             most = self.rng.randint(1, 6)
             self.inputs.append(
                 DraftInput(

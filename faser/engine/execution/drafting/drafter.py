@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable, Ints
-from faser.engine.contract.plan import DraftPlan, SequenceRows, SequenceStart
+from faser.engine.contract.plan import DraftPlan, SequenceStart
+from faser.engine.execution.sampling.rows import DraftLayout
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 
 
@@ -143,7 +144,7 @@ class ProposedDrafts:
     def drop(self) -> None:
         self._proposals = _NOTHING
 
-    def probs(self, rows: Sequence[SequenceRows]) -> Tensor | None:
+    def probs(self, rows: DraftLayout) -> Tensor | None:
         """[T, V] float64, the distribution that each drafted row's token was sampled from; None: point masses.
 
         A sequence that the model proposed nothing for has its draft from text, with all mass on each token.
@@ -155,22 +156,20 @@ class ProposedDrafts:
         proposed = lines >= 0
         if proposed.all():
             return probs[torch.from_numpy(lines)]
-        token_ids = np.array([token_id for each in rows for token_id in each.drafted], dtype=np.int64)
+        token_ids = rows.drafted[rows.verifying]
         found = probs.new_zeros(len(lines), probs.shape[1])
         found[torch.from_numpy(np.flatnonzero(proposed))] = probs[torch.from_numpy(lines[proposed])]
         found[torch.from_numpy(np.flatnonzero(~proposed)), torch.from_numpy(token_ids[~proposed])] = 1.0
         return found
 
 
-def proposal_lines(rows: Sequence[SequenceRows], table: DraftTable, *, num_decided: int = 0) -> Ints:
+def proposal_lines(rows: DraftLayout, table: DraftTable, *, num_decided: int = 0) -> Ints:
     """[T] for each drafted row of a step, the index of its token among the tokens of all drafts in order.
 
     -1: the table has no draft of the row's slot. num_decided: as in ProposedDrafts.hold.
     """
     ends = np.cumsum(table.lengths)
     firsts = dict(zip(table.slots.tolist(), (ends - table.lengths + num_decided).tolist(), strict=True))
-    drafting = [each for each in rows if each.num_drafts]
-    counts = np.array([each.num_drafts for each in drafting], dtype=np.int64)
-    starts = np.array([firsts.get(each.slot, -1) for each in drafting], dtype=np.int64).repeat(counts)
-    depths = np.arange(counts.sum()) - (np.cumsum(counts) - counts).repeat(counts)
-    return np.where(starts < 0, -1, starts + depths)
+    verifying = rows.verifying
+    starts = np.array([firsts.get(slot, -1) for slot in rows.slots[verifying].tolist()], dtype=np.int64)
+    return np.where(starts < 0, -1, starts + rows.depth[verifying])

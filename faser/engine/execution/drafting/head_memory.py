@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from faser.config.speculation import MOST_STATES_READ
-from faser.engine.contract.plan import SequenceRows
+from faser.engine.contract.plan import StepRows
 from faser.engine.execution.runner.batch import BlockTable
 
 # 19,000 rows of the default model, 2,700 of a model with 4,096 numbers a state; on a GPU four times as many.
@@ -68,14 +68,14 @@ class HiddenStates:
     def release(self, slot: int) -> None:
         self._pieces[slot] = None
 
-    def wants(self, rows: Sequence[SequenceRows]) -> bool:
+    def wants(self, slots: Sequence[int]) -> bool:
         """Whether the head may draft for one of these sequences."""
         pieces = self._pieces
-        return any(pieces[each.slot] is not None for each in rows)
+        return any(pieces[slot] is not None for slot in slots)
 
     def take_in(
         self,
-        rows: Sequence[SequenceRows],
+        rows: StepRows,
         query_start: Sequence[int],
         states: Tensor,
         num_tokens: Sequence[int],
@@ -86,20 +86,20 @@ class HiddenStates:
         failed. The states of refused draft tokens are not kept.
         """
         first_row = self._write(states)
-        for each, start, committed in zip(rows, query_start, num_tokens, strict=False):
-            pieces = self._pieces[each.slot]
+        columns = zip(rows.slots, rows.starts, rows.counts, rows.num_drafts, query_start, num_tokens, strict=False)
+        for slot, position, count, num_drafts, start, committed in columns:
+            pieces = self._pieces[slot]
             if pieces is None:
                 continue
-            count = len(each.token_ids)
-            if each.num_drafts:
-                count -= each.num_drafts - max(committed - 1, 0)
+            if num_drafts:
+                count -= num_drafts - max(committed - 1, 0)
             row = first_row + start
             last = pieces[-1] if pieces else None
-            if last is not None and last.row + last.count == row and last.end == each.start:
+            if last is not None and last.row + last.count == row and last.end == position:
                 last.count += count
             else:
-                pieces.append(StatePiece(row, each.start, count))
-                while pieces[0].end <= each.start + count - self._most_each:
+                pieces.append(StatePiece(row, position, count))
+                while pieces[0].end <= position + count - self._most_each:
                     pieces.popleft()
 
     def pieces(self, slot: int, first: int) -> list[StatePiece]:

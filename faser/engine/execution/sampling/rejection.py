@@ -19,8 +19,6 @@ depends on tokens after the rejected one, drafting and verifying these positions
 has not used; see `uniforms`.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -28,7 +26,7 @@ from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import PROB_ONE, draw, parts, rows_at_once
 from faser.engine.execution.sampling.parameters import Purpose
-from faser.engine.execution.sampling.rows import DraftedRows, DraftLayout, LogitRows, StepTokens
+from faser.engine.execution.sampling.rows import DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.interface.sampling import Ints
 
@@ -42,8 +40,8 @@ class Rejection:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> StepTokens:
-        trial = Trial(self._sampler.rows(logits, sequences), draft_probs)
+    def verify(self, logits: Tensor, layout: DraftLayout, draft_probs: Tensor | None) -> StepTokens:
+        trial = Trial(self._sampler.rows(logits, layout), draft_probs)
         accepted = trial.noise < accept_probs(trial.target_probs, trial.draft_probs)
         last = trial.layout.last_reached(accepted.numpy(force=True))
         return trial.results(last, np.ones(len(last)))
@@ -56,8 +54,8 @@ class Block:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> StepTokens:
-        trial = Trial(self._sampler.rows(logits, sequences), draft_probs)
+    def verify(self, logits: Tensor, layout: DraftLayout, draft_probs: Tensor | None) -> StepTokens:
+        trial = Trial(self._sampler.rows(logits, layout), draft_probs)
         layout, noise = trial.layout, trial.noise.numpy(force=True)
         ratios = torch.where(trial.draft_probs > 0, trial.target_probs / trial.draft_probs, 0.0)
         survival = survivals(_padded(layout, ratios.numpy(force=True))[:, :-1])[layout.sequence, layout.depth]

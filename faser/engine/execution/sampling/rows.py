@@ -32,19 +32,6 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(slots=True, kw_only=True)
-class DraftedRows:
-    """The len(draft) + 1 rows of one sequence. Read only, and not frozen: every step makes many.
-
-    position: of the token that the first row samples.
-    draft: draft tokens at position, position + 1, …; may be empty.
-    """
-
-    slot: int
-    position: int
-    draft: tuple[int, ...] = ()
-
-
-@dataclass(slots=True, kw_only=True)
 class StepTokens:
     """What S sequences get from a step, as columns. Read only, and not frozen: every step makes one.
 
@@ -83,6 +70,8 @@ class StepTokens:
 class DraftLayout:
     """S sequences, R rows, T = R - S draft tokens.
 
+    slots: [R] the slot of the row's sequence.
+    positions: [R] of the tokens that the rows sample.
     first: [S] first row of each sequence.
     num_drafts: [S] γ.
     drafted: [R] draft token that each row verifies, NO_TOKEN in the last row of a sequence.
@@ -90,6 +79,8 @@ class DraftLayout:
     depth: [R] how many draft tokens come before each row.
     """
 
+    slots: Ints
+    positions: Ints
     first: Ints
     num_drafts: Ints
     drafted: Ints
@@ -97,22 +88,47 @@ class DraftLayout:
     depth: Ints
 
     @classmethod
-    def of(cls, sequences: Sequence[DraftedRows]) -> "DraftLayout":
-        """The rows of these sequences, one after the other."""
-        if not any(each.draft for each in sequences):
-            rows, zeros = np.arange(len(sequences)), np.zeros(len(sequences), dtype=np.int64)
-            return cls(first=rows, num_drafts=zeros, drafted=zeros + NO_TOKEN, sequence=rows, depth=zeros)
-        num_drafts = np.array([len(each.draft) for each in sequences], dtype=np.int64)
-        drafted = [token_id for each in sequences for token_id in (*each.draft, NO_TOKEN)]
-        first = np.cumsum(num_drafts + 1) - num_drafts - 1
-        sequence = np.repeat(np.arange(len(sequences)), num_drafts + 1)
+    def plain(cls, slots: Ints, positions: Ints) -> "DraftLayout":
+        """One row for each of these slots."""
+        rows, zeros = np.arange(len(slots)), np.zeros(len(slots), dtype=np.int64)
         return cls(
+            slots=slots,
+            positions=positions,
+            first=rows,
+            num_drafts=zeros,
+            drafted=zeros + NO_TOKEN,
+            sequence=rows,
+            depth=zeros,
+        )
+
+    @classmethod
+    def of(cls, slots: Ints, positions: Ints, num_drafts: Ints, token_ids: Ints) -> "DraftLayout":
+        """The rows of these sequences, one after the other.
+
+        positions: [S] of the tokens that their first rows sample. num_drafts: [S] γ. token_ids: [T] draft tokens.
+        """
+        if not len(token_ids):
+            return cls.plain(slots, positions)
+        counts = num_drafts + 1
+        first = np.cumsum(counts) - counts
+        sequence = np.repeat(np.arange(len(slots)), counts)
+        depth = np.arange(len(sequence)) - first[sequence]
+        drafted = np.full(len(sequence), NO_TOKEN)
+        drafted[depth < num_drafts[sequence]] = token_ids
+        return cls(
+            slots=slots[sequence],
+            positions=positions[sequence] + depth,
             first=first,
             num_drafts=num_drafts,
-            drafted=np.array(drafted, dtype=np.int64),
+            drafted=drafted,
             sequence=sequence,
-            depth=np.arange(len(drafted)) - first[sequence],
+            depth=depth,
         )
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.slots)
 
     @property
     def verifying(self) -> Ints:
@@ -128,26 +144,21 @@ class DraftLayout:
 class LogitRows:
     """The rows of one step. `tokens`, `tokens_of` and `probabilities` overwrite logits: ask one of them for a row.
 
-    sequences: whose rows these are.
-    layout: which row is whose.
-    slots: [R] of the rows.
-    positions: [R] of the tokens that the rows sample.
+    layout: which row is whose. slots, positions: as there.
     logits: [R, V] float32 after the logits processors, which work in place. A row without a finite maximum keeps
         that mark: no mask can hide it.
     """
 
     def __init__(
         self,
-        sequences: Sequence[DraftedRows],
+        layout: DraftLayout,
         logits: Tensor,
         state: SamplingState,
         kernels: SamplingKernels,
     ) -> None:
-        self.sequences = sequences
-        self.layout = DraftLayout.of(sequences)
-        self.slots = np.array([each.slot for each in sequences], dtype=np.int64)[self.layout.sequence]
-        first = np.array([each.position for each in sequences], dtype=np.int64)
-        self.positions = first[self.layout.sequence] + self.layout.depth
+        self.layout = layout
+        self.slots = layout.slots
+        self.positions = layout.positions
         self.logits = logits
         self._state = state
         self._kernels = kernels
@@ -160,7 +171,8 @@ class LogitRows:
     @property
     def drafts(self) -> list[tuple[int, ...]]:
         """Per row, the draft tokens before it."""
-        return [each.draft[:i] for each in self.sequences for i in range(len(each.draft) + 1)]
+        drafted = self.layout.drafted.tolist()
+        return [tuple(drafted[row - depth : row]) for row, depth in enumerate(self.layout.depth.tolist())]
 
     @property
     def is_random(self) -> Bools:

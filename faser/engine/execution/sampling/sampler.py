@@ -19,7 +19,7 @@ from faser.engine.execution.sampling.edits import LogitsProcessor, ProcessedRows
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.parameters import SamplingState
 from faser.engine.execution.sampling.processors import make_logits_processors
-from faser.engine.execution.sampling.rows import DraftedRows, LogitRows
+from faser.engine.execution.sampling.rows import DraftLayout, LogitRows
 from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
 
 
@@ -66,9 +66,9 @@ class Sampler:
             for processor in active:
                 processor.accept(accepted_slots, accepted_ids)
 
-    def rows(self, logits: Tensor, sequences: Sequence[DraftedRows]) -> LogitRows:
-        """The rows of these sequences after the logits processors. logits: [R, V] float32; edited in place."""
-        rows = LogitRows(sequences, logits, self.state, self._kernels)
+    def rows(self, logits: Tensor, layout: DraftLayout) -> LogitRows:
+        """The rows after the logits processors. logits: [R, V] float32; edited in place."""
+        rows = LogitRows(layout, logits, self.state, self._kernels)
         assert logits.shape == (len(rows.slots), self._vocab_size), f"logits are {tuple(logits.shape)}"
         active = [each for each in self._processors if each.slots]
         if active:

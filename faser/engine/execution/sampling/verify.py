@@ -11,7 +11,6 @@ Drafts that were drawn from distributions are verified in `rejection.py`. Synthe
 """
 
 import logging
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,9 +18,8 @@ import torch
 from torch import Tensor
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.plan import SequenceRows
 from faser.engine.execution.sampling.rejection import Block, Rejection
-from faser.engine.execution.sampling.rows import Bools, DraftedRows, LogitRows, StepTokens
+from faser.engine.execution.sampling.rows import Bools, DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.interface.sampling import NO_TOKEN, Ints
 from faser.types import SequenceError
@@ -32,11 +30,11 @@ _log = logging.getLogger("faser")
 class Verifier(Protocol):
     """Accepts or rejects the drafts of a whole step at once."""
 
-    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> StepTokens:
+    def verify(self, logits: Tensor, layout: DraftLayout, draft_probs: Tensor | None) -> StepTokens:
         """The tokens of every sequence. Leaves the sampler's state as it was; the caller accepts the tokens.
 
-        logits: [R, V] float32, R = sum of len(draft) + 1; overwritten. draft_probs: [T, V] float64, the
-        distribution each drafted token was sampled from, T = sum of len(draft); None for point masses.
+        logits: [R, V] float32; overwritten. draft_probs: [T, V] float64, the distribution each drafted token was
+        sampled from; None for point masses.
         """
         ...
 
@@ -75,9 +73,9 @@ class SampleAndMatch:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> StepTokens:
+    def verify(self, logits: Tensor, layout: DraftLayout, draft_probs: Tensor | None) -> StepTokens:
         assert draft_probs is None, "sampled drafts are not point masses"
-        rows = self._sampler.rows(logits, sequences)
+        rows = self._sampler.rows(logits, layout)
         if not rows.layout.num_drafts.any():
             return rows.results(rows.layout.first, rows.tokens())
         token_ids = rows.tokens() if _is_cheap(rows) else _tokens_as_far_as_accepted(rows)
@@ -114,8 +112,8 @@ def accepted(token_ids: Ints, drafted: Ints) -> Bools:
     return same
 
 
-def matched(sequences: Sequence[SequenceRows], token_ids: Ints) -> StepTokens:
-    """Sample and match, from the sampled tokens of the γ + 1 last rows of each, where nothing else is asked for.
+def matched(layout: DraftLayout, token_ids: Ints) -> StepTokens:
+    """Sample and match, from the sampled tokens of all rows, where nothing else is asked for.
 
     token_ids: [R], NO_TOKEN where logits are not numbers.
 
@@ -123,22 +121,14 @@ def matched(sequences: Sequence[SequenceRows], token_ids: Ints) -> StepTokens:
     sampled     x_1  x_2  y    z      the result is the slice of `sampled` that ends with the first token
                 first     last        that is not the draft token, or after the whole draft
     """
-    sampled: list[int] = token_ids.tolist()
-    found, first = StepTokens.none(len(sequences)), 0
-    for at, rows in enumerate(sequences):
-        last, num_drafts = first, rows.num_drafts
-        if num_drafts:
-            for drafted in rows.drafted:
-                if sampled[last] != drafted:
-                    break
-                last += 1
-        if sampled[last] == NO_TOKEN:
-            found.errors[at] = SequenceError.NOT_FINITE
-        else:
-            found.counts[at] = last + 1 - first
-            found.token_ids += sampled[first : last + 1]
-        first += num_drafts + 1
-    return found
+    last = layout.last_reached(accepted(token_ids, layout.drafted))
+    failed = token_ids[last] == NO_TOKEN
+    counts = np.where(failed, 0, last - layout.first + 1)
+    return StepTokens(
+        counts=counts.tolist(),
+        token_ids=token_ids[layout.depth < counts[layout.sequence]].tolist(),
+        errors=dict.fromkeys(failed.nonzero()[0].tolist(), SequenceError.NOT_FINITE),
+    )
 
 
 class Synthetic:
@@ -156,8 +146,8 @@ class Synthetic:
         self._rates = np.where(before > 0, unconditional[1:] / np.where(before > 0, before, 1.0), 0.0)
 
     @torch.inference_mode()
-    def verify(self, logits: Tensor, sequences: Sequence[DraftedRows], _draft_probs: Tensor | None) -> StepTokens:
-        rows = self._sampler.rows(logits, sequences)
+    def verify(self, logits: Tensor, layout: DraftLayout, _draft_probs: Tensor | None) -> StepTokens:
+        rows = self._sampler.rows(logits, layout)
         noise = rows.accept_noise().numpy(force=True)
         last = rows.layout.last_reached(noise < self._rates[np.minimum(rows.layout.depth, len(self._rates) - 1)])
         return rows.results(last, rows.tokens_of(last))

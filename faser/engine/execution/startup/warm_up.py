@@ -26,7 +26,7 @@ from faser.engine.execution.drafting.samplers import (
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.parameters import SamplingState
-from faser.engine.execution.sampling.rows import DraftedRows
+from faser.engine.execution.sampling.rows import DraftLayout
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, make_verifier
@@ -122,7 +122,7 @@ class WarmUp:
         """Every row of a step with drafts uses every sampling parameter."""
         num_rows = self._num_rows(num_sequences)
         sampler = self._sampler(num_rows, _EVERYTHING)
-        rows = [DraftedRows(slot=slot, position=2) for slot in range(num_rows)]
+        rows = DraftLayout.plain(np.arange(num_rows), np.full(num_rows, 2))
         SampleAndMatch(sampler).verify(self._logits[:num_rows], rows, None)
 
     def _verify(self, num_sequences: int) -> None:
@@ -131,7 +131,8 @@ class WarmUp:
         verifier = make_verifier(self._speculation, sampler)
         length = self._speculation.cap
         count = min(num_sequences, len(self._logits) // (length + 1))
-        drafts = [DraftedRows(slot=slot, position=2, draft=(0,) * length) for slot in range(count)]
+        drafted = np.zeros(count * length, dtype=np.int64)
+        drafts = DraftLayout.of(np.arange(count), np.full(count, 2), np.full(count, length), drafted)
         size = (count * length, self._width)
         proposed = torch.zeros(size, dtype=torch.float64, device=self._logits.device)
         proposed[:, 0] = 1.0

@@ -190,11 +190,12 @@ class Drafting:
 
     def step(self, rows: list[SequenceRows], num_tokens: dict[int, int]) -> None:
         """The target computes rows. num_tokens: by slot, how many tokens the step commits."""
-        batch = replace(self.world.table.gather(StepRows.of(*rows)), captures=True)
+        step = StepRows.of(*rows)
+        batch = replace(self.world.table.gather(step), captures=True)
         self.runner.forward(batch)
         states = self.runner.states(batch.num_rows)
         counts = [num_tokens.get(each.slot, 0) for each in rows]
-        self.ring.take_in(rows, batch.layout.query_start.tolist(), states, counts)
+        self.ring.take_in(step, batch.layout.query_start.tolist(), states, counts)
 
     def prefill(self, slot: int, most: int) -> None:
         """Compute the prompt but its last token, in chunks."""

@@ -7,17 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.engine.contract.plan import DraftPlan, SequenceRows
+from faser.engine.contract.plan import DraftPlan
 from faser.engine.execution.drafting.drafter import Proposals, ProposedDrafts, drafts_of, proposal_lines
 from tests.engine.execution.draft_lines import DraftLine, table_with
+from tests.engine.execution.sampling.sampled import Drafted, layout
 
 drafts_strategy = st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, max_size=4)
-
-
-def rows_of(slot: int, draft: list[int]) -> SequenceRows:
-    return SequenceRows(
-        slot=slot, start=0, token_ids=(9, *draft), new_blocks=(), samples=True, num_drafts=len(draft)
-    )
 
 
 @given(drafts_strategy, st.data())
@@ -27,10 +22,10 @@ def test_lines_are_those_of_a_loop(drafts: list[list[int]], data: st.DataObject)
     proposed = [DraftLine(slot=slot, method="draft_model", token_ids=tuple(drafts[slot])) for slot in order]
     kept = [data.draw(st.integers(0, max(0, len(draft) - num_decided))) for draft in drafts]
     pairs = enumerate(zip(drafts, kept, strict=True))
-    rows = [rows_of(slot, draft[num_decided:][:left]) for slot, (draft, left) in pairs]
+    rows = [Drafted(slot, 1, tuple(draft[num_decided:][:left])) for slot, (draft, left) in pairs]
     first = {slot: sum(len(drafts[other]) for other in order[: order.index(slot)]) for slot in order}
     expected = [first[slot] + num_decided + i for slot, left in enumerate(kept) for i in range(left)]
-    assert proposal_lines(rows, table_with(proposed, 4), num_decided=num_decided).tolist() == expected
+    assert proposal_lines(layout(rows), table_with(proposed, 4), num_decided=num_decided).tolist() == expected
 
 
 def proposals(**given: Any) -> Proposals:
@@ -49,19 +44,19 @@ def test_probabilities_are_those_of_the_drafted_rows_in_the_order_of_the_step(
     probs = torch.rand(5, 3, dtype=torch.float64)
     drafts = ProposedDrafts()
     drafts.hold(proposals(probs=probs), num_decided=num_decided)
-    found = drafts.probs([rows_of(1, [8]), rows_of(7, []), rows_of(4, [5, 6])])
+    found = drafts.probs(layout([Drafted(1, 1, (8,)), Drafted(7, 1, ()), Drafted(4, 1, (5, 6))]))
     assert found is not None
     assert found.tolist() == probs[lines].tolist()
 
 
 def test_point_masses_and_what_was_dropped_have_no_probabilities() -> None:
     drafts = ProposedDrafts()
-    assert drafts.probs([]) is None
+    assert drafts.probs(layout([])) is None
     drafts.hold(proposals())
-    assert drafts.probs([rows_of(1, [8])]) is None
+    assert drafts.probs(layout([Drafted(1, 1, (8,))])) is None
     drafts.hold(proposals(probs=torch.zeros(5, 1)))
     drafts.drop()
-    assert drafts.probs([rows_of(1, [8])]) is None
+    assert drafts.probs(layout([Drafted(1, 1, (8,))])) is None
 
 
 def test_drafts_report_their_time_and_passes() -> None:

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceRows
+from faser.engine.contract.plan import DraftPlan, DraftRequest
 from faser.engine.execution.drafting.drafter import Proposals, ProposedDrafts
 from faser.engine.execution.drafting.text import TextAndModel
 from tests.engine.execution.draft_lines import DraftLine, committed, lines_of, table_with
 from tests.engine.execution.known_drafter import KnownDrafter, start_of
+from tests.engine.execution.sampling.sampled import Drafted, layout
 
 PROBS = torch.tensor([[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 0.5, 0.5]], dtype=torch.float64)
 
@@ -24,10 +25,6 @@ def both() -> tuple[TextAndModel, KnownDrafter]:
 def plan(slots: tuple[int, ...], *, from_text: bool) -> DraftPlan:
     requests = tuple(DraftRequest(slot=slot, max_tokens=2, new_blocks=()) for slot in slots)
     return DraftPlan(step=1, width=16, requests=requests, from_text=from_text)
-
-
-def rows(slot: int, *token_ids: int, drafted: int) -> SequenceRows:
-    return SequenceRows(slot=slot, start=0, token_ids=token_ids, new_blocks=(), samples=True, num_drafts=drafted)
 
 
 def test_a_plan_from_text_is_answered_by_one_method_after_the_other() -> None:
@@ -75,21 +72,21 @@ def held(*, probs: torch.Tensor | None, num_decided: int = 0) -> ProposedDrafts:
 
 
 def test_verified_drafts_from_text_get_rows_with_all_mass_on_their_tokens() -> None:
-    step = [rows(7, 9, 3, 0, drafted=2), rows(4, 9, 1, drafted=1), rows(5, 1, drafted=0)]
-    found = held(probs=PROBS).probs(step)
+    step = [Drafted(7, 1, (3, 0)), Drafted(4, 1, (1,)), Drafted(5, 1)]
+    found = held(probs=PROBS).probs(layout(step))
     assert found is not None
     assert found.tolist() == [[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], PROBS[0].tolist()]
 
 
 def test_a_token_known_by_now_is_skipped_in_drafts_of_the_model_alone() -> None:
-    found = held(probs=PROBS, num_decided=1).probs([rows(7, 9, 3, drafted=1), rows(4, 9, 2, drafted=1)])
+    found = held(probs=PROBS, num_decided=1).probs(layout([Drafted(7, 1, (3,)), Drafted(4, 1, (2,))]))
     assert found is not None
     assert found.tolist() == [[0.0, 0.0, 0.0, 1.0], PROBS[1].tolist()]
 
 
-@pytest.mark.parametrize("drafted", [0, 1])
-def test_without_probabilities_nothing_is_added(drafted: int) -> None:
-    assert held(probs=None).probs([rows(7, 9, 3, drafted=drafted)]) is None
+@pytest.mark.parametrize("draft", [(), (3,)])
+def test_without_probabilities_nothing_is_added(draft: tuple[int, ...]) -> None:
+    assert held(probs=None).probs(layout([Drafted(7, 1, draft)])) is None
 
 
 def test_drafting_overlaps_steps_if_all_drafters_can() -> None:

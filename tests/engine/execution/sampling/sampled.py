@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
-from faser.engine.execution.sampling.rows import DraftedRows, StepTokens
+from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch
 from faser.kernels.interface.sampling import NO_TOKEN
@@ -21,6 +22,23 @@ class SampledRow:
     token_id: int
     logprobs: PositionLogprobs | None = None
     error: SequenceError | None = None
+
+
+class Drafted(NamedTuple):
+    """One sequence that verifies a draft. position: of the token that its first row samples."""
+
+    slot: int
+    position: int
+    draft: tuple[int, ...] = ()
+
+
+def layout(sequences: Sequence[Drafted]) -> DraftLayout:
+    return DraftLayout.of(
+        np.array([each.slot for each in sequences], dtype=np.int64),
+        np.array([each.position for each in sequences], dtype=np.int64),
+        np.array([len(each.draft) for each in sequences], dtype=np.int64),
+        np.array([token_id for each in sequences for token_id in each.draft], dtype=np.int64),
+    )
 
 
 class Outcome(NamedTuple):
@@ -52,5 +70,5 @@ def sample(sampler: Sampler, logits: Tensor, slots: Sequence[int], positions: Se
     ]
 
 
-def plain_rows(slots: Sequence[int], positions: Sequence[int]) -> list[DraftedRows]:
-    return [DraftedRows(slot=slot, position=position) for slot, position in zip(slots, positions, strict=True)]
+def plain_rows(slots: Sequence[int], positions: Sequence[int]) -> DraftLayout:
+    return DraftLayout.plain(np.array(slots, dtype=np.int64), np.array(positions, dtype=np.int64))

@@ -16,44 +16,35 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.plan import SequenceRows
 from faser.engine.execution.sampling.rejection import Block, Rejection
-from faser.engine.execution.sampling.rows import DraftedRows, DraftLayout
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import (
     SampleAndMatch,
     Synthetic,
     Verifier,
-    accepted,
     make_verifier,
     matched,
 )
 from faser.kernels.interface.sampling import NO_TOKEN
 from faser.types import PositionLogprobs, SamplingParams, SequenceError
-from tests.engine.execution.sampling.sampled import Outcome, outcomes, sample
+from tests.engine.execution.sampling.sampled import Drafted, Outcome, layout, outcomes, sample
 from tests.engine.execution.sampling.test_sampler import EOS, PROMPT, VOCAB, random_sampling, starting
 
 # Of one sequence: drafted tokens, and what its rows choose.
 OneSequence = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def by_arrays(sequences: Sequence[SequenceRows], chosen: np.ndarray) -> list[Outcome]:
-    """The rule as verifiers with a sampler have it: masks over the rows of all sequences."""
-    drafted = [
-        DraftedRows(
-            slot=each.slot, position=position, draft=each.token_ids[len(each.token_ids) - each.num_drafts :]
-        )
-        for each in sequences
-        for position in (each.start + len(each.token_ids) - each.num_drafts,)
-    ]
-    rows = DraftLayout.of(drafted)
-    last = rows.last_reached(accepted(chosen, rows.drafted)).tolist()
-    return [
-        Outcome(error=SequenceError.NOT_FINITE)
-        if chosen[end] == NO_TOKEN
-        else Outcome(token_ids=(*each.draft[: end - begin], int(chosen[end])))
-        for each, begin, end in zip(drafted, rows.first.tolist(), last, strict=True)
-    ]
+def one_by_one(sequences: Sequence[Drafted], chosen: Sequence[int]) -> list[Outcome]:
+    """The rule in words."""
+    found, left = [], list(chosen)
+    for each in sequences:
+        own, left = left[: len(each.draft) + 1], left[len(each.draft) + 1 :]
+        right = 0
+        while right < len(each.draft) and own[right] == each.draft[right]:
+            right += 1
+        is_bad = own[right] == NO_TOKEN
+        found.append(Outcome(error=SequenceError.NOT_FINITE) if is_bad else Outcome(tuple(own[: right + 1])))
+    return found
 
 
 @st.composite
@@ -63,26 +54,15 @@ def one_sequence(draw: st.DrawFn) -> OneSequence:
     return draft, tuple(draw(st.lists(st.sampled_from([NO_TOKEN, 0, 1]), min_size=size, max_size=size)))
 
 
-@given(st.lists(one_sequence(), min_size=1, max_size=5), st.integers(1, 3))
-def test_verdicts_of_chosen_tokens_are_those_of_masks_over_rows(steps: list[OneSequence], num_known: int) -> None:
-    sequences = [
-        SequenceRows(
-            slot=slot,
-            start=10 * slot,
-            token_ids=(*range(90, 90 + num_known), *draft),
-            new_blocks=(),
-            samples=True,
-            num_drafts=len(draft),
-        )
-        for slot, (draft, _) in enumerate(steps)
-    ]
-    chosen = np.array([token_id for _, tokens in steps for token_id in tokens], dtype=np.int64)
-    assert outcomes(matched(sequences, chosen)) == by_arrays(sequences, chosen)
+@given(st.lists(one_sequence(), min_size=1, max_size=5))
+def test_tokens_are_matched_as_in_words(steps: list[OneSequence]) -> None:
+    sequences = [Drafted(slot, 10 * slot, draft) for slot, (draft, _) in enumerate(steps)]
+    chosen = [token_id for _, tokens in steps for token_id in tokens]
+    assert outcomes(matched(layout(sequences), np.array(chosen))) == one_by_one(sequences, chosen)
 
 
 def test_tokens_behind_the_first_one_that_nobody_drafted_are_dropped() -> None:
-    rows = SequenceRows(slot=0, start=5, token_ids=(1, 7, 8, 9), new_blocks=(), samples=True, num_drafts=3)
-    (verdict,) = outcomes(matched([rows], np.array([7, 4, 9, 3])))
+    (verdict,) = outcomes(matched(layout([Drafted(0, 6, (7, 8, 9))]), np.array([7, 4, 9, 3])))
     assert verdict == Outcome(token_ids=(7, 4))
 
 
@@ -100,7 +80,7 @@ class Table:
     def logits(self, position: int, last: int) -> Tensor:
         return self._rows[(7 * position + last) % 64]
 
-    def of(self, each: DraftedRows, last: int) -> Tensor:
+    def of(self, each: Drafted, last: int) -> Tensor:
         """[len(draft) + 1, V]"""
         before = (last, *each.draft)
         return torch.stack([self.logits(each.position + i, token_id) for i, token_id in enumerate(before)])
@@ -150,7 +130,7 @@ def test_coupled_tokens_and_reports_are_those_of_an_engine_that_never_drafts(see
     while going := [i for i in range(len(params)) if len(found[i]) < NUM_TOKENS and errors[i] is None]:
         rng.shuffle(going)
         sequences = [
-            DraftedRows(
+            Drafted(
                 slot=slots[i],
                 position=len(PROMPT) + len(found[i]),
                 draft=guess(rng, expected[i][0], len(found[i])),
@@ -160,7 +140,7 @@ def test_coupled_tokens_and_reports_are_those_of_an_engine_that_never_drafts(see
         last = [found[i][-1] if found[i] else PROMPT[-1] for i in going]
         logits = torch.cat([table.of(each, before) for each, before in zip(sequences, last, strict=True)])
         for i, verdict in zip(
-            going, outcomes(SampleAndMatch(sampler).verify(logits, sequences, None)), strict=True
+            going, outcomes(SampleAndMatch(sampler).verify(logits, layout(sequences), None)), strict=True
         ):
             errors[i] = verdict.error
             found[i] += verdict.token_ids
@@ -183,8 +163,8 @@ def judge_alone(
 ) -> Outcome:
     sampler = Sampler(1, VOCAB, EOS)
     sampler.start(starting(sampling))
-    each = DraftedRows(slot=0, position=len(PROMPT), draft=draft)
-    (verdict,) = outcomes(make(sampler).verify(logits.clone(), [each], probs))
+    each = Drafted(slot=0, position=len(PROMPT), draft=draft)
+    (verdict,) = outcomes(make(sampler).verify(logits.clone(), layout([each]), probs))
     return verdict
 
 
@@ -218,13 +198,11 @@ def test_a_sequence_without_a_draft_gets_the_token_of_the_plain_sampler(
     sampler = Sampler(6, VOCAB, EOS)
     for slot, sampling in enumerate(params):
         sampler.start(starting(sampling, slot=slot, seed=seed))
-    sequences = [
-        DraftedRows(slot=slot, position=len(PROMPT), draft=(1, 2, 3)[: 3 * (slot % 2)]) for slot in range(6)
-    ]
+    sequences = [Drafted(slot=slot, position=len(PROMPT), draft=(1, 2, 3)[: 3 * (slot % 2)]) for slot in range(6)]
     logits = torch.randn(6 + 9, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
     first = [0, 1, 5, 6, 10, 11]
 
-    verdicts = outcomes(make(sampler).verify(logits.clone(), sequences, None))
+    verdicts = outcomes(make(sampler).verify(logits.clone(), layout(sequences), None))
 
     for slot in (0, 2, 4):
         (plain,) = sample(sampler, logits[first[slot]][None].clone(), [slot], [len(PROMPT)])
@@ -264,10 +242,10 @@ def test_a_bad_row_behind_an_accepted_draft_is_an_error(temperature: float) -> N
 def test_judging_leaves_the_state_of_the_sampler_as_it_was(make: Callable[[Sampler], Verifier]) -> None:
     sampler = Sampler(1, VOCAB, EOS)
     sampler.start(starting(SamplingParams(frequency_penalty=1.0, repetition_penalty=1.3, logprobs=2)))
-    each = DraftedRows(slot=0, position=len(PROMPT), draft=(4, 5))
+    each = Drafted(slot=0, position=len(PROMPT), draft=(4, 5))
     logits = peaked(4, 5, 6)
 
-    first, again = (make(sampler).verify(logits.clone(), [each], None) for _ in range(2))
+    first, again = (make(sampler).verify(logits.clone(), layout([each]), None) for _ in range(2))
 
     assert first == again
 
@@ -301,9 +279,9 @@ def test_synthetic_rates_are_of_whole_prefixes() -> None:
     sampler = Sampler(num, 4, EOS)
     for slot in range(num):
         sampler.start(starting(SamplingParams(), slot=slot, seed=slot))
-    sequences = [DraftedRows(slot=slot, position=4, draft=(1, 2, 3)) for slot in range(num)]
+    sequences = [Drafted(slot=slot, position=4, draft=(1, 2, 3)) for slot in range(num)]
 
-    verdicts = outcomes(Synthetic(sampler, rates).verify(torch.zeros(4 * num, 4), sequences, None))
+    verdicts = outcomes(Synthetic(sampler, rates).verify(torch.zeros(4 * num, 4), layout(sequences), None))
 
     lengths = [len(verdict.token_ids) - 1 for verdict in verdicts]
     for i, rate in enumerate(rates):

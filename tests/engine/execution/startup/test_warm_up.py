@@ -29,7 +29,6 @@ from faser.engine.execution.drafting.samplers import DraftRows, ProbabilisticDra
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.parameters import SamplingState
-from faser.engine.execution.sampling.rows import DraftedRows
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import make_verifier
 from faser.engine.execution.startup.files import ModelRole, target_files
@@ -45,6 +44,7 @@ from tests.engine.execution.runner.test_graph_runner import (
     Side,
     write_heads_of_64,
 )
+from tests.engine.execution.sampling.sampled import Drafted, layout
 from tests.kernels.cuda.fake_graph import fake_backend
 from tests.kernels.cuda.fake_memory import FakeMemory
 
@@ -165,7 +165,7 @@ def scored(backend: FlashInferBackend) -> None:
     sampler = Sampler(SLOTS, VOCABULARY, (), backend.sampling_kernels)
     for slot in range(SLOTS):
         sampler.start(start(slot, SamplingParams(logprobs=20, presence_penalty=0.2)))
-    drafts = [DraftedRows(slot=slot, position=2, draft=(7,) * CAP) for slot in range(SLOTS)]
+    drafts = layout([Drafted(slot=slot, position=2, draft=(7,) * CAP) for slot in range(SLOTS)])
     verifier = make_verifier(SpeculationConfig(policy="fixed", method="ngram"), sampler)
     verifier.verify(new_logits(), drafts, None)
 
@@ -194,7 +194,7 @@ def verified(backend: FlashInferBackend, speculation: SpeculationConfig) -> None
     for slot in range(SLOTS):
         sampler.start(start(slot, SamplingParams()))
     probs = torch.full((SLOTS * CAP, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
-    drafts = [DraftedRows(slot=slot, position=2, draft=(7,) * CAP) for slot in range(SLOTS)]
+    drafts = layout([Drafted(slot=slot, position=2, draft=(7,) * CAP) for slot in range(SLOTS)])
     verifier = make_verifier(speculation, sampler)
     verifier.verify(new_logits(), drafts, probs[torch.arange(len(probs))])
 

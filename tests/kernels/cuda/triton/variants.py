@@ -24,7 +24,6 @@ from faser.engine.execution.drafting.samplers import (
     SampleAndMatchDraftSampler,
 )
 from faser.engine.execution.sampling.parameters import SamplingState
-from faser.engine.execution.sampling.rows import DraftedRows
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, make_verifier
@@ -33,6 +32,7 @@ from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
 from faser.kernels.interface.sampling import SamplingMetadata
 from faser.types import SamplingParams
+from tests.engine.execution.sampling.sampled import Drafted, layout
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 
@@ -100,8 +100,8 @@ class Requested:
         self._plain(mixed, [20] * len(ASKED))
 
     def _plain(self, sampler: Sampler, positions: list[int]) -> None:
-        rows = [DraftedRows(slot=slot, position=position) for slot, position in enumerate(positions)]
-        SampleAndMatch(sampler).verify(self._logits[: len(rows)], rows, None)
+        rows = layout([Drafted(slot, position) for slot, position in enumerate(positions)])
+        SampleAndMatch(sampler).verify(self._logits[: rows.num_rows], rows, None)
 
     def verified(self) -> None:
         for sampling in ASKED:
@@ -110,7 +110,7 @@ class Requested:
             for count in (1, 3, SLOTS):
                 for longest in range(1, self._speculation.cap + 1):
                     lengths = [longest, *self._random.integers(0, longest + 1, count - 1).tolist()]
-                    drafts = [DraftedRows(slot=i, position=4, draft=(1,) * n) for i, n in enumerate(lengths)]
+                    drafts = layout([Drafted(i, 4, (1,) * n) for i, n in enumerate(lengths)])
                     probs = torch.zeros(sum(lengths), self._logits.shape[1], dtype=torch.float64)
                     self._logits.fill_(1.0)
                     verifier.verify(self._logits[: sum(lengths) + count], drafts, probs)
