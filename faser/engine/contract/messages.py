@@ -1,14 +1,12 @@
-"""The messages between front-end and engine, and their frames on the socket.
+"""The messages between front-end and engine, and those to the process that trains a refreshed head; their frames.
 
 One message per engine step carries all deltas of that step. A frame is a length (4 bytes, little endian)
 and a msgpack value. The same frames run whether the engine is a child process or a thread.
 
-The messages between the front-end and the process that trains a refreshed head.
+    front-end   Configure           Learn ──────────────▶ …
+    learner                 Started        Learned ─────▶
 
-    front-end   Configure (messages.py)       Learn ──────────────▶ …
-    learner                          Started         Learned ─────▶
-
-Frames are those of messages.py. The front-end may stop a learner that has said Started at any moment.
+The front-end may stop a learner that has said Started at any moment.
 """
 
 import socket

@@ -1,8 +1,7 @@
-"""Tenant: the service that one of those who share the engine has had. What a tenant is, the front-end decides.
+"""Sequence: the changing state of one sample of a request, and the rule that ends it.
 
-Sequence: the changing state of one sample of a request, and the rule that ends it.
-
-Only the scheduler writes it. Knows no other sequence and no policy.
+Only the scheduler writes it. A sequence knows no other one and no policy; its tenant has the service that those who
+share the engine have had. What a tenant is, the front-end decides.
 """
 
 import struct
