@@ -1,7 +1,7 @@
 """Sequence: the changing state of one sample of a request, and the rule that ends it.
 
-Only the scheduler writes it. A sequence knows no other one and no policy; its tenant has the service that those who
-share the engine have had. What a tenant is, the front-end decides.
+Only the scheduler writes it. A sequence knows no other one and no policy. Its tenant is one of those who share the
+engine, with the service it has had; what a tenant is, the front-end decides.
 """
 
 import struct
