@@ -183,7 +183,7 @@ def _measure(own: argparse.Namespace, config: EngineConfig, policies: list[Named
         raise ConfigError(
             f"--max-prompt-tokens is {own.max_prompt_tokens}; the shortest prompt has {shortest} tokens"
         )
-    comparison = Comparison(
+    comparison = PolicyComparison(
         engine=engine,
         prompts=fitting,
         policies=policies,
@@ -230,7 +230,7 @@ class Measured:
 
 
 @dataclass(slots=True, kw_only=True)
-class Comparison:
+class PolicyComparison:
     """Measures policies on one engine. now: a clock in seconds. min_s: as _MIN_S."""
 
     engine: "Engine"

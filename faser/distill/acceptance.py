@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.distill.batch import Batch, SampleStore, make_batch
+from faser.distill.batch import SampleStore, TrainingBatch, make_batch
 from faser.distill.head import TrainableHead
 from faser.engine.control.step_cost import CostModel
 
@@ -23,7 +23,7 @@ _WORTH = 1.02  # less is within what a measurement varies by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
+class HeldOutAcceptance:
     """greedy, sampled: share of drafts whose positions 0 … i are all accepted, for each i.
 
     Empty without answers of that kind. greedy_rows, sampled_rows: drafts that were tried.
@@ -66,7 +66,7 @@ def measure_acceptance(
     steps: int,
     temperature: float,
     on_batch: Callable[[], None] = lambda: None,
-) -> Acceptance:
+) -> HeldOutAcceptance:
     """temperature: of the sampled answers."""
     greedy, sampled = _Sums(steps), _Sums(steps)
     for indices in batches:
@@ -82,12 +82,12 @@ def measure_acceptance(
         greedy.add(torch.stack(hits).double(), whole & batch.greedy)
         sampled.add(torch.stack(overlaps).double(), whole & ~batch.greedy)
         on_batch()
-    return Acceptance(
+    return HeldOutAcceptance(
         greedy=greedy.shares(), sampled=sampled.shares(), greedy_rows=greedy.rows, sampled_rows=sampled.rows
     )
 
 
-def _overlap(logits: Tensor, batch: Batch, step: int, temperature: float) -> Tensor:
+def _overlap(logits: Tensor, batch: TrainingBatch, step: int, temperature: float) -> Tensor:
     """[N]: Σ min(p, q) over the tokens that the target likes best, both at this temperature."""
     wanted = batch.wanted_probs[step].pow(1 / temperature)
     wanted /= wanted.sum(-1, keepdim=True).clamp_min(1e-9)

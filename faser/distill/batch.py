@@ -1,4 +1,4 @@
-"""Batch: rows of whole conversations with what a head takes and shall say, and their masks. Knows no weights.
+"""Training batches: rows of whole conversations with what a head takes and shall say. Knows no weights.
 
     tokens of a conversation   0 … P - 1 prompt | P … n - 1 answer
     rows                       1 … n - 1         row p takes token p and the target's states of p - 1
@@ -22,7 +22,7 @@ _POOL = 256  # conversations that are sorted by length together, so that batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class TrainingSample:
     """One conversation, ready to learn from. n tokens, of which the first prompt_tokens are the prompt's.
 
     token_ids: [n] int64. states: [n - 1, K * H] bfloat16, of tokens 0 … n - 2. top_ids: [n - 1 - P, k] int64,
@@ -43,7 +43,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class TrainingBatch:
     """R rows of C conversations, N of them drafting; S steps.
 
     states: [R, K * H]. token_ids, positions: [R] int64. drafting: [N] int64, which rows draft.
@@ -71,11 +71,11 @@ class Batch:
     unpadded: Tensor
     mask: Tensor
 
-    def to(self, device: torch.device) -> "Batch":
-        return Batch(**{name: getattr(self, name).to(device) for name in self.__slots__})
+    def to(self, device: torch.device) -> "TrainingBatch":
+        return TrainingBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
 
-def make_batch(samples: Sequence[Sample], steps: int) -> Batch:
+def make_batch(samples: Sequence[TrainingSample], steps: int) -> TrainingBatch:
     """All rows of the samples; each has at least one drafting row."""
     rows = np.array([len(each.token_ids) - 1 for each in samples])
     prompts = np.array([each.prompt_tokens for each in samples])
@@ -104,7 +104,7 @@ def make_batch(samples: Sequence[Sample], steps: int) -> Batch:
     next_rows = torch.from_numpy(chosen)[sources]
     padded_rows, _ = _padded(rows, first_row)
     padded_drafting, unpadded = _padded(drafting, first_drafting)
-    return Batch(
+    return TrainingBatch(
         states=torch.cat([each.states for each in samples]),
         token_ids=token_ids,
         positions=torch.from_numpy(positions),
@@ -171,10 +171,10 @@ class SampleStore:
         """Rows to learn from, by conversation."""
         return [int(shard.tops[at + 1] - shard.tops[at]) for shard, at in self._found]
 
-    def sample(self, index: int) -> Sample:
+    def sample(self, index: int) -> TrainingSample:
         shard, at = self._found[index]
         first, last = int(shard.starts[at]), int(shard.starts[at + 1])
-        return Sample(
+        return TrainingSample(
             token_ids=torch.from_numpy(shard.token_ids[first:last].astype(np.int64)),
             prompt_tokens=int(shard.prompts[at]),
             states=shard.states[first : last - 1],

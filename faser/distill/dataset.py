@@ -23,7 +23,7 @@ _HELD_OUT_EVERY = 33  # conversations; one is for measuring, and never learned f
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class RecordedConversation:
     """A prompt, as the model's chat template renders it, and the model's answer to it.
 
     ended: the answer has its end token, which is the last of answer. temperature: with which it was sampled; NaN:
@@ -53,7 +53,7 @@ class Shard:
     temperatures: npt.NDArray[np.float32]
 
     @classmethod
-    def of(cls, conversations: Sequence[Conversation]) -> "Shard":
+    def of(cls, conversations: Sequence[RecordedConversation]) -> "Shard":
         flat = [token for each in conversations for token in (*each.prompt, *each.answer)]
         return cls(
             tokens=np.array(flat, dtype=np.int32),
@@ -66,12 +66,12 @@ class Shard:
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def __iter__(self) -> Iterator[Conversation]:
+    def __iter__(self) -> Iterator[RecordedConversation]:
         first = 0
         for at in range(len(self)):
             middle = first + int(self.prompts[at])
             last = middle + int(self.answers[at])
-            yield Conversation(
+            yield RecordedConversation(
                 prompt=tuple(self.tokens[first:middle].tolist()),
                 answer=tuple(self.tokens[middle:last].tolist()),
                 ended=bool(self.ended[at]),

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from faser.config.engine import EngineConfig
-from faser.distill.acceptance import Acceptance, measure_acceptance
+from faser.distill.acceptance import HeldOutAcceptance, measure_acceptance
 from faser.distill.batch import SampleStore, batches_of_epoch
 from faser.distill.dataset import Dataset, held_out
 from faser.distill.head import TrainableHead, frequent_tokens, initial_weights
@@ -113,7 +113,7 @@ class Distillation:
         )
         return trainer.run(report, stops)
 
-    def measure(self, *, temperature: float, on_batch: Callable[[int, int], None]) -> Acceptance:
+    def measure(self, *, temperature: float, on_batch: Callable[[int, int], None]) -> HeldOutAcceptance:
         """Acceptance on the conversations that are held out. on_batch: takes the number done, and that of all."""
         state = self._trained()
         store = self._store(held_out)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from faser.distill.arithmetic import rms_norm, rotate
-from faser.distill.batch import Batch
+from faser.distill.batch import TrainingBatch
 from faser.distill.dataset import Dataset
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.engine.execution.drafting import head_tensors as tensors
@@ -69,7 +69,7 @@ class TrainableHead:
     def device(self) -> torch.device:
         return self._embedding.device
 
-    def outputs(self, batch: Batch, steps: int) -> list[Tensor]:
+    def outputs(self, batch: TrainingBatch, steps: int) -> list[Tensor]:
         """What each step gives for the drafting rows: [N, H] each, before the norm of the logits."""
         cast = self._cast()
         features = self._features(batch.states, cast)
@@ -133,7 +133,7 @@ class TrainableHead:
         angles: Tensor,
         known: _Keys,
         drafted: list[_Keys],
-        batch: Batch,
+        batch: TrainingBatch,
         cast: Mapping[str, Tensor],
     ) -> Tensor:
         decoder = self.spec.decoder
@@ -147,7 +147,7 @@ class TrainableHead:
         return stream + linear(silu(gate) * up, cast[_LAYER + "mlp.down_proj.weight"])
 
 
-def _attend(queries: Tensor, known: _Keys, drafted: list[_Keys], batch: Batch) -> Tensor:
+def _attend(queries: Tensor, known: _Keys, drafted: list[_Keys], batch: TrainingBatch) -> Tensor:
     """[N, Hq * D]. queries: [N, Hq, D] of the drafting rows. Conversations are padded to the longest one here.
 
     C: conversations, Q: most drafting rows, L: most rows of one, G: query heads of a key-value head.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from faser.distill.dataset import Conversation, Dataset, Shard
+from faser.distill.dataset import Dataset, RecordedConversation, Shard
 from faser.distill.questions import AnswerSource, ChatTurns, QuestionBatch, Questions, derived_seed
 from faser.types import ProgressCallback, SamplingParams
 
@@ -73,7 +73,7 @@ class ConversationMaker:
                 f"{dataset.answer_tokens} of {wanted}"
             )
 
-    def _answers(self, batch: QuestionBatch, wanted: int) -> list[Conversation]:
+    def _answers(self, batch: QuestionBatch, wanted: int) -> list[RecordedConversation]:
         settings, first, done = self._settings, self._dataset.conversations, self._dataset.answer_tokens
         rendered = [self._turns.answer_prompt(each) for each in batch.conversations]
         prompts = [each for each in rendered if settings.longest(each) > 0]
@@ -95,12 +95,14 @@ class ConversationMaker:
 
         answers = self._source.answer(prompts, sampling, count)
         return [
-            Conversation(prompt=tuple(prompt), answer=each.token_ids, ended=each.ended, temperature=temperature)
+            RecordedConversation(
+                prompt=tuple(prompt), answer=each.token_ids, ended=each.ended, temperature=temperature
+            )
             for prompt, each, temperature in zip(prompts, answers, temperatures, strict=True)
         ]
 
 
-def fill_from_traffic(dataset: Dataset, conversations: Iterable[Conversation], wanted: int | None) -> None:
+def fill_from_traffic(dataset: Dataset, conversations: Iterable[RecordedConversation], wanted: int | None) -> None:
     """Store conversations as they were recorded, from where the dataset ends; wanted: tokens; None: all."""
     limit = math.inf if wanted is None else wanted
     remaining = islice(conversations, dataset.conversations, None)

@@ -24,7 +24,7 @@ from torch import Tensor
 from faser.config.engine import EngineConfig
 from faser.distill.acceptance import measure_acceptance
 from faser.distill.batch import SampleStore
-from faser.distill.dataset import Conversation
+from faser.distill.dataset import RecordedConversation
 from faser.distill.distillation import faster_dtype
 from faser.distill.head import TrainableHead
 from faser.distill.speculators_writer import write_speculators
@@ -59,7 +59,7 @@ class AnswerLength:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class LengthComparison:
     """before, after: accepted tokens a draft of both heads. noise: what their difference must exceed."""
 
     before: float
@@ -197,27 +197,29 @@ def load_learner(config: EngineConfig, directory: Path) -> OnlineLearner:
 
 def _states_of(answer: LearnableAnswer, layers: TargetStates) -> ShardStates:
     """A shard of one conversation."""
-    said = Conversation(prompt=answer.prompt, answer=answer.answer, ended=False, temperature=answer.temperature)
+    said = RecordedConversation(
+        prompt=answer.prompt, answer=answer.answer, ended=False, temperature=answer.temperature
+    )
     passage = fitted_passage(said, layers.max_rows)
     (found,) = layers.compute([passage])
     tops = {"top_ids": found.top_ids.numpy(), "top_probs": found.top_probs.numpy()}
     return ShardStates(found.states, shard_arrays([said], [passage], answer.number) | tops)
 
 
-def compare(before: Sequence[AnswerLength], after: Sequence[AnswerLength]) -> Comparison:
+def compare(before: Sequence[AnswerLength], after: Sequence[AnswerLength]) -> LengthComparison:
     """Of the same answers, in the same order."""
     drafts = np.array([each.drafts for each in before], dtype=np.float64)
     assert [each.drafts for each in after] == drafts.tolist(), "both heads are tried on the same drafts"
     answers = int((drafts > 0).sum())
     if answers < 2:
-        return Comparison(before=0.0, after=0.0, noise=math.inf, answers=answers)
+        return LengthComparison(before=0.0, after=0.0, noise=math.inf, answers=answers)
     lengths = [np.array([each.length for each in head]) for head in (before, after)]
     total = float(drafts.sum())
     means = [float((drafts * each).sum() / total) for each in lengths]
     deviations = lengths[1] - lengths[0] - (means[1] - means[0])
     error = math.sqrt(answers / (answers - 1) * float((drafts**2 * deviations**2).sum())) / total
     noise = max(_ERRORS * error, _LEAST_GAIN * means[0])
-    return Comparison(before=means[0], after=means[1], noise=noise, answers=answers)
+    return LengthComparison(before=means[0], after=means[1], noise=noise, answers=answers)
 
 
 def read_trained_head(directory: Path, target: FrozenTarget) -> TrainedHead:

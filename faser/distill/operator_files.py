@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from faser.distill.dataset import Conversation, Dataset
+from faser.distill.dataset import Dataset, RecordedConversation
 from faser.distill.questions import ChatTurns, Message, QuestionBatch
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import ConfigError, RequestError
@@ -106,7 +106,7 @@ class TrafficFile:
         self._turns = turns
         self._eos_token_id = eos_token_id
 
-    def __iter__(self) -> Iterator[Conversation]:
+    def __iter__(self) -> Iterator[RecordedConversation]:
         try:
             with self._path.open(encoding="utf-8") as file:
                 for number, line in enumerate(file, 1):
@@ -117,7 +117,7 @@ class TrafficFile:
         except OSError as error:
             raise ConfigError(f"--from-traffic is {self._path}; it cannot be read: {error.strerror}") from None
 
-    def _conversation(self, line: str, named: str) -> Conversation:
+    def _conversation(self, line: str, named: str) -> RecordedConversation:
         try:
             record = json.loads(line)
             ended = record.get("finish_reason", "stop") == "stop" and record.get("stop_reason") is None
@@ -137,7 +137,7 @@ class TrafficFile:
         last = self._eos_token_id
         if ended and last is not None and answer[-1] != last:
             answer = (*answer, last)
-        return Conversation(prompt=prompt, answer=answer, ended=ended, temperature=temperature)
+        return RecordedConversation(prompt=prompt, answer=answer, ended=ended, temperature=temperature)
 
     def _tokens(self, record: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if "answer_token_ids" in record:

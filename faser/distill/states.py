@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from faser.config.declaration import show_bytes
-from faser.distill.dataset import Conversation, Dataset, unwritable
+from faser.distill.dataset import Dataset, RecordedConversation, unwritable
 from faser.distill.target import Passage, PassageStates, TargetStates, batches
 from faser.errors import ConfigError
 from faser.files import replacing, write_atomically
@@ -150,7 +150,7 @@ def record(dataset: Dataset, target: TargetStates, folder: StateFolder, report: 
 
 
 def shard_arrays(
-    conversations: Sequence[Conversation], fitted: Sequence[Passage], place: int
+    conversations: Sequence[RecordedConversation], fitted: Sequence[Passage], place: int
 ) -> dict[str, npt.NDArray[Any]]:
     """What a shard says of its conversations next to states and distributions. place: of the first one."""
     return {
@@ -162,7 +162,7 @@ def shard_arrays(
     }
 
 
-def fitted_passage(conversation: Conversation, most: int) -> Passage:
+def fitted_passage(conversation: RecordedConversation, most: int) -> Passage:
     """At most `most` tokens: of more the prompt loses its start, then the answer its end."""
     answer: Sequence[int] = conversation.answer[: most - 1]
     prompt: Sequence[int] = conversation.prompt[max(0, len(conversation.prompt) + len(answer) - most) :]

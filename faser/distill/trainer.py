@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from faser.distill.arithmetic import Muon, linear_cross_entropy
-from faser.distill.batch import Batch, SampleStore, batches_of_epoch, make_batch
+from faser.distill.batch import SampleStore, TrainingBatch, batches_of_epoch, make_batch
 from faser.distill.dataset import unwritable
 from faser.distill.head import TrainableHead
 from faser.engine.execution.drafting import head_tensors as tensors
@@ -301,7 +301,7 @@ class Unrolled:
     drafts: Tensor
 
 
-def unrolled_loss(head: TrainableHead, batch: Batch, steps: int) -> Unrolled:
+def unrolled_loss(head: TrainableHead, batch: TrainingBatch, steps: int) -> Unrolled:
     outputs = head.outputs(batch, steps)
     scale = torch.tensor([STEP_DECAY**step for step in range(steps)], device=head.device)
     weights = batch.valid.float() * (scale / (scale.sum() * batch.valid.shape[1]))[:, None]

@@ -25,7 +25,7 @@ from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.executor import EngineParts, WrapDrafter, load_parts, make_executor
 from faser.engine.execution.startup.models import Sources
 from faser.engine.execution.startup.step_times import measured_times
-from faser.engine.step_trace import StepTrace
+from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
 from faser.types import ModelInfo, ProgressCallback
 
@@ -106,7 +106,7 @@ def build(
     if step_times is not None and costs is not None:
         interference = step_times.interference
         control = _speculation_control(parts.config, costs, clock, _overlap(parts, executor.lanes, interference))
-    trace = None if config.trace_steps is None else StepTrace(Path(config.trace_steps))
+    trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
     scheduler = _scheduler(parts, clock, control)
     auditor = None if control is None else _auditor(parts, executor, scheduler)
     engine = Engine(

@@ -18,7 +18,7 @@ from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, Sequen
 from faser.engine.control.audit import Auditor
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.gap_timer import GapTimer
-from faser.engine.step_trace import StepTrace
+from faser.engine.step_trace import StepTraceFile
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.errors import RequestError
 from faser.types import EngineStats, Request
@@ -36,7 +36,7 @@ class Engine:
         self,
         scheduler: Scheduler,
         executor: Executor,
-        trace: StepTrace | None = None,
+        trace: StepTraceFile | None = None,
         *,
         schedules_async: bool = False,
         auditor: Auditor | None = None,

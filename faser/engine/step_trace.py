@@ -1,4 +1,4 @@
-"""StepTrace: what every step did and when, as a file for trace viewers (--trace-steps).
+"""Step trace: what every step did and when, as a file for trace viewers (--trace-steps).
 
 A line for the host, a line for each lane and a counter of sequences, in Chrome's trace-event format: a JSON array
 of events with times in microseconds. Perfetto and chrome://tracing read it even without its last bracket. Knows
@@ -22,7 +22,7 @@ _MOST_BYTES = 256 << 20  # viewers refuse larger files
 _log = logging.getLogger(__name__)
 
 
-class StepTrace:
+class StepTraceFile:
     """Writes the file step by step; after close it is valid JSON. Times are those of time.perf_counter.
 
     Raises ConfigError if the file cannot be opened. A disk that fills later ends the trace, not the engine.

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from faser.cli.bench import Comparison, Measured, bench_config, policies_of, table
+from faser.cli.bench import Measured, PolicyComparison, bench_config, policies_of, table
 from faser.cli.bench_prompts import BenchPrompt
 from faser.cli.main import main
 from faser.config.speculation import SpeculationConfig
@@ -24,8 +24,8 @@ PROMPTS = [BenchPrompt(category="code", token_ids=(1, 2, 3)), BenchPrompt(catego
 
 def comparison(
     engine: SteppedEngine, *policies: str, rounds: int = 2, temperature: float = 0.0, min_s: float = 0.0
-) -> Comparison:
-    return Comparison(
+) -> PolicyComparison:
+    return PolicyComparison(
         engine=cast(Engine, engine),
         prompts=PROMPTS,
         policies=policies_of(policies, SpeculationConfig(num_speculative_tokens=CAP)),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from faser.distill.batch import Sample
+from faser.distill.batch import TrainingSample
 from faser.distill.head import TrainableHead, initial_weights
 from faser.engine.checkpoints.families.architecture import DecoderSpec, RopeSpec
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
@@ -57,10 +57,10 @@ def small_head() -> TrainableHead:
     return TrainableHead(spec, weights, embedding(), positions=64, dtype=torch.float32)
 
 
-def sample(tokens: int, prompt: int, seed: int) -> Sample:
+def sample(tokens: int, prompt: int, seed: int) -> TrainingSample:
     generator = torch.Generator().manual_seed(seed)
     rows = tokens - 1 - prompt
-    return Sample(
+    return TrainingSample(
         token_ids=torch.randint(VOCAB, (tokens,), generator=generator),
         prompt_tokens=prompt,
         states=seeded(tokens - 1, 3 * HIDDEN, seed=seed + 1).bfloat16(),

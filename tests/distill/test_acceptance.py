@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from faser.distill.acceptance import Expected, expected_speedup, measure_acceptance, speedup_in_words
-from faser.distill.batch import Sample, SampleStore, make_batch
+from faser.distill.batch import SampleStore, TrainingSample, make_batch
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.step_cost import CostModel
 from tests.distill.small import DRAFTS, SAMPLES, STEPS, VOCAB, sample, small_head
@@ -64,14 +64,14 @@ DRAFT_IDS = torch.arange(3, 3 + 2 * DRAFTS, 2)
 class ListedSamples:
     """A SampleStore of given samples."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[TrainingSample]) -> None:
         self._samples = samples
 
-    def sample(self, index: int) -> Sample:
+    def sample(self, index: int) -> TrainingSample:
         return self._samples[index]
 
 
-def said_by_the_head(tokens: int, prompt: int, seed: int) -> Sample:
+def said_by_the_head(tokens: int, prompt: int, seed: int) -> TrainingSample:
     """A conversation that now and then says what the head drafts, so that drafts are accepted."""
     head, found = small_head(), sample(tokens, prompt, seed)
     for row in range(prompt, tokens - STEPS, STEPS + 1):
@@ -82,7 +82,7 @@ def said_by_the_head(tokens: int, prompt: int, seed: int) -> Sample:
     return found
 
 
-def accepted(one: Sample) -> list[list[bool]]:
+def accepted(one: TrainingSample) -> list[list[bool]]:
     """For each row from which a whole draft fits: whether tokens 0 … i are all accepted."""
     head = small_head()
     found = []

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from faser.distill.dataset import Conversation, Dataset, Shard, held_out
+from faser.distill.dataset import Dataset, RecordedConversation, Shard, held_out
 from faser.errors import ConfigError
 from tests.disks import filling_up
 
 CONVERSATIONS = [
-    Conversation(prompt=(1, 2, 3), answer=(4, 5), ended=True, temperature=0.0),
-    Conversation(prompt=(6,), answer=(), ended=False, temperature=0.5),
-    Conversation(prompt=(7, 8), answer=(49_000,), ended=False, temperature=0.5),
+    RecordedConversation(prompt=(1, 2, 3), answer=(4, 5), ended=True, temperature=0.0),
+    RecordedConversation(prompt=(6,), answer=(), ended=False, temperature=0.5),
+    RecordedConversation(prompt=(7, 8), answer=(49_000,), ended=False, temperature=0.5),
 ]
 
 
@@ -45,7 +45,7 @@ def test_lengths_that_do_not_fit_the_tokens_are_refused(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_and_leaves_no_file(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tokens = tuple(rng.integers(0, 49_000, 100_000).tolist())
-    large = Shard.of([Conversation(prompt=(1,), answer=tokens, ended=True, temperature=0.0)])
+    large = Shard.of([RecordedConversation(prompt=(1,), answer=tokens, ended=True, temperature=0.0)])
     with filling_up(tmp_path / "small", kib=64) as folder:
         with pytest.raises(ConfigError, match="no space is left on the disk; free some"):
             large.write(folder / "a.npz")
@@ -54,7 +54,9 @@ def test_a_full_disk_is_said_and_leaves_no_file(tmp_path: Path) -> None:
 
 def shard(first: int, count: int) -> Shard:
     answers = [(at, 2) for at in range(first, first + count)]
-    return Shard.of([Conversation(prompt=(1,), answer=each, ended=True, temperature=0.0) for each in answers])
+    return Shard.of(
+        [RecordedConversation(prompt=(1,), answer=each, ended=True, temperature=0.0) for each in answers]
+    )
 
 
 def test_a_shard_counts_once_it_is_listed(tmp_path: Path) -> None:

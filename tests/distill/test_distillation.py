@@ -11,7 +11,7 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.distill.acceptance import Acceptance
 from faser.distill.batch import make_batch
-from faser.distill.dataset import Conversation, Dataset, Shard, held_out
+from faser.distill.dataset import Dataset, RecordedConversation, Shard, held_out
 from faser.distill.distillation import Distillation, HeadSettings, faster_dtype, state_layers
 from faser.distill.target import FrozenTarget
 from faser.distill.trainer import TrainingProgress, TrainingSettings
@@ -46,7 +46,7 @@ def answers(folder: Path, target: FrozenTarget) -> Dataset:
             tokens.append(int(found.top_ids[0, 0]))
         answer = tuple(tokens[len(prompt) :])
         conversations.append(
-            Conversation(prompt=tuple(prompt), answer=answer, ended=True, temperature=0.8 * (at % 2))
+            RecordedConversation(prompt=tuple(prompt), answer=answer, ended=True, temperature=0.8 * (at % 2))
         )
     dataset.add(Shard.of(conversations))
     return dataset

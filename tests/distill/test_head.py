@@ -5,14 +5,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from faser.distill.batch import Sample, make_batch
+from faser.distill.batch import TrainingSample, make_batch
 from faser.distill.head import TrainableHead
 from faser.engine.execution.drafting import head_tensors as tensors
 from tests.distill.small import HIDDEN, SAMPLES, STEPS, VOCAB, embedding, small_head
 from tests.engine.execution.drafting.head_references import Eagle3, Shape
 
 
-def reference_outputs(head: TrainableHead, one: Sample, row: int, steps: int) -> list[Tensor]:
+def reference_outputs(head: TrainableHead, one: TrainingSample, row: int, steps: int) -> list[Tensor]:
     """What the head gives when it drafts from this row: one sequence of true rows, then of its own outputs."""
     weights = {name: weight.detach().double() for name, weight in head.weights.items()}
     model = Eagle3(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.distill.dataset import Conversation, Dataset
+from faser.distill.dataset import Dataset, RecordedConversation
 from faser.distill.maker import AnswerSettings, ConversationMaker, fill_from_traffic
 from faser.distill.operator_files import FileQuestions
 from faser.distill.questions import AskingSettings, ChatTurns, SelfAskedQuestions
@@ -102,7 +102,9 @@ def test_an_answer_ends_where_the_context_does(tiny_checkpoint: Path, tmp_path: 
 
 
 def test_recorded_traffic_goes_on_where_it_ended(tmp_path: Path) -> None:
-    recorded = [Conversation(prompt=(1,), answer=(at, 2), ended=True, temperature=0.0) for at in range(2500)]
+    recorded = [
+        RecordedConversation(prompt=(1,), answer=(at, 2), ended=True, temperature=0.0) for at in range(2500)
+    ]
     fill_from_traffic(Dataset(tmp_path, {}), recorded, 1000)
     assert len(Dataset(tmp_path).records) == 1
     fill_from_traffic(Dataset(tmp_path, {}), recorded, None)

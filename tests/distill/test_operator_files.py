@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from faser.distill.dataset import Conversation
+from faser.distill.dataset import RecordedConversation
 from faser.distill.operator_files import TrafficFile, read_conversations
 from faser.distill.questions import ChatTurns
 from faser.engine.text.tokenizer import load_tokenizer
@@ -62,7 +62,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_conversations(tmp_path / "none")
 
 
-def read(path: Path, directory: Path, *records: Any) -> list[Conversation]:
+def read(path: Path, directory: Path, *records: Any) -> list[RecordedConversation]:
     path.write_text("".join(json.dumps(each) + "\n" for each in records))
     tokenizer = load_tokenizer(directory)
     turns = ChatTurns(tokenizer, (EOS_TOKEN_ID,))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from faser.distill.dataset import Conversation, Dataset, Shard
+from faser.distill.dataset import Dataset, RecordedConversation, Shard
 from faser.distill.questions import AskingSettings, ChatTurns, QuestionFilter, SelfAskedQuestions
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.engine.text.tokenizer_settings import read_settings
@@ -71,7 +71,7 @@ def test_half_of_the_questions_begin_as_the_model_likes(tiny_checkpoint: Path, t
 def test_no_question_is_asked_twice_even_after_a_new_start(tiny_checkpoint: Path, tmp_path: Path) -> None:
     turns = ChatTurns(load_tokenizer(tiny_checkpoint), (EOS_TOKEN_ID,))
     prompt = tuple(turns.answer_prompt([{"role": "user", "content": "Why is rain wet?"}]))
-    stored = Conversation(prompt=prompt, answer=(5, 2), ended=True, temperature=0.0)
+    stored = RecordedConversation(prompt=prompt, answer=(5, 2), ended=True, temperature=0.0)
     Dataset(tmp_path, {}).add(Shard.of([stored]), asked=4)
     source = FakeSource(questions=["why is RAIN wet", " it so?", "Where is the sea?", " it so?"])
     batch = asked(tiny_checkpoint, source).next_batch(Dataset(tmp_path), lambda: None)

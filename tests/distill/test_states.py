@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from faser.distill.dataset import Conversation, Dataset, Shard
+from faser.distill.dataset import Dataset, RecordedConversation, Shard
 from faser.distill.states import StateFolder, record
 from faser.distill.target import Passage
 from faser.errors import ConfigError
@@ -24,7 +24,7 @@ def dataset(folder: Path, shards: int) -> Dataset:
         found.add(
             Shard.of(
                 [
-                    Conversation(
+                    RecordedConversation(
                         prompt=tuple(rng.integers(3, 500, prompt).tolist()),
                         answer=tuple(rng.integers(3, 500, answer).tolist()),
                         ended=True,

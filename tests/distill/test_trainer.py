@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import torch
 
-from faser.distill.batch import Sample, SampleStore, batches_of_epoch
+from faser.distill.batch import SampleStore, TrainingSample, batches_of_epoch
 from faser.distill.head import TrainableHead
 from faser.distill.trainer import Trainer, TrainingProgress, TrainingSettings, TrainingState, rate_at
 from faser.errors import ConfigError
@@ -24,7 +24,7 @@ class KilledError(Exception):
 class ListedSamples:
     """A SampleStore of given samples."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[TrainingSample]) -> None:
         self._samples = samples
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class ListedSamples:
     def drafting_rows(self) -> list[int]:
         return [each.drafting_rows for each in self._samples]
 
-    def sample(self, index: int) -> Sample:
+    def sample(self, index: int) -> TrainingSample:
         return self._samples[index]
 
 

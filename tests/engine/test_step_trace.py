@@ -11,7 +11,7 @@ import pytest
 
 from faser.engine.contract.drafts import Drafts, table_of
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceRows, StepPlan, StepResult, StepRows
-from faser.engine.step_trace import StepTrace
+from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
 
 PLAN = StepPlan(
@@ -50,7 +50,7 @@ def lines(path: Path) -> dict[int, str]:
 
 def test_a_step_that_drafted_before_it_verified_has_its_spans_one_after_another(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    trace = StepTrace(path)
+    trace = StepTraceFile(path)
     trace.step(1.0, 1.070, PLAN, RESULT, drafts=drafts(1.001, 0.005, 6, 7))
     trace.close()
     found = spans(path)
@@ -68,7 +68,7 @@ def test_a_step_that_drafted_before_it_verified_has_its_spans_one_after_another(
 
 def test_accepted_tokens_and_rows_are_in_the_span(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    trace = StepTrace(path)
+    trace = StepTraceFile(path)
     trace.step(1.0, 1.070, PLAN, RESULT)
     trace.close()
     assert spans(path)["verify"]["args"] == {
@@ -83,7 +83,7 @@ def test_accepted_tokens_and_rows_are_in_the_span(tmp_path: Path) -> None:
 
 def test_lanes_that_ran_together_overlap_and_the_step_ends_with_the_longer(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    trace = StepTrace(path)
+    trace = StepTraceFile(path)
     trace.step(
         1.0, 1.080, PLAN, RESULT, overlapped_plan=OVERLAPPED, overlapped_drafts=drafts(1.011, 0.060, 8, 9, 1)
     )
@@ -104,7 +104,7 @@ def test_an_overlapped_draft_stands_if_its_chunk_and_its_first_token_were_sample
     tmp_path: Path, sampled: tuple[int, ...], stands: bool
 ) -> None:
     path = tmp_path / "trace.json"
-    trace = StepTrace(path)
+    trace = StepTraceFile(path)
     result = replace(RESULT, counts=[len(sampled), 0], token_ids=[*sampled])
     trace.step(
         1.0, 1.080, PLAN, result, overlapped_plan=OVERLAPPED, overlapped_drafts=drafts(1.011, 0.060, 8, 9, 1)
@@ -115,7 +115,7 @@ def test_an_overlapped_draft_stands_if_its_chunk_and_its_first_token_were_sample
 
 def test_a_trace_that_was_not_closed_only_lacks_its_bracket(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    trace = StepTrace(path)
+    trace = StepTraceFile(path)
     trace.step(1.0, 1.070, PLAN, RESULT)
     trace.close()
     trace.close()
@@ -128,7 +128,7 @@ def test_a_trace_that_was_not_closed_only_lacks_its_bracket(tmp_path: Path) -> N
 
 def test_an_engine_that_is_killed_leaves_whole_events(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    trace = StepTrace(path)
+    trace = StepTraceFile(path)
     trace.step(1.0, 1.070, PLAN, RESULT)
     assert len(json.loads(path.read_text(encoding="utf-8") + "]")) > 5
     trace.close()
@@ -136,7 +136,7 @@ def test_an_engine_that_is_killed_leaves_whole_events(tmp_path: Path) -> None:
 
 def test_a_trace_ends_at_its_most_bytes_and_stays_valid(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "trace.json"
-    trace = StepTrace(path, most_bytes=2000)
+    trace = StepTraceFile(path, most_bytes=2000)
     with caplog.at_level(logging.WARNING):
         for step in range(100):
             trace.step(step, step + 0.070, PLAN, RESULT)
@@ -149,7 +149,7 @@ def test_a_trace_ends_at_its_most_bytes_and_stays_valid(tmp_path: Path, caplog: 
 def test_a_disk_that_is_full_ends_the_trace_in_one_line_and_not_the_engine(
     num_steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trace = StepTrace(Path("/dev/full"))
+    trace = StepTraceFile(Path("/dev/full"))
     for _ in range(num_steps):
         trace.step(1.0, 1.1, PLAN, RESULT)
     trace.close()
@@ -158,4 +158,4 @@ def test_a_disk_that_is_full_ends_the_trace_in_one_line_and_not_the_engine(
 
 def test_a_path_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--trace-steps is .*nowhere.* No such file"):
-        StepTrace(tmp_path / "nowhere" / "trace.json")
+        StepTraceFile(tmp_path / "nowhere" / "trace.json")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from faser.api.answers.handler import GenerationHandler
 from faser.api.answers.usage import Usage
-from faser.api.middleware.tracing import Generation
+from faser.api.middleware.tracing import GenerationAttributes
 from faser.engine.client.output_stream import Timing
 from faser.tracing import AttributeValue, Phase
 from faser.types import SamplingParams, StructureKind
@@ -17,7 +17,7 @@ from faser.types import SamplingParams, StructureKind
 _JSON_KINDS = (StructureKind.JSON, StructureKind.JSON_OBJECT)
 
 
-def describe(handler: GenerationHandler) -> Generation:
+def describe(handler: GenerationHandler) -> GenerationAttributes:
     """The generation as far as it has come."""
     first, model = handler.requests[0], handler.envelope.model
     operation = "text_completion" if handler.formatter.object_name == "text_completion" else "chat"
@@ -38,7 +38,7 @@ def describe(handler: GenerationHandler) -> Generation:
         attributes |= {"gen_ai.response.finish_reasons": reasons} if reasons else {}
         attributes |= _of_usage(handler.usage) | times.attributes() | _of_speculation(handler)
         phases = times.phases()
-    return Generation(operation=operation, model=model, attributes=attributes, phases=phases)
+    return GenerationAttributes(operation=operation, model=model, attributes=attributes, phases=phases)
 
 
 def _of_sampling(sampling: SamplingParams) -> dict[str, AttributeValue]:

@@ -73,7 +73,7 @@ class OutputConfig(BaseModel):
     format: OutputFormat | None = None
 
 
-class ToolChoice(BaseModel):
+class MessagesToolChoice(BaseModel):
     model_config = CLOSED
 
     type: Literal["auto", "any", "tool", "none"]
@@ -90,7 +90,7 @@ class MessageFields(BaseModel):
     messages: list[dict[str, Any]] = Field(fail_fast=True)
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = LIST
-    tool_choice: ToolChoice | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -224,7 +224,7 @@ def _tool(tool: Json, path: str) -> Json:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(choice: ToolChoice) -> Any:
+def _tool_choice(choice: MessagesToolChoice) -> Any:
     if choice.type != "tool":
         return _CHOICES[choice.type]
     if choice.name is None:

@@ -96,7 +96,7 @@ class TextOptions(BaseModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class StreamOptions(BaseModel):
+class ResponsesStreamOptions(BaseModel):
     """include_obfuscation: events are sent without padding."""
 
     model_config = CLOSED
@@ -123,7 +123,7 @@ class ResponsesBody(EngineFields):
     parallel_tool_calls: Flag | None = None
     max_tool_calls: Integer | None = None
     stream: Flag | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     truncation: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from faser.api.bodies.errors import ErrorResponse, HttpError
-from faser.api.http.connection_pool import ConnectionPool, Phase
+from faser.api.http.connection_pool import ConnectionPhase, ConnectionPool
 from faser.api.http.limits import HttpLimits
 from faser.api.http.paths import route_of
 
@@ -53,7 +53,7 @@ class HttpConnection(HttpToolsProtocol):
         self.opening: asyncio.Task[None] | None = None
         self._limits = limits
         self._pool = pool
-        self._phase = Phase.HEAD
+        self._phase = ConnectionPhase.HEAD
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
         self._prober: asyncio.TimerHandle | None = None
@@ -106,7 +106,7 @@ class HttpConnection(HttpToolsProtocol):
         A client that has closed its socket looks the same until something is sent to it. TLS has no half-closing.
         """
         self._half_closed = True
-        if self._phase is not Phase.ANSWERING or self.transport.get_extra_info("sslcontext") is not None:
+        if self._phase is not ConnectionPhase.ANSWERING or self.transport.get_extra_info("sslcontext") is not None:
             return False
         if self._unanswered and self._unanswered[0].scope["http_version"] == "1.0":
             self._prober = self.loop.call_later(_UNPROBED_PATIENCE_S, self._abort_unstarted)
@@ -138,7 +138,7 @@ class HttpConnection(HttpToolsProtocol):
         if not self.is_open:
             assert self.opening is not None
             self.opening.cancel()
-        elif self._phase is Phase.BODY and not self._answer_has_begun:
+        elif self._phase is ConnectionPhase.BODY and not self._answer_has_begun:
             self._gone = True
             self._disconnect()
             self.transport.write(self._encoded(_overloaded()))
@@ -205,36 +205,38 @@ class HttpConnection(HttpToolsProtocol):
         phase = self._current_phase()
         if phase is self._phase or self._gone or self.transport.is_closing():
             return
-        if phase is Phase.ANSWERING and not self._pool.can_answer and not self._asks_for_probe():
+        if phase is ConnectionPhase.ANSWERING and not self._pool.can_answer and not self._asks_for_probe():
             self._refuse(_overloaded())
             return
         self._phase = phase
         self._pool.move(self, phase)
         self._set_deadline(self._timeout_s(phase))
-        if self._half_closed and phase in (Phase.IDLE, Phase.HEAD, Phase.BODY):
+        if self._half_closed and phase in (ConnectionPhase.IDLE, ConnectionPhase.HEAD, ConnectionPhase.BODY):
             self._close()  # the rest never comes
 
-    def _current_phase(self) -> Phase:
+    def _current_phase(self) -> ConnectionPhase:
         if self._refused:
-            return Phase.REFUSED
+            return ConnectionPhase.REFUSED
         if self._in_body and len(self._unanswered) <= 1:
-            return Phase.BODY
+            return ConnectionPhase.BODY
         if self._unanswered:
-            return Phase.ANSWERING
+            return ConnectionPhase.ANSWERING
         is_first = not self._served_before
-        return Phase.HEAD if is_first or self._in_head or self._num_bytes_outside else Phase.IDLE
+        return (
+            ConnectionPhase.HEAD if is_first or self._in_head or self._num_bytes_outside else ConnectionPhase.IDLE
+        )
 
-    def _timeout_s(self, phase: Phase) -> float | None:
+    def _timeout_s(self, phase: ConnectionPhase) -> float | None:
         match phase:
-            case Phase.REFUSED:
+            case ConnectionPhase.REFUSED:
                 return _LINGER_S
-            case Phase.IDLE:
+            case ConnectionPhase.IDLE:
                 return self._limits.keep_alive_s
-            case Phase.HEAD:
+            case ConnectionPhase.HEAD:
                 return self._limits.head_timeout_s
-            case Phase.BODY:
+            case ConnectionPhase.BODY:
                 return self._limits.body_timeout_s
-            case Phase.ANSWERING:
+            case ConnectionPhase.ANSWERING:
                 return None
 
     def _set_deadline(self, timeout_s: float | None) -> None:
@@ -245,11 +247,11 @@ class HttpConnection(HttpToolsProtocol):
     def _on_deadline(self) -> None:
         if self.transport.is_closing():
             self._abort()  # the client does not take the end of its answer
-        elif self._phase is Phase.IDLE:
+        elif self._phase is ConnectionPhase.IDLE:
             self._close()
-        elif self._phase is Phase.BODY:
+        elif self._phase is ConnectionPhase.BODY:
             self._refuse(_too_slow("body", self._limits.body_timeout_s))
-        elif self._phase is Phase.HEAD and (self._in_head or self._num_bytes_outside):
+        elif self._phase is ConnectionPhase.HEAD and (self._in_head or self._num_bytes_outside):
             self._refuse(_too_slow("request line and headers", self._limits.head_timeout_s))
         else:
             self._abort()
@@ -280,7 +282,7 @@ class HttpConnection(HttpToolsProtocol):
     @property
     def _answer_has_begun(self) -> bool:
         """Whether an error could no longer be sent, because it would land in an answer or after one."""
-        if self._phase is Phase.ANSWERING or (self._in_body and not self._unanswered):
+        if self._phase is ConnectionPhase.ANSWERING or (self._in_body and not self._unanswered):
             return True
         return any(cycle.response_started for cycle in self._unanswered)
 

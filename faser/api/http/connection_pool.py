@@ -16,7 +16,7 @@ _PROBE_RESERVE = 16
 _WARN_EVERY_S = 60.0
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     """What a connection waits for."""
 
     REFUSED = auto()  # its client, to read why it is refused
@@ -27,7 +27,7 @@ class Phase(Enum):
 
 
 # Connections that wait for their client may be closed to make room; of equally many, the phase that comes first.
-_WAITING = (Phase.IDLE, Phase.HEAD, Phase.BODY)
+_WAITING = (ConnectionPhase.IDLE, ConnectionPhase.HEAD, ConnectionPhase.BODY)
 
 
 class PooledConnection(Protocol):
@@ -46,9 +46,9 @@ class ConnectionPool:
         self._max_connections = max_connections
         self._max_answering = max_connections - max(1, min(_PROBE_RESERVE, max_connections // 4))
         self._max_body_bytes = max_body_bytes
-        self._phases: dict[PooledConnection, Phase] = {}
-        self._by_phase: dict[Phase, OrderedDict[PooledConnection, None]] = {
-            phase: OrderedDict() for phase in Phase
+        self._phases: dict[PooledConnection, ConnectionPhase] = {}
+        self._by_phase: dict[ConnectionPhase, OrderedDict[PooledConnection, None]] = {
+            phase: OrderedDict() for phase in ConnectionPhase
         }
         self._body_bytes: dict[PooledConnection, int] = {}
         self._num_body_bytes = 0
@@ -61,7 +61,7 @@ class ConnectionPool:
     @property
     def can_answer(self) -> bool:
         """Whether one more request may be answered; probes always may."""
-        return len(self._by_phase[Phase.ANSWERING]) < self._max_answering
+        return len(self._by_phase[ConnectionPhase.ANSWERING]) < self._max_answering
 
     def enter(self, connection: PooledConnection) -> bool:
         """Add a new connection and close another one if there are too many; False: there is no room."""
@@ -69,10 +69,10 @@ class ConnectionPool:
             self._warn()
             if not self.evict():
                 return False
-        self.move(connection, Phase.HEAD)
+        self.move(connection, ConnectionPhase.HEAD)
         return True
 
-    def move(self, connection: PooledConnection, phase: Phase) -> None:
+    def move(self, connection: PooledConnection, phase: ConnectionPhase) -> None:
         """The connection has entered a phase."""
         self._leave_phase(connection)
         self._phases[connection] = phase
@@ -89,7 +89,7 @@ class ConnectionPool:
         A refused one if there is any, else one of the phase with the most connections, so that clients who never
         send their bodies take no room from those who send a head. Within a phase, the one that has waited longest.
         """
-        if self._evict_from(Phase.REFUSED):
+        if self._evict_from(ConnectionPhase.REFUSED):
             return True
         return self._evict_from(max(_WAITING, key=lambda phase: len(self._by_phase[phase])))
 
@@ -98,10 +98,10 @@ class ConnectionPool:
         self._num_body_bytes += num_bytes - self._body_bytes.pop(connection, 0)
         if num_bytes:
             self._body_bytes[connection] = num_bytes
-        while self._num_body_bytes > self._max_body_bytes and self._evict_from(Phase.BODY):
+        while self._num_body_bytes > self._max_body_bytes and self._evict_from(ConnectionPhase.BODY):
             pass
 
-    def _evict_from(self, phase: Phase) -> bool:
+    def _evict_from(self, phase: ConnectionPhase) -> bool:
         for connection in self._by_phase[phase]:
             self.leave(connection)
             connection.evict()

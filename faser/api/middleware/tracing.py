@@ -30,7 +30,7 @@ _LEFT = "ClientDisconnect"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class GenerationAttributes:
     """One generation, as far as it has come. operation, model: they make the span's name."""
 
     operation: str
@@ -47,7 +47,7 @@ class RequestTrace:
     nothing turned into an answer.
     """
 
-    describe: Callable[[], Generation] | None = field(default=None)
+    describe: Callable[[], GenerationAttributes] | None = field(default=None)
     late_status: int | None = None
     exception: str | None = None
 

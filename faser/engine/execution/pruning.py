@@ -89,7 +89,7 @@ class PlainForward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftedTokens:
+class PreviewRows:
     """The T drafted tokens of a step of S sequences, sequence after sequence.
 
     num_drafts: [S] γ.
@@ -106,7 +106,7 @@ class DraftedTokens:
     token_ids: Ints
 
     @classmethod
-    def of(cls, rows: StepRows, batch: RowBatch) -> "DraftedTokens":
+    def of(cls, rows: StepRows, batch: RowBatch) -> "PreviewRows":
         num_drafts = np.array(rows.num_drafts, dtype=np.int64)
         sequence = np.repeat(np.arange(len(rows)), num_drafts)
         depth = np.arange(len(sequence)) - np.repeat(np.cumsum(num_drafts) - num_drafts, num_drafts)
@@ -121,7 +121,7 @@ class DraftedTokens:
 
 
 @torch.inference_mode()
-def previewed_ranks(runner: Runner, drafted: DraftedTokens) -> Ints:
+def previewed_ranks(runner: Runner, drafted: PreviewRows) -> Ints:
     """[T] how many tokens would be more likely than each drafted one if the model ended at the current layer.
 
     A logit that is not a number beats nothing. Leaves the forward as it is.
@@ -143,12 +143,12 @@ class EarlyPruning:
         gate: "PruneGate",
         *,
         layer: int,
-        ranks: Callable[[Runner, DraftedTokens], Ints] = previewed_ranks,
+        ranks: Callable[[Runner, PreviewRows], Ints] = previewed_ranks,
     ) -> None:
         self._gate = gate
         self._layer = layer
         self._ranks_of = ranks
-        self._drafted: DraftedTokens | None = None  # of the step in progress; None: no look was taken
+        self._drafted: PreviewRows | None = None  # of the step in progress; None: no look was taken
         self._ranks: Ints = np.zeros(0, dtype=np.int64)
         self._flagged: Bools = np.zeros(0, dtype=np.bool_)
         self._num_stayed = 0  # drafted rows that went through all layers in a step that prunes
@@ -173,7 +173,7 @@ class EarlyPruning:
         runner.advance(self._layer)
         began_s = time.perf_counter()
         prunes = action is Action.PRUNE
-        staying = self._look(runner, DraftedTokens.of(rows, batch))
+        staying = self._look(runner, PreviewRows.of(rows, batch))
         num_leaving = num_drafts - int(staying.sum())
         if prunes:
             self._num_stayed = num_drafts - num_leaving
@@ -215,7 +215,7 @@ class EarlyPruning:
         self._gate.learn(self._ranks[verified], accepted[verified], int(num_tokens.sum()))
         self._drafted = None
 
-    def _look(self, runner: Runner, drafted: DraftedTokens) -> Ints:
+    def _look(self, runner: Runner, drafted: PreviewRows) -> Ints:
         """[S] drafted tokens of each sequence that stay if flagged ones leave, with those that follow them."""
         self._drafted, self._ranks = drafted, self._ranks_of(runner, drafted)
         self._flagged = self._gate.flags(self._ranks)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from faser.api.http.connection_pool import ConnectionPool, Phase
+from faser.api.http.connection_pool import ConnectionPhase, ConnectionPool
 
 
 class Named:
@@ -35,7 +35,13 @@ def test_the_longest_waiting_of_the_most_crowded_phase_is_closed_first(
 ) -> None:
     """And a refused one before any other: it has its answer. Oracle: by hand."""
     pool = pool_of(20)
-    crowd = {Phase.ANSWERING: 4, Phase.BODY: 3, Phase.HEAD: 2, Phase.IDLE: 1, Phase.REFUSED: 1}
+    crowd = {
+        ConnectionPhase.ANSWERING: 4,
+        ConnectionPhase.BODY: 3,
+        ConnectionPhase.HEAD: 2,
+        ConnectionPhase.IDLE: 1,
+        ConnectionPhase.REFUSED: 1,
+    }
     for phase, number in crowd.items():
         for index in range(number):
             connection = named(f"{phase.name} {index}")
@@ -52,9 +58,9 @@ def test_a_phase_entered_anew_is_waited_in_anew(named: Callable[[str], Named], e
     first, second = named("first"), named("second")
     for each in (first, second):
         pool.enter(each)
-        pool.move(each, Phase.IDLE)
-    pool.move(first, Phase.HEAD)
-    pool.move(first, Phase.IDLE)
+        pool.move(each, ConnectionPhase.IDLE)
+    pool.move(first, ConnectionPhase.HEAD)
+    pool.move(first, ConnectionPhase.IDLE)
     pool.evict()
     assert evicted == ["second"]
 
@@ -76,7 +82,7 @@ def test_connections_that_are_being_answered_are_never_closed(
     for number in range(8):
         connection = named(str(number))
         assert pool.enter(connection)
-        pool.move(connection, Phase.ANSWERING)
+        pool.move(connection, ConnectionPhase.ANSWERING)
     assert not pool.enter(named("one too many"))
     assert not evicted
     pool.leave(connection)
@@ -92,7 +98,7 @@ def test_some_connections_are_kept_for_probes(
     while pool.can_answer:
         connection = named("busy")
         pool.enter(connection)
-        pool.move(connection, Phase.ANSWERING)
+        pool.move(connection, ConnectionPhase.ANSWERING)
         num_answering += 1
     assert num_answering == max_answering
 
@@ -104,7 +110,7 @@ def test_the_oldest_bodies_go_when_all_hold_too_many_bytes(
     connections = [named(name) for name in "abcd"]
     for connection in connections:
         pool.enter(connection)
-        pool.move(connection, Phase.BODY)
+        pool.move(connection, ConnectionPhase.BODY)
         pool.hold_body(connection, 20)
     pool.hold_body(connections[3], 40)  # 100 in all
     assert not evicted

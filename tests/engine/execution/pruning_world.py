@@ -30,10 +30,10 @@ from faser.engine.execution.pruning import (
     ON,
     Action,
     Bools,
-    DraftedTokens,
     EarlyPruning,
     Ints,
     PlainForward,
+    PreviewRows,
     PruneGate,
 )
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
@@ -203,7 +203,7 @@ class RandomGate(PruneGate):
         return flagged
 
 
-def no_ranks(_runner: Runner, drafted: DraftedTokens) -> Ints:
+def no_ranks(_runner: Runner, drafted: PreviewRows) -> Ints:
     """In the place of a look, where the gate does not go by ranks."""
     return np.zeros(len(drafted.depth), dtype=np.int64)
 

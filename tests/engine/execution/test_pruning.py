@@ -32,9 +32,9 @@ from faser.engine.execution.pruning import (
     MODES,
     Action,
     Bools,
-    DraftedTokens,
     EarlyPruning,
     Ints,
+    PreviewRows,
     PruneGate,
     make_early_pruning,
     upper_share,
@@ -249,7 +249,7 @@ class Everything(Policy):
         return candidates.limit
 
 
-def first_tokens(_runner: Runner, drafted: DraftedTokens) -> Ints:
+def first_tokens(_runner: Runner, drafted: PreviewRows) -> Ints:
     """Ranks the first token of every draft low."""
     first: Ints = (drafted.depth == 0).astype(np.int64)
     return first
