@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from faser.engine.contract.drafts import Drafts
-from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, SequenceDelta, StepPlan, StepResult
+from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, StepDeltas, StepPlan, StepResult
 from faser.engine.control.audit import Auditor
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.gap_timer import GapTimer
@@ -56,7 +56,7 @@ class Engine:
         self._last_step_rows = 0
         self._last_step_s = 0.0
 
-    def step(self) -> tuple[SequenceDelta, ...]:
+    def step(self) -> StepDeltas:
         """Run one step and return what it changed; without work, nothing."""
         began_s = time.perf_counter()
         self._gaps.begin_step()
@@ -72,7 +72,7 @@ class Engine:
             self._gaps.restart()
             if self._auditor is not None and not self._scheduler.has_work():
                 self._auditor.step()
-            return ()
+            return StepDeltas()
         if self._schedules_async and self._scheduler.can_schedule_async():
             return self._finish(self._executor.launch(plan), began_s)
         overlapped_plan, overlapped_drafts = self._scheduler.propose_overlapped(plan), None
@@ -102,7 +102,7 @@ class Engine:
         assert isinstance(drafts, Drafts)
         return result, drafts
 
-    def _finish(self, launched: LaunchedStep, began_s: float) -> tuple[SequenceDelta, ...]:
+    def _finish(self, launched: LaunchedStep, began_s: float) -> StepDeltas:
         """Launch the step after it, if there can be one, and only then wait for this one's tokens."""
         following = self._scheduler.plan_async()
         self._launched = None if following is None else self._executor.launch(following)
@@ -111,12 +111,10 @@ class Engine:
         self._record(min(began_s, launched.began_s), launched.plan, result)
         return deltas
 
-    def _commit(
-        self, plan: StepPlan, result: StepResult, overlapped_drafts: Drafts | None
-    ) -> tuple[SequenceDelta, ...]:
+    def _commit(self, plan: StepPlan, result: StepResult, overlapped_drafts: Drafts | None) -> StepDeltas:
         """Commit a step whose work has just ended."""
         self._gaps.ran(result, overlapped_drafts)
-        deltas = tuple(self._scheduler.commit(plan, result, last_gap_s=self._gaps.last_gap_s))
+        deltas = self._scheduler.commit(plan, result, last_gap_s=self._gaps.last_gap_s)
         if not self.has_work():
             self._gaps.restart()
         return deltas

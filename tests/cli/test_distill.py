@@ -1,15 +1,24 @@
 """`faser distill` with a tiny model, as a user runs it; what is refused before a model is loaded."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from faser.cli.distill import read_arguments
 from faser.cli.main import main
 from faser.distill.dataset import Dataset
 
 FLAGS = ("--backend", "torch", "--num-threads", "1", "--max-num-seqs", "32", "--max-model-len", "64")
+
+
+@pytest.fixture(autouse=True)
+def denormals() -> Iterator[None]:
+    """`faser distill` flushes them in its process, which other tests run in too."""
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from faser.config.engine import EngineConfig
-from faser.distill.acceptance import Acceptance
+from faser.distill.acceptance import HeldOutAcceptance
 from faser.distill.batch import make_batch
 from faser.distill.dataset import Dataset, RecordedConversation, Shard, held_out
 from faser.distill.distillation import Distillation, HeadSettings, faster_dtype, state_layers
@@ -70,7 +70,7 @@ def distillation(
     return Distillation(folder, target, "tiny-qwen", config, settings, head)
 
 
-def made(folder: Path, target: FrozenTarget, dataset: Dataset, head: HeadSettings = HEAD) -> Acceptance:
+def made(folder: Path, target: FrozenTarget, dataset: Dataset, head: HeadSettings = HEAD) -> HeldOutAcceptance:
     work = distillation(folder, target, head=head)
     work.record(dataset, lambda *_: None)
     shown: list[TrainingProgress] = []

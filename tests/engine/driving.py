@@ -194,7 +194,7 @@ class Driver:
         else:
             result, drafts = self.executor.run_overlapped(plan, self._ahead)
             self.scheduler.drafted(drafts)
-        deltas = self.scheduler.commit(plan, result)
+        deltas = list(self.scheduler.commit(plan, result))
         self.scheduler.check_invariants()
         for delta in deltas:
             self.samples[delta.request_id, delta.index].hear(delta)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from faser.engine.contract.drafts import Ints
-from faser.engine.contract.plan import PLACEHOLDER, SequenceDelta
+from faser.engine.contract.plan import PLACEHOLDER, StepDeltas
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.speculation.policies import Off
@@ -32,7 +32,7 @@ class AsyncDriver:
         self.engine = Engine(driver.scheduler, driver.executor, schedules_async=True)
         self.deepest = 0
 
-    def step(self) -> tuple[SequenceDelta, ...]:
+    def step(self) -> StepDeltas:
         deltas = self.engine.step()
         self.driver.scheduler.check_invariants()
         self.deepest = max(self.deepest, len(self.driver.executor.launched))

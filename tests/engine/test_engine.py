@@ -5,8 +5,8 @@ from faser.engine.contract.plan import (
     DraftPlan,
     DraftRequest,
     LaunchedStep,
-    SequenceDelta,
     SequenceRows,
+    StepDeltas,
     StepPlan,
     StepResult,
     StepRows,
@@ -76,10 +76,10 @@ class ScriptedScheduler:
         result: StepResult,
         *,
         last_gap_s: float | None = None,
-    ) -> list[SequenceDelta]:
+    ) -> StepDeltas:
         self._calls.append(("commit", plan, result))
         self.gaps.append(last_gap_s)
-        return []
+        return StepDeltas()
 
 
 class ScriptedExecutor:
@@ -186,6 +186,6 @@ def test_steps_are_counted_with_the_rows_of_the_last() -> None:
     assert (engine.stats().num_steps, engine.stats().last_step_rows) == (1, 3)
     assert engine.step()
     assert not engine.has_work()
-    assert engine.step() == ()
+    assert engine.step() == StepDeltas()
     stats: EngineStats = engine.stats()
     assert (stats.num_steps, stats.last_step_rows) == (2, 1)

@@ -34,7 +34,7 @@ from faser.engine.contract.messages import (
     Submit,
     WatchSteps,
 )
-from faser.engine.contract.plan import SequenceDelta
+from faser.engine.contract.plan import SequenceDelta, StepDeltas
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import (
     ConfigError,
@@ -328,7 +328,7 @@ class AsyncEngine:
         if state is EngineState.DEAD:
             self._dead.set()
 
-    def _dispatch(self, deltas: tuple[SequenceDelta, ...], stats: EngineStats | None) -> None:
+    def _dispatch(self, deltas: StepDeltas, stats: EngineStats | None) -> None:
         now = time.monotonic()
         if stats is not None:
             self._stats = stats
@@ -479,7 +479,7 @@ def _failure(request: Request, why: SequenceError | None) -> FaserError:
     )
 
 
-def _by_request(deltas: tuple[SequenceDelta, ...]) -> dict[str, list[SequenceDelta]]:
+def _by_request(deltas: StepDeltas) -> dict[str, list[SequenceDelta]]:
     grouped: dict[str, list[SequenceDelta]] = {}
     for delta in deltas:
         grouped.setdefault(delta.request_id, []).append(delta)

@@ -16,7 +16,7 @@ from asyncio import IncompleteReadError, StreamReader
 import msgspec
 
 from faser.config.engine import EngineConfig
-from faser.engine.contract.plan import SequenceDelta
+from faser.engine.contract.plan import StepDeltas
 from faser.types import EngineState, EngineStats, ModelInfo, Request
 
 _LENGTH = struct.Struct("<I")
@@ -79,7 +79,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 class Deltas(msgspec.Struct, frozen=True, tag=True):
     """The deltas of one step. stats: the newest; None: those of a later step follow."""
 
-    deltas: tuple[SequenceDelta, ...]
+    deltas: StepDeltas
     stats: EngineStats | None
 
 

@@ -10,7 +10,7 @@ StepPlan says which of the drafted tokens the step verifies. A step without spec
 What every sequence has in every step is a column: a list with an entry for each sequence. What few have is kept by
 position or by slot. All of it is read only once it is made. A slot is a sequence's line in the data plane's tables
 (block table, sampling state); it belongs to one sequence from the plan that starts it until a plan that releases
-it. SequenceDelta is what a committed step reports to the front-end. All are plain values without tensors.
+it. StepDeltas are what a committed step reports to the front-end. All are plain values without tensors.
 """
 
 from collections.abc import Iterator, Mapping
@@ -278,7 +278,7 @@ class StepResult:
         return [tuple(token_ids[end - count : end]) for count, end in zip(self.counts, ends, strict=True)]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceDelta:
     """What one committed step added to one sample of a request.
 
@@ -305,6 +305,54 @@ class SequenceDelta:
     error: SequenceError | None = None
     speculation: SpeculationSummary | None = None
     trace: StepTrace | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class StepDeltas:
+    """What one committed step added to S samples. They cross between processes by columns; iterating gives rows.
+
+    counts: [S] tokens of each sample. token_ids: sample after sample. The other lists have S entries, and each
+    mapping is by position, of the samples that have such a thing; all as in SequenceDelta.
+    """
+
+    request_ids: list[str] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: list[int] = field(default_factory=list)
+    num_preemptions: list[int] = field(default_factory=list)
+    first_scheduled_s: list[float | None] = field(default_factory=list)
+    logprobs: dict[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, tuple[PositionLogprobs | None, ...]] = field(default_factory=dict)
+    finish_reasons: dict[int, FinishReason] = field(default_factory=dict)
+    stop_reasons: dict[int, int] = field(default_factory=dict)
+    errors: dict[int, SequenceError] = field(default_factory=dict)
+    speculation: dict[int, SpeculationSummary] = field(default_factory=dict)
+    traces: dict[int, StepTrace] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def __iter__(self) -> Iterator[SequenceDelta]:
+        begin = 0
+        for at, count in enumerate(self.counts):
+            end = begin + count
+            yield SequenceDelta(
+                request_id=self.request_ids[at],
+                index=self.indices[at],
+                token_ids=tuple(self.token_ids[begin:end]),
+                logprobs=self.logprobs.get(at),
+                prompt_logprobs=self.prompt_logprobs.get(at),
+                finish_reason=self.finish_reasons.get(at),
+                stop_reason=self.stop_reasons.get(at),
+                num_cached_tokens=self.num_cached_tokens[at],
+                num_preemptions=self.num_preemptions[at],
+                first_scheduled_s=self.first_scheduled_s[at],
+                error=self.errors.get(at),
+                speculation=self.speculation.get(at),
+                trace=self.traces.get(at),
+            )
+            begin = end
 
 
 class Executor(Protocol):

@@ -1,4 +1,4 @@
-"""The Scheduler decides which sequences run: it turns requests into StepPlans and StepResults into SequenceDeltas.
+"""The Scheduler decides which sequences run: it turns requests into StepPlans and StepResults into StepDeltas.
 
 Owns the sequences, their slots and the order in which they are served. Sees token ids, block numbers and seconds,
 never tensors. A step is propose, plan, commit. A step without drafts may also be planned while the one before it
@@ -22,8 +22,8 @@ from faser.engine.contract.plan import (
     PLACEHOLDER,
     DraftPlan,
     DraftRequest,
-    SequenceDelta,
     SequenceStart,
+    StepDeltas,
     StepPlan,
     StepResult,
     StepRows,
@@ -336,9 +336,7 @@ class Scheduler:
         )
         return self._speculation.first_round(drafts, draft_plan)
 
-    def commit(
-        self, plan: StepPlan, result: StepResult, *, last_gap_s: float | None = None
-    ) -> list[SequenceDelta]:
+    def commit(self, plan: StepPlan, result: StepResult, *, last_gap_s: float | None = None) -> StepDeltas:
         """Take the result of a step; deltas in the order of plan.rows, for sequences with something to report.
 
         The drafts of the plan from propose_overlapped must be there. last_gap_s: seconds in which the device had
@@ -362,12 +360,10 @@ class Scheduler:
                 overlapped=overlapped,
                 last_gap_s=last_gap_s,
             )
-        deltas = []
+        deltas = StepDeltas()
         for at, (sequence, token_ids) in enumerate(zip(first.sequences, sampled, strict=True)):
             if sequence.status is Status.RUNNING:
-                delta = self._commit_one(first, at, sequence, token_ids, result)
-                if delta is not None:
-                    deltas.append(delta)
+                self._commit_one(first, at, sequence, token_ids, result, deltas)
         self._in_flight.popleft()
         self._kv.end_step()
         return deltas
@@ -606,8 +602,15 @@ class Scheduler:
         return released
 
     def _commit_one(
-        self, step: "_StepInFlight", at: int, sequence: Sequence, token_ids: tuple[int, ...], result: StepResult
-    ) -> SequenceDelta | None:
+        self,
+        step: "_StepInFlight",
+        at: int,
+        sequence: Sequence,
+        token_ids: tuple[int, ...],
+        result: StepResult,
+        deltas: StepDeltas,
+    ) -> None:
+        """Advance one sequence; adds to the deltas if there is something to report."""
         taken, scores, error = 0, None, result.errors.get(at)
         if error is None:
             if at in result.prompt_logprobs and sequence.scores_prompt:
@@ -619,26 +622,31 @@ class Scheduler:
         if sequence.finish_reason is not None:
             self._remove(sequence)
         elif not taken and scores is None:
-            return None
-        trace = None
+            return
+        place = len(deltas)
+        deltas.request_ids.append(sequence.request.request_id)
+        deltas.indices.append(sequence.index)
+        deltas.counts.append(taken)
+        deltas.token_ids += token_ids if taken == len(token_ids) else token_ids[:taken]
+        deltas.num_cached_tokens.append(sequence.num_cached)
+        deltas.num_preemptions.append(sequence.num_preemptions)
+        deltas.first_scheduled_s.append(sequence.first_scheduled_s)
+        if at in result.logprobs:
+            deltas.logprobs[place] = result.logprobs[at][:taken]
+        if scores is not None:
+            deltas.prompt_logprobs[place] = scores
+        if sequence.finish_reason is not None:
+            deltas.finish_reasons[place] = sequence.finish_reason
+        if sequence.stop_reason is not None:
+            deltas.stop_reasons[place] = sequence.stop_reason
+        if error is not None:
+            deltas.errors[place] = error
+        summary = self._speculated(sequence)
+        if summary is not None:
+            deltas.speculation[place] = summary
         if sequence.request.speculation.trace and taken:
-            trace = self._trace(step, at, len(token_ids), num_cut=result.num_cut.get(at, 0))
-        logprobs = result.logprobs.get(at)
-        return SequenceDelta(
-            request_id=sequence.request.request_id,
-            index=sequence.index,
-            token_ids=token_ids if taken == len(token_ids) else token_ids[:taken],
-            logprobs=None if logprobs is None else logprobs[:taken],
-            prompt_logprobs=scores,
-            finish_reason=sequence.finish_reason,
-            stop_reason=sequence.stop_reason,
-            num_cached_tokens=sequence.num_cached,
-            num_preemptions=sequence.num_preemptions,
-            first_scheduled_s=sequence.first_scheduled_s,
-            error=error,
-            speculation=self._speculated(sequence),
-            trace=trace,
-        )
+            num_cut = result.num_cut.get(at, 0)
+            deltas.traces[place] = self._trace(step, at, len(token_ids), num_cut=num_cut)
 
     def _advance(self, sequence: Sequence, num_computed: int, token_ids: tuple[int, ...]) -> int:
         """Move past its computed rows; returns how many of the new tokens it takes."""

@@ -26,12 +26,13 @@ from faser.engine.contract.messages import (
     frame,
     receive,
 )
+from faser.engine.contract.plan import StepDeltas
 from faser.errors import ConfigError, EngineDiedError, FaserError
 from faser.types import EngineState, EngineStats
 from tests.fake_engine import model_info
 
 READY = StateChange(EngineState.READY)
-BEAT = Deltas((), EngineStats())
+BEAT = Deltas(StepDeltas(), EngineStats())
 SOON_S = 5.0
 
 Life = Callable[[socket.socket], None]

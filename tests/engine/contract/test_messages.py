@@ -27,7 +27,7 @@ from faser.engine.contract.messages import (
     receive,
     receive_async,
 )
-from faser.engine.contract.plan import SequenceDelta
+from faser.engine.contract.plan import StepDeltas
 from faser.types import (
     EngineState,
     EngineStats,
@@ -36,6 +36,8 @@ from faser.types import (
     PositionLogprobs,
     Request,
     SamplingParams,
+    SequenceError,
+    StepTrace,
 )
 
 REQUEST = Request(
@@ -69,14 +71,19 @@ STATS = EngineStats(
     prefix_cache_hits=6,
     speculation=None,
 )
-DELTA = SequenceDelta(
-    request_id="a",
-    index=1,
-    token_ids=(7, 8),
-    logprobs=(PositionLogprobs(token_id=7, logprob=-0.5, rank=1, top=((7, -0.5),)),),
-    finish_reason=FinishReason.STOP,
-    stop_reason=8,
-    first_scheduled_s=2.0,
+DELTAS = StepDeltas(
+    request_ids=["a", "b"],
+    indices=[1, 0],
+    counts=[2, 0],
+    token_ids=[7, 8],
+    num_cached_tokens=[0, 3],
+    num_preemptions=[2, 0],
+    first_scheduled_s=[2.0, None],
+    logprobs={0: (PositionLogprobs(token_id=7, logprob=-0.5, rank=1, top=((7, -0.5),)),)},
+    finish_reasons={0: FinishReason.STOP, 1: FinishReason.ERROR},
+    stop_reasons={0: 8},
+    errors={1: SequenceError.NOT_FINITE},
+    traces={0: StepTrace(drafter="ngram", gamma=3, accepted=1)},
 )
 TO_ENGINE: tuple[ToEngine, ...] = (
     Configure(EngineConfig(model="m", max_model_len=512), "/models/m", refreshes_head=True),
@@ -91,7 +98,7 @@ FROM_ENGINE: tuple[FromEngine, ...] = (
     Progress("loading", 3, 7),
     StateChange(EngineState.READY),
     Loaded(INFO),
-    Deltas((DELTA,), STATS),
+    Deltas(DELTAS, STATS),
     Rejected("a", "too long", "max_tokens"),
     AdoptedHead("/heads/1", "too many"),
     Failed("no such file", operator_error=True),

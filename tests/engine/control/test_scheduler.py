@@ -548,7 +548,7 @@ def test_a_step_that_yields_no_token_is_repeated_from_the_last_one() -> None:
     driver.add(request("a", prompt(8), max_tokens=2))
     first = driver.plan()
     assert first is not None
-    assert driver.scheduler.commit(first, answered(first)) == []
+    assert not driver.scheduler.commit(first, answered(first))
     driver.scheduler.check_invariants()
 
     second = driver.plan()

@@ -102,8 +102,9 @@ class StepDrafts:
             self.drafts = answer
             return
         text = self.drafts
-        for column, of_model in zip(text.table, answer.table, strict=True):
-            column[self.by_model] = of_model
+        if len(self.by_model):
+            for column, of_model in zip(text.table, answer.table, strict=True):
+                column[self.by_model] = of_model
         self.drafts = replace(
             text,
             run_s=text.run_s + answer.run_s,

@@ -8,6 +8,7 @@ TRITON_INTERPRET, so in a process of its own. Arguments: tokens of the vocabular
 import json
 import sys
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -74,6 +75,11 @@ def collect() -> set[str]:
     triton.runtime.driver.set_active(Nowhere())
     knobs.runtime.jit_cache_hook = asked
     return found
+
+
+def first_tokens(fixed_probs: torch.Tensor, _uniforms: torch.Tensor) -> torch.Tensor:
+    """In place of `draw`: probabilities that no kernel has computed may be infinite."""
+    return torch.zeros(len(fixed_probs), dtype=torch.int64)
 
 
 class Requested:
@@ -157,6 +163,8 @@ def _start(slot: int, sampling: SamplingParams, prompt_len: int) -> SequenceStar
     return SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=prompt_len, token_ids=prompt)
 
 
+@patch("faser.engine.execution.sampling.rejection.draw", first_tokens)
+@patch("faser.engine.execution.drafting.samplers.draw", first_tokens)
 def main(width: int, cap: int) -> None:
     device = FakeAccelerator()
     backend = FlashInferBackend(device, FakeFlashInfer(device), triton_kernels(torch.device("cpu")))
