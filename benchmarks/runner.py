@@ -11,7 +11,6 @@ import os
 import platform
 import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -20,9 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-from rich.progress import track
 
-from benchmarks.cells import Cell, ratio
+from benchmarks.cells import Cell
 from faser.cli.console import runs_bar
 
 T = TypeVar("T")
@@ -107,31 +105,6 @@ def run_program(program: str, checkout: Path, *arguments: str) -> Any:
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, cwd=checkout, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def checkout_pairs(
-    base: Path, count: int, run: Callable[[Path], dict[str, float]]
-) -> list[dict[str, dict[str, float]]]:
-    """What run(checkout) found in the base and in this checkout, in turn, `count` times."""
-    checkouts = [(BASE, base.resolve()), (THIS, CHECKOUT)]
-    return [
-        {name: run(checkout) for name, checkout in in_turn(checkouts, number)}
-        for number in track(range(count), "pairs")
-    ]
-
-
-def summarise_pairs(pairs: Sequence[Mapping[str, Mapping[str, float]]], kind: str) -> Json:
-    """Medians of either checkout for one kind, and ratios of this one over the base within a pair."""
-    base, this = ([pair[name][kind] for pair in pairs] for name in (BASE, THIS))
-    ratios = [mine / theirs for mine, theirs in zip(this, base, strict=True)]
-    return {
-        "base": round(statistics.median(base), 4),
-        "this": round(statistics.median(this), 4),
-        "ratio": round(statistics.median(ratios), 4),
-        "least": round(min(ratios), 4),
-        "most": round(max(ratios), 4),
-        "geometric_mean": ratio(this, base).rounded(),
-    }
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:

@@ -1,10 +1,9 @@
 """What a step costs on the host: steps of a tiny model, in which Python is most of the time, in two checkouts.
 
-    python -m benchmarks.speed.host_time BASE_CHECKOUT OUT.json [--pairs 12] [--steps 250]
+    python -m benchmarks.speed.host_time BASE_CHECKOUT OUT.json [--rounds 4] [--blocks 12] [--steps 20]
 
 A Llama of two layers and 64 channels, one thread, so the model takes little of the time: without speculation, with
-drafts from text, and with itself as the draft model. Every run is a process of its own; the order of the checkouts
-alternates. Reported are milliseconds a step and the ratios within a pair: their median, least and most.
+drafts from text, and with itself as the draft model. The checkouts take turns: benchmarks/speed/checkouts.
 """
 
 import json
@@ -14,15 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.runner import (
-    about,
-    checkout_pairs,
-    command_line,
-    git_commit,
-    run_program,
-    summarise_pairs,
-    write_json,
-)
+from benchmarks.runner import about, git_commit, write_json
+from benchmarks.speed.checkouts import compare, options_of
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, VOCAB = 2, 64, 128, 4, 2, 128
 CONFIG = {
@@ -44,7 +36,6 @@ CONFIG = {
     "torch_dtype": "float32",
 }
 RUN = """
-import json, statistics, sys, time
 from pathlib import Path
 from faser.engine.build import build_engine
 from faser.types import Request, SamplingParams
@@ -53,13 +44,12 @@ try:
 except ImportError:  # a version with the modules' first places
     from faser.config import EngineConfig
 
-model, steps = Path(sys.argv[1]), int(sys.argv[2])
+model = Path(ARGUMENTS[0])
 SPECULATION = {
     "off": {"policy": "off"},
     "text": {"method": "ngram", "policy": "fixed", "num_speculative_tokens": 3},
     "draft_model": {"method": "draft_model", "model": str(model), "policy": "fixed", "num_speculative_tokens": 2},
 }
-found = {}
 for name, speculation in SPECULATION.items():
     config = EngineConfig(
         speculative_config=speculation, dtype="float32", max_num_seqs=32, num_threads=1, kv_cache_memory=64 * 2**20
@@ -74,42 +64,21 @@ for name, speculation in SPECULATION.items():
             engine.add(Request(request_id=request_id, prompt_token_ids=prompt, sampling=sampling, arrival_s=i))
         for _ in range(20):
             engine.step()
-        seconds = []
-        for _ in range(steps):
-            began_s = time.perf_counter()
-            engine.step()
-            seconds.append(time.perf_counter() - began_s)
-            assert engine.has_work(), "the context is too short for this number of steps"
+        measure(f"{name}, {count} at once, temperature {temperature:g}", engine.step)
+        assert engine.has_work(), "the context is too short for this number of steps"
         for i in range(count):
             engine.abort(f"{count}/{temperature}/{i}")
         engine.step()
-        found[f"{name}, {count} at once, temperature {temperature:g}"] = 1000 * statistics.median(seconds)
-print(json.dumps(found))
 """
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("base", type=Path, help="checkout of another version")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=250, help="timed of each kind (default 250)")
-    options = parser.parse_args()
+    options = options_of(__doc__, rounds=4, blocks=12, steps=20).parse_args()
     with tempfile.TemporaryDirectory() as directory:
         write_model(Path(directory))
-
-        def median_ms(checkout: Path) -> dict[str, float]:
-            found: dict[str, float] = run_program(RUN, checkout, directory, str(options.steps))
-            return found
-
-        pairs = checkout_pairs(options.base, options.pairs, median_ms)
-    result = {
-        **about("benchmarks.speed.host_time"),
-        "base": git_commit(options.base),
-        "ms": {kind: summarise_pairs(pairs, kind) for kind in pairs[0]["this"]},
-    }
-    write_json(options.out, result)
-    print(json.dumps(result["ms"], indent=2))
+        found = compare(RUN, options, directory)
+    write_json(options.out, {**about("benchmarks.speed.host_time"), "base": git_commit(options.base), "ms": found})
+    print(json.dumps(found, indent=2))
 
 
 def write_model(directory: Path) -> None:

@@ -19,7 +19,6 @@ from benchmarks.runner import (
     interleaved,
     portable,
     run_program,
-    summarise_pairs,
     timed_turns,
 )
 
@@ -45,16 +44,6 @@ def test_a_program_runs_in_the_checkout_with_its_arguments_and_its_last_line_cou
     assert run_program(program, tmp_path, "1", "two") == [str(tmp_path), "1", "two"]
     with pytest.raises(subprocess.CalledProcessError):
         run_program("raise SystemExit(3)", tmp_path)
-
-
-def test_a_summary_of_pairs_is_made_of_ratios_within_the_pairs() -> None:
-    pairs = [{"base": {"a": base}, "this": {"a": this}} for base, this in ((1.0, 3.0), (10.0, 10.0), (4.0, 8.0))]
-
-    found = summarise_pairs(pairs, "a")
-
-    assert (found["base"], found["this"]) == (4.0, 8.0)
-    assert (found["least"], found["ratio"], found["most"]) == (1.0, 2.0, 3.0)
-    assert found["geometric_mean"]["mean"] == pytest.approx(6 ** (1 / 3), abs=1e-4)
 
 
 def test_every_arm_runs_in_every_setting_of_every_round() -> None:
