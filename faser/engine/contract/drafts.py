@@ -44,8 +44,8 @@ class DraftTable(NamedTuple):
     token_ids: Ints
     confidences: Floats
 
-    def take(self, at: Ints | Bools) -> "DraftTable":
-        """The drafts at these positions, or where a mask is true."""
+    def take(self, at: Ints | Bools | slice) -> "DraftTable":
+        """The drafts at these positions, or where a mask is true; of a slice, views."""
         return DraftTable._make([column[at] for column in self])
 
     def tokens(self, at: int) -> tuple[int, ...]:
@@ -70,11 +70,14 @@ class DraftTable(NamedTuple):
 def empty_table(slots: Sequence[int] | Ints, method: str, width: int) -> DraftTable:
     """An empty draft for each of these slots."""
     count = len(slots)
+    methods, token_ids = np.empty(count, dtype=np.int64), np.empty((count, width), dtype=np.int64)
+    methods.fill(METHOD_IDS[method])
+    token_ids.fill(NO_TOKEN)
     return DraftTable(
         slots=np.array(slots, dtype=np.int64),
-        methods=np.full(count, METHOD_IDS[method], dtype=np.int64),
+        methods=methods,
         lengths=np.zeros(count, dtype=np.int64),
-        token_ids=np.full((count, width), NO_TOKEN, dtype=np.int64),
+        token_ids=token_ids,
         confidences=np.zeros((count, width)),
     )
 

@@ -212,8 +212,8 @@ class NativeBackend:
         assert token_ids.dtype is torch.int64, token_ids.dtype
         assert token_ids.is_contiguous()
         assert out.is_contiguous()
-        assert out.shape == (len(token_ids), packed.depth), out.shape
-        ids, count = token_ids.data_ptr(), len(token_ids)
+        ids, count = token_ids.data_ptr(), token_ids.shape[0]
+        assert out.shape == (count, packed.depth), out.shape
         if isinstance(packed, LowBitLinear):
             outside = self._library.faser_low_bit_embed(
                 self._pools.address, packed.address, ids, count, out.data_ptr(), DTYPES[out.dtype]

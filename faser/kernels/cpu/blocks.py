@@ -117,7 +117,7 @@ class NativeBlocks:
         following = layers[last].qkv if last < len(layers) else stack.head
         for each in (hidden, buffers.qkv, buffers.mixed):
             assert each.is_contiguous()
-            assert len(each) == plan.num_rows, (len(each), plan.num_rows)
+            assert each.shape[0] == plan.num_rows, (each.shape, plan.num_rows)
             assert each.dtype is hidden.dtype, (each.dtype, hidden.dtype)
         assert cache.shape.dtype in (hidden.dtype, torch.int8), (hidden.dtype, cache.shape.dtype)
         self._layers_call(
@@ -137,14 +137,15 @@ class NativeBlocks:
 
     def _rows_of(self, hidden: Tensor, buffers: BlockBuffers) -> int:
         """Address of the FaserBlockRows; a step's calls all bring the same buffers."""
-        if buffers is not self._buffers or len(hidden) != self._rows.rows:
+        rows = hidden.shape[0]  # len() of a tensor takes four times as long
+        if buffers is not self._buffers or rows != self._rows.rows:
             for each in (buffers.normed, buffers.gate_up, buffers.inner):
                 assert each.is_contiguous()
-                assert len(each) == len(hidden), (len(each), len(hidden))
+                assert each.shape[0] == rows, (each.shape, rows)
                 assert each.dtype is hidden.dtype, (each.dtype, hidden.dtype)
             self._buffers = buffers
             self._rows = BlockRowsStruct(
-                len(hidden),
+                rows,
                 DTYPES[hidden.dtype],
                 buffers.normed.data_ptr(),
                 buffers.gate_up.data_ptr(),

@@ -591,7 +591,7 @@ class SpeculationControl:
 
     def _keep(self, step: StepDrafts) -> None:
         table, candidates = step.table, step.candidates
-        step.kept = np.zeros_like(step.lengths)
+        step.kept = np.zeros(len(step.lengths), dtype=np.int64)
         if not step.has_drafts:
             self._learn_look_up(step.drafts, len(step.kept))
             if step.is_new and not self._costs.has_passes:
@@ -664,14 +664,17 @@ class SpeculationControl:
         sampled = [by_slot.pop(slot, ()) for slot in step.table.slots.tolist()]
         if by_slot:
             self._statistics.count_undrafted(np.array([*by_slot], dtype=np.int64))
-        at = np.array([i for i, each in enumerate(sampled) if each], dtype=np.int64)
-        if not len(at):
+        at: slice | Ints = slice(None)
+        if not all(sampled):
+            at = np.array([i for i, each in enumerate(sampled) if each], dtype=np.int64)
+            sampled = [each for each in sampled if each]
+        if not sampled:
             return 0
-        counts = np.array([len(sampled[i]) for i in at.tolist()], dtype=np.int64)
+        counts = np.array([*map(len, sampled)], dtype=np.int64)
         slots, methods = step.table.slots[at], step.table.methods[at]
         if not step.num_decided:
             self._state.extend_draft_kv(slots, (methods < FIRST_TEXT) * counts)
-        num_cut = np.zeros_like(slots)
+        num_cut = np.zeros(len(sampled), dtype=np.int64)
         if result.num_cut:
             cut = {plan.rows.slots[position]: count for position, count in result.num_cut.items()}
             num_cut[:] = [cut.get(slot, 0) for slot in slots.tolist()]
@@ -680,7 +683,7 @@ class SpeculationControl:
         self._statistics.count_drafts(
             step.table.take(at), step.kept[at] - num_cut, step.survival[at], accepted, num_decided=step.num_decided
         )
-        last_ids = np.array([sampled[i][-1] for i in at.tolist()], dtype=np.int64)
+        last_ids = np.array([each[-1] for each in sampled], dtype=np.int64)
         self._teach(step.outcomes(at, accepted, last_ids, num_cut))
         return int(np.add.reduce(accepted))
 

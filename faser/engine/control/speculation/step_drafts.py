@@ -129,7 +129,7 @@ class StepDrafts:
             others[self.taken[taken]] = False
         return self.from_text.take(others) if np.count_nonzero(others) else NO_DRAFTS
 
-    def outcomes(self, at: Ints, accepted: Ints, last_ids: Ints, num_cut: Ints) -> DraftOutcomes:
+    def outcomes(self, at: Ints | slice, accepted: Ints, last_ids: Ints, num_cut: Ints) -> DraftOutcomes:
         """What the step decides about the drafts at these positions.
 
         accepted, last_ids: [len(at)] of the kept tokens, and the last token that the step sampled. num_cut: kept

@@ -68,10 +68,11 @@ class DraftBatch:
         """A draft for every request of the plan. drafting: of them, the S that have a draft here."""
         table = empty_table([each.slot for each in plan.requests], method, plan.width)
         if drafting:
-            width = self.token_ids.shape[1]
-            table.lengths[drafting] = self.lengths
-            table.token_ids[drafting, :width] = self.token_ids
-            table.confidences[drafting, :width] = self.margins
+            width, all_draft = self.token_ids.shape[1], len(drafting) == len(plan.requests)
+            at = slice(None) if all_draft else drafting
+            table.lengths[at] = self.lengths
+            table.token_ids[at, :width] = self.token_ids
+            table.confidences[at, :width] = self.margins
         return table
 
 
@@ -248,16 +249,16 @@ class OneRowEach:
     block_table: Tensor
     query_start: Tensor
     rows: Ints
-    places: Tensor
+    places: NDArray[np.int32]
 
     @classmethod
     def of(cls, table: BlockTable, slots: Ints, places: Ints) -> "OneRowEach":
         """places: [S] of the first draft tokens. The slots hold the blocks of the whole drafts."""
         return cls(
             block_table=table.of(slots.tolist()),
-            query_start=torch.arange(len(slots) + 1, dtype=torch.int32),
+            query_start=torch.from_numpy(np.arange(len(slots) + 1, dtype=np.int32)),
             rows=np.arange(len(slots)),
-            places=torch.from_numpy(places.astype(np.int32)),
+            places=places.astype(np.int32),
         )
 
     def take(self, kept: Ints) -> "OneRowEach":
@@ -267,7 +268,7 @@ class OneRowEach:
             block_table=self.block_table[at],
             query_start=self.query_start[: len(kept) + 1],
             rows=self.rows[: len(kept)],
-            places=self.places[at],
+            places=self.places[kept],
         )
 
     def next_batch(self, token_ids: Tensor, feedback: TokenFeedback | None = None) -> RowBatch:
@@ -278,8 +279,8 @@ class OneRowEach:
             token_ids=token_ids,
             layout=RowLayout(
                 query_start=self.query_start,
-                seq_len=self.places,
-                positions=places,
+                seq_len=torch.from_numpy(self.places),
+                positions=torch.from_numpy(places),
                 block_table=self.block_table,
             ),
             last_rows=self.rows,

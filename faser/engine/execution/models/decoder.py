@@ -146,8 +146,9 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Start a step. token_ids: [R] int64. Returns hidden [R, H], valid until the next embed."""
-        assert len(token_ids) <= len(self._buffers.hidden), "more rows than the buffers hold"
-        return self._backend.embed(token_ids, self._weights.embedding, self._buffers.hidden[: len(token_ids)])
+        rows, hidden = token_ids.shape[0], self._buffers.hidden
+        assert rows <= hidden.shape[0], "more rows than the buffers hold"
+        return self._backend.embed(token_ids, self._weights.embedding, hidden[:rows])
 
     def run_layers(
         self,
@@ -164,7 +165,7 @@ class Decoder:
         plan: of the layout of these rows. captures: copy the rows of those state layers that are reached to the
         first rows of states. Returns hidden.
         """
-        rows, buffers = len(hidden), self._buffers
+        rows, buffers = hidden.shape[0], self._buffers
         room = LayerBuffers(qkv=buffers.qkv[:rows], mixed=buffers.mixed[:rows], block=buffers.scratch(rows))
         if first < last:
             self._layers.run(self._stack, first, last, hidden, cache, plan, room, captures=captures)
@@ -191,8 +192,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 for any N rows of hidden, [N, H], unchanged; valid until the next call."""
-        rows = len(hidden)
-        assert rows <= len(self._buffers.logits), "more rows than the logits buffer holds"
+        rows = hidden.shape[0]
+        assert rows <= self._buffers.logits.shape[0], "more rows than the logits buffer holds"
         scratch = self._buffers.scratch(rows)
         return self._blocks.normed_linear(hidden, self._head, self._buffers.logits[:rows], scratch)
 

@@ -110,10 +110,11 @@ class DraftLayout:
         if not len(token_ids):
             return cls.plain(slots, positions)
         counts = num_drafts + 1
-        first = np.cumsum(counts) - counts
-        sequence = np.repeat(np.arange(len(slots)), counts)
+        first = counts.cumsum() - counts
+        sequence = np.arange(len(slots)).repeat(counts)
         depth = np.arange(len(sequence)) - first[sequence]
-        drafted = np.full(len(sequence), NO_TOKEN)
+        drafted = np.empty(len(sequence), dtype=np.int64)
+        drafted.fill(NO_TOKEN)
         drafted[depth < num_drafts[sequence]] = token_ids
         return cls(
             slots=slots[sequence],
@@ -256,7 +257,8 @@ class LogitRows:
         by_row = self._errors(last)
         errors = {at: by_row[row] for at, row in enumerate(last.tolist()) if row in by_row} if by_row else {}
         counts = last - layout.first + 1
-        counts[list(errors)] = 0
+        if errors:
+            counts[list(errors)] = 0
         reports = {} if self._raw is None else self._reports(self._raw, last, by_row, token_ids)
         return StepTokens(
             counts=counts.tolist(),
