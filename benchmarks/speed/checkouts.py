@@ -10,6 +10,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -20,7 +21,11 @@ from rich.progress import track
 from benchmarks.cells import ratio
 from benchmarks.runner import BASE, CHECKOUT, THIS, Json, command_line, in_turn
 
-# Run in either process: once the parent has read the kind, every line that it sends asks for one block.
+_UNCOUNTED = 2  # blocks of a kind: the first ones pay for what was built before them
+_PAUSE_S = 0.02  # between two blocks: threads of the process before go on waiting actively for some milliseconds
+
+# Run in either process: once the parent has read the kind, every line that it sends asks for one block. A last one
+# lets the process go on, so that it does nothing while the other one is timed.
 _MEASURE = """
 import json, statistics, sys, time
 
@@ -36,6 +41,7 @@ def measure(kind, step):
             step()
             seconds.append(time.perf_counter() - began_s)
         print(1000 * statistics.median(seconds), flush=True)
+    sys.stdin.readline()
 """
 
 
@@ -53,7 +59,14 @@ def options_of(description: str | None, *, rounds: int, blocks: int, steps: int)
 def compare(program: str, options: argparse.Namespace, *arguments: str) -> dict[str, Json]:
     """What the blocks of each kind took, in milliseconds a step. arguments: ARGUMENTS, to the program."""
     pairs: dict[str, list[dict[str, float]]] = defaultdict(list)
-    command = [sys.executable, "-c", _MEASURE + program, str(options.blocks), str(options.steps), *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        _MEASURE + program,
+        str(options.blocks + _UNCOUNTED),
+        str(options.steps),
+        *arguments,
+    ]
     for _ in track(range(options.rounds), "rounds"):
         for kind, pair in _round(command, options.base.resolve(), options.blocks):
             pairs[kind].append(pair)
@@ -89,8 +102,12 @@ def _round(command: list[str], base: Path, num_blocks: int) -> Iterator[tuple[st
             for name, checkout in ((BASE, base), (THIS, CHECKOUT))
         }
         while kind := _next_kind(running):
-            for block in range(num_blocks):
-                yield kind, {name: _milliseconds(each) for name, each in in_turn([*running.items()], block)}
+            for block in range(-_UNCOUNTED, num_blocks):
+                pair = {name: _milliseconds(each) for name, each in in_turn([*running.items()], block)}
+                if block >= 0:
+                    yield kind, pair
+            for process in running.values():
+                _ask(process)
     for process in running.values():
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, process.args)
@@ -107,9 +124,14 @@ def _next_kind(running: "dict[str, subprocess.Popen[str]]") -> str:
 
 
 def _milliseconds(process: "subprocess.Popen[str]") -> float:
+    time.sleep(_PAUSE_S)
+    _ask(process)
+    return float(_line(process))
+
+
+def _ask(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
-    return float(_line(process))
 
 
 def _line(process: "subprocess.Popen[str]") -> str:
