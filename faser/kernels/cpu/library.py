@@ -9,8 +9,6 @@ import weakref
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-import numpy as np
-
 from faser.errors import ConfigError
 
 FLOAT32 = 0
@@ -299,8 +297,8 @@ class LanePools:
                 f"a lane's cores are {list(cores)}; they must be distinct, at least one, and among the usable "
                 f"ones, {sorted(self._usable)}"
             )
-        numbers = np.asarray(cores, dtype=np.int32)
-        address = self._library.faser_pool_on(numbers.ctypes.data, len(numbers))
+        numbers = (c_int32 * len(cores))(*cores)
+        address = self._library.faser_pool_on(ctypes.addressof(numbers), len(cores))
         if not address:
             raise ConfigError(f"the system does not put threads on the cores {list(cores)}")
         while len(self._lanes) >= _MOST_LANES:

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -179,3 +180,10 @@ def test_a_missing_variant_and_a_stale_one_are_faults(wheel: Path, package: Path
     stale = "faser/kernels/cpu/native/prebuilt/avx2-0123.so"
     found = faults(edited(wheel, stale, library("int faser_one() { return 1; }")), package)
     assert f"{stale} is of other sources or flags" in found
+
+
+def test_what_builds_the_wheel_needs_neither_torch_nor_numpy() -> None:
+    """The environment of `make wheel` has neither. Planted: numpy imported by the kernels' interface."""
+    program = "import sys; sys.modules |= {'torch': None, 'numpy': None}; import deploy.wheel.__main__"
+
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
