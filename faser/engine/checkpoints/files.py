@@ -1,4 +1,4 @@
-"""What the files of a checkpoint say: sizes, dtype, end tokens, sampling defaults, and where the weights lie.
+"""What the files of a checkpoint say: sizes, dtype, end tokens, and where the weights lie.
 
 Needs no torch, so the front-end reads them as well. gguf/checkpoint.py makes a config.json of a GGUF file.
 """
@@ -29,21 +29,6 @@ _LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationDefaults:
-    """Sampling parameters that the checkpoint recommends; None: no recommendation.
-
-    do_sample is ignored: temperature 0 selects greedy decoding.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_new_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A checkpoint's configuration. dtype: float32, float16 or bfloat16; None: not stated.
 
@@ -54,7 +39,6 @@ class ModelConfig:
     spec: DecoderSpec
     dtype: str | None
     eos_token_ids: tuple[int, ...]
-    generation: GenerationDefaults
     quantization: StoredFp8 | StoredLowBit | None = None
 
 
@@ -83,14 +67,6 @@ def _model_config(config: dict[str, Any], generation: dict[str, Any]) -> ModelCo
         quantization=stored_quantization(config),
         dtype=dtype,
         eos_token_ids=_token_ids(config.get("eos_token_id") if ends is None else ends, spec.vocab_size),
-        generation=GenerationDefaults(
-            temperature=_number(generation, "temperature"),
-            top_p=_number(generation, "top_p"),
-            top_k=_integer(generation, "top_k"),
-            min_p=_number(generation, "min_p"),
-            repetition_penalty=_number(generation, "repetition_penalty"),
-            max_new_tokens=_integer(generation, "max_new_tokens"),
-        ),
     )
 
 
@@ -113,20 +89,6 @@ def _token_ids(value: object, vocab_size: int) -> tuple[int, ...]:
         if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
             raise ModelError(f"eos_token_id {token_id!r} is not a token; the vocabulary has {vocab_size}")
     return tuple(dict.fromkeys(ids))
-
-
-def _number(generation: dict[str, Any], name: str) -> float | None:
-    value = generation.get(name)
-    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
-        raise ModelError(f"generation_config.json: {name} is {value!r}; it must be a number")
-    return value
-
-
-def _integer(generation: dict[str, Any], name: str) -> int | None:
-    value = generation.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise ModelError(f"generation_config.json: {name} is {value!r}; it must be an integer")
-    return value
 
 
 def gguf_file(checkpoint: Path) -> Path | None:

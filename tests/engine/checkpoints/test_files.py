@@ -10,7 +10,7 @@ import pytest
 
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import LinearScaling, YarnScaling
-from faser.engine.checkpoints.files import GenerationDefaults, read_model_config
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models.tensors import num_parameters
 from faser.errors import ModelError
 from tests.checkpoints import tiny_llama_config, write_json
@@ -38,7 +38,6 @@ def test_reading_a_config_loads_neither_torch_nor_transformers(tiny_checkpoint: 
 def test_a_complete_checkpoint_is_described_by_its_files(tiny_checkpoint: Path) -> None:
     config = read_model_config(tiny_checkpoint)
     assert (config.dtype, config.eos_token_ids) == ("float32", (2,))
-    assert config.generation == GenerationDefaults(temperature=0.7, top_p=0.95)
     assert (config.spec.num_layers, config.spec.head_dim, config.spec.num_kv_heads) == (2, 16, 2)
 
 
@@ -144,14 +143,6 @@ def test_a_yarn_factor_that_is_not_stated_is_the_growth_of_the_context() -> None
     spec = decoder_spec(tiny_llama_config() | {"rope_scaling": scaling})
     assert isinstance(spec.rope.scaling, YarnScaling)
     assert spec.rope.scaling.factor == 4.0
-
-
-@pytest.mark.parametrize(
-    "field", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"]
-)
-def test_a_default_that_is_no_number_is_refused(field: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=f"{field} is 'high'"):
-        read_model_config(_directory(tmp_path, {field: "high"}))
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[1]"])
