@@ -148,7 +148,7 @@ def step_bytes(spec: DecoderSpec, *, kv_tokens: int, value_bytes: int = 2) -> in
     weights = tensors.num_parameters(spec)
     if not spec.tie_word_embeddings:
         weights -= spec.vocab_size * spec.hidden_size
-    kv_values = 2 * spec.num_layers * spec.kv_size * kv_tokens
+    kv_values = 2 * spec.num_layers * spec.attention.kv_size * kv_tokens
     return (weights + kv_values) * value_bytes
 
 
@@ -175,7 +175,7 @@ def kv_bytes(specs: Sequence[DecoderSpec], *, sequences: int, context: int) -> i
     """Of a cache for this number of sequences with prompts of context tokens, of all these models."""
     said = min(sequences * MORE_TOKENS, _SAID_TOKENS)
     tokens = sequences * context + max(said, MORE_TOKENS) + (sequences + _SPARE_BLOCKS) * BLOCK_SIZE
-    return tokens * sum(2 * spec.num_layers * spec.kv_size * _VALUE_BYTES for spec in specs)
+    return tokens * sum(2 * spec.num_layers * spec.attention.kv_size * _VALUE_BYTES for spec in specs)
 
 
 def has_room(memory_bytes: int, models: Sequence[Config], *, sequences: int, context: int) -> bool:

@@ -171,7 +171,8 @@ class _Arm:
         ]
         spec = self._decoders[0].spec
         self.weight_bytes = self._decoders[0].weight_bytes
-        layer = spec.hidden_size * (spec.q_size * 2 + 2 * spec.kv_size + 3 * spec.intermediate_size)
+        attention = spec.attention
+        layer = spec.hidden_size * (attention.q_size * 2 + 2 * attention.kv_size + 3 * spec.feed_forward.size)
         self.layers_flop, self.head_flop = 2 * layer * spec.num_layers, 2 * spec.vocab_size * spec.hidden_size
         self._cache: Any = self._backend.allocate_kv(
             KvShape(

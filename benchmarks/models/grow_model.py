@@ -81,19 +81,28 @@ def copy_model(directory: Path, source: WeightSource, out: Path, dtype: torch.dt
 
 def grown_spec(spec: DecoderSpec, hidden: int) -> DecoderSpec:
     """The sizes at another width: heads and units grow with it, their own size and grouping stay."""
-    if spec.qk_norm or spec.attention_bias or spec.attention_out_bias or spec.mlp_bias:
+    attention = spec.attention
+    if attention.qk_norm or attention.bias or attention.out_bias or spec.feed_forward.bias:
         raise ValueError("only models without biases and without norms of queries and keys can be grown")
     if hidden < spec.hidden_size:
         raise ValueError(f"hidden is {hidden}; it must be at least the source's, {spec.hidden_size}")
     num_kv_heads = max(spec.num_kv_heads, round(spec.num_kv_heads * hidden / spec.hidden_size))
-    return replace(
-        spec,
-        hidden_size=hidden,
-        intermediate_size=max(spec.intermediate_size, round(spec.intermediate_size * hidden / spec.hidden_size)),
-        num_kv_heads=num_kv_heads,
-        num_heads=num_kv_heads * (spec.num_heads // spec.num_kv_heads),
-        tie_word_embeddings=False,
+    inner = max(spec.feed_forward.size, round(spec.feed_forward.size * hidden / spec.hidden_size))
+    return resized(spec, hidden, inner, num_kv_heads)
+
+
+def resized(spec: DecoderSpec, hidden: int, inner: int, num_kv_heads: int) -> DecoderSpec:
+    """Other sizes, the same number of query heads a key-value head, a head of its own."""
+    num_heads = num_kv_heads * (spec.attention.num_heads // spec.num_kv_heads)
+    layers = tuple(
+        replace(
+            each,
+            attention=replace(each.attention, num_heads=num_heads, num_kv_heads=num_kv_heads),
+            feed_forward=replace(each.feed_forward, size=inner),
+        )
+        for each in spec.layers
     )
+    return replace(spec, hidden_size=hidden, layers=layers, tie_word_embeddings=False)
 
 
 class NoisySource:
@@ -145,8 +154,8 @@ class Growth:
         self._rotation = self._orthogonal(wide.hidden_size)  # Q, [H, H]
         groups = spec.num_kv_heads, wide.num_kv_heads
         self._kv_units = Units.between(*groups, spec.head_dim)
-        self._query_units = Units.between(*groups, spec.head_dim * (spec.num_heads // spec.num_kv_heads))
-        self._inner_units = Units.between(spec.intermediate_size, wide.intermediate_size)
+        self._query_units = Units.between(*groups, spec.head_dim * (spec.attention.num_heads // spec.num_kv_heads))
+        self._inner_units = Units.between(spec.feed_forward.size, wide.feed_forward.size)
 
     def shards(self, source: WeightSource) -> Iterator[dict[str, Tensor]]:
         """All tensors of the wide spec, float32, in a few groups."""
@@ -228,8 +237,8 @@ def _write(
     config = json.loads((directory / "config.json").read_text("utf-8"))
     config |= {
         "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_attention_heads": spec.num_heads,
+        "intermediate_size": spec.feed_forward.size,
+        "num_attention_heads": spec.attention.num_heads,
         "num_key_value_heads": spec.num_kv_heads,
         "head_dim": spec.head_dim,
         "tie_word_embeddings": spec.tie_word_embeddings,

@@ -296,8 +296,8 @@ def clock_backend(gpu: ClockGpu) -> FlashInferBackend:
     """The backend of a GPU, on a clock."""
     nothing: Any = None
     kernels = DeviceKernels(
-        rms_norm=lambda _x, _weight, _eps, out: out,
-        silu_mul=lambda _gate_up, out: out,
+        rms_norm=lambda _x, _weight, _eps, out, _residual: out,
+        gate=lambda _gate_up, out, _activation: out,
         rope_append=lambda qkv, _angles, _positions, _slots, _keys, _values, shape, *_norms: qkv[
             :, : shape.num_heads * shape.head_dim
         ],

@@ -24,7 +24,15 @@ from faser.distill.speculators_writer import write_speculators
 from faser.distill.states import StateFolder, record
 from faser.distill.target import FrozenTarget
 from faser.distill.trainer import Trainer, TrainingProgress, TrainingSettings, TrainingState
-from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.families.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseSpec,
+    LayerSpec,
+    LongRopeScaling,
+    RopeScaling,
+    RopeSpec,
+)
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.errors import ConfigError
 from faser.files import write_atomically
@@ -33,6 +41,7 @@ from faser.types import ProgressCallback
 _MEASURED_TOKENS = 5  # of a draft, at least
 _TOP = 64  # tokens of a distribution that are kept
 _MEASURED_ROWS = 2048  # of a batch that is measured
+_THETA = 10_000.0  # of a head for a target without a rotary embedding
 _DRAFT_TOKENS = 3  # that the config advises
 _TIMED = (256, 1024)  # rows and width of the product that decides the type of activations
 _GAIN = 1.2  # by which bfloat16 must be faster than float32
@@ -211,17 +220,21 @@ def state_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: int, name: str) -> HeadSpec:
-    """A head as wide as its target, with one layer of its form, without biases."""
-    decoder = replace(
-        target,
-        num_layers=1,
-        windows=(None,),
-        rotary=(True,),
+    """A head as wide as its target, with one Llama layer of its sizes."""
+    rope = next((each.attention.rope for each in target.layers if each.attention.rope is not None), None)
+    attention = AttentionSpec(
+        num_heads=target.attention.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        rope=RopeSpec(theta=_THETA) if rope is None else RopeSpec(theta=rope.theta, scaling=_known(rope.scaling)),
+    )
+    decoder = DecoderSpec(
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        layers=(LayerSpec(attention=attention, feed_forward=DenseSpec(size=target.feed_forward.size)),),
+        rms_norm_eps=target.rms_norm_eps,
+        max_position_embeddings=target.max_position_embeddings,
         tie_word_embeddings=False,
-        qk_norm=False,
-        attention_bias=False,
-        attention_out_bias=False,
-        mlp_bias=False,
     )
     return HeadSpec(
         decoder=decoder,
@@ -233,6 +246,11 @@ def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: in
         num_draft_tokens=_DRAFT_TOKENS,
         target_name=name,
     )
+
+
+def _known(scaling: RopeScaling | None) -> RopeScaling | None:
+    """Other than longrope, which heads have no fields for: they attend to little."""
+    return None if isinstance(scaling, LongRopeScaling) else scaling
 
 
 def faster_dtype(device: torch.device) -> str:

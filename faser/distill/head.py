@@ -60,10 +60,10 @@ class TrainableHead:
         self.weights = dict(weights)
         self.dtype = dtype
         self._embedding = embedding.to(dtype)
-        decoder = spec.decoder
-        self._angles = rotary_angles(decoder.rope, head_dim=decoder.head_dim, num_positions=positions).to(
-            embedding.device
-        )
+        decoder, rope = spec.decoder, spec.decoder.attention.rope
+        assert rope is not None, "the layer has a rotary embedding"
+        angles = rotary_angles(rope, head_dim=decoder.head_dim, num_positions=positions)
+        self._angles = angles.to(embedding.device)
 
     @property
     def device(self) -> torch.device:
@@ -138,7 +138,7 @@ class TrainableHead:
     ) -> Tensor:
         decoder = self.spec.decoder
         queries = linear(joined, cast[_LAYER + "self_attn.q_proj.weight"])
-        queries = rotate(queries.view(-1, decoder.num_heads, decoder.head_dim), angles)
+        queries = rotate(queries.view(-1, decoder.attention.num_heads, decoder.head_dim), angles)
         mixed = _attend(queries, known, drafted, batch)
         stream = stream + linear(mixed, cast[_LAYER + "self_attn.o_proj.weight"])
         normed = self._norm(stream, _LAYER + "post_attention_layernorm.weight")

@@ -101,26 +101,28 @@ def speculators_config(
 
 
 def _layer_config(decoder: DecoderSpec) -> dict[str, Any]:
-    windows = set(decoder.windows) - {None}
-    assert all(decoder.rotary), "layers without a rotary embedding have no field in the format"
+    windows, attention = set(decoder.windows) - {None}, decoder.attention
+    ropes = {each.attention.rope for each in decoder.layers}
+    assert len(ropes) == 1, "layers with several rotary embeddings have no field in the format"
+    assert attention.rope is not None, "layers without a rotary embedding have no field in the format"
     assert len(windows) <= 1, windows
-    assert decoder.attention_out_bias == decoder.attention_bias, "one field for both biases"
+    assert attention.out_bias == attention.bias, "one field for both biases"
     return {
-        "model_type": "qwen3" if decoder.qk_norm else "llama",
+        "model_type": "qwen3" if attention.qk_norm else "llama",
         "vocab_size": decoder.vocab_size,
         "hidden_size": decoder.hidden_size,
-        "intermediate_size": decoder.intermediate_size,
+        "intermediate_size": decoder.feed_forward.size,
         "num_hidden_layers": decoder.num_layers,
-        "num_attention_heads": decoder.num_heads,
+        "num_attention_heads": attention.num_heads,
         "num_key_value_heads": decoder.num_kv_heads,
         "head_dim": decoder.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": decoder.rms_norm_eps,
         "max_position_embeddings": decoder.max_position_embeddings,
-        "attention_bias": decoder.attention_bias,
-        "mlp_bias": decoder.mlp_bias,
+        "attention_bias": attention.bias,
+        "mlp_bias": decoder.feed_forward.bias,
         "tie_word_embeddings": False,
-        **_rope(decoder.rope),
+        **_rope(attention.rope),
         "sliding_window": windows.pop() if windows else None,
         "layer_types": ["full_attention" if each is None else "sliding_attention" for each in decoder.windows],
     }

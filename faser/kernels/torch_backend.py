@@ -4,7 +4,9 @@ Written to be read, not to be fast. A row may get other bits in another batch, a
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +19,11 @@ from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bi
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +146,11 @@ class TorchBackend:
             return packed.embed(token_ids, out)
         return torch.index_select(packed.weight, 0, token_ids.to(self.device), out=out)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
-        return out.copy_(_rms_norm(x, weight, eps))
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, residual: Tensor | None = None
+    ) -> Tensor:
+        normed = _rms_norm(x, weight, eps)
+        return out.copy_(normed if residual is None else normed + residual)
 
     def allocate_kv(self, shape: KvShape) -> _TorchCache:
         size = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
@@ -177,6 +187,7 @@ class TorchBackend:
         shape: AttentionShape,
         plan: _TorchPlan,
         *,
+        query_angles: Tensor | None = None,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
@@ -186,16 +197,25 @@ class TorchBackend:
         q = heads[:, : shape.num_heads]
         k = heads[:, shape.num_heads : shape.num_heads + shape.num_kv_heads]
         v = heads[:, shape.num_heads + shape.num_kv_heads :]
-        for part, weight in ((q, q_norm), (k, k_norm)):
+        of_queries = angles if query_angles is None else query_angles
+        for part, weight, turns in ((q, q_norm, of_queries), (k, k_norm, angles)):
             if weight is not None:
                 part.copy_(_rms_norm(part, weight, eps))
-            if angles is not None:
-                part.copy_(_rotate(part, angles[plan.positions]))
+            if turns is not None:
+                part.copy_(_rotate(part, turns[plan.positions]))
         cache.write(layer, plan.slots, k, v)
         return qkv[:, : shape.num_heads * shape.head_dim]
 
     def attend(
-        self, q: Tensor, cache: _TorchCache, layer: int, shape: AttentionShape, plan: _TorchPlan, out: Tensor
+        self,
+        q: Tensor,
+        cache: _TorchCache,
+        layer: int,
+        shape: AttentionShape,
+        plan: _TorchPlan,
+        out: Tensor,
+        *,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         group = shape.num_heads // shape.num_kv_heads
         for (start, end, length), table in zip(plan.spans, plan.block_tables, strict=True):
@@ -210,15 +230,24 @@ class TorchBackend:
             seen = columns <= rows
             if shape.window is not None:
                 seen &= columns > rows - shape.window
-            mixed = functional.scaled_dot_product_attention(
-                queries[None], keys[None], values[None], attn_mask=seen, scale=shape.scale
-            )
-            out[start:end] = mixed[0].transpose(0, 1).reshape(end - start, -1)
+            if shape.score_cap is None and sinks is None:
+                mixed = functional.scaled_dot_product_attention(
+                    queries[None], keys[None], values[None], attn_mask=seen, scale=shape.scale
+                )[0]
+            else:
+                scores = (queries @ keys.mT).float() * shape.scale
+                if shape.score_cap is not None:
+                    scores = shape.score_cap * torch.tanh(scores / shape.score_cap)
+                scores = scores.masked_fill(~seen, -torch.inf)
+                if sinks is not None:
+                    scores = torch.cat((scores, sinks[:, None, None].expand(-1, end - start, 1)), -1)
+                mixed = scores.softmax(-1)[..., :length].to(values.dtype) @ values
+            out[start:end] = mixed.transpose(0, 1).reshape(end - start, -1)
         return out
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
+    def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return torch.mul(functional.silu(gate), up, out=out)
+        return torch.mul(_ACTIVATIONS[activation](gate), up, out=out)
 
 
 def _first(part: Tensor, blocks: Tensor, length: int) -> Tensor:

@@ -5,7 +5,13 @@ from torch import Tensor
 
 from faser.distill.batch import TrainingSample
 from faser.distill.head import TrainableHead, initial_weights
-from faser.engine.checkpoints.families.architecture import DecoderSpec, RopeSpec
+from faser.engine.checkpoints.families.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseSpec,
+    LayerSpec,
+    RopeSpec,
+)
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 
 VOCAB, HIDDEN, DRAFTS, STEPS = 40, 16, 12, 3
@@ -15,16 +21,14 @@ def small_spec() -> HeadSpec:
     decoder = DecoderSpec(
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
-        intermediate_size=24,
-        num_layers=1,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=4,
         rms_norm_eps=1e-5,
         max_position_embeddings=64,
-        rope=RopeSpec(theta=10_000.0),
-        windows=(None,),
-        rotary=(True,),
+        layers=(
+            LayerSpec(
+                attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=4, rope=RopeSpec(theta=10_000.0)),
+                feed_forward=DenseSpec(size=24),
+            ),
+        ),
         tie_word_embeddings=False,
     )
     return HeadSpec(

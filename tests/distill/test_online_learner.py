@@ -172,10 +172,7 @@ def test_a_head_of_another_form_is_refused_with_the_reason(target: FrozenTarget,
     decoder = target.config.spec
     layers = replace(
         decoder,
-        num_layers=1,
-        windows=(None,),
-        rotary=(True,),
-        attention_bias=False,
+        layers=(replace(decoder.layers[0], attention=replace(decoder.attention, window=None, bias=False)),),
         tie_word_embeddings=False,
     )
     spec = head_spec(

@@ -128,7 +128,7 @@ def write_agreeing(folder: Path, dtype: torch.dtype) -> tuple[Path, Path]:
     following = torch.zeros(WIDTH, WIDTH).index_copy_(0, follows, places)  # row follows[t] is the place of t
     weights |= {"model.embed_tokens.weight": places, "lm_head.weight": following / 2}
     write_checkpoint(folder / "model", config, {name: each.to(dtype) for name, each in weights.items()})
-    layers = head_layers(vocab_size=WIDTH, hidden_size=WIDTH, intermediate_size=WIDTH, num_kv_heads=4, head_dim=32)
+    layers = head_layers(vocab_size=WIDTH, hidden_size=WIDTH, size=WIDTH, num_kv_heads=4, head_dim=32)
     spec = head_spec(decoder=layers, draft_vocab_size=WIDTH, target_hidden_size=WIDTH, state_layers=STATE_LAYERS)
     head = random_weights(tensors.eagle3_shapes(spec))
     head |= {name: torch.ones_like(weight) for name, weight in head.items() if "norm" in name}

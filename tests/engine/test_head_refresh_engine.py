@@ -27,7 +27,7 @@ from tests.engine.test_head_engine import STATE_LAYERS, STEP_TIMES, WIDTH, accep
 
 def first_spec(**changes: Any) -> HeadSpec:
     """Of the form that can be trained, for the model of write_agreeing."""
-    layers = head_layers(vocab_size=WIDTH, hidden_size=WIDTH, intermediate_size=WIDTH, num_kv_heads=4, head_dim=32)
+    layers = head_layers(vocab_size=WIDTH, hidden_size=WIDTH, size=WIDTH, num_kv_heads=4, head_dim=32)
     found: dict[str, Any] = {
         "decoder": layers,
         "draft_vocab_size": WIDTH,

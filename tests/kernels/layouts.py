@@ -82,12 +82,13 @@ def step(
     angles: Tensor | None = None,
     block_size: int = BLOCK_SIZE,
     layer: int = 1,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """One layer's append and attention of one step; qkv is not changed."""
     plan = backend.plan(layout, block_size)
     queries = backend.rope_append(qkv.clone(), angles, cache, layer, shape, plan)
     out = torch.full((len(qkv), shape.num_heads * shape.head_dim), math.nan, dtype=qkv.dtype)
-    return backend.attend(queries, cache, layer, shape, plan, out)
+    return backend.attend(queries, cache, layer, shape, plan, out, sinks=sinks)
 
 
 def naive_attention(qkv: Tensor, shape: AttentionShape) -> Tensor:

@@ -23,15 +23,15 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import read_model_config
+from faser.engine.execution.models.decoder import attention_shape
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.models.rope import rotary_angles
+from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.device import resolve_device
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
-from faser.kernels.interface.shapes import AttentionShape
 from faser.kernels.torch_backend import TorchBackend
 
 _SEQUENCES, _BLOCKS_EACH = 6, 24
@@ -95,7 +95,7 @@ def layers(plan: Plan) -> Json:
     for config in plan.sizes.checked:
         spec = read_model_config(write_shape(plan.models / "checked", config)).spec
         for name, (queries, mixed) in _layer_errors(plan, spec, backend, reference).items():
-            found[f"{spec.num_heads}/{spec.num_kv_heads} x {spec.head_dim}, {name}"] = {
+            found[f"{spec.attention.num_heads}/{spec.num_kv_heads} x {spec.head_dim}, {name}"] = {
                 "queries": queries,
                 "attention": mixed,
             }
@@ -119,7 +119,7 @@ def logits(plan: Plan) -> Json:
             ours = step_logits(plan, spec, backend_of(plan, few_rows=few_rows), torch.bfloat16, quantization)
             errors = {name: compared(ours[name], usual[quantization][name], exact[name]) for name in STEPS}
             ok = ok and all(each["times_reference"] <= _MOST_ERROR for each in errors.values())
-            found[f"{spec.num_heads}/{spec.num_kv_heads} x {spec.head_dim}, {way}"] = errors
+            found[f"{spec.attention.num_heads}/{spec.num_kv_heads} x {spec.head_dim}, {way}"] = errors
     return {"ok": ok, "errors": found}
 
 
@@ -145,24 +145,22 @@ def _layer_errors(
     plan: Plan, spec: DecoderSpec, backend: Backend, reference: Backend
 ) -> dict[str, tuple[float, float]]:
     """By step: relative errors of queries and of attention."""
-    shape = AttentionShape(
-        num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, scale=spec.head_dim**-0.5
-    )
-    angles = rotary_angles(spec.rope, head_dim=spec.head_dim, num_positions=_BLOCKS_EACH * BLOCK_SIZE)
-    angles = angles.to(plan.device)
+    shape = attention_shape(spec.attention)
+    tables = RotaryTables(spec, num_positions=_BLOCKS_EACH * BLOCK_SIZE, device=torch.device(plan.device))
+    angles = tables.keys(spec.attention.rope)
     table, kv = _table(), _kv(spec, torch.bfloat16)
     sides = [(backend, backend.allocate_kv(kv)), (reference, reference.allocate_kv(kv))]
     generator = torch.Generator(plan.device).manual_seed(1)
     errors = {}
     for name, rows in STEPS.items():
         batch = _batch(table, rows, spec.vocab_size)
-        size = (len(batch.token_ids), spec.q_size + 2 * spec.kv_size)
+        size = (len(batch.token_ids), spec.attention.q_size + 2 * spec.attention.kv_size)
         qkv = torch.randn(size, generator=generator, device=plan.device).to(torch.bfloat16)
         outcomes = []
         for side, cache in sides:
             planned = side.plan(batch.layout, BLOCK_SIZE)
             queries = side.rope_append(qkv.clone(), angles, cache, 0, shape, planned)
-            out = torch.full((size[0], spec.q_size), torch.nan, dtype=torch.bfloat16, device=plan.device)
+            out = torch.full((size[0], spec.attention.q_size), torch.nan, dtype=torch.bfloat16, device=plan.device)
             outcomes.append((queries.clone(), side.attend(queries, cache, 0, shape, planned, out)))
         (queries, mixed), (wanted_queries, wanted_mixed) = outcomes
         errors[name] = (relative_error(queries, wanted_queries), relative_error(mixed, wanted_mixed))

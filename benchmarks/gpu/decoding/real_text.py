@@ -28,7 +28,7 @@ from benchmarks.gpu.engines import Opened, Wanted, close, lane_costs, open_engin
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk
 from benchmarks.gpu.steps import Tokens, answers, greedy, sampled
-from benchmarks.models.grow_model import Growth, NoisySource, grown_spec
+from benchmarks.models.grow_model import Growth, NoisySource, grown_spec, resized
 from benchmarks.simulator.workload import read_azure
 from benchmarks.spec_bench.prompts import evenly_spaced
 from faser.cli.bench_prompts import read_prompts
@@ -124,13 +124,7 @@ def open_pair(
 
 def wide_spec(spec: DecoderSpec, hidden: int, inner: int, num_kv_heads: int) -> DecoderSpec:
     """Sizes that kernels like, where grown_spec keeps proportions; groups stay as they are."""
-    group = spec.num_heads // spec.num_kv_heads
-    return replace(
-        grown_spec(spec, hidden),
-        intermediate_size=inner,
-        num_kv_heads=num_kv_heads,
-        num_heads=num_kv_heads * group,
-    )
+    return resized(grown_spec(spec, hidden), hidden, inner, num_kv_heads)
 
 
 class Grown:
@@ -156,8 +150,8 @@ def _directory(small: Path, out: Path, spec: DecoderSpec) -> Path:
     config: dict[str, Any] = json.loads((small / "config.json").read_text("utf-8"))
     config |= {
         "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_attention_heads": spec.num_heads,
+        "intermediate_size": spec.feed_forward.size,
+        "num_attention_heads": spec.attention.num_heads,
         "num_key_value_heads": spec.num_kv_heads,
         "head_dim": spec.head_dim,
         "tie_word_embeddings": spec.tie_word_embeddings,

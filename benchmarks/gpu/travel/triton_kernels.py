@@ -34,7 +34,7 @@ from faser.kernels.cuda.triton.common import EXACT
 TYPES = {
     "*fp32": (
         "logits chunk_largest chunk_next largest best_margin margin margins temperature log_min_p fixed_probs "
-        "angles scales row_scales column_scales"
+        "angles query_angles scales row_scales column_scales"
     ),
     "*fp64": "out bias top_p chunk_inside",
     "*i64": (
@@ -70,12 +70,15 @@ SIZES |= {
     "ADDS": True,
     "HAS_RESIDUAL": True,
     "HAS_SUMS": True,
+    "GELU": False,
 }
 SIZES |= {"GATE": False, "SQUARES": False, "ROWS": 8, "PARTS": 256, "STEP": 256, "PDL": False, "WIDE": False}
 OTHERS: dict[str, dict[str, str]] = {
-    "_few_rows_product": {"bias": "*bf16", "norm": "*bf16", "squares_in": "*fp32", "squares_out": "*fp32"}
+    "_few_rows_product": {"bias": "*bf16", "norm": "*fp32", "squares_in": "*fp32", "squares_out": "*fp32"}
 }
-OTHERS |= {name: {"sums": "*fp32"} for name in ("_scale", "_add_norm", "_gate")}
+OTHERS |= {name: {"sums": "*fp32"} for name in ("_scale", "_gate")}
+OTHERS |= {"_add_norm": {"sums": "*fp32", "weight": "*fp32"}, "_rms_norm": {"weight": "*fp32"}}
+OTHERS["_rope_append"] = {"q_weight": "*fp32", "k_weight": "*fp32"}
 VARIANTS_ONLY = ("_few_rows_product",)  # kernels for which the common sizes make no sense
 # Arguments that are multiples of 16 in a real launch, of kernels whose code depends on it: Triton copies ahead of
 # the computation only what is aligned.
@@ -89,7 +92,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_drawn_draft": [{"GIVEN": True}],
     "_chunk_draft": [{"GIVEN": True}],
     "_rope_append": [{"AS_FP8": True}, {"PDL": True, "launch_pdl": True}],
-    "_rms_norm": [{"BLOCK": 4096, "num_warps": 8}],
+    "_rms_norm": [{"BLOCK": 4096, "num_warps": 8}, {"HAS_RESIDUAL": False}],
+    "_gate_rows": [{"GELU": True}],
     "_add_norm": [{"HAS_SUMS": False}, {"BLOCK": 4096, "num_warps": 8}],
     "_gate": [{"BLOCK": 16384, "num_warps": 32}],
     "_few_rows_product": [

@@ -24,7 +24,7 @@ from typing import Any
 from faser.config.vllm_names import REFUSED_HEADS
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.families.fields import Fields
+from faser.engine.checkpoints.families.fields import Fields, windowed
 from faser.engine.checkpoints.files import tensor_names
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, stored_quantization
 from faser.errors import ModelError
@@ -160,8 +160,7 @@ def describes_head(config: Mapping[str, Any]) -> bool:
 def untrainable(spec: HeadSpec, directory: Path) -> str | None:
     """What the head in directory has that a head in training has not; None: it can be trained further."""
     decoder = spec.decoder
-    has_biases = decoder.attention_bias or decoder.attention_out_bias or decoder.mlp_bias
-    has_windows = any(window is not None for window in decoder.windows)
+    attention, network = decoder.layers[0].attention, decoder.layers[0].feed_forward
     reasons = {
         f"it has {decoder.num_layers} layers, not 1": decoder.num_layers != 1,
         f"it is {spec.hidden_size} values wide, its model {spec.target_hidden_size}": spec.hidden_size
@@ -169,10 +168,10 @@ def untrainable(spec: HeadSpec, directory: Path) -> str | None:
         "its states have no norms of their own (fc_norm)": spec.feature_norm is not FeatureNorm.EACH,
         "norm_before_residual is false": not spec.norm_before_residual,
         "norm_output is true": spec.norm_output,
-        "its layer has biases": has_biases,
-        "its layer normalises queries and keys": decoder.qk_norm,
-        "its layer has a sliding window": has_windows,
-        "its layer has no rotary embedding": not all(decoder.rotary),
+        "its layer has biases": attention.bias or attention.out_bias or network.bias,
+        "its layer normalises queries and keys": attention.qk_norm,
+        "its layer has a sliding window": attention.window is not None,
+        "its layer has no rotary embedding": attention.rope is None,
         "its weights are stored in fp8": isinstance(spec.quantization, StoredFp8),
         "it has an embedding of its own": any(
             name.endswith("embed_tokens.weight") for name in tensor_names(directory)
@@ -249,7 +248,10 @@ def _layers_spec(config: Mapping[str, Any], target: DecoderSpec, *, family: str)
     given = {name: value for name, value in config.items() if value is not None}
     fields = {"max_position_embeddings": target.max_position_embeddings, "vocab_size": target.vocab_size} | given
     spec = decoder_spec(fields | {"architectures": [], "model_type": family, "tie_word_embeddings": False})
-    spec = replace(spec, windows=Fields(fields).windows(spec.windows))
+    windows = Fields(fields).windows(spec.windows)
+    spec = replace(
+        spec, layers=tuple(windowed(layer, (each,))[0] for layer, each in zip(spec.layers, windows, strict=True))
+    )
     if spec.vocab_size != target.vocab_size:
         raise ModelError(
             f"the head was made for a vocabulary of {spec.vocab_size} tokens; the model has {target.vocab_size}"

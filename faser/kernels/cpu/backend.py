@@ -113,7 +113,7 @@ class NativeBackend:
         self._linear_call = kernels.faser_linear
         self._low_bit_call = kernels.faser_low_bit_linear
         self._rms_norm_call = kernels.faser_rms_norm
-        self._silu_mul_call = kernels.faser_silu_mul
+        self._gate_call = kernels.faser_gate
         self._rope_append_call = kernels.faser_rope_append
         self._attend_call = kernels.faser_attend
 
@@ -227,8 +227,14 @@ class NativeBackend:
             out[:, packed.order] = out.clone()
         return out
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
-        assert x.dtype is weight.dtype is out.dtype, (x.dtype, weight.dtype, out.dtype)
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, residual: Tensor | None = None
+    ) -> Tensor:
+        assert x.dtype is out.dtype, (x.dtype, out.dtype)
+        assert weight.dtype is torch.float32, weight.dtype
+        if residual is not None:
+            assert residual.dtype is out.dtype, (residual.dtype, out.dtype)
+            assert residual.stride() == out.stride(), (residual.stride(), out.stride())
         width = weight.shape[0]
         rows, stride = _rows(x, width)
         out_rows, out_stride = _rows(out, width)
@@ -244,16 +250,17 @@ class NativeBackend:
             out.data_ptr(),
             out_stride,
             DTYPES[x.dtype],
+            None if residual is None else residual.data_ptr(),
         )
         return out
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
+    def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
         assert gate_up.dtype is out.dtype, (gate_up.dtype, out.dtype)
         width = out.shape[1]
         rows, stride = _rows(gate_up, 2 * width)
         out_rows, out_stride = _rows(out, width)
         assert rows == out_rows, (rows, out_rows)
-        self._silu_mul_call(
+        self._gate_call(
             self._pools.address,
             gate_up.data_ptr(),
             stride,
@@ -262,6 +269,7 @@ class NativeBackend:
             out.data_ptr(),
             out_stride,
             DTYPES[out.dtype],
+            native_library.ACTIVATIONS[activation],
         )
         return out
 
@@ -305,6 +313,7 @@ class NativeBackend:
         shape: AttentionShape,
         plan: _NativePlan,
         *,
+        query_angles: Tensor | None = None,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
@@ -321,6 +330,7 @@ class NativeBackend:
             qkv.data_ptr(),
             stride,
             None if angles is None else angles.data_ptr(),
+            None if query_angles is None else query_angles.data_ptr(),
             None if q_norm is None else q_norm.data_ptr(),
             None if k_norm is None else k_norm.data_ptr(),
             eps,
@@ -329,7 +339,15 @@ class NativeBackend:
         return qkv[:, : shape.num_heads * shape.head_dim]
 
     def attend(
-        self, q: Tensor, cache: _NativeCache, layer: int, shape: AttentionShape, plan: _NativePlan, out: Tensor
+        self,
+        q: Tensor,
+        cache: _NativeCache,
+        layer: int,
+        shape: AttentionShape,
+        plan: _NativePlan,
+        out: Tensor,
+        *,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         width = shape.num_heads * shape.head_dim
         rows, stride = _rows(q, width)
@@ -337,11 +355,12 @@ class NativeBackend:
         assert rows == out_rows == plan.num_rows, (rows, out_rows, plan.num_rows)
         assert q.dtype is out.dtype, (q.dtype, out.dtype)
         assert cache.shape.dtype in (q.dtype, torch.int8), (q.dtype, cache.shape.dtype)
+        heads = self._heads_of(shape) if sinks is None else heads_struct(shape, sinks)
         self._attend_call(
             self._pools.address,
             cache.address,
             plan.address,
-            self._heads_address(shape),
+            ctypes.addressof(heads),
             layer,
             q.data_ptr(),
             stride,
@@ -351,12 +370,12 @@ class NativeBackend:
         )
         return out
 
-    def _heads_address(self, shape: AttentionShape) -> int:
-        """Address of the FaserHeads of a shape, made once per shape."""
+    def _heads_of(self, shape: AttentionShape) -> native_library.HeadsStruct:
+        """Made once per shape."""
         struct = self._heads.get(shape)
         if struct is None:
             struct = self._heads[shape] = heads_struct(shape)
-        return ctypes.addressof(struct)
+        return struct
 
     def _take(self, num_bytes: int) -> Tensor:
         """A piece of the current slab. Pieces keep their slab alive."""

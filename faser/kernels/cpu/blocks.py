@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cpu.library import (
+    ACTIVATIONS,
     BFLOAT16,
     FLOAT32,
     AnyLinearStruct,
@@ -176,9 +177,13 @@ class NativeBlocks:
         return ctypes.addressof(structs) if ctypes.sizeof(structs) > 0 else None
 
 
-def heads_struct(shape: AttentionShape) -> HeadsStruct:
+def heads_struct(shape: AttentionShape, sinks: Tensor | None = None) -> HeadsStruct:
     assert shape.scale > 0, shape.scale
-    return HeadsStruct(shape.num_heads, shape.scale, shape.window or 0)
+    return HeadsStruct(shape.num_heads, shape.scale, shape.window or 0, shape.score_cap or 0.0, _address(sinks))
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _products(stack: DecoderStack) -> Iterator[PackedLinear]:
@@ -194,7 +199,7 @@ def reorders(packed: PackedLinear | None) -> bool:
 
 
 def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
-    addresses = (None if each is None else each.data_ptr() for each in (layer.angles, layer.q_norm, layer.k_norm))
+    addresses = map(_address, (layer.angles, layer.query_angles, layer.q_norm, layer.k_norm))
     states, shape = layer.states, layer.shape
     columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     given = NormedLinearStruct(AnyLinearStruct(None, None, columns, layer.feed_forward.down.columns), None, 0.0)
@@ -202,7 +207,7 @@ def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
     return LayerStruct(
         given if layer.qkv is None else normed_linear(layer.qkv),
         _feed_forward(layer.feed_forward),
-        heads_struct(layer.shape),
+        heads_struct(layer.shape, layer.sinks),
         *addresses,
         layer.eps,
         None if states is None else states.data_ptr(),
@@ -211,7 +216,14 @@ def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
 
 
 def _feed_forward(block: FeedForward) -> FeedForwardStruct:
-    return FeedForwardStruct(any_linear(block.attention_out), normed_linear(block.gate_up), any_linear(block.down))
+    return FeedForwardStruct(
+        any_linear(block.attention_out),
+        normed_linear(block.gate_up),
+        any_linear(block.down),
+        ACTIVATIONS[block.activation],
+        _address(block.norm_after_attention),
+        _address(block.norm_after),
+    )
 
 
 def any_linear(packed: PackedLinear) -> AnyLinearStruct:
@@ -224,5 +236,5 @@ def any_linear(packed: PackedLinear) -> AnyLinearStruct:
 def normed_linear(product: NormedLinear) -> NormedLinearStruct:
     norm, linear = product.norm, product.linear
     assert norm.shape == (linear.depth,), (norm.shape, linear.depth)
-    assert isinstance(linear, LowBitLinear) or linear.dtype is norm.dtype, (linear.dtype, norm.dtype)
+    assert norm.dtype is torch.float32, norm.dtype
     return NormedLinearStruct(any_linear(linear), norm.data_ptr(), product.eps)

@@ -14,6 +14,7 @@ from faser.errors import ConfigError
 FLOAT32 = 0
 BFLOAT16 = 1
 INT8 = 2  # of a cache only
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}  # FaserActivation
 _MOST_LANES = 8  # pools of pinned threads to keep: both lanes of three shares, and two to spare
 
 
@@ -59,9 +60,16 @@ class NormedLinearStruct(ctypes.Structure):
 
 
 class FeedForwardStruct(ctypes.Structure):
-    """FaserFeedForward."""
+    """FaserFeedForward. Norms: addresses."""
 
-    _fields_ = (("attention_out", AnyLinearStruct), ("gate_up", NormedLinearStruct), ("down", AnyLinearStruct))
+    _fields_ = (
+        ("attention_out", AnyLinearStruct),
+        ("gate_up", NormedLinearStruct),
+        ("down", AnyLinearStruct),
+        ("activation", c_int32),
+        ("norm_after_attention", c_void_p),
+        ("norm_after", c_void_p),
+    )
 
 
 class BlockRowsStruct(ctypes.Structure):
@@ -89,19 +97,25 @@ class CacheStruct(ctypes.Structure):
 
 
 class HeadsStruct(ctypes.Structure):
-    """FaserHeads. window: 0 is none."""
+    """FaserHeads. window, score_cap: 0 is none. sinks: address."""
 
-    _fields_ = (("num_heads", c_int64), ("scale", c_float), ("window", c_int64))
+    _fields_ = (
+        ("num_heads", c_int64),
+        ("scale", c_float),
+        ("window", c_int64),
+        ("score_cap", c_float),
+        ("sinks", c_void_p),
+    )
 
 
 class LayerStruct(ctypes.Structure):
-    """FaserLayer. angles, q_norm, k_norm, states: addresses."""
+    """FaserLayer. angles, query_angles, q_norm, k_norm, states: addresses."""
 
     _fields_ = (
         ("qkv", NormedLinearStruct),
         ("feed_forward", FeedForwardStruct),
         ("heads", HeadsStruct),
-        *((name, c_void_p) for name in ("angles", "q_norm", "k_norm")),
+        *((name, c_void_p) for name in ("angles", "query_angles", "q_norm", "k_norm")),
         ("eps", c_float),
         ("states", c_void_p),
         ("states_stride", c_int64),
@@ -210,13 +224,13 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_low_bit_quantise": ((_P, _P, _L, _P, _I), None),
     "faser_low_bit_linear": ((_P, _P, _P, _L, _I, _L, _P, _L, _I, _P, _L, _P), None),
     "faser_low_bit_embed": ((_P, _P, _P, _L, _P, _I), _L),
-    "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I), None),
-    "faser_silu_mul": ((_P, _P, _L, _L, _L, _P, _L, _I), None),
+    "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I, _P), None),
+    "faser_gate": ((_P, _P, _L, _L, _L, _P, _L, _I, _I), None),
     "faser_normed_linear": ((_P, _P, _P, _P, _L, _P, _I), None),
     "faser_feed_forward": ((_P, _P, _P, _P, _P, _P, _P), None),
     "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P, _I), None),
     "faser_eagle3_draft": ((_P, _P, _P, _P, _P, _P, _P), _L),
-    "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _F, _I), None),
+    "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _P, _F, _I), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
     "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P), None),
     "faser_nearest": ((_P, _P, _L, _L, _P, _L, _P, _D, _P, _P), None),

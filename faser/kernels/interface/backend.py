@@ -160,8 +160,13 @@ class Backend(Protocol):
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
-        """out[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight, inner arithmetic in float32. x, out: [R, D]."""
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, residual: Tensor | None = None
+    ) -> Tensor:
+        """out[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight (+ residual[r]), inner arithmetic in float32.
+
+        x, out: [R, D]. weight: [D] float32. residual: [R, D] in the type of both; may be out.
+        """
         ...
 
     def allocate_kv(self, shape: KvShape) -> KvCache:
@@ -184,6 +189,7 @@ class Backend(Protocol):
         shape: AttentionShape,
         plan: AttentionPlan,
         *,
+        query_angles: Tensor | None = None,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
@@ -192,19 +198,34 @@ class Backend(Protocol):
 
         qkv: [R, (Hq + 2 Hkv) * D], queries, then keys, then values; overwritten. angles: [P, D] float32,
         cosines of the D/2 pairs then their sines, indexed by position; channel i is paired with i + D/2.
-        None rotates nothing. q_norm, k_norm: [D] RMS-norm weights applied to each head before rotating.
+        None rotates nothing. query_angles: those of queries, where they differ. q_norm, k_norm: [D] float32,
+        RMS-norm weights applied to each head before rotating.
         Returns queries [R, Hq * D], a view of qkv.
         """
         ...
 
     def attend(
-        self, q: Tensor, cache: KvCache, layer: int, shape: AttentionShape, plan: AttentionPlan, out: Tensor
+        self,
+        q: Tensor,
+        cache: KvCache,
+        layer: int,
+        shape: AttentionShape,
+        plan: AttentionPlan,
+        out: Tensor,
+        *,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """Causal attention of every row over its sequence's cached positions. q: view of qkv; out: [R, Hq * D]."""
+        """Causal attention of every row over its sequence's cached positions. q: view of qkv; out: [R, Hq * D].
+
+        sinks: [Hq] float32, one more score of each head, whose weight counts in the sum and has no value.
+        """
         ...
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
-        """out = silu(gate) * up, with gate_up [R, 2 F] = gate then up; out: [R, F]."""
+    def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
+        """out = activation(gate) * up, with gate_up [R, 2 F] = gate then up; out: [R, F].
+
+        activation: silu or gelu_tanh (families/architecture.py).
+        """
         ...
 
 
@@ -228,13 +249,28 @@ class SeparateBlocks:
         out: Tensor,
         buffers: BlockBuffers,
     ) -> None:
-        backend = self._backend
-        backend.linear(mixed, block.attention_out, hidden, residual=hidden)
+        self._add(mixed, block.attention_out, block, block.norm_after_attention, hidden, buffers)
         self.normed_linear(hidden, block.gate_up, buffers.gate_up, buffers)
-        backend.silu_mul(buffers.gate_up, buffers.inner)
-        backend.linear(buffers.inner, block.down, hidden, residual=hidden)
+        self._backend.gate(buffers.gate_up, buffers.inner, block.activation)
+        self._add(buffers.inner, block.down, block, block.norm_after, hidden, buffers)
         if following is not None:
             self.normed_linear(hidden, following, out, buffers)
+
+    def _add(
+        self,
+        x: Tensor,
+        product: PackedLinear,
+        block: FeedForward,
+        norm: Tensor | None,
+        hidden: Tensor,
+        buffers: BlockBuffers,
+    ) -> None:
+        """hidden += norm(product(x)); norm: None: none."""
+        if norm is None:
+            self._backend.linear(x, product, hidden, residual=hidden)
+        else:
+            added = self._backend.linear(x, product, buffers.normed)
+            self._backend.rms_norm(added, norm, block.gate_up.eps, hidden, residual=hidden)
 
 
 class SeparateLayers:
@@ -271,10 +307,11 @@ class SeparateLayers:
                 number,
                 layer.shape,
                 plan,
+                query_angles=layer.query_angles,
                 q_norm=layer.q_norm,
                 k_norm=layer.k_norm,
                 eps=layer.eps,
             )
-            backend.attend(queries, cache, number, layer.shape, plan, mixed)
+            backend.attend(queries, cache, number, layer.shape, plan, mixed, sinks=layer.sinks)
             following = layers[number + 1].qkv if number + 1 < last else None
             blocks.feed_forward(mixed, hidden, layer.feed_forward, following, qkv, scratch)

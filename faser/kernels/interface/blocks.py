@@ -21,7 +21,7 @@ from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCach
 # Weights are equal where they are the same: backends keep what they derive from them as long as these live.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class NormedLinear:
-    """A product of normalised rows. norm: [K], the weight of the RMS norm; eps: see Backend.rms_norm."""
+    """A product of normalised rows. norm: [K] float32, the weight of the RMS norm; eps: see Backend.rms_norm."""
 
     norm: Tensor
     eps: float
@@ -30,11 +30,23 @@ class NormedLinear:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class FeedForward:
-    """What follows the attention of a layer: its output product, then the gated feed-forward network."""
+    """What follows the attention of a layer: its output product, then the gated feed-forward network.
+
+    activation: see Backend.gate. norm_after_attention, norm_after: [H] float32, of what the two of them add to the
+    residual stream, with the eps of gate_up; both or neither.
+    """
 
     attention_out: PackedLinear
     gate_up: NormedLinear
     down: PackedLinear
+    activation: str = "silu"
+    norm_after_attention: Tensor | None = None
+    norm_after: Tensor | None = None
+
+    @property
+    def is_usual(self) -> bool:
+        """SiLU, and nothing normalised after a product: what kernels that join several of these steps compute."""
+        return self.activation == "silu" and self.norm_after is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +60,7 @@ class BlockBuffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """A layer. angles, q_norm, k_norm, eps: see Backend.rope_append.
+    """A layer. angles, query_angles, q_norm, k_norm, eps: see Backend.rope_append; sinks: see Backend.attend.
 
     qkv: None: its caller computes it, of something else than the layer's inputs.
     states: [max_rows, H], rows at any distance: room for the inputs of the layer, in a step that captures.
@@ -61,6 +73,8 @@ class DecoderLayer:
     k_norm: Tensor | None
     eps: float
     feed_forward: FeedForward
+    query_angles: Tensor | None = None
+    sinks: Tensor | None = None
     states: Tensor | None = None
 
 
@@ -97,7 +111,7 @@ class Blocks(Protocol):
         out: Tensor,
         buffers: BlockBuffers,
     ) -> None:
-        """hidden += attention_out(mixed); hidden += down(silu_mul(gate_up(hidden))); out = following(hidden).
+        """hidden += attention_out(mixed); hidden += down(gate(gate_up(hidden))); out = following(hidden).
 
         mixed: [R, Hq * D]. hidden: [R, H], the residual stream, in place. following: the product of the next
         layer; None: out is not written.

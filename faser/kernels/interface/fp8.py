@@ -14,7 +14,9 @@ unit in the last place of a normal and of a subnormal number. So a product is of
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.interface.blocks import Blocks
@@ -39,6 +41,12 @@ class Fp8Rows:
     @property
     def num_bytes(self) -> int:
         return self.values.nbytes + self.scales.nbytes
+
+    def take(self, rows: NDArray[np.int64]) -> "Fp8Rows":
+        """These rows, in this order."""
+        order = torch.from_numpy(rows)
+        values = self.values.view(torch.uint8)[order].view(FP8)
+        return Fp8Rows(values=values, scales=self.scales[order])
 
     def dequantised(self) -> Tensor:
         """[R, K] float32."""

@@ -41,7 +41,8 @@ class RowLayout:
 class AttentionShape:
     """Heads of one attention layer. Query head h reads KV head h // (num_heads // num_kv_heads).
 
-    window: most positions that a row attends to, its own included; None: all.
+    window: most positions that a row attends to, its own included; None: all. score_cap: c: a scaled score s
+    becomes c tanh(s / c); None: it stays.
     """
 
     num_heads: int
@@ -49,6 +50,7 @@ class AttentionShape:
     head_dim: int
     scale: float
     window: int | None = None
+    score_cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

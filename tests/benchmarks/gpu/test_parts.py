@@ -280,7 +280,7 @@ def test_counts_of_right_verdicts_are_likely_and_under_another_law_they_are_not(
 def test_a_growing_source_gives_what_the_growth_gives_in_order_and_any_size(tiny_checkpoint: Path) -> None:
     spec = read_model_config(tiny_checkpoint).spec
     wide = wide_spec(spec, 96, 200, 3)
-    assert (wide.num_heads, wide.num_kv_heads, wide.intermediate_size) == (6, 3, 200)
+    assert (wide.attention.num_heads, wide.num_kv_heads, wide.feed_forward.size) == (6, 3, 200)
     source = SafetensorsSource(tiny_checkpoint)
     grown = Grown(Growth(spec, wide), source)
     wanted = {name: each for shard in Growth(spec, wide).shards(source) for name, each in shard.items()}

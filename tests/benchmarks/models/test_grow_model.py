@@ -82,8 +82,8 @@ def test_a_grown_model_is_as_large_as_its_config_says_and_keeps_tokenizer_and_te
     tiny_checkpoint: Path, grown: Path
 ) -> None:
     spec = read_model_config(grown).spec
-    assert (spec.hidden_size, spec.num_kv_heads, spec.num_heads, spec.head_dim) == (HIDDEN, 5, 10, 16)
-    assert spec.intermediate_size == 320
+    assert (spec.hidden_size, spec.num_kv_heads, spec.attention.num_heads, spec.head_dim) == (HIDDEN, 5, 10, 16)
+    assert spec.feed_forward.size == 320
     source = SafetensorsSource(grown)
     assert {name: tuple(source.get(name).shape) for name in source.names()} == tensors.tensor_shapes(spec)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):

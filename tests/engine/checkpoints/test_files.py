@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from faser.engine.checkpoints.families import decoder_spec
-from faser.engine.checkpoints.families.architecture import LinearScaling, YarnScaling
+from faser.engine.checkpoints.families.architecture import LinearScaling, RopeSpec, YarnScaling
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models.tensors import num_parameters
 from faser.errors import ModelError
@@ -69,10 +69,14 @@ def test_end_tokens_come_from_generation_config_before_config(
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"num_local_experts": 8}, "num_local_experts is 8"),
         ({"is_causal": False}, "is_causal is False"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}}, "partial_rotary_factor is 0.25"),
+        ({"partial_rotary_factor": 0.4375}, "7 channels of a head of 16 rotate"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.5}},
+            "24 channels of a head of 16 rotate",
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor is missing"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "it must be a list of 8 numbers"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "two"}}, "factor is 'two'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention"),
@@ -122,7 +126,7 @@ def test_windows_that_make_no_sense_are_refused(fields: dict[str, Any], named: s
 
 
 def test_the_model_type_decides_where_no_architecture_is_stated() -> None:
-    assert decoder_spec(tiny_llama_config() | {"architectures": None, "model_type": "qwen3"}).qk_norm
+    assert decoder_spec(tiny_llama_config() | {"architectures": None, "model_type": "qwen3"}).attention.qk_norm
 
 
 def test_rope_parameters_go_before_fields_next_to_them() -> None:
@@ -130,19 +134,20 @@ def test_rope_parameters_go_before_fields_next_to_them() -> None:
         "rope_theta": 5.0,
         "rope_parameters": {"rope_type": "default", "rope_theta": 7.0},
     }
-    assert decoder_spec(config).rope.theta == 7.0
+    assert decoder_spec(config).attention.rope == RopeSpec(theta=7.0)
 
 
 def test_the_old_name_of_the_scaling_kind_is_understood() -> None:
     config = tiny_llama_config() | {"rope_scaling": {"type": "linear", "factor": 2}}
-    assert decoder_spec(config).rope.scaling == LinearScaling(factor=2.0)
+    assert decoder_spec(config).attention.rope == RopeSpec(theta=10000.0, scaling=LinearScaling(factor=2.0))
 
 
 def test_a_yarn_factor_that_is_not_stated_is_the_growth_of_the_context() -> None:
     scaling = {"rope_type": "yarn", "original_max_position_embeddings": 512, "factor": None}
-    spec = decoder_spec(tiny_llama_config() | {"rope_scaling": scaling})
-    assert isinstance(spec.rope.scaling, YarnScaling)
-    assert spec.rope.scaling.factor == 4.0
+    rope = decoder_spec(tiny_llama_config() | {"rope_scaling": scaling}).attention.rope
+    assert rope is not None
+    assert isinstance(rope.scaling, YarnScaling)
+    assert rope.scaling.factor == 4.0
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[1]"])

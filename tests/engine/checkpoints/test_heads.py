@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from faser.config.vllm_names import REFUSED_HEADS
 from faser.engine.checkpoints.families import decoder_spec
-from faser.engine.checkpoints.families.architecture import DecoderSpec, Llama3Scaling
+from faser.engine.checkpoints.families.architecture import DecoderSpec, Llama3Scaling, RopeSpec
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec, describes_head, is_head, read_head_spec
 from faser.errors import ModelError
 
@@ -67,7 +67,11 @@ def test_a_speculators_directory_says_everything(tmp_path: Path) -> None:
         target_name="meta-llama/Llama-3.1-8B-Instruct",
     )
     assert found.states_size == 3 * 4096
-    assert (found.decoder.num_layers, found.decoder.rope.theta, found.decoder.vocab_size) == (1, 5e5, 128256)
+    assert (found.decoder.num_layers, found.decoder.attention.rope, found.decoder.vocab_size) == (
+        1,
+        RopeSpec(theta=5e5),
+        128256,
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,8 +111,9 @@ def test_layers_may_be_those_of_qwen3_with_a_window_and_a_rotary_embedding_of_th
         "use_sliding_window": True,
     }
     found = read(tmp_path, SPECULATORS | {"transformer_layer_config": layers}).decoder
-    assert (found.qk_norm, found.windows) == (True, (512,))
-    assert isinstance(found.rope.scaling, Llama3Scaling)
+    assert (found.attention.qk_norm, found.windows) == (True, (512,))
+    assert found.attention.rope is not None
+    assert isinstance(found.attention.rope.scaling, Llama3Scaling)
 
 
 def test_a_flat_directory_has_its_fields_next_to_the_layers_or_in_eagle_config(tmp_path: Path) -> None:
@@ -236,7 +241,7 @@ def test_what_does_not_fit_is_refused_with_the_value_and_the_limit(
 
 
 def test_a_target_of_few_layers_needs_a_head_that_names_its_layers(tmp_path: Path) -> None:
-    small = dataclasses.replace(TARGET, num_layers=5, windows=(None,) * 5, rotary=(True,) * 5)
+    small = dataclasses.replace(TARGET, layers=TARGET.layers[:1] * 5)
     with pytest.raises(ModelError, match=r"does not name the layers .* 5 layers are too few"):
         read(tmp_path, FLAT, small)
     assert read(tmp_path, FLAT | {"eagle_aux_hidden_state_layer_ids": [0, 5]}, small).state_layers == (0, 5)

@@ -11,7 +11,7 @@ from faser.engine.checkpoints.heads import FeatureNorm, untrainable
 from tests.engine.execution.drafting.seeded_heads import head_layers, head_spec, seeded_weights
 
 FORM: dict[str, Any] = {"feature_norm": FeatureNorm.EACH, "norm_before_residual": True}
-TWO_LAYERS = head_layers(num_layers=2, windows=(None, None), rotary=(True, True))
+TWO_LAYERS = head_layers(num_layers=2)
 
 
 def test_a_head_of_faser_distill_can_be_trained(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_head_of_faser_distill_can_be_trained(tmp_path: Path) -> None:
     "changes, reason",
     [
         (
-            {"layers": head_layers(num_layers=2, windows=(None, None), rotary=(True, True))},
+            {"layers": head_layers(num_layers=2)},
             "it has 2 layers, not 1",
         ),
         ({"target_hidden_size": 128}, "it is 64 values wide, its model 128"),
@@ -31,8 +31,8 @@ def test_a_head_of_faser_distill_can_be_trained(tmp_path: Path) -> None:
         ({"norm_output": True}, "norm_output is true"),
         ({"layers": head_layers(mlp_bias=True)}, "its layer has biases"),
         ({"layers": head_layers(qk_norm=True)}, "its layer normalises queries and keys"),
-        ({"layers": head_layers(windows=(8,))}, "its layer has a sliding window"),
-        ({"layers": head_layers(rotary=(False,))}, "its layer has no rotary embedding"),
+        ({"layers": head_layers(window=8)}, "its layer has a sliding window"),
+        ({"layers": head_layers(rope=None)}, "its layer has no rotary embedding"),
     ],
 )
 def test_what_a_head_has_that_cannot_be_trained_is_named(

@@ -8,6 +8,7 @@ in, one layer copied of two.
 """
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -143,19 +144,25 @@ def test_pack_refuses_what_the_kernels_cannot_multiply(native: NativeBackend) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, width", [(1, 576), (3, 50), (100, 576)])
 def test_rms_norm_matches_the_reference(native: NativeBackend, rows: int, width: int, dtype: torch.dtype) -> None:
-    x, weight = random(rows, width, dtype=dtype), random(width, dtype=dtype)
-    wanted = REFERENCE.rms_norm(x.float(), weight.float(), 1e-5, torch.empty(rows, width))
+    """With and without something to add to, in place."""
+    x, weight, stream = random(rows, width, dtype=dtype), random(width), random(rows, width, dtype=dtype)
+    wanted = REFERENCE.rms_norm(x.float(), weight, 1e-5, torch.empty(rows, width))
     out = native.rms_norm(x, weight, 1e-5, torch.empty(rows, width, dtype=dtype))
     check(out, wanted, dtype)
+    added = stream.float() + wanted
+    check(native.rms_norm(x, weight, 1e-5, stream, residual=stream), added, dtype, size=4.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, width", [(1, 1536), (3, 50), (40, 1536)])
-def test_silu_mul_matches_the_reference(native: NativeBackend, rows: int, width: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_gate_matches_the_reference(
+    native: NativeBackend, activation: str, rows: int, width: int, dtype: torch.dtype
+) -> None:
     gate_up = (random(rows, 2 * width) * 4).to(dtype)
     gate_up[0, 0], gate_up[0, 1] = 200, -200
-    wanted = REFERENCE.silu_mul(gate_up.float(), torch.empty(rows, width))
-    out = native.silu_mul(gate_up, torch.empty(rows, width, dtype=dtype))
+    wanted = REFERENCE.gate(gate_up.float(), torch.empty(rows, width), activation)
+    out = native.gate(gate_up, torch.empty(rows, width, dtype=dtype), activation)
     check(out, wanted, dtype)
 
 
@@ -167,11 +174,11 @@ def test_rope_append_returns_the_queries_of_the_reference(
     """With and without norms and angles. In float32 on both sides: bfloat16 rounds where the reference rounds."""
     shape, rows = attention_shape(3, 2, head_dim), 9
     layout = layout_of([Span(sequence=0, start=7, rows=rows)], shuffled_table(1, 1))
-    qkv, norms = random(rows, qkv_width(shape), dtype=dtype), list(random(2, head_dim, dtype=dtype))
+    qkv, norms = random(rows, qkv_width(shape), dtype=dtype), list(random(2, head_dim))
 
     def queries(backend: Backend, kind: torch.dtype, angles: Tensor | None, norms: list[Tensor] | None) -> Tensor:
         cache = backend.allocate_kv(kv_shape(shape, 1, kind))
-        q_norm, k_norm = (None, None) if norms is None else (norm.to(kind) for norm in norms)
+        q_norm, k_norm = (None, None) if norms is None else norms
         plan, rows = backend.plan(layout, BLOCK_SIZE), qkv.to(kind, copy=True)
         return backend.rope_append(rows, angles, cache, 0, shape, plan, q_norm=q_norm, k_norm=k_norm).float()
 
@@ -182,19 +189,30 @@ def test_rope_append_returns_the_queries_of_the_reference(
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80])
 def test_keys_are_normalised_and_rotated_before_they_are_stored(native: NativeBackend, head_dim: int) -> None:
-    """Seen through attention, because a backend's cache is its own."""
+    """Seen through attention, because a backend's cache is its own. Queries with angles of their own too."""
     shape, rows = attention_shape(3, 2, head_dim), 20
     layout = layout_of([Span(sequence=0, start=0, rows=rows)], shuffled_table(1, 2))
     qkv, q_norm, k_norm = random(rows, qkv_width(shape)), random(head_dim), random(head_dim)
 
-    def mixed(backend: Backend) -> Tensor:
+    def mixed(backend: Backend, query_angles: Tensor | None) -> Tensor:
         cache, plan = backend.allocate_kv(kv_shape(shape, 2, torch.float32)), backend.plan(layout, BLOCK_SIZE)
         queries = backend.rope_append(
-            qkv.clone(), rotary_angles(head_dim), cache, 0, shape, plan, q_norm=q_norm, k_norm=k_norm
+            qkv.clone(),
+            rotary_angles(head_dim),
+            cache,
+            0,
+            shape,
+            plan,
+            query_angles=query_angles,
+            q_norm=q_norm,
+            k_norm=k_norm,
         )
         return backend.attend(queries, cache, 0, shape, plan, torch.empty(queries.shape))
 
-    check(mixed(native), mixed(REFERENCE), torch.float32, size=4.0)
+    usual, other = (mixed(native, angles) for angles in (None, 2 * rotary_angles(head_dim)))
+    check(usual, mixed(REFERENCE, None), torch.float32, size=4.0)
+    check(other, mixed(REFERENCE, 2 * rotary_angles(head_dim)), torch.float32, size=4.0)
+    assert not torch.allclose(usual, other, atol=1e-2)
 
 
 RAGGED = [
@@ -231,6 +249,33 @@ def test_ragged_attention_matches_the_reference(
             out = step(backend, cache, shape, layout_of(spans, table), qkv.to(kind), block_size=block_size)
         outs.append(out.float())
     check(outs[0], outs[1], dtype, size=4.0)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+def test_capped_scores_and_sinks_match_the_reference(native: NativeBackend, kv_dtype: torch.dtype) -> None:
+    """Sinks from one that weighs nothing to one that weighs nearly all; scores far beyond the cap."""
+    shape = replace(attention_shape(3, 2, 64, 40), scale=1.0, score_cap=5.0)
+    table = shuffled_table(6, 33)
+    sinks = torch.tensor([-30.0, 0.0, 3.0, 5.0, 9.0, 200.0])
+    qkv = random(sum(s.rows for s in RAGGED), qkv_width(shape))
+    near = 1e-5 if kv_dtype is torch.float32 else 2e-3  # integers round
+    found: dict[str, list[Tensor]] = {}
+    for name, each, cap in (("both", sinks, 5.0), ("a cap", None, 5.0), ("sinks", sinks, None)):
+        of = replace(shape, score_cap=cap, scale=1.0 if cap else 0.125)
+        found[name] = [
+            step(
+                backend,
+                backend.allocate_kv(kv_shape(of, table.numel(), kv_dtype)),
+                of,
+                layout_of([replace(s, start=0) for s in RAGGED], table),
+                qkv,
+                sinks=each,
+            )
+            for backend in (native, REFERENCE)
+        ]
+        assert_close(*found[name], rtol=near, atol=4 * near)
+    assert found["both"][0][:, -64:].abs().max() < 1e-6  # the last head's sink takes all
+    assert not torch.allclose(found["both"][0][:, :64], found["sinks"][0][:, :64], atol=1e-2)
 
 
 def prefill(

@@ -51,7 +51,7 @@ def layer(
         return backend.pack((random(outputs, inputs, seed=seed) / inputs**0.5).to(dtype), bias)
 
     def normed(name: str, outputs: int, number: int) -> NormedLinear:
-        norm = (1 + random(HIDDEN, seed=seed + number) / 4).to(dtype)
+        norm = 1 + random(HIDDEN, seed=seed + number) / 4
         return NormedLinear(norm=norm, eps=1e-5, linear=packed(name, outputs, HIDDEN))
 
     block = FeedForward(
@@ -68,17 +68,25 @@ def block_buffers(rows: int, dtype: torch.dtype) -> BlockBuffers:
 
 
 def layer_stack(backend: NativeBackend, dtype: torch.dtype, low_bit: str, count: int) -> DecoderStack:
-    """Layers that differ in windows, rotation and norms of heads; as the head, the first product once more."""
+    """Layers that differ in windows, rotation, norms of heads and of what is added, activation, scores.
+
+    As the head, the first product once more.
+    """
     shape = AttentionShape(num_heads=HEADS // HEAD_DIM, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, scale=0.25)
     layers = []
     for number in range(count):
         block, qkv = layer(backend, dtype, low_bit, seed=10 * number)
-        norm = (1 + random(HEAD_DIM, seed=number) / 4).to(dtype)
+        norm = 1 + random(HEAD_DIM, seed=number) / 4
+        if number == 2:
+            after = [1 + random(HIDDEN, seed=seed) / 4 for seed in (5, 6)]
+            block = replace(block, activation="gelu_tanh", norm_after_attention=after[0], norm_after=after[1])
         layers.append(
             DecoderLayer(
                 qkv=qkv,
-                shape=replace(shape, window=5 if number == 1 else None),
+                shape=replace(shape, window=5 if number == 1 else None, score_cap=2.0 if number == 2 else None),
                 angles=None if number == 2 else random(40, HEAD_DIM, seed=number),
+                query_angles=random(40, HEAD_DIM, seed=number + 7) if number == 1 else None,
+                sinks=random(HEADS // HEAD_DIM, seed=number) if number == 1 else None,
                 q_norm=norm if number else None,
                 k_norm=norm if number else None,
                 eps=1e-5,

@@ -42,36 +42,46 @@ def fake_backend(accelerator: FakeAccelerator | None = None) -> FlashInferBacken
 def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
     return DeviceKernels(
         rms_norm=partial(_fake_rms_norm, accelerator),
-        silu_mul=partial(_fake_silu_mul, accelerator),
+        gate=partial(_fake_gate, accelerator),
         rope_append=FakeRopeAppend(accelerator),
         sampling_kernels=lambda _: TorchSamplingKernels(),
         device_sampling_kernels=lambda max_rows, width: FakeDeviceSamplingKernels(accelerator, max_rows, width),
     )
 
 
-def _fake_rms_norm(accelerator: FakeAccelerator, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
-    assert x.dtype is weight.dtype is out.dtype, (x.dtype, weight.dtype, out.dtype)
+def _fake_rms_norm(
+    accelerator: FakeAccelerator,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    residual: Tensor | None = None,
+) -> Tensor:
+    assert x.dtype is out.dtype, (x.dtype, out.dtype)
+    assert weight.dtype is torch.float32, weight.dtype
     assert x.ndim == 2, x.shape
     assert x.shape == out.shape, (x.shape, out.shape)
-    accelerator.launch(partial(_rms_norm, x, weight, eps, out))
+    accelerator.launch(partial(_rms_norm, x, weight, eps, out, residual))
     return out
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, residual: Tensor | None = None) -> None:
     wide = x.float()
-    out.copy_((wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight)
+    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    out.copy_(normed if residual is None else normed + residual)
 
 
-def _fake_silu_mul(accelerator: FakeAccelerator, gate_up: Tensor, out: Tensor) -> Tensor:
+def _fake_gate(accelerator: FakeAccelerator, gate_up: Tensor, out: Tensor, activation: str) -> Tensor:
     assert gate_up.dtype is out.dtype, (gate_up.dtype, out.dtype)
     assert gate_up.shape == (len(out), 2 * out.shape[1]), (gate_up.shape, out.shape)
-    accelerator.launch(partial(_silu_mul, gate_up, out))
+    accelerator.launch(partial(_gate, gate_up, out, activation))
     return out
 
 
-def _silu_mul(gate_up: Tensor, out: Tensor) -> None:
+def _gate(gate_up: Tensor, out: Tensor, activation: str) -> None:
     gate, up = gate_up.float().chunk(2, dim=-1)
-    out.copy_(functional.silu(gate) * up)
+    activate = functional.silu if activation == "silu" else partial(functional.gelu, approximate="tanh")
+    out.copy_(activate(gate) * up)
 
 
 class FakeRopeAppend:
@@ -93,6 +103,7 @@ class FakeRopeAppend:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        query_angles: Tensor | None,
     ) -> Tensor:
         self.calls += 1
         rows, heads = len(qkv), shape.num_heads + 2 * shape.num_kv_heads
@@ -107,7 +118,9 @@ class FakeRopeAppend:
             assert each.shape[2:] == (shape.num_kv_heads, shape.head_dim), each.shape
             assert each.is_contiguous()
         self._accelerator.launch(
-            partial(_rope_append, qkv, angles, positions, slots, keys, values, shape, q_norm, k_norm, eps)
+            partial(
+                _rope_append, qkv, angles, positions, slots, keys, values, shape, q_norm, k_norm, eps, query_angles
+            )
         )
         return qkv[:, : shape.num_heads * shape.head_dim]
 
@@ -123,6 +136,7 @@ def _rope_append(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    query_angles: Tensor | None,
 ) -> None:
     parts = qkv.view(len(qkv), -1, shape.head_dim)
     queries = parts[:, : shape.num_heads]
@@ -132,7 +146,7 @@ def _rope_append(
         if weight is not None:
             _normalise(heads, weight, eps)
     if angles is not None:
-        _rotate(queries, angles[positions])
+        _rotate(queries, (angles if query_angles is None else query_angles)[positions])
         _rotate(new_keys, angles[positions])
     rows = (slots >= 0).nonzero()[:, 0]
     places = slots[rows]

@@ -64,7 +64,7 @@ def every_kernel(backend: NativeBackend, rows: int) -> list[Tensor]:
         backend.linear(x, packed, torch.empty(rows, 300)),
         backend.embed(ids, packed, torch.empty(rows, 96)),
         backend.rms_norm(x, torch.ones(96), 1e-6, torch.empty(rows, 96)),
-        backend.silu_mul(x, torch.empty(rows, 48)),
+        backend.gate(x, torch.empty(rows, 48)),
         attended,
         torch.from_numpy(backend.sampling_kernels.best(x)),
     ]

@@ -7,7 +7,7 @@ write its module and add a line here. Imports only faser.errors; start with arch
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from faser.engine.checkpoints.families import llama, mistral, qwen2, qwen3, smollm3
+from faser.engine.checkpoints.families import gemma, glm4, granite, llama, mistral, phi3, qwen2, qwen3, smollm3
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.errors import ModelError
 
@@ -20,6 +20,12 @@ _FAMILIES: dict[tuple[str, str], ToSpec] = {
     ("qwen2", "Qwen2ForCausalLM"): qwen2.spec,
     ("qwen3", "Qwen3ForCausalLM"): qwen3.spec,
     ("smollm3", "SmolLM3ForCausalLM"): smollm3.spec,
+    ("ministral3", "Ministral3ForCausalLM"): mistral.ministral3_spec,
+    ("phi3", "Phi3ForCausalLM"): phi3.spec,
+    ("granite", "GraniteForCausalLM"): granite.spec,
+    ("gemma2", "Gemma2ForCausalLM"): gemma.gemma2_spec,
+    ("gemma3_text", "Gemma3ForCausalLM"): gemma.gemma3_spec,
+    ("glm4", "Glm4ForCausalLM"): glm4.spec,
 }
 
 

@@ -1,9 +1,11 @@
-"""DecoderSpec: the architecture of a decoder as plain values: sizes, options of each layer, rotary embedding.
+"""DecoderSpec: the architecture of a decoder as plain values, layer by layer.
 
-One DecoderSpec covers every supported family. Knows no tensors and no files.
+One DecoderSpec covers every supported family; a family's module makes one from a config.json. Knows no tensors and
+no files.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from faser.errors import ModelError
 
@@ -45,46 +47,79 @@ class YarnScaling:
     truncate: bool
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """Every pair's frequency divided by a factor of its own (arXiv 2402.13753).
+
+    short: factors, [rotated channels / 2], of a context of at most original_positions; long: of a longer one.
+    Which of them holds is fixed by the longest context that is served: keys in the cache keep their angles.
+    attention_factor: multiplies cosines and sines.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    attention_factor: float
+    original_positions: int
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryGrowth:
+    """Rotated queries at position p are multiplied by 1 + beta * ln(1 + floor(p / original_positions))."""
+
+    beta: float
+    original_positions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Rotary embedding of whole heads. theta: base of the wavelengths. scaling: None: unscaled."""
+    """Rotary embedding of a layer's heads. theta: base of the wavelengths. scaling: None: unscaled.
+
+    rotated: leading channels of a head that turn; None: all of them. interleaved: a pair is two adjacent channels
+    in the checkpoint, else the channels i and i + rotated / 2.
+    """
 
     theta: float
     scaling: RopeScaling | None = None
+    rotated: int | None = None
+    interleaved: bool = False
+    query_growth: QueryGrowth | None = None
+
+
+class Activation(StrEnum):
+    """What a feed-forward network does to the gate g before it multiplies the other half.
+
+    SILU: g σ(g). GELU_TANH: g (1 + tanh(√(2/π) (g + 0.044715 g³))) / 2.
+    """
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSpec:
-    """A pre-norm decoder with gated SiLU feed-forward and grouped-query attention. Checked when built.
+class AttentionSpec:
+    """Grouped-query attention of a layer. Checked when built.
 
-    qk_norm: RMS norm of each query and key head before the rotation.
-    attention_bias: on queries, keys and values; attention_out_bias: on the output product.
-    windows: per layer, how many positions a token attends to, itself included; None: all.
-    rotary: per layer, whether queries and keys are rotated.
+    scale: of the scores; None: 1 / √head_dim. rope: None: queries and keys are not rotated. window: how many
+    positions a token attends to, itself included; None: all. qk_norm: RMS norm of each query and key head before
+    the rotation. bias: on queries, keys and values; out_bias: on the output product. score_cap: c: a score s
+    becomes c tanh(s / c); None: it stays.
 
     Raises ModelError that names the value and the limit.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
-    max_position_embeddings: int
-    rope: RopeSpec
-    windows: tuple[int | None, ...]
-    rotary: tuple[bool, ...]
-    tie_word_embeddings: bool
+    rope: RopeSpec | None
+    scale: float | None = None
+    window: int | None = None
     qk_norm: bool = False
-    attention_bias: bool = False
-    attention_out_bias: bool = False
-    mlp_bias: bool = False
+    bias: bool = False
+    out_bias: bool = False
+    score_cap: float | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -93,12 +128,13 @@ class DecoderSpec:
             )
         if self.head_dim % 2:
             raise ModelError(f"head_dim is {self.head_dim}; the rotary embedding needs an even number")
-        for name, per_layer in (("windows", self.windows), ("rotary", self.rotary)):
-            if len(per_layer) != self.num_layers:
-                raise ModelError(f"{name} describes {len(per_layer)} layers; the model has {self.num_layers}")
-        for window in self.windows:
-            if window is not None and window < 1:
-                raise ModelError(f"sliding_window is {window}; it must be at least 1")
+        if self.window is not None and self.window < 1:
+            raise ModelError(f"sliding_window is {self.window}; it must be at least 1")
+        rotated = None if self.rope is None else self.rope.rotated
+        if rotated is not None and (rotated % 2 or not 0 < rotated <= self.head_dim):
+            raise ModelError(
+                f"{rotated} channels of a head of {self.head_dim} rotate; it must be an even number of them"
+            )
 
     @property
     def q_size(self) -> int:
@@ -107,3 +143,99 @@ class DecoderSpec:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseSpec:
+    """A gated feed-forward network: down(activation(gate x) * up x). size: of gate and up. bias: on all three."""
+
+    size: int
+    activation: Activation = Activation.SILU
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer: x += attention(norm(x)); x += feed_forward(norm(x)).
+
+    norms_after: each of the two results is normalised, by a norm of its own, before it is added.
+    """
+
+    attention: AttentionSpec
+    feed_forward: DenseSpec
+    norms_after: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNames:
+    """How the hub names a layer's tensors, where families differ.
+
+    norm_after_attention, norm_after_feed_forward: of layers with norms_after. fused_qkv: queries, keys and values
+    are one tensor, qkv_proj. fused_gate_up: gate and up are one, gate_up_proj.
+    """
+
+    norm_before_feed_forward: str = "post_attention_layernorm"
+    norm_after_attention: str = ""
+    norm_after_feed_forward: str = ""
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """A pre-norm decoder with grouped-query attention. Checked when built.
+
+    embedding_scale: multiplies embeddings, rounded to the type of the activations first. logit_scale: multiplies
+    the logits. logit_cap: c: a logit l, scaled, becomes c tanh(l / c); None: it stays. plus_one: a norm multiplies
+    by one plus its weight.
+
+    Raises ModelError that names the value and the limit.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    rms_norm_eps: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    plus_one: bool = False
+    names: TensorNames = TensorNames()
+
+    def __post_init__(self) -> None:
+        shapes = {(each.attention.num_kv_heads, each.attention.head_dim) for each in self.layers}
+        if len(shapes) != 1:
+            raise ModelError(f"layers have key-value heads of several shapes, {sorted(shapes)}; one is supported")
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.layers[0].attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.layers[0].attention.head_dim
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """Of the first layer: in all of them heads are as many and as large."""
+        return self.layers[0].attention
+
+    @property
+    def feed_forward(self) -> DenseSpec:
+        """Of the first layer."""
+        return self.layers[0].feed_forward
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each layer."""
+        return tuple(each.attention.window for each in self.layers)

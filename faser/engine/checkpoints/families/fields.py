@@ -1,16 +1,24 @@
 """Fields: reads the fields of a config.json with their types, and refuses features that no family supports.
 
-Knows the fields that all families share; each family's module reads its own. rope_spec reads the rotary embedding,
-in both formats in use: rope_theta and rope_scaling as separate fields, or both in rope_parameters.
+Knows the fields that families share; each family's module reads its own. rope_spec reads the rotary embedding, in
+both formats in use: rope_theta and rope_scaling as separate fields, or both in rope_parameters. attention, dense
+and decoder make parts of a DecoderSpec of the usual fields.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from faser.engine.checkpoints.families.architecture import (
+    Activation,
+    AttentionSpec,
+    DecoderSpec,
+    DenseSpec,
+    LayerSpec,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeScaling,
     RopeSpec,
     YarnScaling,
@@ -21,22 +29,27 @@ _SLIDING = "sliding_attention"
 _FULL = "full_attention"
 _MOST_LAYERS = 4096
 _DEFAULT_THETA = 10_000.0
+_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "gelu_new": Activation.GELU_TANH,
+}
 
 
 class Fields:
     """A config.json whose fields are checked when they are read. null is the same as absent.
 
-    Raises ModelError that names the field. The constructor raises it for an unsupported feature: experts,
-    another activation, bidirectional attention.
+    Raises ModelError that names the field. The constructor raises it for an unsupported feature: experts, or
+    attention that is not causal.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
         self._only("num_experts", (0,), "mixtures of experts are not supported")
         self._only("num_local_experts", (0,), "mixtures of experts are not supported")
-        self._only("hidden_act", ("silu", "swish"), "only silu is supported")
-        self._only("hidden_activation", ("silu", "swish"), "only silu is supported")
         self._only("is_causal", (True,), "only causal attention is supported")
+        self._only("use_bidirectional_attention", (False,), "only causal attention is supported")
 
     def positive_int(self, name: str, default: int | None = None) -> int:
         """An integer of at least 1; required if there is no default."""
@@ -91,6 +104,19 @@ class Fields:
             raise ModelError(f"config.json: {name} is {value!r}; it must be an object")
         return value or None
 
+    def floats(self, name: str, length: int) -> tuple[float, ...]:
+        """A list of that many numbers above 0."""
+        value = self._value(name, None)
+        if not isinstance(value, list) or len(value) != length:
+            raise ModelError(f"config.json: {name} is {value!r}; it must be a list of {length} numbers")
+        return tuple(Fields({name: each}).positive_float(name) for each in value)
+
+    def activation(self) -> Activation:
+        name = self._config.get("hidden_activation") or self._config.get("hidden_act") or "silu"
+        if not isinstance(name, str) or name not in _ACTIVATIONS:
+            raise ModelError(f"config.json: hidden_act is {name!r}; supported are {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[name]
+
     def head_dim(self) -> int:
         """The stated head_dim, or the hidden size divided by the number of attention heads."""
         stated = self.optional_int("head_dim")
@@ -101,18 +127,23 @@ class Fields:
             raise ModelError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
         return hidden // heads
 
-    def windows(self, default: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """The window of each layer: from layer_types if stated, else the default."""
-        layer_types = self.optional_list("layer_types", len(default))
-        if layer_types is None:
-            return default
-        window = self.optional_int("sliding_window")
-        for layer, layer_type in enumerate(layer_types):
+    def layer_types(self, num_layers: int) -> list[str] | None:
+        """Of each layer, full_attention or sliding_attention, as listed; None: they are not listed."""
+        listed = self.optional_list("layer_types", num_layers)
+        for layer, layer_type in enumerate(listed or ()):
             if layer_type not in (_FULL, _SLIDING):
                 raise ModelError(f"config.json: layer_types[{layer}] is {layer_type!r}; only {_FULL}, {_SLIDING}")
-            if layer_type == _SLIDING and window is None:
+            if layer_type == _SLIDING and self.optional_int("sliding_window") is None:
                 raise ModelError(f"config.json: layer_types[{layer}] is {_SLIDING}, but sliding_window is not set")
-        return tuple(window if layer_type == _SLIDING else None for layer_type in layer_types)
+        return listed
+
+    def windows(self, default: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """The window of each layer: from layer_types if stated, else the default."""
+        listed = self.layer_types(len(default))
+        if listed is None:
+            return default
+        window = self.optional_int("sliding_window")
+        return tuple(window if layer_type == _SLIDING else None for layer_type in listed)
 
     def _value(self, name: str, default: Any) -> Any:
         value = self._config.get(name)
@@ -130,22 +161,79 @@ class Fields:
             raise ModelError(f"config.json: {name} is {shown!r}; {why}")
 
 
-def rope_spec(fields: Fields, *, default_theta: float = _DEFAULT_THETA) -> RopeSpec:
-    """Raises ModelError that names the unsupported kind of scaling or parameter."""
+def attention(fields: Fields, rope: RopeSpec | None, **options: Any) -> AttentionSpec:
+    """Attention of the usual fields. options: of AttentionSpec, in place of what the fields say."""
+    num_heads = fields.positive_int("num_attention_heads")
+    head_dim = options.pop("head_dim", None) or fields.head_dim()
+    return AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=fields.positive_int("num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        rope=rope,
+        **options,
+    )
+
+
+def dense(fields: Fields, *, bias: bool = False) -> DenseSpec:
+    return DenseSpec(size=fields.positive_int("intermediate_size"), activation=fields.activation(), bias=bias)
+
+
+def windowed(layer: LayerSpec, windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
+    """A layer for each window."""
+    return tuple(replace(layer, attention=replace(layer.attention, window=window)) for window in windows)
+
+
+def decoder(fields: Fields, layers: Sequence[LayerSpec], *, tied: bool = False, **options: Any) -> DecoderSpec:
+    """A decoder of the usual fields. tied: whether embedding and head are one where the config does not say.
+
+    options: of DecoderSpec, in place of what the fields say.
+    """
+    return DecoderSpec(
+        vocab_size=fields.positive_int("vocab_size"),
+        hidden_size=fields.positive_int("hidden_size"),
+        layers=tuple(layers),
+        rms_norm_eps=options.pop("rms_norm_eps", None) or fields.positive_float("rms_norm_eps", 1e-6),
+        max_position_embeddings=fields.positive_int("max_position_embeddings"),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", tied),
+        **options,
+    )
+
+
+def rope_spec(
+    fields: Fields,
+    *,
+    default_theta: float = _DEFAULT_THETA,
+    layer_type: str | None = None,
+    interleaved: bool = False,
+    head_dim: int | None = None,
+) -> RopeSpec:
+    """layer_type: whose parameters are meant where they differ by type; None: there must be one set of them.
+
+    head_dim: where the fields do not say it. Raises ModelError that names the unsupported kind of scaling or
+    parameter.
+    """
     given = fields.optional_dict("rope_scaling") or fields.optional_dict("rope_parameters") or {}
     nested = [name for name, value in given.items() if isinstance(value, dict)]
     if nested:
-        raise ModelError(f"config.json: rope_parameters differ by layer type ({', '.join(nested)}); not supported")
+        if layer_type is None:
+            raise ModelError(
+                f"config.json: rope_parameters differ by layer type ({', '.join(nested)}); not supported"
+            )
+        given = Fields(given).optional_dict(layer_type) or {}
     rope = Fields(given)
-    for source in (fields, rope):
-        fraction = source.positive_float("partial_rotary_factor", 1.0)
-        if fraction != 1.0:
-            raise ModelError(f"config.json: partial_rotary_factor is {fraction}; only 1 is supported")
+    fraction = rope.positive_float("partial_rotary_factor", fields.positive_float("partial_rotary_factor", 1.0))
+    width = head_dim or fields.head_dim()
     theta = rope.positive_float("rope_theta", fields.positive_float("rope_theta", default_theta))
-    return RopeSpec(theta=theta, scaling=_scaling(given.get("rope_type", given.get("type")), rope, fields))
+    rotated = int(width * fraction)
+    return RopeSpec(
+        theta=theta,
+        scaling=_scaling(given.get("rope_type", given.get("type")), rope, fields, rotated),
+        rotated=None if rotated == width else rotated,
+        interleaved=interleaved,
+    )
 
 
-def _scaling(kind: object, rope: Fields, fields: Fields) -> RopeScaling | None:
+def _scaling(kind: object, rope: Fields, fields: Fields, rotated: int) -> RopeScaling | None:
     match kind:
         case None | "default":
             return None
@@ -155,9 +243,12 @@ def _scaling(kind: object, rope: Fields, fields: Fields) -> RopeScaling | None:
             return _llama3(rope, _original_positions(rope, fields))
         case "yarn":
             return _yarn(rope, fields)
+        case "longrope":
+            return _longrope(rope, fields, rotated)
         case _:
             raise ModelError(
-                f"config.json: rope_type {kind!r} is not supported; supported are default, linear, llama3, yarn"
+                f"config.json: rope_type {kind!r} is not supported; supported are default, linear, llama3, yarn, "
+                "longrope"
             )
 
 
@@ -183,6 +274,19 @@ def _yarn(rope: Fields, fields: Fields) -> YarnScaling:
         attention_factor=rope.positive_float("attention_factor", _yarn_attention_factor(rope, factor)),
         original_positions=original,
         truncate=rope.flag("truncate", True),
+    )
+
+
+def _longrope(rope: Fields, fields: Fields, rotated: int) -> LongRopeScaling:
+    """The attention factor is √(1 + ln(growth) / ln(original positions)) unless it is stated."""
+    original = _original_positions(rope, fields)
+    growth = fields.positive_int("max_position_embeddings") / original
+    usual = math.sqrt(1 + math.log(growth) / math.log(original)) if growth > 1 else 1.0
+    return LongRopeScaling(
+        short=rope.floats("short_factor", rotated // 2),
+        long=rope.floats("long_factor", rotated // 2),
+        attention_factor=rope.positive_float("attention_factor", usual),
+        original_positions=original,
     )
 
 

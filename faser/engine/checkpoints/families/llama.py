@@ -3,31 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.families.fields import Fields, rope_spec
+from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec
+from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """attention_bias applies to queries, keys, values and the output."""
     fields = Fields(config)
-    num_layers = fields.num_layers()
-    num_heads = fields.positive_int("num_attention_heads")
-    attention_bias = fields.flag("attention_bias", False)
-    return DecoderSpec(
-        vocab_size=fields.positive_int("vocab_size"),
-        hidden_size=fields.positive_int("hidden_size"),
-        intermediate_size=fields.positive_int("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=fields.positive_int("num_key_value_heads", num_heads),
-        head_dim=fields.head_dim(),
-        rms_norm_eps=fields.positive_float("rms_norm_eps", 1e-6),
-        max_position_embeddings=fields.positive_int("max_position_embeddings"),
-        rope=rope_spec(fields),
-        windows=(None,) * num_layers,
-        rotary=(True,) * num_layers,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-        attention_bias=attention_bias,
-        attention_out_bias=attention_bias,
-        mlp_bias=fields.flag("mlp_bias", False),
+    bias = fields.flag("attention_bias", False)
+    layer = LayerSpec(
+        attention=attention(fields, rope_spec(fields), bias=bias, out_bias=bias),
+        feed_forward=dense(fields, bias=fields.flag("mlp_bias", False)),
     )
+    return decoder(fields, (layer,) * fields.num_layers())

@@ -1,10 +1,14 @@
-"""Mistral 7B and models of the same architecture: one sliding window for all layers, or none; no biases."""
+"""Mistral 7B, Mistral Small, Ministral, Devstral: no biases; one sliding window for all layers, or none.
+
+Ministral 3 also multiplies its rotated queries by a number that grows with the position.
+"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.families.fields import Fields, rope_spec
+from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec, QueryGrowth, RopeSpec
+from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec, windowed
 
 _DEFAULT_WINDOW = 4096
 
@@ -12,21 +16,21 @@ _DEFAULT_WINDOW = 4096
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """A config without sliding_window has the window of the first Mistral; null means no window."""
     fields = Fields(config)
-    num_layers = fields.num_layers()
-    num_heads = fields.positive_int("num_attention_heads")
     window = fields.optional_int("sliding_window") if "sliding_window" in config else _DEFAULT_WINDOW
-    return DecoderSpec(
-        vocab_size=fields.positive_int("vocab_size"),
-        hidden_size=fields.positive_int("hidden_size"),
-        intermediate_size=fields.positive_int("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=fields.positive_int("num_key_value_heads", num_heads),
-        head_dim=fields.head_dim(),
-        rms_norm_eps=fields.positive_float("rms_norm_eps", 1e-6),
-        max_position_embeddings=fields.positive_int("max_position_embeddings"),
-        rope=rope_spec(fields),
-        windows=fields.windows((window,) * num_layers),
-        rotary=(True,) * num_layers,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-    )
+    return _decoder(fields, rope_spec(fields), window)
+
+
+def ministral3_spec(config: Mapping[str, Any]) -> DecoderSpec:
+    fields = Fields(config)
+    rope = rope_spec(fields, default_theta=1_000_000.0)
+    given = Fields(fields.optional_dict("rope_parameters") or fields.optional_dict("rope_scaling") or {})
+    beta = given.optional_float("llama_4_scaling_beta")
+    if beta:
+        growth = QueryGrowth(beta=beta, original_positions=given.positive_int("original_max_position_embeddings"))
+        rope = replace(rope, query_growth=growth)
+    return _decoder(fields, rope, fields.optional_int("sliding_window"))
+
+
+def _decoder(fields: Fields, rope: RopeSpec, window: int | None) -> DecoderSpec:
+    layer = LayerSpec(attention=attention(fields, rope), feed_forward=dense(fields))
+    return decoder(fields, windowed(layer, fields.windows((window,) * fields.num_layers())))

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.families.fields import Fields, rope_spec
+from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec
+from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
 
 _DEFAULT_THETA = 2_000_000.0
 _DEFAULT_INTERVAL = 4
@@ -13,32 +13,23 @@ _DEFAULT_INTERVAL = 4
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """attention_bias applies to queries, keys, values and the output."""
     fields = Fields(config)
-    num_layers = fields.num_layers()
-    num_heads = fields.positive_int("num_attention_heads")
-    attention_bias = fields.flag("attention_bias", False)
-    rotary = _rotary(fields, num_layers)
-    return DecoderSpec(
-        vocab_size=fields.positive_int("vocab_size"),
-        hidden_size=fields.positive_int("hidden_size"),
-        intermediate_size=fields.positive_int("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=fields.positive_int("num_key_value_heads", num_heads),
-        head_dim=fields.head_dim(),
-        rms_norm_eps=fields.positive_float("rms_norm_eps", 1e-6),
-        max_position_embeddings=fields.positive_int("max_position_embeddings"),
-        rope=rope_spec(fields, default_theta=_DEFAULT_THETA),
-        windows=fields.windows(_windows(fields, rotary)),
-        rotary=rotary,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", True),
-        attention_bias=attention_bias,
-        attention_out_bias=attention_bias,
-        mlp_bias=fields.flag("mlp_bias", False),
-    )
+    bias = fields.flag("attention_bias", False)
+    rope = rope_spec(fields, default_theta=_DEFAULT_THETA)
+    rotary = _rotary(fields)
+    feed_forward = dense(fields, bias=fields.flag("mlp_bias", False))
+    layers = [
+        LayerSpec(
+            attention=attention(fields, rope if rotates else None, window=window, bias=bias, out_bias=bias),
+            feed_forward=feed_forward,
+        )
+        for rotates, window in zip(rotary, fields.windows(_windows(fields, rotary)), strict=True)
+    ]
+    return decoder(fields, layers, tied=True)
 
 
-def _rotary(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+def _rotary(fields: Fields) -> tuple[bool, ...]:
     """no_rope_layers has, despite its name, 1 for a layer with rope. By default every fourth layer has none."""
+    num_layers = fields.num_layers()
     listed = fields.optional_list("no_rope_layers", num_layers)
     if listed is not None:
         return tuple(bool(each) for each in listed)

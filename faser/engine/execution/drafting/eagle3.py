@@ -30,6 +30,7 @@ from torch import Tensor
 
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.engine.execution.models.decoder import Buffers, decoder_layer
+from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import LayerWeights
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
@@ -101,7 +102,7 @@ class Eagle3Head:
     of a buffer, which the next call of the same method overwrites. R: at most max_rows, N: at most max_logit_rows.
 
     draft_ids: [Vd] int64, distinct: the target's id of each row of the logits; None: the target's vocabulary.
-    angles: see Decoder; entries of the cache are below P.
+    rotary: see Decoder; the entries of the cache are among its positions.
     drafting_stack: what HeadDrafting takes; None: it drafts no such heads.
     """
 
@@ -111,7 +112,7 @@ class Eagle3Head:
         backend: Backend,
         weights: Eagle3Weights,
         draft_ids: Tensor | None,
-        angles: Tensor,
+        rotary: RotaryTables,
         buffers: HeadBuffers,
     ) -> None:
         self.spec = spec
@@ -128,11 +129,10 @@ class Eagle3Head:
         self._logits = None
         if not spec.norm_output:
             self._logits = NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head)
-        layers = zip(weights.layers, spec.decoder.windows, spec.decoder.rotary, strict=True)
         self._stack = DecoderStack(
             layers=tuple(
-                decoder_layer(spec.decoder, each, window, angles if rotates else None, projects=number > 0)
-                for number, (each, window, rotates) in enumerate(layers)
+                decoder_layer(spec.decoder, number, each, rotary, projects=number > 0)
+                for number, each in enumerate(weights.layers)
             ),
             head=self._logits,
         )

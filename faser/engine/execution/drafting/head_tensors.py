@@ -49,9 +49,9 @@ def eagle3_shapes(spec: HeadSpec) -> dict[str, Shape]:
     width = spec.states_size if spec.feature_norm is FeatureNorm.TOGETHER else spec.target_hidden_size
     shapes |= dict.fromkeys(feature_norms(spec), (width,))
     shapes[FC] = (hidden, spec.states_size)
-    of_layer = layer_shapes(spec.decoder)
-    for layer in range(spec.decoder.num_layers):
-        shapes |= {layer_prefix(layer) + name: shape for name, shape in of_layer.items()}
+    for number, layer in enumerate(spec.decoder.layers):
+        of_layer = layer_shapes(spec.decoder, layer)
+        shapes |= {layer_prefix(number) + name: shape for name, shape in of_layer.items()}
     shapes |= {_FIRST + name: (shapes[_FIRST + name][0], 2 * hidden) for name in _BY_FIRST_LAYER}
     shapes[HIDDEN_NORM] = (hidden,)
     shapes[NORM] = (hidden,)

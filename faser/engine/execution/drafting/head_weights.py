@@ -17,7 +17,7 @@ from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.drafting.eagle3 import Eagle3Head, Eagle3Weights, HeadBuffers
 from faser.engine.execution.models.decoder import Decoder
-from faser.engine.execution.models.rope import rotary_angles
+from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.sources import QUANTIZATIONS, Fp8Source, SafetensorsSource, rounded_rows
 from faser.engine.execution.models.stored_codes import CodeSource
 from faser.engine.execution.models.weights import (
@@ -65,7 +65,7 @@ def load_head(
     source = source or open_head(directory)
     draft_ids = tensors.draft_token_ids(source, spec)
     weights = _packed(source, spec, draft_ids, target, backend, quantization, progress)
-    angles = rotary_angles(spec.decoder.rope, head_dim=spec.decoder.head_dim, num_positions=max_positions)
+    rotary = RotaryTables(spec.decoder, num_positions=max_positions, device=backend.device)
     buffers = HeadBuffers.allocate(
         spec,
         target.dtype,
@@ -74,7 +74,7 @@ def load_head(
         max_logit_rows=max_rows if max_logit_rows is None else max_logit_rows,
     )
     draft_ids = None if draft_ids is None else draft_ids.to(backend.device)
-    return Eagle3Head(spec, backend, weights, draft_ids, angles.to(backend.device), buffers)
+    return Eagle3Head(spec, backend, weights, draft_ids, rotary, buffers)
 
 
 def open_head(directory: Path) -> WeightSource:
@@ -153,11 +153,14 @@ def _packed(
 
     return Eagle3Weights(
         embedding=product(tensors.EMBEDDING),
-        feature_norms=tuple(packer.vector(name) for name in tensors.feature_norms(spec)),
+        feature_norms=tuple(packer.norm(name) for name in tensors.feature_norms(spec)),
         fc=packer.layer_product(tensors.FC),
-        hidden_norm=packer.vector(tensors.HIDDEN_NORM),
-        layers=tuple(packer.layer(tensors.layer_prefix(layer)) for layer in range(spec.decoder.num_layers)),
-        norm=packer.vector(tensors.NORM),
+        hidden_norm=packer.norm(tensors.HIDDEN_NORM),
+        layers=tuple(
+            packer.layer(tensors.layer_prefix(number), layer, spec.decoder)
+            for number, layer in enumerate(spec.decoder.layers)
+        ),
+        norm=packer.norm(tensors.NORM),
         head=product(tensors.HEAD),
         num_bytes=packer.packed_bytes,
     )

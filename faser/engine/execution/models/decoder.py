@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, LayerSpec
 from faser.engine.execution.models import tensors
+from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import DecoderWeights, LayerWeights
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
@@ -61,13 +62,14 @@ class Buffers:
         def rows(width: int) -> Tensor:
             return torch.empty((max_rows, width), dtype=dtype, device=device)
 
+        attention, inner = spec.layers[0].attention, spec.layers[0].feed_forward.size
         return cls(
             hidden=rows(spec.hidden_size),
             normed=rows(spec.hidden_size),
-            qkv=rows(spec.q_size + 2 * spec.kv_size),
-            mixed=rows(spec.q_size),
-            gate_up=rows(2 * spec.intermediate_size),
-            inner=rows(spec.intermediate_size),
+            qkv=rows(attention.q_size + 2 * attention.kv_size),
+            mixed=rows(attention.q_size),
+            gate_up=rows(2 * inner),
+            inner=rows(inner),
             logits=torch.empty((max_logit_rows, spec.vocab_size), dtype=torch.float32, device=device),
             states=rows(len(state_layers) * spec.hidden_size),
             state_layers=state_layers,
@@ -86,11 +88,11 @@ class DecoderEnds:
 class Decoder:
     """A loaded model. It runs one step at a time: concurrent lanes need a Decoder each.
 
-    angles: [P, D] float32, cosines then sines, on the backend's device; positions are below P.
+    rotary: on the backend's device; positions of a step are among its own.
     """
 
     def __init__(
-        self, spec: DecoderSpec, backend: Backend, weights: DecoderWeights, angles: Tensor, buffers: Buffers
+        self, spec: DecoderSpec, backend: Backend, weights: DecoderWeights, rotary: RotaryTables, buffers: Buffers
     ) -> None:
         self.spec = spec
         self.dtype = buffers.hidden.dtype
@@ -107,13 +109,13 @@ class Decoder:
         self._head = NormedLinear(norm=weights.final_norm, eps=spec.rms_norm_eps, linear=weights.head)
         self._stack = DecoderStack(
             layers=tuple(
-                decoder_layer(spec, each, window, angles if rotates else None, states=captured.get(number))
-                for number, (each, window, rotates) in enumerate(
-                    zip(weights.layers, spec.windows, spec.rotary, strict=True)
-                )
+                decoder_layer(spec, number, weights.layers[number], rotary, states=captured.get(number))
+                for number in range(spec.num_layers)
             ),
             head=self._head,
         )
+        # Rounded as the model's own code rounds it: to the type of the embeddings that it multiplies.
+        self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self.dtype))
 
     @property
     def num_parameters(self) -> int:
@@ -148,7 +150,8 @@ class Decoder:
         """Start a step. token_ids: [R] int64. Returns hidden [R, H], valid until the next embed."""
         rows, hidden = token_ids.shape[0], self._buffers.hidden
         assert rows <= hidden.shape[0], "more rows than the buffers hold"
-        return self._backend.embed(token_ids, self._weights.embedding, hidden[:rows])
+        embedded = self._backend.embed(token_ids, self._weights.embedding, hidden[:rows])
+        return embedded if self._embedding_scale == 1.0 else embedded.mul_(self._embedding_scale)
 
     def run_layers(
         self,
@@ -185,6 +188,7 @@ class Decoder:
                 number,
                 layer.shape,
                 plan,
+                query_angles=layer.query_angles,
                 q_norm=layer.q_norm,
                 k_norm=layer.k_norm,
                 eps=layer.eps,
@@ -195,19 +199,33 @@ class Decoder:
         rows = hidden.shape[0]
         assert rows <= self._buffers.logits.shape[0], "more rows than the logits buffer holds"
         scratch = self._buffers.scratch(rows)
-        return self._blocks.normed_linear(hidden, self._head, self._buffers.logits[:rows], scratch)
+        found = self._blocks.normed_linear(hidden, self._head, self._buffers.logits[:rows], scratch)
+        cap = self.spec.logit_cap
+        return found if cap is None else found.div_(cap).tanh_().mul_(cap)
+
+
+def attention_shape(spec: AttentionSpec) -> AttentionShape:
+    return AttentionShape(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.score_scale,
+        window=spec.window,
+        score_cap=spec.score_cap,
+    )
 
 
 def decoder_layer(
     spec: DecoderSpec,
+    number: int,
     weights: LayerWeights,
-    window: int | None,
-    angles: Tensor | None,
+    rotary: RotaryTables,
     *,
     states: Tensor | None = None,
     projects: bool = True,
 ) -> DecoderLayer:
-    """A layer with its weights; the arguments as in DecoderLayer. projects: it computes its own qkv."""
+    """A layer with its weights. states: see DecoderLayer. projects: it computes its own qkv."""
+    layer: LayerSpec = spec.layers[number]
 
     def normed(norm: Tensor | None, linear: PackedLinear) -> NormedLinear:
         assert norm is not None, "a layer of a decoder has an input norm"
@@ -215,14 +233,9 @@ def decoder_layer(
 
     return DecoderLayer(
         qkv=normed(weights.input_norm, weights.qkv) if projects else None,
-        shape=AttentionShape(
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            scale=spec.head_dim**-0.5,
-            window=window,
-        ),
-        angles=angles,
+        shape=attention_shape(layer.attention),
+        angles=rotary.keys(layer.attention.rope),
+        query_angles=rotary.queries(layer.attention.rope),
         q_norm=weights.q_norm,
         k_norm=weights.k_norm,
         eps=spec.rms_norm_eps,
@@ -230,6 +243,9 @@ def decoder_layer(
             attention_out=weights.attention_out,
             gate_up=normed(weights.post_norm, weights.gate_up),
             down=weights.down,
+            activation=layer.feed_forward.activation,
+            norm_after_attention=weights.norm_after_attention,
+            norm_after=weights.norm_after,
         ),
         states=states,
     )

@@ -16,7 +16,7 @@ from faser.engine.checkpoints.gguf.checkpoint import GgufSource, open_gguf
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.decoder import Buffers, Decoder
-from faser.engine.execution.models.rope import rotary_angles
+from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.sources import (
     QUANTIZATIONS,
     Fp8Source,
@@ -85,7 +85,7 @@ def load_decoder(
         quantise=form.quantise,
         blocks=form.blocks,
     )
-    angles = rotary_angles(spec.rope, head_dim=spec.head_dim, num_positions=max_model_len)
+    rotary = RotaryTables(spec, num_positions=max_model_len, device=backend.device)
     buffers = Buffers.allocate(
         spec,
         dtype,
@@ -94,7 +94,7 @@ def load_decoder(
         max_logit_rows=max_rows if max_logit_rows is None else max_logit_rows,
         state_layers=state_layers,
     )
-    return Decoder(spec, backend, weights, angles.to(backend.device), buffers)
+    return Decoder(spec, backend, weights, rotary, buffers)
 
 
 def _check_quantization(quantization: str | None, backend: Backend, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rotary angles: one table of cosines and sines for all positions of a model.
+"""Rotary angles: tables of cosines and sines for all positions of a model.
 
 Computed in float32, in the order of the models' training code, so that late positions get the same rounding.
 """
@@ -8,24 +8,68 @@ import math
 import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.families.architecture import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from faser.engine.checkpoints.families.architecture import (
+    DecoderSpec,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    QueryGrowth,
+    RopeSpec,
+    YarnScaling,
+)
+
+
+class RotaryTables:
+    """The angles of a model's layers, on a device: a table for each rotary embedding that a layer has."""
+
+    def __init__(self, spec: DecoderSpec, *, num_positions: int, device: torch.device) -> None:
+        self._keys: dict[RopeSpec, Tensor] = {}
+        self._queries: dict[RopeSpec, Tensor] = {}
+        for rope in {each.attention.rope for each in spec.layers} - {None}:
+            assert rope is not None
+            angles = rotary_angles(rope, head_dim=spec.head_dim, num_positions=num_positions)
+            self._keys[rope] = angles.to(device)
+            if rope.query_growth is not None:
+                growth = query_factors(rope.query_growth, num_positions)
+                self._queries[rope] = (angles * growth[:, None]).to(device)
+
+    def keys(self, rope: RopeSpec | None) -> Tensor | None:
+        """[P, D] float32, see rotary_angles; None: no channel rotates."""
+        return None if rope is None else self._keys[rope]
+
+    def queries(self, rope: RopeSpec | None) -> Tensor | None:
+        """The same for queries; None: they have the angles of keys."""
+        return None if rope is None else self._queries.get(rope)
 
 
 def rotary_angles(rope: RopeSpec, *, head_dim: int, num_positions: int) -> Tensor:
     """[num_positions, head_dim] float32 on the CPU: cosines of the head_dim / 2 pairs, then their sines.
 
-    The scaling's attention factor is folded into both. Pair i is channels i and i + head_dim / 2.
+    The scaling's attention factor is folded into those of pairs that rotate; others have cosine 1 and sine 0. Pair
+    i is channels i and i + head_dim / 2.
 
     Source: Su et al., arXiv:2104.09864, section 3.2.2.
     """
-    turns = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies(rope, head_dim)
-    table = torch.cat((turns.cos(), turns.sin()), dim=-1)
-    return table * rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else table
+    rotated = rope.rotated or head_dim
+    speeds = frequencies(rope, rotated, num_positions=num_positions)
+    turns = torch.arange(num_positions, dtype=torch.float32)[:, None] * speeds
+    factor = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling | LongRopeScaling) else 1.0
+    resting = torch.zeros(num_positions, (head_dim - rotated) // 2)
+    return torch.cat((turns.cos() * factor, resting + 1, turns.sin() * factor, resting), dim=-1)
 
 
-def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
-    """[head_dim / 2] float32: radians by which each pair turns from one position to the next."""
-    unscaled = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+def query_factors(growth: QueryGrowth, num_positions: int) -> Tensor:
+    """[num_positions] float32."""
+    lengths = torch.arange(num_positions) // growth.original_positions
+    return 1 + growth.beta * torch.log(1 + lengths.float())
+
+
+def frequencies(rope: RopeSpec, rotated: int, *, num_positions: int = 1) -> Tensor:
+    """[rotated / 2] float32: radians by which each pair turns from one position to the next.
+
+    num_positions: the longest context that is served, which decides between the factors of longrope.
+    """
+    unscaled = 1.0 / rope.theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
     match rope.scaling:
         case None:
             return unscaled
@@ -35,6 +79,9 @@ def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
             return _llama3(unscaled, rope.scaling)
         case YarnScaling():
             return _yarn(unscaled, rope.scaling, rope.theta)
+        case LongRopeScaling(short=short, long=long, original_positions=original):
+            factors = torch.tensor(long if num_positions > original else short, dtype=torch.float32)
+            return 1.0 / (factors * rope.theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated))
 
 
 def _llama3(unscaled: Tensor, scaling: Llama3Scaling) -> Tensor:

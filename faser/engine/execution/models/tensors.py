@@ -5,13 +5,18 @@ The one module that spells these names. Opens no file and holds no tensor.
 
 import math
 
-from faser.engine.checkpoints.families.architecture import DecoderSpec
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, LayerSpec
 
 Shape = tuple[int, ...]
+Ints = NDArray[np.int64]
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+NORM_BEFORE_ATTENTION = "input_layernorm"
 
 
 def layer_prefix(layer: int) -> str:
@@ -21,8 +26,8 @@ def layer_prefix(layer: int) -> str:
 def tensor_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     """Every tensor that the decoder needs, in loading order; products are [out, in]."""
     shapes: dict[str, Shape] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
-    for layer in range(spec.num_layers):
-        shapes |= {layer_prefix(layer) + name: shape for name, shape in layer_shapes(spec).items()}
+    for number, layer in enumerate(spec.layers):
+        shapes |= {layer_prefix(number) + name: shape for name, shape in layer_shapes(spec, layer).items()}
     shapes[FINAL_NORM] = (spec.hidden_size,)
     if not spec.tie_word_embeddings:
         shapes[HEAD] = (spec.vocab_size, spec.hidden_size)
@@ -47,21 +52,52 @@ def num_parameters(spec: DecoderSpec) -> int:
     return sum(math.prod(shape) for shape in tensor_shapes(spec).values())
 
 
-def layer_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     """Of one layer, without its prefix."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,)}
-    for name, width in (("q_proj", spec.q_size), ("k_proj", spec.kv_size), ("v_proj", spec.kv_size)):
-        shapes |= _product(f"self_attn.{name}", width, hidden, spec.attention_bias)
-    if spec.qk_norm:
-        shapes["self_attn.q_norm.weight"] = (spec.head_dim,)
-        shapes["self_attn.k_norm.weight"] = (spec.head_dim,)
-    shapes |= _product("self_attn.o_proj", hidden, spec.q_size, spec.attention_out_bias)
-    shapes["post_attention_layernorm.weight"] = (hidden,)
-    shapes |= _product("mlp.gate_proj", inner, hidden, spec.mlp_bias)
-    shapes |= _product("mlp.up_proj", inner, hidden, spec.mlp_bias)
-    shapes |= _product("mlp.down_proj", hidden, inner, spec.mlp_bias)
+    hidden, attention, names = spec.hidden_size, layer.attention, spec.names
+    shapes: dict[str, Shape] = {f"{NORM_BEFORE_ATTENTION}.weight": (hidden,)}
+    q_size, kv_size = attention.q_size, attention.kv_size
+    if names.fused_qkv:
+        widths = {"qkv_proj": q_size + 2 * kv_size}
+    else:
+        widths = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+    for name, width in widths.items():
+        shapes |= _product(f"self_attn.{name}", width, hidden, attention.bias)
+    if attention.qk_norm:
+        shapes["self_attn.q_norm.weight"] = (attention.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (attention.head_dim,)
+    shapes |= _product("self_attn.o_proj", hidden, q_size, attention.out_bias)
+    if layer.norms_after:
+        shapes[f"{names.norm_after_attention}.weight"] = (hidden,)
+    shapes[f"{names.norm_before_feed_forward}.weight"] = (hidden,)
+    network = layer.feed_forward
+    for name in ("gate_up_proj",) if names.fused_gate_up else ("gate_proj", "up_proj"):
+        width = network.size * (2 if names.fused_gate_up else 1)
+        shapes |= _product(f"mlp.{name}", width, hidden, network.bias)
+    shapes |= _product("mlp.down_proj", hidden, network.size, network.bias)
+    if layer.norms_after:
+        shapes[f"{names.norm_after_feed_forward}.weight"] = (hidden,)
     return shapes
+
+
+def head_order(attention: AttentionSpec) -> Ints | None:
+    """[D]: the checkpoint's channel at each place of a query or key head; None: each is at its place.
+
+    Here the channels i and i + D / 2 rotate as a pair, or stay as they are. Of R rotated channels of D = 2 R:
+
+        here         R / 2 firsts, half of those that stay  |  R / 2 seconds, the other half
+        checkpoint   firsts, seconds, those that stay; or pairs of a first and a second, those that stay
+
+    The scores of attention are the same sums in another order.
+    """
+    rope, width = attention.rope, attention.head_dim
+    if rope is None or (rope.rotated is None and not rope.interleaved):
+        return None
+    channels = np.arange(width)
+    rotated = width if rope.rotated is None else rope.rotated
+    turning, rest = channels[:rotated], channels[rotated:].reshape(2, -1)
+    first, second = turning.reshape(-1, 2).T if rope.interleaved else turning.reshape(2, -1)
+    return np.concatenate((first, rest[0], second, rest[1]))
 
 
 def _product(name: str, rows: int, columns: int, bias: bool) -> dict[str, Shape]:

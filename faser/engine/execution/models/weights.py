@@ -10,11 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec
 from faser.engine.execution.models import tensors
+from faser.engine.execution.models.tensors import Ints
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8, Fp8Rows, stack_rows
@@ -49,9 +51,9 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """qkv: queries, keys, values stacked; gate_up: gate, then up. Norms: [H], q_norm and k_norm [D] or None.
+    """qkv: queries, keys, values stacked; gate_up: gate, then up. Norms: float32 [H], q_norm and k_norm [D].
 
-    input_norm: None in the first layer of some heads, never in a decoder.
+    input_norm: None in the first layer of some heads, never in a decoder. Another norm that is None is absent.
     """
 
     input_norm: Tensor | None
@@ -59,9 +61,11 @@ class LayerWeights:
     q_norm: Tensor | None
     k_norm: Tensor | None
     attention_out: PackedLinear
+    norm_after_attention: Tensor | None
     post_norm: Tensor
     gate_up: PackedLinear
     down: PackedLinear
+    norm_after: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +105,10 @@ def pack_weights(
     check_names(source, shapes, lambda name: tensors.ignorable(name, spec))
     packer = Packer(source, shapes, backend, dtype, progress, stored=stored, quantise=quantise, blocks=blocks)
     embedding = packer.product(tensors.EMBEDDING)
-    layers = tuple(packer.layer(tensors.layer_prefix(layer)) for layer in range(spec.num_layers))
-    final_norm = packer.vector(tensors.FINAL_NORM)
+    layers = tuple(
+        packer.layer(tensors.layer_prefix(number), layer, spec) for number, layer in enumerate(spec.layers)
+    )
+    final_norm = packer.norm(tensors.FINAL_NORM, plus_one=spec.plus_one) * spec.logit_scale
     head = embedding if spec.tie_word_embeddings else packer.product(tensors.HEAD)
     return DecoderWeights(
         embedding=embedding, layers=layers, final_norm=final_norm, head=head, num_bytes=packer.packed_bytes
@@ -139,44 +145,64 @@ class Packer:
         self._done_bytes = 0
         self._total_bytes = sum(map(math.prod, shapes.values())) * dtype.itemsize
 
-    def layer(self, prefix: str) -> LayerWeights:
-        def stack(*names: str) -> PackedLinear:
-            return self.layer_product(*(f"{prefix}{name}.weight" for name in names))
+    def layer(self, prefix: str, layer: LayerSpec, spec: DecoderSpec) -> LayerWeights:
+        """A layer of the spec; channels of query and key heads in the order of tensors.head_order."""
+        names, attention = spec.names, layer.attention
+        order = tensors.head_order(attention)
+        turning = (attention.num_heads, attention.num_kv_heads)
 
-        def norm(name: str) -> Tensor | None:
-            return self.vector(prefix + name) if prefix + name in self._shapes else None
+        def stack(*names: str, orders: Sequence[Ints | None] = ()) -> PackedLinear:
+            return self.layer_product(*(f"{prefix}{name}.weight" for name in names), orders=orders)
 
+        def norm(name: str, order: Ints | None = None) -> Tensor | None:
+            name = f"{prefix}{name}.weight"
+            return self.norm(name, plus_one=spec.plus_one, order=order) if name in self._shapes else None
+
+        if names.fused_qkv:
+            qkv = stack("self_attn.qkv_proj", orders=(_rows_of_heads(order, *turning, others=attention.kv_size),))
+        else:
+            orders = [_rows_of_heads(order, heads) for heads in turning]
+            qkv = stack("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", orders=(*orders, None))
+        post_norm = norm(names.norm_before_feed_forward)
+        assert post_norm is not None, "every layer normalises before its feed-forward network"
         return LayerWeights(
-            input_norm=norm("input_layernorm.weight"),
-            qkv=stack("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            q_norm=norm("self_attn.q_norm.weight"),
-            k_norm=norm("self_attn.k_norm.weight"),
+            input_norm=norm(tensors.NORM_BEFORE_ATTENTION),
+            qkv=qkv,
+            q_norm=norm("self_attn.q_norm", order),
+            k_norm=norm("self_attn.k_norm", order),
             attention_out=stack("self_attn.o_proj"),
-            post_norm=self.vector(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=stack("mlp.gate_proj", "mlp.up_proj"),
+            norm_after_attention=norm(names.norm_after_attention) if layer.norms_after else None,
+            post_norm=post_norm,
+            gate_up=stack("mlp.gate_up_proj") if names.fused_gate_up else stack("mlp.gate_proj", "mlp.up_proj"),
             down=stack("mlp.down_proj"),
+            norm_after=norm(names.norm_after_feed_forward) if layer.norms_after else None,
         )
 
     def product(self, name: str) -> PackedLinear:
         """The product of a weight outside the layers: without a bias, never quantised to fp8 here."""
         return self._pack(self._low_bit((name,)) or self._stacked((name,)), None)
 
-    def layer_product(self, *names: str) -> PackedLinear:
-        """One product of the named weights, stacked, with their biases if the spec has them."""
+    def layer_product(self, *names: str, orders: Sequence[Ints | None] = ()) -> PackedLinear:
+        """One product of the named weights, stacked, with their biases if the spec has them.
+
+        orders: of the rows of each; None, as all are where there are none: as they are stored.
+        """
         biases = tuple(f"{name.removesuffix('.weight')}.bias" for name in names)
-        bias = self._stacked(biases) if biases[0] in self._shapes else None
-        quantised = self._stored_rows(names) or self._low_bit(names)
+        orders = orders or (None,) * len(names)
+        bias = self._stacked(biases, orders) if biases[0] in self._shapes else None
+        quantised = self._stored_rows(names, orders) or self._low_bit(names, orders)
         if quantised is not None:
             return self._pack(quantised, bias)
-        weight = self._stacked(names)
+        weight = self._stacked(names, orders)
         if self._quantise is not None:
             return self._pack(self._quantise(weight.to(self._backend.device)), bias)
         return self._pack(weight, bias)
 
-    def vector(self, name: str) -> Tensor:
-        vector = self._stacked((name,)).to(self._backend.device)
-        self.packed_bytes += vector.nbytes
-        return vector
+    def norm(self, name: str, *, plus_one: bool = False, order: Ints | None = None) -> Tensor:
+        """The weight of a norm, float32. plus_one: one is added. order: of its values."""
+        norm = self._stacked((name,), (order,), torch.float32).to(self._backend.device)
+        self.packed_bytes += norm.nbytes
+        return norm + 1 if plus_one else norm
 
     def _pack(self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None) -> PackedLinear:
         packed = self._backend.pack(weight, bias)
@@ -187,7 +213,7 @@ class Packer:
             self.packed_bytes += 0 if bias is None else bias.nbytes
         return packed
 
-    def _stored_rows(self, names: Sequence[str]) -> Fp8Rows | None:
+    def _stored_rows(self, names: Sequence[str], orders: Sequence[Ints | None]) -> Fp8Rows | None:
         """The named weights as they are stored, stacked; None: they are not quantised.
 
         Raises ModelError if some of them are quantised and others are not.
@@ -203,9 +229,11 @@ class Packer:
                     f"tensor {name} is not quantised, and of one product with {others}; it must be too"
                 )
             self._read(name, part.values.shape)
-        return stack_rows(parts)
+        return stack_rows(
+            [part if order is None else part.take(order) for part, order in zip(parts, orders, strict=True)]
+        )
 
-    def _low_bit(self, names: Sequence[str]) -> LowBitRows | None:
+    def _low_bit(self, names: Sequence[str], orders: Sequence[Ints | None] = (None,)) -> LowBitRows | None:
         """The named weights in their blocks, stacked; None: one of them has none."""
         found = [self._blocks(name) for name in names]
         parts = [part for part in found if part is not None]
@@ -216,23 +244,30 @@ class Packer:
             return None
         for name, part in zip(names, parts, strict=True):
             self._read(name, part.shape)
-        return stack_low_bit(parts)
+        return stack_low_bit(
+            [part if order is None else part.take(order) for part, order in zip(parts, orders, strict=True)]
+        )
 
-    def _stacked(self, names: Sequence[str]) -> Tensor:
-        """A new tensor of the named ones, stacked, in the target dtype, on the device of the first one."""
+    def _stacked(
+        self,
+        names: Sequence[str],
+        orders: Sequence[Ints | None] = (None,),
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """A new tensor of the named ones, stacked, on the device of the first one. dtype: None: the target's."""
         shapes = [self._shapes[name] for name in names]
         size = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         stacked: Tensor | None = None
         first = 0
-        for name, shape in zip(names, shapes, strict=True):
+        for name, shape, order in zip(names, shapes, orders, strict=True):
             found = self._source.get(name)
             if found.dtype is FP8 or not found.dtype.is_floating_point:
                 stored = str(found.dtype).removeprefix("torch.")
                 raise ModelError(f"tensor {name} is {stored}; it has no scales, or the config does not say so")
             self._read(name, found.shape)
             if stacked is None:
-                stacked = torch.empty(size, dtype=self._dtype, device=found.device)
-            stacked[first : first + shape[0]].copy_(found)
+                stacked = torch.empty(size, dtype=dtype or self._dtype, device=found.device)
+            stacked[first : first + shape[0]].copy_(found if order is None else found[torch.from_numpy(order)])
             first += shape[0]
         assert stacked is not None, "no tensors to stack"
         return stacked
@@ -244,6 +279,14 @@ class Packer:
             raise ModelError(f"tensor {name} has shape {list(found)}; the config asks for {list(shape)}")
         self._done_bytes += math.prod(found) * self._dtype.itemsize
         self._progress(self._done_bytes, self._total_bytes)
+
+
+def _rows_of_heads(order: Ints | None, *heads: int, others: int = 0) -> Ints | None:
+    """The order of the rows of so many heads, each in that order, and of others, which stay behind them."""
+    if order is None:
+        return None
+    rows = (np.arange(sum(heads))[:, None] * len(order) + order).reshape(-1)
+    return np.concatenate((rows, len(rows) + np.arange(others)))
 
 
 def check_names(source: WeightSource, expected: Collection[str], ignorable: Callable[[str], bool]) -> None:

@@ -12,6 +12,7 @@ import torch
 from faser.config.declaration import Label, find_problems, flag_label, settings_of
 from faser.config.engine import EngineConfig, gpu_defaults
 from faser.config.environment import cuda_environment
+from faser.engine.execution.models.decoder import attention_shape
 from faser.engine.execution.startup.memory import CachedModel
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import CudaFacts, cuda_facts, open_cuda
@@ -156,18 +157,15 @@ def _remedy(missing: Sequence[Module], arch: str) -> str:
 
 def _attention(model: CachedModel) -> set[Attention]:
     """The kinds of attention among a model's layers."""
-    return {_kind(model, window) for window in set(model.spec.windows)}
+    return {_kind(model, attention_shape(each.attention)) for each in set(model.spec.layers)}
 
 
-def _kind(model: CachedModel, window: int | None) -> Attention:
-    spec = model.spec
-    shape = AttentionShape(
-        num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, scale=1.0, window=window
-    )
+def _kind(model: CachedModel, shape: AttentionShape) -> Attention:
     single = AttentionKind(shape, model.dtype, model.kv_dtype, one_row_each=True)
     return Attention(
-        head_dim=spec.head_dim,
-        window=window is not None,
+        head_dim=shape.head_dim,
+        window=shape.window is not None,
+        capped=shape.score_cap is not None,
         dtype=str(model.dtype).removeprefix("torch."),
         fp8=model.kv_dtype is FP8,
         decodes=not single.uses_tensor_cores,

@@ -17,7 +17,7 @@ from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates,
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.registry import HeadParts
 from faser.engine.execution.drafting.samplers import WINDOW
-from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.models.decoder import Decoder, attention_shape
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.sources import QUANTIZATIONS
 from faser.engine.execution.models.weights import WeightSource
@@ -206,7 +206,7 @@ def expected_graph_bytes(config: EngineConfig, model: LoadedModel, num_device_la
     """About the device memory of the model's CUDA graphs, those for device lanes included."""
     if not config.records_steps:
         return num_device_lanes * LANE_BYTES
-    num_kinds = len(set(model.files.spec.windows))
+    num_kinds = len({attention_shape(each.attention) for each in model.files.spec.layers})
     graph_bytes = _graph_sizes(config, model.files).expected_bytes(num_kinds)
     return graph_bytes + num_device_lanes * (graph_bytes + LANE_BYTES)
 

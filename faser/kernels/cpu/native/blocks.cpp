@@ -25,25 +25,35 @@ void multiply(Pool* pool, const FaserAnyLinear& by, const FaserBlockRows& rows, 
 void normed_linear(Pool* pool, const FaserNormedLinear& by, const FaserBlockRows& rows, const void* hidden,
                    int64_t stride, void* out, int32_t out_dtype, const FaserAnyLinear* following) {
     const int64_t width = by.product.depth;
-    faser_rms_norm(pool, hidden, stride, rows.rows, width, by.norm, by.eps, rows.normed, width, rows.dtype);
+    faser_rms_norm(pool, hidden, stride, rows.rows, width, by.norm, by.eps, rows.normed, width, rows.dtype, nullptr);
     multiply(pool, by.product, rows, rows.normed, out, out_dtype, nullptr, following);
+}
+
+// hidden += norm(product(x)), or product(x) where norm is null. following: as in multiply.
+void add(Pool* pool, const FaserAnyLinear& product, const float* norm, float eps, const FaserBlockRows& rows,
+         const void* x, void* hidden, const FaserAnyLinear* following) {
+    if (!norm) return multiply(pool, product, rows, x, hidden, rows.dtype, hidden, following);
+    const int64_t width = product.columns;
+    multiply(pool, product, rows, x, rows.normed, rows.dtype, nullptr, following);
+    faser_rms_norm(pool, rows.normed, width, rows.rows, width, norm, eps, hidden, width, rows.dtype, hidden);
 }
 
 // following: the product that is multiplied next, or null.
 void feed_forward(Pool* pool, const FaserFeedForward& layer, const FaserBlockRows& rows, const void* mixed,
                   void* hidden, const FaserAnyLinear* following) {
     const int64_t inner = layer.down.depth;
-    multiply(pool, layer.attention_out, rows, mixed, hidden, rows.dtype, hidden, &layer.gate_up.product);
+    const float eps = layer.gate_up.eps;
+    add(pool, layer.attention_out, layer.norm_after_attention, eps, rows, mixed, hidden, &layer.gate_up.product);
     normed_linear(pool, layer.gate_up, rows, hidden, layer.down.columns, rows.gate_up, rows.dtype, &layer.down);
-    faser_silu_mul(pool, rows.gate_up, 2 * inner, rows.rows, inner, rows.inner, inner, rows.dtype);
-    multiply(pool, layer.down, rows, rows.inner, hidden, rows.dtype, hidden, following);
+    faser_gate(pool, rows.gate_up, 2 * inner, rows.rows, inner, rows.inner, inner, rows.dtype, layer.activation);
+    add(pool, layer.down, layer.norm_after, eps, rows, rows.inner, hidden, following);
 }
 
 void attend(Pool* pool, const FaserLayer& layer, int64_t number, const FaserBlockRows& rows, const FaserCache* cache,
             FaserPlan* plan, void* qkv, void* mixed) {
     const int64_t stride = layer.qkv.product.columns, width = layer.feed_forward.attention_out.depth;
-    faser_rope_append(pool, cache, plan, number, layer.heads.num_heads, qkv, stride, layer.angles, layer.q_norm,
-                      layer.k_norm, layer.eps, rows.dtype);
+    faser_rope_append(pool, cache, plan, number, layer.heads.num_heads, qkv, stride, layer.angles,
+                      layer.query_angles, layer.q_norm, layer.k_norm, layer.eps, rows.dtype);
     faser_attend(pool, cache, plan, &layer.heads, number, qkv, stride, mixed, width, rows.dtype);
 }
 
@@ -63,7 +73,7 @@ void faser_normed_linear(Pool* pool, const FaserNormedLinear* by, const FaserBlo
     normed_linear(pool, *by, *rows, hidden, stride, out, out_dtype, nullptr);
 }
 
-// hidden += attention_out(mixed); hidden += down(silu_mul(gate_up(hidden))); unless following is null,
+// hidden += attention_out(mixed); hidden += down(gate(gate_up(hidden))); unless following is null,
 // out = following(hidden).
 void faser_feed_forward(Pool* pool, const FaserFeedForward* layer, const FaserNormedLinear* following,
                         const FaserBlockRows* rows, const void* mixed, void* hidden, void* out) {

@@ -18,7 +18,7 @@ struct FaserAnyLinear {
 
 struct FaserNormedLinear {
     FaserAnyLinear product;
-    const void* norm;  // [depth]
+    const float* norm;  // [depth]
     float eps;
 };
 
@@ -26,6 +26,9 @@ struct FaserFeedForward {
     FaserAnyLinear attention_out;
     FaserNormedLinear gate_up;
     FaserAnyLinear down;
+    int32_t activation;                 // FaserActivation
+    const float* norm_after_attention;  // [columns], of what attention adds, and of what the network adds; or null
+    const float* norm_after;
 };
 
 struct FaserLayer {
@@ -33,8 +36,9 @@ struct FaserLayer {
     FaserFeedForward feed_forward;
     FaserHeads heads;
     const float* angles;  // as faser_rope_append takes them
-    const void* q_norm;
-    const void* k_norm;
+    const float* query_angles;
+    const float* q_norm;
+    const float* k_norm;
     float eps;
     void* states;  // room for the inputs of the layer, or null
     int64_t states_stride;

@@ -40,13 +40,16 @@ int64_t faser_low_bit_embed(faser::Pool*, const FaserLowBit*, const int64_t* ids
                             int32_t out_dtype);
 
 // rows.cpp
-void faser_rms_norm(faser::Pool*, const void* x, int64_t stride, int64_t rows, int64_t width, const void* weight,
-                    float eps, void* out, int64_t out_stride, int32_t dtype);
-void faser_silu_mul(faser::Pool*, const void* gate_up, int64_t stride, int64_t rows, int64_t width, void* out,
-                    int64_t out_stride, int32_t dtype);
+enum FaserActivation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
+// residual: [rows, width] as far apart as those of out, or null; may be out.
+void faser_rms_norm(faser::Pool*, const void* x, int64_t stride, int64_t rows, int64_t width, const float* weight,
+                    float eps, void* out, int64_t out_stride, int32_t dtype, const void* residual);
+void faser_gate(faser::Pool*, const void* gate_up, int64_t stride, int64_t rows, int64_t width, void* out,
+                int64_t out_stride, int32_t dtype, int32_t activation);
 void faser_rope_append(faser::Pool*, const FaserCache*, const FaserPlan*, int64_t layer, int64_t num_heads, void* qkv,
-                       int64_t stride, const float* angles, const void* q_norm, const void* k_norm, float eps,
-                       int32_t dtype);
+                       int64_t stride, const float* angles, const float* query_angles, const float* q_norm,
+                       const float* k_norm, float eps, int32_t dtype);
 
 // attention/
 FaserPlan* faser_plan_new(const int32_t* query_start, const int32_t* positions, const int32_t* block_table,

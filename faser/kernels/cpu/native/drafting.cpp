@@ -18,11 +18,11 @@ extern "C" {
 // A head's weights. Mirrored in library.py, as the others here.
 struct FaserEagle3 {
     FaserAnyLinear embedding;
-    const void* embedding_norm;
-    const void* const* state_norms;  // of equal parts of the states, side by side
+    const float* embedding_norm;
+    const float* const* state_norms;  // of equal parts of the states, side by side
     int64_t num_state_norms;
     FaserAnyLinear fc;  // from the states to features
-    const void* feature_norm;
+    const float* feature_norm;
     float eps;
     int32_t residual_is_normed;  // the residual stream begins with the normalised features
     FaserAnyLinear qkv;          // of the first layer: of an embedding and features side by side
@@ -198,7 +198,7 @@ class Drafting {
             for (int64_t i = 0; i < head_.num_state_norms; i++) {
                 faser_rms_norm(pool_, (const char*)states + i * part * bytes(), stride, rows, part,
                                head_.state_norms[i], head_.eps, (char*)room_.states + i * part * bytes(),
-                               head_.fc.depth, rows_.dtype);
+                               head_.fc.depth, rows_.dtype, nullptr);
             }
             states = room_.states;
             stride = head_.fc.depth;
@@ -239,10 +239,10 @@ class Drafting {
             faser_low_bit_embed(pool_, head_.embedding.low_bit, ids, rows, room_.embedded, rows_.dtype);
         }
         faser_rms_norm(pool_, room_.embedded, width(), rows, width(), head_.embedding_norm, head_.eps, room_.joined,
-                       2 * width(), rows_.dtype);
+                       2 * width(), rows_.dtype, nullptr);
         char* normed = (char*)room_.joined + row;
         faser_rms_norm(pool_, features, width(), rows, width(), head_.feature_norm, head_.eps, normed, 2 * width(),
-                       rows_.dtype);
+                       rows_.dtype, nullptr);
         if (head_.residual_is_normed) {
             for (int64_t i = 0; i < rows; i++) memcpy((char*)room_.hidden + i * row, normed + 2 * i * row, row);
         } else if (features != room_.hidden) {

@@ -36,28 +36,58 @@ float inverse_rms(const T* x, int64_t width, float eps) {
 }
 
 // y = x * scale * weight; y may be x.
-template <class T, class Out>
-void scale_row(const T* x, const T* weight, float scale, int64_t width, Out* y) {
+template <class T>
+void scale_row(const T* x, const float* weight, float scale, int64_t width, T* y) {
     int64_t i = 0;
     for (; i + kLanes <= width; i += kLanes) store(y + i, load(x + i) * scale * load(weight + i));
-    for (; i < width; i++) narrow(widen(x[i]) * scale * widen(weight[i]), y + i);
+    for (; i < width; i++) narrow(widen(x[i]) * scale * weight[i], y + i);
+}
+
+// y = x * scale * weight + residual, rounded once; y may be residual.
+template <class T>
+void add_scaled_row(const T* x, const float* weight, float scale, int64_t width, const T* residual, T* y) {
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) {
+        store(y + i, fma(load(x + i) * scale, load(weight + i), load(residual + i)));
+    }
+    for (; i < width; i++) {
+        narrow(fma(splat(widen(x[i]) * scale), splat(weight[i]), splat(widen(residual[i])))[0], y + i);
+    }
 }
 
 template <class T>
-void rms_norm(Pool& pool, const T* x, int64_t stride, int64_t rows, int64_t width, const T* weight, float eps, T* out,
-              int64_t out_stride) {
+void rms_norm(Pool& pool, const T* x, int64_t stride, int64_t rows, int64_t width, const float* weight, float eps,
+              T* out, int64_t out_stride, const T* residual) {
     by_rows(pool, rows, width, [&](int64_t row, int64_t end) {
         for (; row < end; row++) {
             const T* from = x + row * stride;
-            scale_row(from, weight, inverse_rms(from, width, eps), width, out + row * out_stride);
+            T* to = out + row * out_stride;
+            const float scale = inverse_rms(from, width, eps);
+            if (residual) {
+                add_scaled_row(from, weight, scale, width, residual + row * out_stride, to);
+            } else {
+                scale_row(from, weight, scale, width, to);
+            }
         }
     });
 }
 
-template <class T>
-void silu_mul(Pool& pool, const T* gate_up, int64_t stride, int64_t rows, int64_t width, T* out, int64_t out_stride) {
-    const float log2e = 1.4426950408889634f;
-    auto apply = [&](vf gate, vf up) { return gate / (1.0f + exp2(gate * -log2e)) * up; };
+constexpr float kLog2e = 1.4426950408889634f;
+
+struct Silu {
+    static vf of(vf x) { return x / (1.0f + exp2(x * -kLog2e)); }
+};
+
+struct GeluTanh {  // x (1 + tanh(y)) / 2 = x / (1 + e^(-2 y))
+    static vf of(vf x) {
+        const vf y = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+        return x / (1.0f + exp2(y * (-2 * kLog2e)));
+    }
+};
+
+template <class Activation, class T>
+void gate(Pool& pool, const T* gate_up, int64_t stride, int64_t rows, int64_t width, T* out, int64_t out_stride) {
+    auto apply = [&](vf gate, vf up) { return Activation::of(gate) * up; };
     by_rows(pool, rows, width, [&](int64_t row, int64_t end) {
         for (; row < end; row++) {
             const T* gate = gate_up + row * stride;
@@ -126,7 +156,7 @@ void add_int8_value(const FaserCache& cache, char* block, int64_t offset, const 
 
 // Normalise (weight not null) and rotate (angles not null) one head in place. Channel i turns with i + half.
 template <class T>
-void turn_head(T* head, int64_t width, const T* weight, float eps, const float* angles) {
+void turn_head(T* head, int64_t width, const float* weight, float eps, const float* angles) {
     if (weight) scale_row(head, weight, inverse_rms(head, width, eps), width, head);
     if (!angles) return;
     const int64_t half = width / 2;
@@ -150,23 +180,24 @@ struct Append {
     int64_t num_heads;
     int64_t stride;  // values from one row of qkv to the next
     const float* angles;
-    const void* q_norm;
-    const void* k_norm;
+    const float* query_angles;
+    const float* q_norm;
+    const float* k_norm;
     float eps;
 };
 
 template <class T>
 void append_row(const FaserCache& cache, const FaserPlan& plan, const Append& call, T* heads, int64_t row) {
     const int64_t width = cache.head_dim;
-    const float* angles = call.angles ? call.angles + plan.positions[row] * width : nullptr;
-    for (int64_t h = 0; h < call.num_heads; h++) {
-        turn_head(heads + h * width, width, (const T*)call.q_norm, call.eps, angles);
-    }
+    const int64_t place = plan.positions[row] * width;
+    const float* angles = call.angles ? call.angles + place : nullptr;
+    const float* query_angles = call.query_angles ? call.query_angles + place : angles;
+    for (int64_t h = 0; h < call.num_heads; h++) turn_head(heads + h * width, width, call.q_norm, call.eps, query_angles);
     T* keys = heads + call.num_heads * width;
     T* values = keys + cache.num_kv_heads * width;
     for (int64_t h = 0; h < cache.num_kv_heads; h++) {
         char* block = block_at(cache, call.layer, plan.row_block[row], h);
-        turn_head(keys + h * width, width, (const T*)call.k_norm, call.eps, angles);
+        turn_head(keys + h * width, width, call.k_norm, call.eps, angles);
         if (cache.dtype == kInt8) {
             add_int8_key(cache, block, plan.row_offset[row], keys + h * width);
             add_int8_value(cache, block, plan.row_offset[row], values + h * width);
@@ -188,28 +219,33 @@ void append(Pool& pool, const FaserCache& cache, const FaserPlan& plan, const Ap
 
 extern "C" {
 
-void faser_rms_norm(Pool* pool, const void* x, int64_t stride, int64_t rows, int64_t width, const void* weight,
-                    float eps, void* out, int64_t out_stride, int32_t dtype) {
+void faser_rms_norm(Pool* pool, const void* x, int64_t stride, int64_t rows, int64_t width, const float* weight,
+                    float eps, void* out, int64_t out_stride, int32_t dtype, const void* residual) {
     if (dtype == kFloat32) {
-        return rms_norm(*pool, (const float*)x, stride, rows, width, (const float*)weight, eps, (float*)out, out_stride);
+        return rms_norm(*pool, (const float*)x, stride, rows, width, weight, eps, (float*)out, out_stride,
+                        (const float*)residual);
     }
-    rms_norm(*pool, (const bf16*)x, stride, rows, width, (const bf16*)weight, eps, (bf16*)out, out_stride);
+    rms_norm(*pool, (const bf16*)x, stride, rows, width, weight, eps, (bf16*)out, out_stride, (const bf16*)residual);
 }
 
 // width: F, of the output.
-void faser_silu_mul(Pool* pool, const void* gate_up, int64_t stride, int64_t rows, int64_t width, void* out,
-                    int64_t out_stride, int32_t dtype) {
-    if (dtype == kFloat32) {
-        return silu_mul(*pool, (const float*)gate_up, stride, rows, width, (float*)out, out_stride);
-    }
-    silu_mul(*pool, (const bf16*)gate_up, stride, rows, width, (bf16*)out, out_stride);
+void faser_gate(Pool* pool, const void* gate_up, int64_t stride, int64_t rows, int64_t width, void* out,
+                int64_t out_stride, int32_t dtype, int32_t activation) {
+    auto run = [&](auto activate) {
+        using A = decltype(activate);
+        if (dtype == kFloat32) {
+            return gate<A>(*pool, (const float*)gate_up, stride, rows, width, (float*)out, out_stride);
+        }
+        gate<A>(*pool, (const bf16*)gate_up, stride, rows, width, (bf16*)out, out_stride);
+    };
+    activation == kGeluTanh ? run(GeluTanh{}) : run(Silu{});
 }
 
-// dtype: of qkv, q_norm and k_norm.
+// dtype: of qkv. query_angles: of queries; null: those of keys.
 void faser_rope_append(Pool* pool, const FaserCache* cache, const FaserPlan* plan, int64_t layer, int64_t num_heads,
-                       void* qkv, int64_t stride, const float* angles, const void* q_norm, const void* k_norm,
-                       float eps, int32_t dtype) {
-    Append call{layer, num_heads, stride, angles, q_norm, k_norm, eps};
+                       void* qkv, int64_t stride, const float* angles, const float* query_angles, const float* q_norm,
+                       const float* k_norm, float eps, int32_t dtype) {
+    Append call{layer, num_heads, stride, angles, query_angles, q_norm, k_norm, eps};
     if (dtype == kFloat32) return append(*pool, *cache, *plan, call, (float*)qkv);
     append(*pool, *cache, *plan, call, (bf16*)qkv);
 }

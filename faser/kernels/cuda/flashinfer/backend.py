@@ -235,17 +235,19 @@ class FlashInferBackend:
     def embed(self, token_ids: Tensor, packed: _CudaLinear, out: Tensor) -> Tensor:
         return torch.index_select(packed.weight, 0, token_ids.to(self.device, non_blocking=True), out=out)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
-        return self._kernels.rms_norm(x, weight, eps, out)
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, residual: Tensor | None = None
+    ) -> Tensor:
+        return self._kernels.rms_norm(x, weight, eps, out, residual)
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
-        return self._kernels.silu_mul(gate_up, out)
+    def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
+        return self._kernels.gate(gate_up, out, activation)
 
     def allocate_kv(self, shape: KvShape) -> _CudaCache:
         """See Backend. Raises ConfigError for a dtype or a head size without kernels."""
         check_cache_dtype(self.name, shape.dtype, KV_DTYPES)
         if shape.head_dim not in HEAD_DIMS:
-            sizes = " and ".join(map(str, HEAD_DIMS))
+            sizes = ", ".join(map(str, HEAD_DIMS))
             raise ConfigError(f"the flashinfer backend has kernels for heads of {sizes}, not {shape.head_dim}")
         size = (shape.num_layers, 2, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         zeros = torch.zeros(shape.total_bytes, dtype=torch.uint8, device=self.device)
@@ -265,6 +267,7 @@ class FlashInferBackend:
         shape: AttentionShape,
         plan: _EagerPlan | FixedPlan,
         *,
+        query_angles: Tensor | None = None,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
@@ -273,7 +276,7 @@ class FlashInferBackend:
         keys, values = cache.layer(layer)
         rows = plan.device
         return self._kernels.rope_append(
-            qkv, angles, rows.positions, rows.slots, keys, values, shape, q_norm, k_norm, eps
+            qkv, angles, rows.positions, rows.slots, keys, values, shape, q_norm, k_norm, eps, query_angles
         )
 
     def attend(
@@ -284,7 +287,10 @@ class FlashInferBackend:
         shape: AttentionShape,
         plan: _EagerPlan | FixedPlan,
         out: Tensor,
+        *,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        assert sinks is None, "this backend has no kernels for sinks"
         assert plan.block_size == cache.block_size, (plan.block_size, cache.block_size)
         assert out.is_contiguous(), out.stride()
         wrapper = plan.attention(AttentionKind(shape, q.dtype, cache.data.dtype, plan.one_row_each))

@@ -23,13 +23,14 @@ from faser.kernels.cpu.build import find_compiler
 
 VERSION = "0.7.2.post1"  # modules of one version do not load into another, and its plans are read by their places
 ARCH = "9.0a"
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)
 # Attention is compiled for each head size. Models with sliding windows need modules of their own.
 MODULES = tuple(f"{kind}_{size}" for kind in ("decode", "prefill") for size in HEAD_DIMS)
 WINDOW_MODULES = tuple(f"{name}_window" for name in MODULES)
-# So do 8-bit keys and values.
-FP8_MODULES = tuple(f"{name}_fp8" for name in MODULES + WINDOW_MODULES)
-_KNOWN = MODULES + WINDOW_MODULES + FP8_MODULES
+# So do models that cap scores, and 8-bit keys and values.
+CAPPED_MODULES = tuple(f"{name}_capped" for name in MODULES + WINDOW_MODULES)
+FP8_MODULES = tuple(f"{name}_fp8" for name in MODULES + WINDOW_MODULES + CAPPED_MODULES)
+_KNOWN = MODULES + WINDOW_MODULES + CAPPED_MODULES + FP8_MODULES
 _TYPES = {"bfloat16": "bf16", "float16": "f16"}
 _FP8 = "e4m3"
 # Approximate seconds to compile, for one arch on one core; docs/gpu.md has the measurements.
@@ -43,12 +44,13 @@ Announce = Callable[[str], None]
 class Attention:
     """A kind of attention that modules are compiled for. dtype: of queries and results, without "torch.".
 
-    fp8: keys and values are 8-bit floats; else they have the dtype of queries.
+    capped: scores have a cap. fp8: keys and values are 8-bit floats; else they have the dtype of queries.
     decodes: single rows use a kernel of their own, without tensor cores.
     """
 
     head_dim: int
     window: bool
+    capped: bool
     dtype: str
     fp8: bool
     decodes: bool
@@ -67,9 +69,9 @@ class Module:
         kind, size, *options = self.name.split("_")
         letters = _TYPES[self.dtype]
         stored = _FP8 if "fp8" in options else letters
-        window = "window" in options
+        window, capped = "window" in options, "capped" in options
         types = f"dtype_q_{letters}_dtype_kv_{stored}_dtype_o_{letters}_dtype_idx_i32"
-        shape = f"head_dim_qk_{size}_head_dim_vo_{size}_posenc_0_use_swa_{window}_use_logits_cap_False"
+        shape = f"head_dim_qk_{size}_head_dim_vo_{size}_posenc_0_use_swa_{window}_use_logits_cap_{capped}"
         name = f"batch_{kind}_with_kv_cache_{types}_{shape}"
         return f"{name}_f16qk_False_kv_stride_equal" if kind == "prefill" else name
 
@@ -90,7 +92,8 @@ def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
     """The modules that models with these kinds of attention call."""
     found = {}
     for each in sorted(set(attention)):
-        suffix = ("_window" if each.window else "") + ("_fp8" if each.fp8 else "")
+        options = (("_window", each.window), ("_capped", each.capped), ("_fp8", each.fp8))
+        suffix = "".join(option for option, has in options if has)
         kinds = ("prefill", "decode") if each.decodes else ("prefill",)
         for name in (f"{kind}_{each.head_dim}{suffix}" for kind in kinds):
             found[f"{name} {each.dtype}"] = Module(name=name, dtype=each.dtype)
@@ -99,8 +102,7 @@ def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
 
 def known_modules() -> tuple[Module, ...]:
     """All modules that a supported model can need."""
-    names = MODULES + WINDOW_MODULES + FP8_MODULES
-    return tuple(Module(name=name, dtype=dtype) for dtype in _TYPES for name in names)
+    return tuple(Module(name=name, dtype=dtype) for dtype in _TYPES for name in _KNOWN)
 
 
 def compile_time(modules: Sequence[Module]) -> str:
@@ -158,7 +160,7 @@ class BuiltModule:
 def build_modules(
     names: Sequence[str], *, arch: str, out: Path, environment: Mapping[str, str], announce: Announce
 ) -> list[BuiltModule]:
-    """Compile modules (of MODULES, WINDOW_MODULES, FP8_MODULES) for bfloat16 into out; announce each result.
+    """Compile modules (those of known_modules) for bfloat16 into out; announce each result.
 
     environment: of the child process; its CUDA_HOME is where nvcc is, else /usr/local/cuda.
 
@@ -279,8 +281,8 @@ def spec_of(name: str) -> Any:
     kind, size, *options = name.split("_")
     stored = torch.float8_e4m3fn if "fp8" in options else torch.bfloat16
     types = (torch.bfloat16, stored, torch.bfloat16, torch.int32)
-    # head size of keys and of values, no position encoding, sliding window, no cap on logits
-    shape = (*types, int(size), int(size), 0, "window" in options, False)
+    # head size of keys and of values, no position encoding, sliding window, cap on scores
+    shape = (*types, int(size), int(size), 0, "window" in options, "capped" in options)
     if kind == "decode":
         return gen_batch_decode_module(*shape)
     # The wrapper loads this variant, for equal strides of keys and values, not the one with a public name.

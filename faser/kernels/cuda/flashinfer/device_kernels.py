@@ -13,18 +13,14 @@ from torch import Tensor
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
-from faser.kernels.interface.shapes import AttentionShape
 
-# (qkv, angles, positions, slots, keys, values, shape, q_norm, k_norm, eps) -> queries; see triton/layer_ops.py.
-RopeAppend = Callable[
-    [Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, AttentionShape, Tensor | None, Tensor | None, float],
-    Tensor,
-]
+# See triton/layer_ops.py for the arguments of these.
+RopeAppend = Callable[..., Tensor]
 DEPENDENT_LAUNCHES = (9, 0)  # the compute capability from which on they exist
 # (processors, blocks for more rows) -> blocks; see triton/few_rows.py.
 FewRowBlocksMaker = Callable[[int, Blocks], Blocks]
-RmsNorm = Callable[[Tensor, Tensor, float, Tensor], Tensor]  # (x, weight, eps, out) -> out
-SiluMul = Callable[[Tensor, Tensor], Tensor]  # (gate_up, out) -> out
+RmsNorm = Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
+Gate = Callable[[Tensor, Tensor, str], Tensor]
 
 
 def as_other_rows(_num_processors: int, otherwise: Blocks) -> Blocks:
@@ -37,7 +33,7 @@ class DeviceKernels:
     """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane."""
 
     rms_norm: RmsNorm
-    silu_mul: SiluMul
+    gate: Gate
     rope_append: RopeAppend
     sampling_kernels: Callable[[Accelerator], SamplingKernels]
     device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
@@ -52,7 +48,7 @@ def triton_kernels(
     dependent_launches: launch these, and rope_append, before the launch before them is done; from compute
     capability 9.0 on. Raises ImportError without Triton.
     """
-    from faser.kernels.cuda.triton.layer_ops import rms_norm, rope_append, silu_mul
+    from faser.kernels.cuda.triton.layer_ops import gate, rms_norm, rope_append
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
     from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
 
@@ -64,7 +60,7 @@ def triton_kernels(
 
     return DeviceKernels(
         rms_norm=rms_norm,
-        silu_mul=silu_mul,
+        gate=gate,
         rope_append=partial(rope_append, dependent=True) if dependent_launches else rope_append,
         sampling_kernels=TritonSamplingKernels,
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),

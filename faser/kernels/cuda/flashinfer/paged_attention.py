@@ -177,6 +177,7 @@ def plan_attention(
         "num_kv_heads": shape.num_kv_heads,
         "page_size": block_size,
         "sm_scale": shape.scale,
+        "logits_soft_cap": shape.score_cap or 0.0,
         "window_left": -1 if shape.window is None else shape.window - 1,
         "q_data_type": kind.dtype,
         "kv_data_type": kind.kv_dtype,

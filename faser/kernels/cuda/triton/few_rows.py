@@ -202,7 +202,7 @@ class FewRowsProduct:
         found = Squares(sums=torch.empty(num_programs, MOST_ROWS, device=x.device)) if squares else None
         num_parts = 1
         if norm is not None:
-            expect("norm", norm.weight, (width_in,), x.dtype, like=x)
+            expect("norm", norm.weight, (width_in,), torch.float32, x.dtype, like=x)
             num_parts = len(norm.squares.sums)
             expect("squares", norm.squares.sums, (num_parts, MOST_ROWS), torch.float32, like=x)
         if num_rows:
@@ -252,7 +252,7 @@ class FewRowBlocks:
         buffers: BlockBuffers,
     ) -> None:
         linears = (block.attention_out, block.gate_up.linear, block.down)
-        if len(hidden) > MOST_ROWS or not all(map(_fits, linears)):
+        if len(hidden) > MOST_ROWS or not block.is_usual or not all(map(_fits, linears)):
             self._otherwise.feed_forward(mixed, hidden, block, following, out, buffers)
             return
         squares = self._add(mixed, block.attention_out, hidden)

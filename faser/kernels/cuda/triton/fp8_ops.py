@@ -175,12 +175,12 @@ def add_norm(
 ) -> None:
     """hidden [R, D] += product, if there is one; values and scales: of its RMS norm, as quantise_rows writes them.
 
-    hidden: float32, bfloat16 or float16, each row contiguous. weight: [D] of that type. values: [R, D]
-    float8_e4m3fn. scales: [R] float32. Raises EngineError that names the tensor that does not fit.
+    hidden: float32, bfloat16 or float16, each row contiguous. weight: [D] float32, or of that type. values:
+    [R, D] float8_e4m3fn. scales: [R] float32. Raises EngineError that names the tensor that does not fit.
     """
     rows, width = hidden.shape
     expect_lines("hidden", hidden, (rows, width), *_TYPES, like=hidden)
-    expect("weight", weight, (width,), hidden.dtype, like=hidden)
+    expect("weight", weight, (width,), torch.float32, hidden.dtype, like=hidden)
     expect("values", values, (rows, width), FP8, like=hidden)
     expect("scales", scales, (rows,), torch.float32, like=hidden)
     warps = row_warps(width)

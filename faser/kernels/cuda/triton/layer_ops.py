@@ -1,4 +1,4 @@
-"""Backend.rms_norm, silu_mul and rope_append in one launch each. All arithmetic is in float32.
+"""Backend.rms_norm, gate and rope_append in one launch each. All arithmetic is in float32.
 
 A norm's row stays in the registers of one program; as in the torch backend, the normalised number is rounded to
 the type of the rows before the weight multiplies it. rope_append normalises and rotates heads, and stores keys and
@@ -18,6 +18,7 @@ from faser.kernels.cuda.triton.common import (
     expect,
     expect_lines,
     gated,
+    gelu_gated,
     jit,
     next_power_of_2,
     normalised,
@@ -27,72 +28,89 @@ from faser.kernels.cuda.triton.common import (
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.shapes import AttentionShape
 
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)
+_IS_GELU = {"silu": False, "gelu_tanh": True}
 _BLOCK = 1024
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @jit
-def _rms_norm(x, stride, weight, scaled, out_stride, width, eps, BLOCK: tl.constexpr):
-    """One row, read once."""
+def _rms_norm(
+    x, stride, weight, residual, residual_stride, scaled, out_stride, width, eps,
+    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row, read once. The residual is added before the one rounding, and may be the output."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
     value = tl.load(x + row * stride + column, mask=inside, other=0.0)
     wide = value.to(tl.float32)
     factors = tl.load(weight + column, mask=inside, other=0.0)
-    found = normalised(value, tl.sum(wide * wide), width, eps, factors)
+    squares = tl.sum(wide * wide)
+    if HAS_RESIDUAL:
+        factor = 1.0 / tl.sqrt(squares / width + eps)
+        added = (wide * factor).to(value.dtype).to(tl.float32) * factors.to(tl.float32)
+        added += tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
+        found = added.to(value.dtype)
+    else:
+        found = normalised(value, squares, width, eps, factors)
     tl.store(scaled + row * out_stride + column, found, mask=inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
-    """out[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight. Returns out.
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, residual: Tensor | None = None) -> Tensor:
+    """out[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight (+ residual[r]). Returns out.
 
-    x, out: [R, D] float32, bfloat16 or float16, one type, each row contiguous; out may be x. weight: [D].
+    x, out, residual: [R, D] float32, bfloat16 or float16, one type, each row contiguous; out may be x or residual.
+    weight: [D] float32, or of the type of x.
     Raises EngineError that names the tensor that does not fit, and for rows wider than common.WIDEST_ROW.
     """
     rows, width = x.shape
     expect_lines("x", x, (rows, width), *_TYPES, like=x)
-    expect("weight", weight, (width,), x.dtype, like=x)
+    expect("weight", weight, (width,), torch.float32, x.dtype, like=x)
     expect_lines("out", out, (rows, width), x.dtype, like=x)
+    if residual is not None:
+        expect_lines("residual", residual, (rows, width), x.dtype, like=x)
     warps = row_warps(width)
     if rows:
         _rms_norm[(rows,)](
-            x, x.stride(0), weight, out, out.stride(0), width, eps, BLOCK=next_power_of_2(width), num_warps=warps,
-            **EXACT,
+            x, x.stride(0), weight, x if residual is None else residual,
+            0 if residual is None else residual.stride(0), out, out.stride(0), width, eps,
+            HAS_RESIDUAL=residual is not None, BLOCK=next_power_of_2(width), num_warps=warps, **EXACT,
         )  # fmt: skip
     return out
 
 
 @jit
-def _silu_mul(gate_up, stride, gated_rows, out_stride, width, BLOCK: tl.constexpr):
+def _gate_rows(gate_up, stride, gated_rows, out_stride, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
     """Some columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0)
     up = tl.load(gate_up + row * stride + width + column, mask=inside, other=0.0)
-    tl.store(gated_rows + row * out_stride + column, gated(gate, up).to(gate.dtype), mask=inside)
+    found = gelu_gated(gate, up) if GELU else gated(gate, up)
+    tl.store(gated_rows + row * out_stride + column, found.to(gate.dtype), mask=inside)
 
 
-def silu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
-    """out = silu(gate) * up. gate_up: [R, 2 F], gate then up; out: [R, F]. One type, each row contiguous.
+def gate(gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
+    """out = activation(gate) * up. gate_up: [R, 2 F], gate then up; out: [R, F]. One type, each row contiguous.
 
-    Returns out. Raises EngineError that names the tensor that does not fit.
+    activation: silu or gelu_tanh. Returns out. Raises EngineError that names the tensor that does not fit.
     """
     rows, width = out.shape
     expect_lines("gate_up", gate_up, (rows, 2 * width), *_TYPES, like=out)
     expect_lines("out", out, (rows, width), gate_up.dtype, like=out)
     if rows:
-        _silu_mul[(rows, -(-width // _BLOCK))](
-            gate_up, gate_up.stride(0), out, out.stride(0), width, BLOCK=_BLOCK, **EXACT
+        gelu = _IS_GELU[activation]
+        _gate_rows[(rows, -(-width // _BLOCK))](
+            gate_up, gate_up.stride(0), out, out.stride(0), width, GELU=gelu, BLOCK=_BLOCK, **EXACT
         )
     return out
 
 
 @jit
 def _rope_append(
-    qkv, stride, angles, positions, slots, keys, values, q_weight, k_weight, eps,
+    qkv, stride, angles, query_angles, positions, slots, keys, values, q_weight, k_weight, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
     NORM: tl.constexpr, ROTATE: tl.constexpr, AS_FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -117,7 +135,8 @@ def _rope_append(
             first = ((wide * factor).to(kind).to(tl.float32) * weight.to(tl.float32)).to(kind)
             second = ((other * factor).to(kind).to(tl.float32) * second_weight.to(tl.float32)).to(kind)
         if ROTATE:
-            angle = angles + tl.load(positions + row) * 2 * HALF + channel
+            place_of_angle = tl.load(positions + row) * 2 * HALF + channel
+            angle = tl.where(head < NUM_HEADS, query_angles + place_of_angle, angles + place_of_angle)
             cosine, sine = tl.load(angle), tl.load(angle + HALF)
             wide, other = first.to(tl.float32), second.to(tl.float32)
             first = (wide * cosine - other * sine).to(kind)
@@ -151,16 +170,18 @@ def rope_append(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    query_angles: Tensor | None = None,
     *,
     dependent: bool = False,
 ) -> Tensor:
     """Returns queries [R, Hq * D], a view of qkv; stores keys and values in the cache.
 
     qkv: [R, (Hq + 2 Hkv) * D] float32, bfloat16 or float16, each row contiguous; its queries are overwritten.
-    angles: [P, D] float32, as in Backend.rope_append; None rotates nothing. positions: [R] int64, below P. slots:
-    [R] int64, distinct; NO_SLOT (flashinfer/paged_layout.py) stores nothing. keys, values: [blocks, block_size,
-    Hkv, D] of one layer, contiguous, of the dtype of qkv or float8_e4m3fn. q_norm, k_norm: [D], the dtype of qkv;
-    both or neither. dependent: launch it as soon as the launch before it lets it (few_rows.py).
+    angles, query_angles: [P, D] float32, as in Backend.rope_append; None rotates nothing. positions: [R] int64,
+    below P. slots: [R] int64, distinct; NO_SLOT (flashinfer/paged_layout.py) stores nothing. keys, values:
+    [blocks, block_size, Hkv, D] of one layer, contiguous, of the dtype of qkv or float8_e4m3fn. q_norm, k_norm:
+    [D] float32, or the dtype of qkv; both or neither. dependent: launch it as soon as the launch before it lets it
+    (few_rows.py).
 
     Raises EngineError that names the tensor that does not fit, or a head_dim outside HEAD_DIMS.
     """
@@ -176,19 +197,24 @@ def rope_append(
     expect("values", values, size, keys.dtype, like=qkv)
     if angles is not None:
         expect("angles", angles, (len(angles), dim), torch.float32, like=qkv)
+    of_queries = angles if query_angles is None else query_angles
+    if of_queries is not None:
+        expect("query_angles", of_queries, (len(of_queries), dim), torch.float32, like=qkv)
+        assert angles is not None, "query_angles without angles"
     weights = (qkv, qkv)  # never read
     if q_norm is not None or k_norm is not None:
         assert q_norm is not None, "k_norm without q_norm"
         assert k_norm is not None, "q_norm without k_norm"
-        expect("q_norm", q_norm, (dim,), qkv.dtype, like=qkv)
-        expect("k_norm", k_norm, (dim,), qkv.dtype, like=qkv)
+        expect("q_norm", q_norm, (dim,), torch.float32, qkv.dtype, like=qkv)
+        expect("k_norm", k_norm, (dim,), q_norm.dtype, like=qkv)
         weights = (q_norm, k_norm)
     as_fp8 = keys.dtype is FP8
     if as_fp8:
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     if len(qkv):
         _rope_append[(len(qkv), num_heads)](
-            qkv, qkv.stride(0), qkv if angles is None else angles, positions, slots, keys, values, *weights, eps,
+            qkv, qkv.stride(0), qkv if angles is None else angles, qkv if of_queries is None else of_queries,
+            positions, slots, keys, values, *weights, eps,
             NUM_HEADS=shape.num_heads, NUM_KV_HEADS=num_kv, HALF=dim // 2, NORM=q_norm is not None,
             ROTATE=angles is not None, AS_FP8=as_fp8, PDL=dependent, num_warps=1,
             **({"launch_pdl": True} if dependent else {}), **EXACT,

@@ -105,7 +105,7 @@ class Fp8Blocks:
         buffers: BlockBuffers,
     ) -> None:
         products, linears = self._products, (block.attention_out, block.gate_up.linear, block.down)
-        if not all(isinstance(each, Fp8Linear) for each in linears):
+        if not block.is_usual or not all(isinstance(each, Fp8Linear) for each in linears):
             self._separate.feed_forward(mixed, hidden, block, following, out, buffers)
             return
         attended = products.sums(products.quantise(mixed), block.attention_out)

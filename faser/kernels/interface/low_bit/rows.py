@@ -18,11 +18,12 @@ kernel gives these bits.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
@@ -93,6 +94,10 @@ class GroupRows:
         factors = self.scales.size + (0 if self.minimums is None else self.minimums.size)
         return self.codes.size * self.bits // 8 + factors * (2 if self.has_half_factors else 4)
 
+    def take(self, rows: npt.NDArray[np.int64]) -> "GroupRows":
+        minimums = None if self.minimums is None else self.minimums[rows]
+        return replace(self, codes=self.codes[rows], scales=self.scales[rows], minimums=minimums)
+
     def decode(self) -> DecodedRows:
         """In groups of 32: what products compute with."""
 
@@ -128,6 +133,9 @@ class FloatRows:
         factors = self.num_rows * -(-self.depth // self.scheme.group_size) * (1 + self.scheme.has_minimums)
         return self.weight.numel() * self.scheme.bits // 8 + 2 * factors
 
+    def take(self, rows: npt.NDArray[np.int64]) -> "FloatRows":
+        return replace(self, weight=self.weight[torch.from_numpy(rows)])
+
     def decode(self) -> DecodedRows:
         return quantise(self.weight.float().cpu().numpy(), self.scheme).decode()
 
@@ -151,6 +159,9 @@ class BlockRows:
     @property
     def num_bytes(self) -> int:
         return self.blocks.nbytes
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "BlockRows":
+        return replace(self, blocks=self.blocks[rows])
 
     def decode(self) -> DecodedRows:
         return self.format.decode(self.blocks)
@@ -176,6 +187,11 @@ class LowBitRows:
     @property
     def num_bytes(self) -> int:
         return sum(part.num_bytes for part in self.parts)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "LowBitRows":
+        """These rows, in this order, of a weight of one part."""
+        (part,) = self.parts
+        return replace(self, parts=(part.take(rows),))
 
     def dequantised(self) -> Floats:
         """[N, K], columns in the order of the inputs."""

@@ -10,7 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from faser.distill.speculators_writer import write_speculators
-from faser.engine.checkpoints.families.architecture import DecoderSpec, RopeSpec
+from faser.engine.checkpoints.families.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseSpec,
+    LayerSpec,
+    RopeSpec,
+)
 from faser.engine.checkpoints.heads import HeadSpec
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.drafting.eagle3 import Eagle3Head
@@ -29,24 +35,28 @@ DRAFT_VOCAB = 160
 TOKENS: list[int] = torch.randint(VOCAB_SIZE, (19,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def head_layers(**changes: Any) -> DecoderSpec:
-    """One Llama layer that is as wide as the tiny target."""
-    base = DecoderSpec(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=TARGET_HIDDEN,
-        intermediate_size=96,
-        num_layers=1,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
+def head_layers(
+    *,
+    num_layers: int = 1,
+    vocab_size: int = VOCAB_SIZE,
+    hidden_size: int = TARGET_HIDDEN,
+    size: int = 96,
+    mlp_bias: bool = False,
+    **attention: Any,
+) -> DecoderSpec:
+    """Llama layers that are as wide as the tiny target. attention: fields of AttentionSpec."""
+    heads: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "rope": RopeSpec(theta=10_000.0)}
+    layer = LayerSpec(
+        attention=AttentionSpec(**(heads | attention)), feed_forward=DenseSpec(size=size, bias=mlp_bias)
+    )
+    return DecoderSpec(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        layers=(layer,) * num_layers,
         rms_norm_eps=1e-5,
         max_position_embeddings=2048,
-        rope=RopeSpec(theta=10_000.0),
-        windows=(None,),
-        rotary=(True,),
         tie_word_embeddings=False,
     )
-    return dataclasses.replace(base, **changes)
 
 
 def head_spec(layers: DecoderSpec | None = None, **changes: Any) -> HeadSpec:

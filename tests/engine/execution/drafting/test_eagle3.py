@@ -36,24 +36,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norm of each layer": {"feature_norm": FeatureNorm.EACH},
     "norm of all layers": {"feature_norm": FeatureNorm.TOGETHER, "state_layers": (0, 2)},
     "norm of the output": {"norm_output": True, "norm_before_residual": True},
-    "two layers": {"decoder": head_layers(num_layers=2, windows=(None, None), rotary=(True, True))},
-    "norms of queries and keys, a window": {"decoder": head_layers(qk_norm=True, windows=(5,))},
-    "biases": {"decoder": head_layers(attention_bias=True, attention_out_bias=True)},
+    "two layers": {"decoder": head_layers(num_layers=2)},
+    "norms of queries and keys, a window": {"decoder": head_layers(qk_norm=True, window=5)},
+    "biases": {"decoder": head_layers(bias=True, out_bias=True)},
     "narrower than the target": {"decoder": head_layers(hidden_size=32, num_heads=2, num_kv_heads=1)},
     "the target's vocabulary": {"draft_vocab_size": VOCAB_SIZE},
 }
 
 
 def reference(spec: HeadSpec, weights: dict[str, torch.Tensor]) -> Eagle3:
-    decoder = spec.decoder
+    decoder, rope = spec.decoder, spec.decoder.attention.rope
+    assert rope is not None
     return Eagle3(
         weights={name: weight.double() for name, weight in weights.items()},
         shape=Shape(
-            num_heads=decoder.num_heads,
+            num_heads=decoder.attention.num_heads,
             num_kv_heads=decoder.num_kv_heads,
             head_dim=decoder.head_dim,
             eps=decoder.rms_norm_eps,
-            theta=decoder.rope.theta,
+            theta=rope.theta,
             window=decoder.windows[0],
         ),
         num_layers=decoder.num_layers,

@@ -92,7 +92,7 @@ def test_weights_are_cast_from_the_stored_type_to_the_one_asked_for(stored: torc
     weights = random_weights(SHAPES, dtype=stored)
     packed, _ = _pack(weights, dtype=torch.bfloat16)
     assert torch.equal(packed.layers[0].down.weight, weights["model.layers.0.mlp.down_proj.weight"].bfloat16())
-    assert packed.final_norm.dtype == torch.bfloat16
+    assert torch.equal(packed.final_norm, weights["model.norm.weight"].float())
 
 
 def test_progress_counts_bytes_up_to_the_total() -> None:

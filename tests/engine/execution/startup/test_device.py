@@ -26,7 +26,7 @@ from faser.kernels.cuda.flashinfer.build import (
 from tests.checkpoints import tiny_llama_config
 
 ARCH = "9.0a"
-ATTENTION = Attention(head_dim=64, window=False, dtype="bfloat16", fp8=False, decodes=True)
+ATTENTION = Attention(head_dim=64, window=False, capped=False, dtype="bfloat16", fp8=False, decodes=True)
 
 pytestmark = pytest.mark.skipif(package_of_modules(), reason="a package of compiled modules is installed")
 

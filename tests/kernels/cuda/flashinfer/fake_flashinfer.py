@@ -67,6 +67,7 @@ class Static:
     head_dim: int
     scale: float
     window_left: int
+    cap: float
     dtype: torch.dtype
     kv_dtype: torch.dtype
 
@@ -245,6 +246,7 @@ class FakeWrapper:
             head_dim=head_dim,
             scale=given.get("sm_scale", 1 / math.sqrt(head_dim)),
             window_left=given.get("window_left", -1),
+            cap=given.get("logits_soft_cap") or 0.0,
             dtype=dtype,
             kv_dtype=kv_dtype,
         )
@@ -336,6 +338,7 @@ class FakePrefill(FakeWrapper):
             "page_size",
             "causal",
             "sm_scale",
+            "logits_soft_cap",
             "window_left",
             "q_data_type",
             "kv_data_type",
@@ -366,6 +369,7 @@ class FakeDecode(FakeWrapper):
             "head_dim",
             "page_size",
             "sm_scale",
+            "logits_soft_cap",
             "window_left",
             "q_data_type",
             "kv_data_type",
@@ -401,4 +405,6 @@ def _attention(q: Tensor, keys: Tensor, values: Tensor, static: Static) -> Tenso
     if static.window_left >= 0:
         seen &= columns >= rows - static.window_left
     scores = torch.einsum("rhd,chd->hrc", q.float(), wide[0]) * static.scale
+    if static.cap:
+        scores = static.cap * torch.tanh(scores / static.cap)
     return torch.einsum("hrc,chd->rhd", scores.masked_fill(~seen, -math.inf).softmax(-1), wide[1])

@@ -269,11 +269,15 @@ def test_linear_adds_bias_and_residual(dtype: torch.dtype, has_bias: bool, resid
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_small_operations_give_what_the_reference_gives(dtype: torch.dtype) -> None:
     backend, _, _ = fake()
-    x, weight, gate_up = (torch.randn(size).to(dtype) for size in ((4, 24), (24,), (4, 40)))
+    x, gate_up, weight = torch.randn(4, 24).to(dtype), torch.randn(4, 40).to(dtype), torch.randn(24)
     out, wide = torch.empty(4, 24, dtype=dtype), torch.empty(4, 24)
-    check(backend.rms_norm(x, weight, 1e-3, out), REFERENCE.rms_norm(x.float(), weight.float(), 1e-3, wide))
-    found = backend.silu_mul(gate_up, torch.empty(4, 20, dtype=dtype))
-    check(found, REFERENCE.silu_mul(gate_up.float(), torch.empty(4, 20)))
+    for residual in (None, x):
+        added = None if residual is None else residual.float()
+        wanted = REFERENCE.rms_norm(x.float(), weight, 1e-3, wide, residual=added)
+        check(backend.rms_norm(x, weight, 1e-3, out, residual=residual), wanted)
+    for activation in ("silu", "gelu_tanh"):
+        found = backend.gate(gate_up, torch.empty(4, 20, dtype=dtype), activation)
+        check(found, REFERENCE.gate(gate_up.float(), torch.empty(4, 20), activation))
     packed: PackedLinear = backend.pack(x)
     rows = backend.embed(torch.tensor([3, 0, 3]), packed, torch.empty(3, 24, dtype=dtype))
     assert torch.equal(rows, x[[3, 0, 3]])
@@ -299,9 +303,9 @@ def test_cores_are_refused() -> None:
         backend.use((0, 1))
 
 
-@pytest.mark.parametrize("head_dim", [32, 96, 256])
+@pytest.mark.parametrize("head_dim", [32, 96])
 def test_a_head_size_without_kernels_is_refused(head_dim: int) -> None:
-    with pytest.raises(ConfigError, match=f"heads of 64 and 128, not {head_dim}"):
+    with pytest.raises(ConfigError, match=f"heads of 64, 128, 256, not {head_dim}"):
         fake()[0].allocate_kv(kv_shape(attention_shape(1, 1, head_dim), 1, torch.bfloat16))
 
 

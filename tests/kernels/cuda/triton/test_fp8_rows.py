@@ -3,7 +3,7 @@
 Bugs these tests have been seen to catch: no residual, a stream that is not stored, up read from the gate, rows
 quantised before they are normalised, a gate of numbers that are not rounded.
 
-Oracle: scale_sums, rms_norm, silu_mul and quantise_rows, each of which has an oracle of its own.
+Oracle: scale_sums, rms_norm, gate and quantise_rows, each of which has an oracle of its own.
 
 """
 
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.fp8_ops import add_norm, gate, quantise_rows, scale_sums
-from faser.kernels.cuda.triton.layer_ops import rms_norm, silu_mul
+from faser.kernels.cuda.triton.layer_ops import gate as gate_rows
+from faser.kernels.cuda.triton.layer_ops import rms_norm
 from faser.kernels.interface.fp8 import FP8, UnscaledProduct
 from tests.kernels.cuda.triton.rows import DEVICE
 
@@ -80,7 +81,7 @@ def test_a_product_is_gated_and_quantised(width: int, has_bias: bool, dtype: tor
     product, found = product_of(2 * width, dtype, has_bias=has_bias), empty(width)
     gate(product, dtype, *found)
     gate_up = scaled(product, None, torch.empty(ROWS, 2 * width, dtype=dtype, device=DEVICE))
-    same(found, silu_mul(gate_up, torch.empty(ROWS, width, dtype=dtype, device=DEVICE)))
+    same(found, gate_rows(gate_up, torch.empty(ROWS, width, dtype=dtype, device=DEVICE)))
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:

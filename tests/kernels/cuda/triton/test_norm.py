@@ -34,11 +34,15 @@ def wanted(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
 @pytest.mark.parametrize("rows, width", [(1, 1), (3, 100), (2, 576)])
 def test_rows_are_normalised(rows: int, width: int, eps: float, dtype: torch.dtype) -> None:
-    """Oracle: float64."""
-    x, weight = (3 * random(rows, width)).to(dtype), (1 + random(width, seed=1)).to(dtype)
-    out = torch.empty_like(x)
-    assert rms_norm(x, weight, eps, out) is out
-    assert_close(out.double(), wanted(x, weight, eps), rtol=NEAR[dtype], atol=NEAR[dtype] / 16)
+    """Oracle: float64. A weight of the type of the rows and one of float32; also added to a stream, in place."""
+    x, weight = (3 * random(rows, width)).to(dtype), 1 + random(width, seed=1)
+    out, stream = torch.empty_like(x), random(rows, width, seed=2).to(dtype)
+    for each in (weight, weight.to(dtype)):
+        assert rms_norm(x, each, eps, out) is out
+        assert_close(out.double(), wanted(x, each, eps), rtol=NEAR[dtype], atol=NEAR[dtype] / 16)
+    added = stream.double() + wanted(x, weight, eps)
+    rms_norm(x, weight, eps, stream, stream)
+    assert_close(stream.double(), added, rtol=NEAR[dtype], atol=4 * NEAR[dtype])
 
 
 def test_rows_may_lie_apart_and_out_may_be_x() -> None:

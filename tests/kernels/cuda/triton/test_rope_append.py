@@ -49,6 +49,7 @@ def by_backend(
     angles: Tensor | None,
     norms: tuple[Tensor, Tensor] | None,
     kv_dtype: torch.dtype | None = None,
+    query_angles: Tensor | None = None,
 ) -> Outcome:
     """kv_dtype: of the cache; None: that of qkv."""
     backend = TorchBackend("cpu")
@@ -64,7 +65,16 @@ def by_backend(
     q_norm, k_norm = norms or (None, None)
     plan = backend.plan(LAYOUT, BLOCK_SIZE)
     queries = backend.rope_append(
-        qkv.clone(), angles, cache, 0, shape, plan, q_norm=q_norm, k_norm=k_norm, eps=EPS
+        qkv.clone(),
+        angles,
+        cache,
+        0,
+        shape,
+        plan,
+        query_angles=query_angles,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=EPS,
     )
     return queries, cache.keys[0], cache.values[0]
 
@@ -75,6 +85,7 @@ def by_kernel(
     angles: Tensor | None,
     norms: tuple[Tensor, Tensor] | None,
     kv_dtype: torch.dtype | None = None,
+    query_angles: Tensor | None = None,
 ) -> Outcome:
     size, dtype = (7, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim), kv_dtype or qkv.dtype
     keys, values = (torch.zeros(size, dtype=dtype, device=DEVICE) for _ in range(2))
@@ -90,15 +101,26 @@ def by_kernel(
         q_norm,
         k_norm,
         EPS,
+        None if query_angles is None else query_angles.to(DEVICE),
     )
     return queries.cpu(), keys.cpu(), values.cpu()
+
+
+def test_queries_may_have_angles_of_their_own() -> None:
+    shape, angles = shape_of(64), angles_of(64)
+    case = (random_qkv(shape, torch.float32), shape, angles, None, None, 2 * angles)
+    found, usual = by_kernel(*case), by_kernel(*case[:-1])
+    for mine, theirs in zip(found, by_backend(*case), strict=True):
+        assert torch.equal(mine, theirs)
+    assert torch.equal(found[1], usual[1])
+    assert torch.equal(found[0], 2 * usual[0])
 
 
 def angles_of(head_dim: int) -> Tensor:
     return rotary_angles(RopeSpec(theta=10000.0, scaling=None), head_dim=head_dim, num_positions=16)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 def test_rotated_heads_are_the_same_bits_whatever_the_group(head_dim: int, num_kv_heads: int) -> None:
     shape = shape_of(head_dim, num_kv_heads)
@@ -107,7 +129,7 @@ def test_rotated_heads_are_the_same_bits_whatever_the_group(head_dim: int, num_k
         assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rotates", [False, True])
 def test_stored_8_bit_floats_are_the_bits_of_a_saturating_cast(
@@ -185,5 +207,5 @@ def test_a_head_size_without_a_kernel_is_refused() -> None:
     shape = shape_of(80)
     keys = torch.zeros(1, BLOCK_SIZE, 2, 80, device=DEVICE)
     slots = torch.zeros(3, dtype=torch.int64, device=DEVICE)
-    with pytest.raises(EngineError, match=r"head_dim is 80; rope_append has kernels for \(64, 128\)"):
+    with pytest.raises(EngineError, match=r"head_dim is 80; rope_append has kernels for \(64, 128, 256\)"):
         rope_append(random_qkv(shape, torch.float32).to(DEVICE), None, slots, slots, keys, keys.clone(), shape)

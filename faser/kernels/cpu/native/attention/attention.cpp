@@ -42,9 +42,11 @@ template <class T>
 void write_out(const Call& call, const Tile& tile, int64_t head, const Partial& sums) {
     const int64_t width = call.cache.head_dim;
     for (int64_t q = 0; q < tile.rows * call.group(); q++) {
-        T* out = (T*)call.out + (tile.row + q / call.group()) * call.out_stride +
-                 (head * call.group() + q % call.group()) * width;
-        const float scale = 1.0f / sums.total[q];
+        const int64_t query_head = head * call.group() + q % call.group();
+        T* out = (T*)call.out + (tile.row + q / call.group()) * call.out_stride + query_head * width;
+        float total = sums.total[q];
+        if (call.heads.sinks) total += exp2(splat(call.heads.sinks[query_head] * kLog2e - sums.most[q]))[0];
+        const float scale = 1.0f / total;
         // Adding 0 makes -0 to 0: weights of 0 may have done so or not, depending on other rows.
         for (int64_t d = 0; d < width; d += kLanes) store(out + d, load(sums.values + q * width + d) * scale + 0.0f);
     }

@@ -139,6 +139,11 @@ struct FloatSpan {
         Chunks chunks = find_chunks(call, tile, head, span);
         trim<T>(call, tile, chunks, scratch);
         score<T>(call.cache, scratch.queries.data(), queries, chunks, scores);
+        if (call.heads.score_cap) {
+            for (int64_t q = 0; q < queries; q++) {
+                cap_scores(call.heads.score_cap, call.heads.scale, scores + q * kSpan, chunks.count * kChunk);
+            }
+        }
         hide_unseen(call, tile, chunks, scores);
         soften(scores, queries, chunks.count * kChunk, call.heads.scale * kLog2e, (T*)weights, partial);
         mix<T>(weights, queries, width, chunks, partial.values);

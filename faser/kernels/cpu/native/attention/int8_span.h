@@ -179,6 +179,12 @@ struct Int8Span {
         } else {
             score_int8<kWideRows, kWidePanels>(call.cache, scratch, queries, chunks, scores);
         }
+        if (call.heads.score_cap) {
+            for (int64_t q = 0; q < queries; q++) {
+                cap_scores(call.heads.score_cap, scratch.units[q] * call.heads.scale, scores + q * kSpan,
+                           chunks.count * kChunk);
+            }
+        }
         hide_unseen(call, tile, chunks, scores);
         soften_int8(call, queries, chunks, scratch, partial);
         if (queries <= kFewRows) {

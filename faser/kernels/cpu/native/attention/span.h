@@ -15,7 +15,9 @@ extern "C" {
 struct FaserHeads {
     int64_t num_heads;
     float scale;
-    int64_t window;  // 0: all
+    int64_t window;      // 0: all
+    float score_cap;     // c: a score s becomes c tanh(s / c); 0: it stays
+    const float* sinks;  // [num_heads], scores that weigh in the sum of the weights and have no value; or null
 };
 }
 
@@ -114,6 +116,15 @@ inline void hide_unseen(const Call& call, const Tile& tile, const Chunks& chunks
         float* row = scores + q * kSpan;
         std::fill(row, row + std::clamp<int64_t>(seen_from - chunks.first, 0, keys), kNothing);
         std::fill(row + std::clamp<int64_t>(position + 1 - chunks.first, 0, keys), row + keys, kNothing);
+    }
+}
+
+// Scores in units of 1 / factor: x becomes cap tanh(x factor / cap) in these units.
+inline void cap_scores(float cap, float factor, float* row, int64_t keys) {
+    if (factor == 0) return;  // all scores are 0
+    const vf in = splat(2 * kLog2e * factor / cap), out = splat(cap / factor);
+    for (int64_t k = 0; k < keys; k += kLanes) {
+        store(row + k, out * (1.0f - 2.0f / (exp2(load(row + k) * in) + 1.0f)));
     }
 }
 

@@ -1,0 +1,82 @@
+"""Gemma 2 and Gemma 3: four norms a layer that multiply by 1 + w, a GELU gate, embeddings times √H.
+
+Gemma 2 caps scores and logits; every second layer has a window. Gemma 3 normalises queries and keys; of six layers
+five have a window, and a rotary embedding of their own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, LayerSpec, TensorNames
+from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
+
+_HEAD_DIM = 256
+_DEFAULT_WINDOW = 4096
+_NAMES = TensorNames(
+    norm_before_feed_forward="pre_feedforward_layernorm",
+    norm_after_attention="post_attention_layernorm",
+    norm_after_feed_forward="post_feedforward_layernorm",
+)
+
+
+def gemma2_spec(config: Mapping[str, Any]) -> DecoderSpec:
+    fields = Fields({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0} | dict(config))
+    rope = rope_spec(fields, head_dim=fields.positive_int("head_dim", _HEAD_DIM))
+    everywhere = _attention(fields, rope)
+    window = _window(fields, config)
+    return _decoder(fields, everywhere, replace(everywhere, window=window), period=2)
+
+
+def gemma3_spec(config: Mapping[str, Any]) -> DecoderSpec:
+    fields = Fields(config)
+    head_dim = fields.positive_int("head_dim", _HEAD_DIM)
+    far = rope_spec(fields, default_theta=1_000_000.0, layer_type="full_attention", head_dim=head_dim)
+    near_theta = fields.positive_float("rope_local_base_freq", 10_000.0)
+    nested = {"rope_parameters": config.get("rope_parameters"), "head_dim": head_dim}
+    near = rope_spec(Fields(nested), default_theta=near_theta, layer_type="sliding_attention")
+    everywhere = _attention(fields, far, qk_norm=True)
+    near_by = replace(everywhere, rope=near, window=_window(fields, config))
+    return _decoder(fields, everywhere, near_by, period=fields.positive_int("sliding_window_pattern", 6))
+
+
+def _window(fields: Fields, config: Mapping[str, Any]) -> int | None:
+    return fields.optional_int("sliding_window") if "sliding_window" in config else _DEFAULT_WINDOW
+
+
+def _attention(fields: Fields, rope: Any, **options: Any) -> AttentionSpec:
+    return attention(
+        fields,
+        rope,
+        head_dim=fields.positive_int("head_dim", _HEAD_DIM),
+        scale=fields.positive_float("query_pre_attn_scalar", float(_HEAD_DIM)) ** -0.5,
+        bias=fields.flag("attention_bias", False),
+        out_bias=fields.flag("attention_bias", False),
+        score_cap=fields.optional_float("attn_logit_softcapping"),
+        **options,
+    )
+
+
+def _decoder(fields: Fields, everywhere: AttentionSpec, near_by: AttentionSpec, *, period: int) -> DecoderSpec:
+    """period: the last of so many layers attends everywhere, where layer_types are not listed."""
+    num_layers = fields.num_layers()
+    listed = fields.layer_types(num_layers)
+    usual = ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(num_layers)]
+    feed_forward = dense(fields)
+    layers = [
+        LayerSpec(
+            attention=near_by if layer_type == "sliding_attention" else everywhere,
+            feed_forward=feed_forward,
+            norms_after=True,
+        )
+        for layer_type in listed or usual
+    ]
+    return decoder(
+        fields,
+        layers,
+        tied=True,
+        embedding_scale=fields.positive_int("hidden_size") ** 0.5,
+        logit_cap=fields.optional_float("final_logit_softcapping"),
+        plus_one=True,
+        names=_NAMES,
+    )
