@@ -8,10 +8,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, LayerSpec, TensorNames
+from faser.engine.checkpoints.families.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    RopeSpec,
+    TensorNames,
+)
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
 
 _HEAD_DIM = 256
+_GELU = {"hidden_activation": "gelu_pytorch_tanh"}
+_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _DEFAULT_WINDOW = 4096
 _NAMES = TensorNames(
     norm_before_feed_forward="pre_feedforward_layernorm",
@@ -21,7 +29,7 @@ _NAMES = TensorNames(
 
 
 def gemma2_spec(config: Mapping[str, Any]) -> DecoderSpec:
-    fields = Fields({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0} | dict(config))
+    fields = Fields(_GELU | _CAPS | dict(config))
     rope = rope_spec(fields, head_dim=fields.positive_int("head_dim", _HEAD_DIM))
     everywhere = _attention(fields, rope)
     window = _window(fields, config)
@@ -29,7 +37,7 @@ def gemma2_spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def gemma3_spec(config: Mapping[str, Any]) -> DecoderSpec:
-    fields = Fields(config)
+    fields = Fields(_GELU | dict(config))
     head_dim = fields.positive_int("head_dim", _HEAD_DIM)
     far = rope_spec(fields, default_theta=1_000_000.0, layer_type="full_attention", head_dim=head_dim)
     near_theta = fields.positive_float("rope_local_base_freq", 10_000.0)
@@ -44,7 +52,7 @@ def _window(fields: Fields, config: Mapping[str, Any]) -> int | None:
     return fields.optional_int("sliding_window") if "sliding_window" in config else _DEFAULT_WINDOW
 
 
-def _attention(fields: Fields, rope: Any, **options: Any) -> AttentionSpec:
+def _attention(fields: Fields, rope: RopeSpec, **options: Any) -> AttentionSpec:
     return attention(
         fields,
         rope,

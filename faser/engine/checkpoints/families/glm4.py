@@ -6,6 +6,7 @@ from typing import Any
 from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec, TensorNames
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
 
+_DEFAULTS = {"partial_rotary_factor": 0.5, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True}
 _NAMES = TensorNames(
     norm_after_attention="post_self_attn_layernorm",
     norm_after_feed_forward="post_mlp_layernorm",
@@ -15,7 +16,7 @@ _NAMES = TensorNames(
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """attention_bias applies to queries, keys and values."""
-    fields = Fields({"partial_rotary_factor": 0.5} | dict(config))
+    fields = Fields(_DEFAULTS | dict(config))
     layer = LayerSpec(
         attention=attention(
             fields, rope_spec(fields, interleaved=True), bias=fields.flag("attention_bias", False)

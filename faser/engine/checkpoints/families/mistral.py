@@ -11,6 +11,19 @@ from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpe
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec, windowed
 
 _DEFAULT_WINDOW = 4096
+_MINISTRAL3 = {
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
@@ -21,8 +34,8 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def ministral3_spec(config: Mapping[str, Any]) -> DecoderSpec:
-    fields = Fields(config)
-    rope = rope_spec(fields, default_theta=1_000_000.0)
+    fields = Fields(_MINISTRAL3 | dict(config))
+    rope = rope_spec(fields)
     given = Fields(fields.optional_dict("rope_parameters") or fields.optional_dict("rope_scaling") or {})
     beta = given.optional_float("llama_4_scaling_beta")
     if beta:

@@ -10,7 +10,7 @@ _OLD_NAMES = ("su", "yarn")  # of longrope
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
-    fields = Fields(_renamed(config))
+    fields = Fields({"rms_norm_eps": 1e-5} | _renamed(config))
     layer = LayerSpec(attention=attention(fields, rope_spec(fields)), feed_forward=dense(fields))
     window = fields.optional_int("sliding_window")
     layers = windowed(layer, fields.windows((window,) * fields.num_layers()))

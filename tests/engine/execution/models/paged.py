@@ -93,13 +93,20 @@ class PagedModel:
         return tokens
 
 
-def load(directory: Path, *, num_sequences: int = 1, dtype: torch.dtype = torch.float32) -> PagedModel:
-    """The checkpoint on the reference backend."""
-    backend = TorchBackend()
+def load(
+    directory: Path,
+    *,
+    num_sequences: int = 1,
+    dtype: torch.dtype = torch.float32,
+    backend: Backend | None = None,
+) -> PagedModel:
+    """The checkpoint on a backend; None: the reference."""
+    backend = backend or TorchBackend()
     decoder = load_decoder(
         directory, backend, dtype, max_model_len=MAX_POSITIONS, max_rows=MAX_POSITIONS, progress=lambda *_: None
     )
-    return PagedModel(decoder, backend, num_sequences=num_sequences)
+    size = 16 if backend.name == "native" else BLOCK_SIZE
+    return PagedModel(decoder, backend, num_sequences=num_sequences, block_size=size)
 
 
 def prompt(length: int, vocab_size: int, seed: int = 3) -> list[int]:

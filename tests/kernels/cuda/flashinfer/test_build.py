@@ -6,7 +6,6 @@ Bugs these tests have been seen to catch: modules compiled again, a variable lef
 another arch than was asked for, windows forgotten, what a compiler says taken for a result.
 """
 
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
