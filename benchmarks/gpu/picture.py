@@ -33,7 +33,13 @@ def picture(folder: Path) -> str:
     peers, policies = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("vllm", "policies"))
     device = peers["device"]["name"]
     panels = [
-        line_chart(f"{device}: 8B without drafts", _AT, "tokens/s of a sequence", _rates(peers), doubling=True),
+        line_chart(
+            f"{device}: 8B without drafts; vLLM without torch.compile",
+            _AT,
+            "tokens/s of a sequence",
+            _rates(peers),
+            doubling=True,
+        ),
         line_chart(
             f"{device}: policies by acceptance, 8B with a 0.6B draft model",
             _AT,
@@ -50,7 +56,7 @@ def picture(folder: Path) -> str:
 
 def _rates(peers: Json) -> dict[str, Points]:
     rows = [row for row in peers["result"]["rows"] if row["configuration"] == "plain"]
-    names = {"faser": "FASER", "vllm": "vLLM"}
+    names = {"vllm": "vLLM", "faser": "FASER"}
     return {
         shown: sorted((row["sequences"], row[name] / row["sequences"]) for row in rows)
         for name, shown in names.items()
