@@ -150,7 +150,7 @@ RUNS: Mapping[str, Run] = {
         },
     ),
     "b": Run(
-        about="vLLM and FASER in turns, and the policies with what is left",
+        about="vLLM and then FASER, and the policies with what is left",
         budget_s=480.0,
         seconds={"environment": 15.0, "vllm": 260.0, "policies": 120.0},
     ),

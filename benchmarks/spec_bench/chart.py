@@ -132,6 +132,16 @@ def line_chart(
     return chart.svg()
 
 
+def stacked(charts: Sequence[str]) -> str:
+    """One SVG of charts of this module, from top to bottom."""
+    panels = [
+        chart.replace("<svg ", f'<svg y="{place * _HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" ', 1)
+        for place, chart in enumerate(charts)
+    ]
+    whole = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT * len(panels)}" role="img">'
+    return "\n".join([whole, *panels, "</svg>\n"])
+
+
 def _round_numbers(low: float, high: float) -> list[float]:
     """About _TICKS multiples of 1, 2 or 5 times a power of ten: 0, 0.5, 1, 1.5 for 0 to 1.8."""
     if high <= low:

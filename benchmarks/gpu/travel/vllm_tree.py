@@ -2,7 +2,7 @@
 
 It can be imported from, on a machine that has torch 2.11 and transformers: vLLM, less what dense models in
 bfloat16 do not use there, its main library with the code of one GPU only; and the packages that vLLM imports and
-such a machine lacks. Never started on a GPU.
+such a machine lacks. It has run on an H200.
 """
 
 import struct

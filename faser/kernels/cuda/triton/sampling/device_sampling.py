@@ -1,8 +1,8 @@
 """Tokens sampled where the logits are, by Triton: the end of a step's CUDA graphs.
 
 All addresses are fixed and a call allocates nothing, so that a CUDA graph can contain it. Kernels are compiled
-when they are first called, so there must be one call before the capture. Not yet run on a GPU: the kernels compile
-for sm_90, and give the bits of the tensor operations in Triton's interpreter.
+when they are first called, so there must be one call before the capture. The kernels give the bits of the tensor
+operations in Triton's interpreter, and their tokens on an H200.
 """
 
 import torch
