@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.interface.kv_cache import SCALE_DTYPE, KvShape, as_bytes, dequantised, quantise_heads, stored
 from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bit
@@ -81,6 +82,7 @@ class TorchBackend:
         self.lane: DeviceLane | None = None
         self.has_fp8 = True
         self.has_low_bit = True
+        self.has_experts = True
         self.prefers_low_bit = False
         self._fp8 = ReferenceFp8()
         self._width = torch.get_num_threads()
@@ -248,6 +250,37 @@ class TorchBackend:
     def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.mul(_ACTIVATIONS[activation](gate), up, out=out)
+
+    def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:
+        rows, width = hidden.shape
+        logits = self.linear(x, block.router, x.new_empty((rows, len(block.gate_up)), dtype=torch.float32))
+        chosen, weights = routed(logits, block)
+        given = x.new_empty((rows, block.top_k, width), dtype=torch.float32)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            at, places = (chosen == expert).nonzero(as_tuple=True)
+            up, down = block.gate_up[expert], block.down[expert]
+            gate_up = self.linear(x[at], up, x.new_empty((len(at), _num_outputs(up))))
+            inner = self.gate(gate_up, x.new_empty((len(at), _num_outputs(up) // 2)), block.activation)
+            given[at, places] = self.linear(inner, down, x.new_empty((len(at), width), dtype=torch.float32))
+        total = torch.zeros_like(given[:, 0])
+        for place in range(block.top_k):
+            total += weights[:, place, None] * given[:, place]
+        hidden.copy_(hidden + total)
+
+
+def routed(logits: Tensor, block: Experts) -> tuple[Tensor, Tensor]:
+    """[R, k] experts of each row, int64, and their weights, float32. logits: [R, E] float32."""
+    probs, chosen = torch.sort(logits.softmax(-1), dim=-1, descending=True, stable=True)
+    weights = probs[:, : block.top_k]
+    if block.renormalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return chosen[:, : block.top_k], weights
+
+
+def _num_outputs(packed: _TorchLinear | Fp8Linear | DecodedLowBit) -> int:
+    if isinstance(packed, DecodedLowBit):
+        return packed.shape[0]
+    return len(packed.weight.values if isinstance(packed, Fp8Linear) else packed.weight)
 
 
 def _first(part: Tensor, blocks: Tensor, length: int) -> Tensor:

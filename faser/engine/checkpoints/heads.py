@@ -160,7 +160,7 @@ def describes_head(config: Mapping[str, Any]) -> bool:
 def untrainable(spec: HeadSpec, directory: Path) -> str | None:
     """What the head in directory has that a head in training has not; None: it can be trained further."""
     decoder = spec.decoder
-    attention, network = decoder.layers[0].attention, decoder.layers[0].feed_forward
+    attention, network = decoder.attention, decoder.feed_forward
     reasons = {
         f"it has {decoder.num_layers} layers, not 1": decoder.num_layers != 1,
         f"it is {spec.hidden_size} values wide, its model {spec.target_hidden_size}": spec.hidden_size

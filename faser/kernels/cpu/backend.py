@@ -16,12 +16,13 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
-from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, heads_struct
+from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, experts_struct, heads_struct
 from faser.kernels.cpu.head_drafting import NativeHeadDrafting
 from faser.kernels.cpu.library import LanePools, NativePool, full_pool
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
 from faser.kernels.cpu.sampling import CpuMaskKernel, CpuSamplingKernels
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
@@ -91,6 +92,7 @@ class NativeBackend:
         self.name = "native"
         self.has_fp8 = False
         self.has_low_bit = True
+        self.has_experts = True
         self.prefers_low_bit = True
         self.num_threads = num_threads
         self._path = library
@@ -272,6 +274,21 @@ class NativeBackend:
             native_library.ACTIVATIONS[activation],
         )
         return out
+
+    def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:
+        assert x.is_contiguous()
+        assert hidden.is_contiguous()
+        assert x.shape == hidden.shape, (x.shape, hidden.shape)
+        assert x.dtype is hidden.dtype, (x.dtype, hidden.dtype)
+        struct = experts_struct(block)
+        self._library.faser_experts(
+            self._pools.address,
+            ctypes.addressof(struct),
+            x.data_ptr(),
+            x.shape[0],
+            hidden.data_ptr(),
+            DTYPES[x.dtype],
+        )
 
     def allocate_kv(self, shape: KvShape) -> _NativeCache:
         """See Backend. Raises ConfigError for a block_size or head_dim that is no multiple of 16, and a dtype."""

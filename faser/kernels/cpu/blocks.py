@@ -16,6 +16,7 @@ from faser.kernels.cpu.library import (
     FLOAT32,
     AnyLinearStruct,
     BlockRowsStruct,
+    ExpertsStruct,
     FeedForwardStruct,
     HeadsStruct,
     LanePools,
@@ -28,9 +29,11 @@ from faser.kernels.interface.blocks import (
     Blocks,
     DecoderLayer,
     DecoderStack,
+    Experts,
     FeedForward,
     LayerBuffers,
     Layers,
+    MixedFeedForward,
     NormedLinear,
 )
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
@@ -76,13 +79,13 @@ class NativeBlocks:
         self,
         mixed: Tensor,
         hidden: Tensor,
-        block: FeedForward,
+        block: FeedForward | MixedFeedForward,
         following: NormedLinear | None,
         out: Tensor,
         buffers: BlockBuffers,
     ) -> None:
         following_linear = None if following is None else following.linear
-        if any(map(reorders, (block.attention_out, block.gate_up.linear, block.down, following_linear))):
+        if any(map(reorders, (*block.products, following_linear))):
             self._separate.feed_forward(mixed, hidden, block, following, out, buffers)
             return
         assert mixed.is_contiguous()
@@ -161,7 +164,7 @@ class NativeBlocks:
             struct = self._structs[product] = normed_linear(product)
         return ctypes.addressof(struct)
 
-    def _layer(self, block: FeedForward) -> int:
+    def _layer(self, block: FeedForward | MixedFeedForward) -> int:
         """Address of the FaserFeedForward."""
         struct = self._structs.get(block)
         if struct is None:
@@ -188,8 +191,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 def _products(stack: DecoderStack) -> Iterator[PackedLinear]:
     for layer in stack.layers:
-        block = layer.feed_forward
-        yield from (block.attention_out, block.gate_up.linear, block.down)
+        yield from layer.feed_forward.products
         if layer.qkv is not None:
             yield layer.qkv.linear
 
@@ -202,7 +204,8 @@ def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
     addresses = map(_address, (layer.angles, layer.query_angles, layer.q_norm, layer.k_norm))
     states, shape = layer.states, layer.shape
     columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    given = NormedLinearStruct(AnyLinearStruct(None, None, columns, layer.feed_forward.down.columns), None, 0.0)
+    width = layer.feed_forward.attention_out.columns
+    given = NormedLinearStruct(AnyLinearStruct(None, None, columns, width), None, 0.0)
     assert states is None or states.stride(1) == 1, states.stride()
     return LayerStruct(
         given if layer.qkv is None else normed_linear(layer.qkv),
@@ -215,7 +218,35 @@ def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
     )
 
 
-def _feed_forward(block: FeedForward) -> FeedForwardStruct:
+_EXPERTS: WeakKeyDictionary[Experts, ExpertsStruct] = WeakKeyDictionary()  # as long as the weights live
+
+
+def experts_struct(block: Experts) -> ExpertsStruct:
+    """Points to arrays that it keeps, and lives as long as the block."""
+    if block in _EXPERTS:
+        return _EXPERTS[block]
+    count = len(block.gate_up)
+    gate_up, down = ((AnyLinearStruct * count)(*map(any_linear, each)) for each in (block.gate_up, block.down))
+    struct = ExpertsStruct(
+        any_linear(block.router),
+        ctypes.addressof(gate_up),
+        ctypes.addressof(down),
+        count,
+        block.top_k,
+        block.renormalise,
+        ACTIVATIONS[block.activation],
+    )
+    struct.kept = (gate_up, down)
+    _EXPERTS[block] = struct
+    return struct
+
+
+def _feed_forward(block: FeedForward | MixedFeedForward) -> FeedForwardStruct:
+    if isinstance(block, MixedFeedForward):
+        out, experts = any_linear(block.attention_out), experts_struct(block.experts)
+        before = NormedLinearStruct(AnyLinearStruct(None, None, 0, out.columns), _address(block.norm), block.eps)
+        network = (before, AnyLinearStruct(None, None, out.columns, 0), 0, None, None)
+        return FeedForwardStruct(out, *network, ctypes.addressof(experts))
     return FeedForwardStruct(
         any_linear(block.attention_out),
         normed_linear(block.gate_up),
@@ -223,6 +254,7 @@ def _feed_forward(block: FeedForward) -> FeedForwardStruct:
         ACTIVATIONS[block.activation],
         _address(block.norm_after_attention),
         _address(block.norm_after),
+        None,
     )
 
 

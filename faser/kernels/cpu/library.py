@@ -59,8 +59,22 @@ class NormedLinearStruct(ctypes.Structure):
     _fields_ = (("product", AnyLinearStruct), ("norm", c_void_p), ("eps", c_float))
 
 
+class ExpertsStruct(ctypes.Structure):
+    """FaserExperts. gate_up, down: addresses of arrays."""
+
+    _fields_ = (
+        ("router", AnyLinearStruct),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("num_experts", c_int64),
+        ("top_k", c_int64),
+        ("renormalise", c_int32),
+        ("activation", c_int32),
+    )
+
+
 class FeedForwardStruct(ctypes.Structure):
-    """FaserFeedForward. Norms: addresses."""
+    """FaserFeedForward. Norms, experts: addresses."""
 
     _fields_ = (
         ("attention_out", AnyLinearStruct),
@@ -69,6 +83,7 @@ class FeedForwardStruct(ctypes.Structure):
         ("activation", c_int32),
         ("norm_after_attention", c_void_p),
         ("norm_after", c_void_p),
+        ("experts", c_void_p),
     )
 
 
@@ -226,6 +241,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_low_bit_embed": ((_P, _P, _P, _L, _P, _I), _L),
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I, _P), None),
     "faser_gate": ((_P, _P, _L, _L, _L, _P, _L, _I, _I), None),
+    "faser_experts": ((_P, _P, _P, _L, _P, _I), _L),
     "faser_normed_linear": ((_P, _P, _P, _P, _L, _P, _I), None),
     "faser_feed_forward": ((_P, _P, _P, _P, _P, _P, _P), None),
     "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P, _I), None),

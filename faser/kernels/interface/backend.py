@@ -15,10 +15,12 @@ from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
     DecoderStack,
+    Experts,
     FeedForward,
     HeadDrafting,
     LayerBuffers,
     Layers,
+    MixedFeedForward,
     NormedLinear,
 )
 from faser.kernels.interface.fp8 import Fp8Rows
@@ -87,6 +89,11 @@ class Backend(Protocol):
     @property
     def has_low_bit(self) -> bool:
         """Whether pack takes low-bit weights."""
+        ...
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether it computes mixtures of experts."""
         ...
 
     @property
@@ -228,6 +235,15 @@ class Backend(Protocol):
         """
         ...
 
+    def experts(self, x: Tensor, block: Experts, hidden: Tensor, /) -> None:
+        """hidden[r] += the sum of w * down(gate(gate_up(x[r]))) over the chosen experts of row r.
+
+        Weights w are the router's softmax, in float32, over all experts, or over the chosen ones alone where they
+        are renormalised. Of equal logits the lower expert is chosen. The sum is in float32, in the order of the
+        weights, and is rounded once. x, hidden: [R, H]. Raises ConfigError where has_experts is False.
+        """
+        ...
+
 
 class SeparateBlocks:
     """See Blocks. A backend's operations, one after the other."""
@@ -244,17 +260,25 @@ class SeparateBlocks:
         self,
         mixed: Tensor,
         hidden: Tensor,
-        block: FeedForward,
+        block: FeedForward | MixedFeedForward,
         following: NormedLinear | None,
         out: Tensor,
         buffers: BlockBuffers,
     ) -> None:
+        if isinstance(block, MixedFeedForward):
+            self._backend.linear(mixed, block.attention_out, hidden, residual=hidden)
+            normed = self._backend.rms_norm(hidden, block.norm, block.eps, buffers.normed)
+            self._backend.experts(normed, block.experts, hidden)
+        else:
+            self._feed_forward(mixed, hidden, block, buffers)
+        if following is not None:
+            self.normed_linear(hidden, following, out, buffers)
+
+    def _feed_forward(self, mixed: Tensor, hidden: Tensor, block: FeedForward, buffers: BlockBuffers) -> None:
         self._add(mixed, block.attention_out, block, block.norm_after_attention, hidden, buffers)
         self.normed_linear(hidden, block.gate_up, buffers.gate_up, buffers)
         self._backend.gate(buffers.gate_up, buffers.inner, block.activation)
         self._add(buffers.inner, block.down, block, block.norm_after, hidden, buffers)
-        if following is not None:
-            self.normed_linear(hidden, following, out, buffers)
 
     def _add(
         self,

@@ -44,9 +44,47 @@ class FeedForward:
     norm_after: Tensor | None = None
 
     @property
+    def products(self) -> tuple[PackedLinear, ...]:
+        return (self.attention_out, self.gate_up.linear, self.down)
+
+    @property
     def is_usual(self) -> bool:
         """SiLU, and nothing normalised after a product: what kernels that join several of these steps compute."""
         return self.activation == "silu" and self.norm_after is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class Experts:
+    """Gated networks, of which a router chooses top_k for each row. E: how many there are.
+
+    router: [E, H], its logits in float32. gate_up, down: of each expert. renormalise: the weights of the chosen
+    ones are divided by their sum. activation: see Backend.gate.
+    """
+
+    router: PackedLinear
+    gate_up: tuple[PackedLinear, ...]
+    down: tuple[PackedLinear, ...]
+    top_k: int
+    renormalise: bool
+    activation: str = "silu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class MixedFeedForward:
+    """What follows the attention of a layer: its output product, then a mixture of experts of normalised rows.
+
+    norm, eps: see NormedLinear.
+    """
+
+    attention_out: PackedLinear
+    norm: Tensor
+    eps: float
+    experts: Experts
+
+    @property
+    def products(self) -> tuple[PackedLinear, ...]:
+        """All but the router."""
+        return (self.attention_out, *self.experts.gate_up, *self.experts.down)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +110,7 @@ class DecoderLayer:
     q_norm: Tensor | None
     k_norm: Tensor | None
     eps: float
-    feed_forward: FeedForward
+    feed_forward: FeedForward | MixedFeedForward
     query_angles: Tensor | None = None
     sinks: Tensor | None = None
     states: Tensor | None = None
@@ -106,12 +144,12 @@ class Blocks(Protocol):
         self,
         mixed: Tensor,
         hidden: Tensor,
-        block: FeedForward,
+        block: FeedForward | MixedFeedForward,
         following: NormedLinear | None,
         out: Tensor,
         buffers: BlockBuffers,
     ) -> None:
-        """hidden += attention_out(mixed); hidden += down(gate(gate_up(hidden))); out = following(hidden).
+        """hidden += attention_out(mixed); hidden += network(norm(hidden)); out = following(hidden).
 
         mixed: [R, Hq * D]. hidden: [R, H], the residual stream, in place. following: the product of the next
         layer; None: out is not written.

@@ -86,6 +86,8 @@ _TWO_ROPES = {
     },
 }
 
+_MIXTURE = {"head_dim": 32, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+
 CASES = [
     Case("llama-tied", "llama", {"tie_word_embeddings": True}),
     Case("llama-biases", "llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
@@ -120,6 +122,9 @@ CASES = [
     Case("gemma3", "gemma3_text", _GEMMA | {"num_hidden_layers": 7}),
     Case("gemma3-tied", "gemma3_text", _GEMMA | {"tie_word_embeddings": True}),
     Case("gemma3-linear-rope", "gemma3_text", _GEMMA | _TWO_ROPES),
+    Case("qwen3-moe", "qwen3_moe", _MIXTURE | {"norm_topk_prob": True, "mlp_only_layers": [1]}),
+    Case("qwen3-moe-other", "qwen3_moe", _MIXTURE | {"decoder_sparse_step": 2, "attention_bias": True}),
+    Case("mixtral", "mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 30}),
     Case("glm4", "glm4", {"attention_bias": True, "head_dim": 32, "pad_token_id": 0}),
 ]
 
@@ -215,7 +220,7 @@ def native(kernel_cache: Path) -> NativeBackend:
     "name",
     [
         case.name
-        if "window" in case.name or case.name in ("smollm3", "gemma3", "ministral3", "phi3-longrope")
+        if "window" in case.name or case.name in ("smollm3", "gemma3", "ministral3", "phi3-longrope", "qwen3-moe")
         else pytest.param(case.name, marks=pytest.mark.full)
         for case in CASES
         if case.name != "gemma3-tied"  # with its embeddings that large it repeats its last token
@@ -252,10 +257,23 @@ def test_the_spelling_of_transformers_4_means_the_same(name: str, oracles: Oracl
     assert read_model_config(edited) == read_model_config(directory)
 
 
-_TYPES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite", "gemma2", "gemma3_text", "glm4"]
+_TYPES = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "phi3",
+    "granite",
+    "gemma2",
+    "gemma3_text",
+    "glm4",
+    "qwen3_moe",
+    "mixtral",
+]
 
 
-@pytest.mark.parametrize("model_type", [*_TYPES, "ministral3"])
+@pytest.mark.parametrize("model_type", [*_TYPES, "ministral3", "qwen3_moe", "mixtral"])
 def test_a_field_that_is_not_stated_has_the_value_it_has_in_transformers(model_type: str) -> None:
     stated = {
         "vocab_size": VOCAB_SIZE,
@@ -311,6 +329,10 @@ def test_a_qwen_window_starts_at_its_layer(from_layer: int, windows: tuple[int |
         ("gemma3", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}, "rope_local_base_freq": 1e6}),
         ("gemma3", {"sliding_window": None, "layer_types": ["full_attention"] * 7}),
         ("gemma3", {"hidden_activation": "silu"}),
+        ("qwen3-moe", {"norm_topk_prob": False}),
+        ("qwen3-moe", {"num_experts_per_tok": 2}),
+        ("qwen3-moe-other", {"norm_topk_prob": True}),
+        ("mixtral", {"num_experts_per_tok": 1}),
         ("glm4", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}}),
     ],
 )

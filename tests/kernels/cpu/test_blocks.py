@@ -243,8 +243,10 @@ def test_a_first_layer_without_a_product_takes_the_one_that_is_given(native: Nat
 def test_layers_of_which_one_reorders_its_inputs_are_right_too(native_alone: NativeBackend) -> None:
     stack = layer_stack(native_alone, torch.bfloat16, "", 2)
     order = np.random.default_rng(0).permutation(INNER).astype(np.int32)
+    block = stack.layers[1].feed_forward
+    assert isinstance(block, FeedForward)
     down = native_alone.pack(replace(random_blocks("Q8_0", HIDDEN, INNER), order=order))
-    reordered = replace(stack.layers[1], feed_forward=replace(stack.layers[1].feed_forward, down=down))
+    reordered = replace(stack.layers[1], feed_forward=replace(block, down=down))
     stack = replace(stack, layers=(stack.layers[0], reordered))
     separate = SeparateLayers(native_alone, SeparateBlocks(native_alone))
     found = run_layers(native_alone, native_alone.layers, stack, (2, 3), torch.bfloat16)

@@ -7,7 +7,18 @@ write its module and add a line here. Imports only faser.errors; start with arch
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from faser.engine.checkpoints.families import gemma, glm4, granite, llama, mistral, phi3, qwen2, qwen3, smollm3
+from faser.engine.checkpoints.families import (
+    gemma,
+    glm4,
+    granite,
+    llama,
+    mistral,
+    mixtures,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+)
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.errors import ModelError
 
@@ -26,6 +37,8 @@ _FAMILIES: dict[tuple[str, str], ToSpec] = {
     ("gemma2", "Gemma2ForCausalLM"): gemma.gemma2_spec,
     ("gemma3_text", "Gemma3ForCausalLM"): gemma.gemma3_spec,
     ("glm4", "Glm4ForCausalLM"): glm4.spec,
+    ("qwen3_moe", "Qwen3MoeForCausalLM"): mixtures.qwen3_moe_spec,
+    ("mixtral", "MixtralForCausalLM"): mixtures.mixtral_spec,
 }
 
 

@@ -159,6 +159,27 @@ class DenseSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """A mixture of gated networks: a row passes the top_k that a router likes most. Checked when built.
+
+    The router is a product without activation; its softmax over all experts weighs what the chosen ones give.
+    size: of gate and up of each. renormalise: the weights of the chosen ones are divided by their sum.
+
+    Raises ModelError that names the value and the limit.
+    """
+
+    num_experts: int
+    top_k: int
+    size: int
+    renormalise: bool
+    activation: Activation = Activation.SILU
+
+    def __post_init__(self) -> None:
+        if self.top_k > self.num_experts:
+            raise ModelError(f"{self.top_k} experts are chosen for a token; the model has {self.num_experts}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One layer: x += attention(norm(x)); x += feed_forward(norm(x)).
 
@@ -166,7 +187,7 @@ class LayerSpec:
     """
 
     attention: AttentionSpec
-    feed_forward: DenseSpec
+    feed_forward: DenseSpec | ExpertsSpec
     norms_after: bool = False
 
 
@@ -175,7 +196,8 @@ class TensorNames:
     """How the hub names a layer's tensors, where families differ.
 
     norm_after_attention, norm_after_feed_forward: of layers with norms_after. fused_qkv: queries, keys and values
-    are one tensor, qkv_proj. fused_gate_up: gate and up are one, gate_up_proj.
+    are one tensor, qkv_proj. fused_gate_up: gate and up are one, gate_up_proj. router, expert: of a mixture; {} is
+    the number of an expert, whose expert_parts are gate, up and down.
     """
 
     norm_before_feed_forward: str = "post_attention_layernorm"
@@ -183,6 +205,9 @@ class TensorNames:
     norm_after_feed_forward: str = ""
     fused_qkv: bool = False
     fused_gate_up: bool = False
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts.{}."
+    expert_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +257,20 @@ class DecoderSpec:
 
     @property
     def feed_forward(self) -> DenseSpec:
-        """Of the first layer."""
-        return self.layers[0].feed_forward
+        """Of the first layer, in a model without mixtures."""
+        found = self.layers[0].feed_forward
+        assert isinstance(found, DenseSpec), "a mixture of experts has no one network"
+        return found
+
+    @property
+    def inner_size(self) -> int:
+        """Of the widest dense network; 0: there is none."""
+        networks = (each.feed_forward for each in self.layers)
+        return max((each.size for each in networks if isinstance(each, DenseSpec)), default=0)
+
+    @property
+    def has_experts(self) -> bool:
+        return any(isinstance(each.feed_forward, ExpertsSpec) for each in self.layers)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -40,14 +40,11 @@ _ACTIVATIONS = {
 class Fields:
     """A config.json whose fields are checked when they are read. null is the same as absent.
 
-    Raises ModelError that names the field. The constructor raises it for an unsupported feature: experts, or
-    attention that is not causal.
+    Raises ModelError that names the field. The constructor raises it for attention that is not causal.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
-        self._only("num_experts", (0,), "mixtures of experts are not supported")
-        self._only("num_local_experts", (0,), "mixtures of experts are not supported")
         self._only("is_causal", (True,), "only causal attention is supported")
         self._only("use_bidirectional_attention", (False,), "only causal attention is supported")
 
@@ -175,6 +172,7 @@ def attention(fields: Fields, rope: RopeSpec | None, **options: Any) -> Attentio
 
 
 def dense(fields: Fields, *, bias: bool = False) -> DenseSpec:
+    """The network of the usual fields, of a family that has no mixtures of experts or none in this layer."""
     return DenseSpec(size=fields.positive_int("intermediate_size"), activation=fields.activation(), bias=bias)
 
 

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, LayerSpec
+from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.rope import RotaryTables
-from faser.engine.execution.models.weights import DecoderWeights, LayerWeights
+from faser.engine.execution.models.weights import DecoderWeights, LayerWeights, NetworkWeights
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     DecoderLayer,
     DecoderStack,
+    Experts,
     FeedForward,
     LayerBuffers,
+    MixedFeedForward,
     NormedLinear,
 )
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
@@ -62,7 +64,7 @@ class Buffers:
         def rows(width: int) -> Tensor:
             return torch.empty((max_rows, width), dtype=dtype, device=device)
 
-        attention, inner = spec.layers[0].attention, spec.layers[0].feed_forward.size
+        attention, inner = spec.attention, spec.inner_size
         return cls(
             hidden=rows(spec.hidden_size),
             normed=rows(spec.hidden_size),
@@ -239,13 +241,29 @@ def decoder_layer(
         q_norm=weights.q_norm,
         k_norm=weights.k_norm,
         eps=spec.rms_norm_eps,
-        feed_forward=FeedForward(
+        feed_forward=_feed_forward(spec, layer, weights),
+        states=states,
+    )
+
+
+def _feed_forward(spec: DecoderSpec, layer: LayerSpec, weights: LayerWeights) -> FeedForward | MixedFeedForward:
+    network, eps = weights.network, spec.rms_norm_eps
+    if isinstance(network, NetworkWeights):
+        return FeedForward(
             attention_out=weights.attention_out,
-            gate_up=normed(weights.post_norm, weights.gate_up),
-            down=weights.down,
+            gate_up=NormedLinear(norm=weights.post_norm, eps=eps, linear=network.gate_up),
+            down=network.down,
             activation=layer.feed_forward.activation,
             norm_after_attention=weights.norm_after_attention,
             norm_after=weights.norm_after,
-        ),
-        states=states,
+        )
+    assert isinstance(layer.feed_forward, ExpertsSpec), "weights of experts belong to a mixture"
+    experts = Experts(
+        router=network.router,
+        gate_up=tuple(each.gate_up for each in network.experts),
+        down=tuple(each.down for each in network.experts),
+        top_k=layer.feed_forward.top_k,
+        renormalise=layer.feed_forward.renormalise,
+        activation=layer.feed_forward.activation,
     )
+    return MixedFeedForward(attention_out=weights.attention_out, norm=weights.post_norm, eps=eps, experts=experts)

@@ -74,6 +74,11 @@ def load_decoder(
         quantization = "gguf"
     config = read_model_config(directory)
     spec = config.spec
+    if spec.has_experts and not backend.has_experts:
+        raise ConfigError(
+            f"{directory} is a mixture of experts; the {backend.name} backend computes none; "
+            "--backend native, on a CPU, does"
+        )
     form = _form(directory, source or open_source(directory), config, backend, dtype, quantization)
     weights = pack_weights(
         form.source,

@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, LayerSpec
+from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec
 
 Shape = tuple[int, ...]
 Ints = NDArray[np.int64]
@@ -71,6 +71,15 @@ def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
         shapes[f"{names.norm_after_attention}.weight"] = (hidden,)
     shapes[f"{names.norm_before_feed_forward}.weight"] = (hidden,)
     network = layer.feed_forward
+    if isinstance(network, ExpertsSpec):
+        gate, up, down = names.expert_parts
+        shapes[f"{names.router}.weight"] = (network.num_experts, hidden)
+        for number in range(network.num_experts):
+            prefix = names.expert.format(number)
+            shapes |= _product(prefix + gate, network.size, hidden, bias=False)
+            shapes |= _product(prefix + up, network.size, hidden, bias=False)
+            shapes |= _product(prefix + down, hidden, network.size, bias=False)
+        return shapes
     for name in ("gate_up_proj",) if names.fused_gate_up else ("gate_proj", "up_proj"):
         width = network.size * (2 if names.fused_gate_up else 1)
         shapes |= _product(f"mlp.{name}", width, hidden, network.bias)

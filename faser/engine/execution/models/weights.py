@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec
+from faser.engine.checkpoints.families.architecture import DecoderSpec, DenseSpec, ExpertsSpec, LayerSpec
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.tensors import Ints
 from faser.errors import ModelError
@@ -50,8 +50,24 @@ class WeightSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkWeights:
+    """gate_up: gate, then up."""
+
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsWeights:
+    """router: in the type of the activations, whatever other weights have. experts: in their order."""
+
+    router: PackedLinear
+    experts: tuple[NetworkWeights, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """qkv: queries, keys, values stacked; gate_up: gate, then up. Norms: float32 [H], q_norm and k_norm [D].
+    """qkv: queries, keys, values stacked. Norms: float32 [H], q_norm and k_norm [D].
 
     input_norm: None in the first layer of some heads, never in a decoder. Another norm that is None is absent.
     """
@@ -63,8 +79,7 @@ class LayerWeights:
     attention_out: PackedLinear
     norm_after_attention: Tensor | None
     post_norm: Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
+    network: NetworkWeights | ExpertsWeights
     norm_after: Tensor | None
 
 
@@ -158,6 +173,16 @@ class Packer:
             name = f"{prefix}{name}.weight"
             return self.norm(name, plus_one=spec.plus_one, order=order) if name in self._shapes else None
 
+        def network(spec: DenseSpec | ExpertsSpec) -> NetworkWeights | ExpertsWeights:
+            if isinstance(spec, DenseSpec):
+                gate_up = ("mlp.gate_up_proj",) if names.fused_gate_up else ("mlp.gate_proj", "mlp.up_proj")
+                return NetworkWeights(gate_up=stack(*gate_up), down=stack("mlp.down_proj"))
+            router = self._pack(self._stacked((f"{prefix}{names.router}.weight",)), None)
+            gate, up, down = names.expert_parts
+            experts = [names.expert.format(number) for number in range(spec.num_experts)]
+            found = (NetworkWeights(gate_up=stack(of + gate, of + up), down=stack(of + down)) for of in experts)
+            return ExpertsWeights(router=router, experts=tuple(found))
+
         if names.fused_qkv:
             qkv = stack("self_attn.qkv_proj", orders=(_rows_of_heads(order, *turning, others=attention.kv_size),))
         else:
@@ -173,8 +198,7 @@ class Packer:
             attention_out=stack("self_attn.o_proj"),
             norm_after_attention=norm(names.norm_after_attention) if layer.norms_after else None,
             post_norm=post_norm,
-            gate_up=stack("mlp.gate_up_proj") if names.fused_gate_up else stack("mlp.gate_proj", "mlp.up_proj"),
-            down=stack("mlp.down_proj"),
+            network=network(layer.feed_forward),
             norm_after=norm(names.norm_after_feed_forward) if layer.norms_after else None,
         )
 

@@ -41,8 +41,16 @@ void add(Pool* pool, const FaserAnyLinear& product, const float* norm, float eps
 // following: the product that is multiplied next, or null.
 void feed_forward(Pool* pool, const FaserFeedForward& layer, const FaserBlockRows& rows, const void* mixed,
                   void* hidden, const FaserAnyLinear* following) {
-    const int64_t inner = layer.down.depth;
     const float eps = layer.gate_up.eps;
+    if (layer.experts) {
+        const FaserAnyLinear& router = layer.experts->router;
+        multiply(pool, layer.attention_out, rows, mixed, hidden, rows.dtype, hidden, nullptr);
+        faser_rms_norm(pool, hidden, router.depth, rows.rows, router.depth, layer.gate_up.norm, eps, rows.normed,
+                       router.depth, rows.dtype, nullptr);
+        faser_experts(pool, layer.experts, rows.normed, rows.rows, hidden, rows.dtype);
+        return;
+    }
+    const int64_t inner = layer.down.depth;
     add(pool, layer.attention_out, layer.norm_after_attention, eps, rows, mixed, hidden, &layer.gate_up.product);
     normed_linear(pool, layer.gate_up, rows, hidden, layer.down.columns, rows.gate_up, rows.dtype, &layer.down);
     faser_gate(pool, rows.gate_up, 2 * inner, rows.rows, inner, rows.inner, inner, rows.dtype, layer.activation);

@@ -2,24 +2,25 @@
 #pragma once
 
 #include "attention/span.h"
+#include "calls.h"
 #include "pool.h"
 
 extern "C" {
-
-struct FaserLinear;
-struct FaserLowBit;
-
-// A product of either kind. Mirrored in library.py, as the others here.
-struct FaserAnyLinear {
-    const FaserLinear* linear;    // or null
-    const FaserLowBit* low_bit;
-    int64_t columns, depth;
-};
 
 struct FaserNormedLinear {
     FaserAnyLinear product;
     const float* norm;  // [depth]
     float eps;
+};
+
+// E gated networks, of which each row passes top_k. gate_up, down: [E].
+struct FaserExperts {
+    FaserAnyLinear router;
+    const FaserAnyLinear* gate_up;
+    const FaserAnyLinear* down;
+    int64_t num_experts, top_k;
+    int32_t renormalise;  // weights of the chosen ones are divided by their sum
+    int32_t activation;   // FaserActivation
 };
 
 struct FaserFeedForward {
@@ -29,6 +30,7 @@ struct FaserFeedForward {
     int32_t activation;                 // FaserActivation
     const float* norm_after_attention;  // [columns], of what attention adds, and of what the network adds; or null
     const float* norm_after;
+    const FaserExperts* experts;  // in place of gate, up and down; or null. gate_up has the norm before it
 };
 
 struct FaserLayer {
@@ -59,6 +61,9 @@ struct FaserBlockRows {
 void faser_layers(faser::Pool* pool, const FaserLayer* layers, int64_t first, int64_t last,
                   const FaserNormedLinear* following, const FaserBlockRows* rows, const FaserCache* cache,
                   FaserPlan* plan, void* hidden, void* qkv, void* mixed, int32_t captures);
+
+int64_t faser_experts(faser::Pool* pool, const FaserExperts* experts, const void* x, int64_t rows, void* hidden,
+                      int32_t dtype);
 
 // out [rows, N] = product(norm(hidden [rows, K])). stride: values from one row of hidden to the next.
 void faser_normed_linear(faser::Pool* pool, const FaserNormedLinear* by, const FaserBlockRows* rows,

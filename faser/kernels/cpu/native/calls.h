@@ -16,6 +16,18 @@ struct FaserLinear;
 struct FaserLowBit;
 struct FaserPlan;
 
+// A product of either kind. Mirrored in library.py, as the others here.
+struct FaserAnyLinear {
+    const FaserLinear* linear;    // or null
+    const FaserLowBit* low_bit;
+    int64_t columns, depth;
+};
+
+// Rows [begin, end) of an input, which are multiplied with weight number `weight`.
+struct FaserGroup {
+    int64_t weight, begin, end;
+};
+
 // [N] each: rows of the logits, columns of their largest values, and how each row is to be shaped. Mirrored in
 // library.py.
 struct FaserChoice {
@@ -31,6 +43,17 @@ struct FaserChoice {
 void faser_linear(faser::Pool*, const FaserLinear*, const void* x, int64_t x_stride, int64_t rows, void* out,
                   int64_t out_stride, int32_t out_dtype, const void* residual, int64_t residual_stride);
 int64_t faser_embed(faser::Pool*, const FaserLinear*, const int64_t* ids, int64_t rows, void* out);
+
+// out[r] = linears[g.weight](x[r]) for each group g and its rows r. x: [rows, K], out: [rows, N]. All linears of one kind
+// and size.
+void faser_grouped_linear(faser::Pool* pool, const FaserAnyLinear* linears, const FaserGroup* groups,
+                          int64_t num_groups, const void* x, int64_t x_stride, int32_t x_dtype, int64_t rows,
+                          void* out, int64_t out_stride, int32_t out_dtype);
+
+// The same of linears that are all FaserLowBit; and of those that are all FaserLinear.
+void faser_grouped_low_bit(faser::Pool* pool, const FaserAnyLinear* linears, const FaserGroup* groups,
+                           int64_t num_groups, const void* x, int64_t x_stride, int32_t x_dtype, int64_t rows,
+                           void* out, int64_t out_stride, int32_t out_dtype);
 
 // low_bit/. following: the weights that are multiplied next, or null.
 void faser_low_bit_linear(faser::Pool*, const FaserLowBit*, const void* x, int64_t x_stride, int32_t x_dtype,

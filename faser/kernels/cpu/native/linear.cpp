@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include <vector>
+
 #include "calls.h"
 #include "pool.h"
 #include "product.h"
@@ -80,25 +82,66 @@ void multiply_group(const FaserLinear& linear, const FaserProduct& call, int64_t
     }
 }
 
+// Panels [panel, last) of a product of rows [row, end). stride: panels to those that this thread needs next.
+template <class T>
+void multiply_piece(const FaserLinear& linear, const FaserProduct& call, int64_t panel, int64_t last, int64_t stride,
+                    int64_t row, int64_t end) {
+    const int64_t panels = num_panels(linear);
+    for (; panel + kTilePanels <= last; panel += kTilePanels) {
+        const int64_t next = std::min(panel + stride, panels - kTilePanels);
+        multiply_group<T, kTilePanels>(linear, call, panel, next, row, end);
+    }
+    for (; panel < last; panel++) multiply_group<T, 1>(linear, call, panel, panel, row, end);
+}
+
+// Panels of a piece of work with so many rows.
+template <class T>
+int64_t piece_panels(const FaserLinear& linear, int64_t rows) {
+    if (rows > kTileRows) return kTilePanels;
+    return std::max<int64_t>(1, kPieceBytes / (panel_bytes<T>(linear) * kTilePanels)) * kTilePanels;
+}
+
 template <class T>
 void product(Pool& pool, const FaserLinear& linear, const FaserProduct& call) {
     if (call.rows == 0) return;
-    const int64_t panels = num_panels(linear);
-    int64_t group = std::max<int64_t>(1, kPieceBytes / (panel_bytes<T>(linear) * kTilePanels)) * kTilePanels;
-    if (call.rows > kTileRows) group = kTilePanels;
+    const int64_t panels = num_panels(linear), group = piece_panels<T>(linear, call.rows);
     const int64_t groups = (panels + group - 1) / group;
     const int64_t row_blocks = (call.rows + kRowBlock - 1) / kRowBlock;
     const int64_t block = (call.rows + row_blocks - 1) / row_blocks;
     const int64_t stride = kTilePanels * pool.num_threads();
     pool.run(groups * row_blocks, [&](int64_t piece) {
-        int64_t panel = piece / row_blocks * group;
-        const int64_t last = std::min(panel + group, panels);
+        const int64_t panel = piece / row_blocks * group, last = std::min(panel + group, panels);
         const int64_t row = piece % row_blocks * block, end = std::min(row + block, call.rows);
-        for (; panel + kTilePanels <= last; panel += kTilePanels) {
-            const int64_t next = std::min(panel + stride, panels - kTilePanels);
-            multiply_group<T, kTilePanels>(linear, call, panel, next, row, end);
+        multiply_piece<T>(linear, call, panel, last, stride, row, end);
+    });
+}
+
+struct LinearPiece {
+    const FaserLinear* linear;
+    int64_t panel, last, row, end;
+};
+
+// Every group's product, all of them one list of pieces.
+template <class T>
+void grouped(Pool& pool, const FaserAnyLinear* linears, const FaserGroup* groups, int64_t num_groups,
+             const FaserProduct& call) {
+    static thread_local std::vector<LinearPiece> pieces;
+    pieces.clear();
+    for (const FaserGroup* group = groups; group < groups + num_groups; group++) {
+        const FaserLinear& linear = *linears[group->weight].linear;
+        const int64_t rows = group->end - group->begin, row_blocks = (rows + kRowBlock - 1) / kRowBlock;
+        const int64_t block = (rows + row_blocks - 1) / row_blocks;
+        const int64_t panels = num_panels(linear), width = piece_panels<T>(linear, rows);
+        for (int64_t panel = 0; panel < panels; panel += width) {
+            for (int64_t row = group->begin; row < group->end; row += block) {
+                pieces.push_back({&linear, panel, std::min(panel + width, panels), row, std::min(row + block, group->end)});
+            }
         }
-        for (; panel < last; panel++) multiply_group<T, 1>(linear, call, panel, panel, row, end);
+    }
+    const LinearPiece* all = pieces.data();  // of this thread
+    pool.run(int64_t(pieces.size()), [=, &call](int64_t i) {
+        const LinearPiece& piece = all[i];
+        multiply_piece<T>(*piece.linear, call, piece.panel, piece.last, kTilePanels, piece.row, piece.end);
     });
 }
 
@@ -142,6 +185,18 @@ void faser_linear(Pool* pool, const FaserLinear* linear, const void* x, int64_t 
     FaserProduct call{x, x_stride, rows, out, out_stride, residual, residual_stride, out_dtype};
     if (linear->dtype == kFloat32) return product<float>(*pool, *linear, call);
     product<bf16>(*pool, *linear, call);
+}
+
+void faser_grouped_linear(Pool* pool, const FaserAnyLinear* linears, const FaserGroup* groups, int64_t num_groups,
+                          const void* x, int64_t x_stride, int32_t x_dtype, int64_t rows, void* out,
+                          int64_t out_stride, int32_t out_dtype) {
+    if (linears[groups[0].weight].low_bit) {
+        return faser_grouped_low_bit(pool, linears, groups, num_groups, x, x_stride, x_dtype, rows, out, out_stride,
+                                     out_dtype);
+    }
+    FaserProduct call{x, x_stride, rows, out, out_stride, nullptr, 0, out_dtype};
+    if (x_dtype == kFloat32) return grouped<float>(*pool, linears, groups, num_groups, call);
+    grouped<bf16>(*pool, linears, groups, num_groups, call);
 }
 
 // out: [rows, K], contiguous. A unit of 4 bytes is one float or two bf16: the same gather serves both. Returns -1; or

@@ -29,6 +29,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
@@ -136,6 +137,7 @@ class FlashInferBackend:
         self.mask_kernel = None
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
+        self.has_experts = False
         self.prefers_low_bit = False
         separate = SeparateBlocks(self)
         self.blocks = kernels.few_row_blocks(
@@ -242,6 +244,9 @@ class FlashInferBackend:
 
     def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
         return self._kernels.gate(gate_up, out, activation)
+
+    def experts(self, _x: Tensor, _block: Experts, _hidden: Tensor) -> None:
+        raise ConfigError("the flashinfer backend has no products of experts")
 
     def allocate_kv(self, shape: KvShape) -> _CudaCache:
         """See Backend. Raises ConfigError for a dtype or a head size without kernels."""

@@ -41,7 +41,7 @@ from faser.kernels.cuda.triton.common import (
     normalised,
 )
 from faser.kernels.cuda.triton.layer_ops import rms_norm
-from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
+from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, MixedFeedForward, NormedLinear
 from faser.kernels.interface.shapes import PackedLinear
 
 MOST_ROWS = 8
@@ -246,13 +246,13 @@ class FewRowBlocks:
         self,
         mixed: Tensor,
         hidden: Tensor,
-        block: FeedForward,
+        block: FeedForward | MixedFeedForward,
         following: NormedLinear | None,
         out: Tensor,
         buffers: BlockBuffers,
     ) -> None:
-        linears = (block.attention_out, block.gate_up.linear, block.down)
-        if len(hidden) > MOST_ROWS or not block.is_usual or not all(map(_fits, linears)):
+        few = len(hidden) <= MOST_ROWS and all(map(_fits, block.products))
+        if isinstance(block, MixedFeedForward) or not block.is_usual or not few:
             self._otherwise.feed_forward(mixed, hidden, block, following, out, buffers)
             return
         squares = self._add(mixed, block.attention_out, hidden)

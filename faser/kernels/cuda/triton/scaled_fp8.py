@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
+from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, MixedFeedForward, NormedLinear
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, UnscaledProduct
 
 LOWEST_CAPABILITY = (8, 9)
@@ -99,13 +99,17 @@ class Fp8Blocks:
         self,
         mixed: Tensor,
         hidden: Tensor,
-        block: FeedForward,
+        block: FeedForward | MixedFeedForward,
         following: NormedLinear | None,
         out: Tensor,
         buffers: BlockBuffers,
     ) -> None:
-        products, linears = self._products, (block.attention_out, block.gate_up.linear, block.down)
-        if not block.is_usual or not all(isinstance(each, Fp8Linear) for each in linears):
+        products = self._products
+        if (
+            isinstance(block, MixedFeedForward)
+            or not block.is_usual
+            or not all(isinstance(each, Fp8Linear) for each in block.products)
+        ):
             self._separate.feed_forward(mixed, hidden, block, following, out, buffers)
             return
         attended = products.sums(products.quantise(mixed), block.attention_out)

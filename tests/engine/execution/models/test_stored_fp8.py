@@ -17,7 +17,7 @@ from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.sources import Fp8Source
-from faser.engine.execution.models.weights import DecoderWeights, pack_weights
+from faser.engine.execution.models.weights import DecoderWeights, NetworkWeights, pack_weights
 from faser.errors import ConfigError, ModelError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
@@ -264,8 +264,9 @@ def test_embedding_head_and_norms_are_never_quantised() -> None:
     )
     assert torch.equal(packed.head.weight, weights["lm_head.weight"].bfloat16())
     assert torch.equal(packed.embedding.weight, weights["model.embed_tokens.weight"].bfloat16())
-    layer = packed.layers[1]
-    products = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
+    layer, network = packed.layers[1], packed.layers[1].network
+    assert isinstance(network, NetworkWeights)
+    products = (layer.qkv, layer.attention_out, network.gate_up, network.down)
     assert all(product.weight.values.dtype is FP8 for product in products)
     norms = (packed.final_norm, layer.input_norm, layer.post_norm)
     assert all(norm is not None and norm.dtype is torch.float32 for norm in norms)

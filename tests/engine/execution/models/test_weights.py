@@ -15,7 +15,7 @@ from torch import Tensor
 
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.execution.models.sources import SafetensorsSource
-from faser.engine.execution.models.weights import DecoderWeights, pack_weights
+from faser.engine.execution.models.weights import DecoderWeights, NetworkWeights, pack_weights
 from faser.errors import ModelError
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint, write_json
@@ -68,7 +68,9 @@ def test_fused_products_stack_their_parts_in_order() -> None:
     attention = [weights[f"model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
     mlp = [weights[f"model.layers.1.mlp.{part}_proj.weight"] for part in ("gate", "up")]
     assert torch.equal(packed.layers[1].qkv.weight, torch.cat(attention))
-    assert torch.equal(packed.layers[1].gate_up.weight, torch.cat(mlp))
+    network = packed.layers[1].network
+    assert isinstance(network, NetworkWeights)
+    assert torch.equal(network.gate_up.weight, torch.cat(mlp))
 
 
 def test_every_tensor_is_read_once_and_a_tied_head_is_the_embedding() -> None:
@@ -91,7 +93,9 @@ def test_packed_weights_do_not_lean_on_the_source() -> None:
 def test_weights_are_cast_from_the_stored_type_to_the_one_asked_for(stored: torch.dtype) -> None:
     weights = random_weights(SHAPES, dtype=stored)
     packed, _ = _pack(weights, dtype=torch.bfloat16)
-    assert torch.equal(packed.layers[0].down.weight, weights["model.layers.0.mlp.down_proj.weight"].bfloat16())
+    network = packed.layers[0].network
+    assert isinstance(network, NetworkWeights)
+    assert torch.equal(network.down.weight, weights["model.layers.0.mlp.down_proj.weight"].bfloat16())
     assert torch.equal(packed.final_norm, weights["model.norm.weight"].float())
 
 

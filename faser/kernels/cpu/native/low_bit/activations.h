@@ -130,39 +130,48 @@ void quantise_rows(const T* x, int64_t stride, int64_t depth, const Activations&
     }
 }
 
-// The rows of a call, in memory of the calling thread that its next call overwrites. lowered: by how much the codes
-// of a part are less when they are multiplied.
+// The rows of a call for the products of several weights [N, K] of one K, in memory of the calling thread that its
+// next call overwrites. lowered: by how much the codes of a part are less when they are multiplied.
 template <class Lowered>
-Activations quantise(Pool& pool, const FaserProduct& call, int32_t x_dtype, const FaserLowBit& linear,
-                     const Lowered& lowered) {
+Activations quantise(Pool& pool, const FaserProduct& call, int32_t x_dtype, const FaserLowBit* const* linears,
+                     int64_t num_linears, const Lowered& lowered) {
     static thread_local std::vector<char> memory;
     static thread_local std::vector<Starts> starts;
     starts.clear();
-    const int64_t places = (linear.depth + kSpan - 1) / kSpan * call.rows;
+    const int64_t depth = linears[0]->depth, places = (depth + kSpan - 1) / kSpan * call.rows;
     int64_t bytes = places * (kSpan + 4 * (kStretches + kGroups32)) + 64;
-    for (int64_t i = 0; i < linear.num_parts; i++) {
-        const FaserLowBitPart& part = linear.parts[i];
-        const int32_t factor = lowered(part) - part.zero_point;
-        const int64_t groups = kSpan / group_of(part.form);
-        if (Activations{0, nullptr, nullptr, nullptr, starts}.starts_of(factor, groups) != nullptr) continue;
-        starts.push_back({factor, groups, (const int32_t*)bytes});  // its place, until there is memory
-        bytes += places * groups * 4;
+    for (int64_t number = 0; number < num_linears; number++) {
+        for (int64_t i = 0; i < linears[number]->num_parts; i++) {
+            const FaserLowBitPart& part = linears[number]->parts[i];
+            const int32_t factor = lowered(part) - part.zero_point;
+            const int64_t groups = kSpan / group_of(part.form);
+            if (Activations{0, nullptr, nullptr, nullptr, starts}.starts_of(factor, groups) != nullptr) continue;
+            starts.push_back({factor, groups, (const int32_t*)bytes});  // its place, until there is memory
+            bytes += places * groups * 4;
+        }
     }
     if (int64_t(memory.size()) < bytes) memory.resize(bytes);
     char* at = memory.data() + (64 - (uintptr_t)memory.data() % 64) % 64;
     for (Starts& each : starts) each.at = (const int32_t*)(at + (int64_t)each.at - 64);
     const float* scales = (const float*)(at + places * kSpan);
     const Activations found{call.rows, (const int8_t*)at, scales, scales + places * kStretches, starts};
-    const int64_t block = std::max<int64_t>(1, 4096 / linear.depth);
+    const int64_t block = std::max<int64_t>(1, 4096 / depth);
     pool.run((call.rows + block - 1) / block, [&](int64_t piece) {
         const int64_t row = piece * block, end = std::min(row + block, call.rows);
         if (x_dtype == kFloat32) {
-            quantise_rows((const float*)call.x, call.x_stride, linear.depth, found, row, end);
+            quantise_rows((const float*)call.x, call.x_stride, depth, found, row, end);
         } else {
-            quantise_rows((const bf16*)call.x, call.x_stride, linear.depth, found, row, end);
+            quantise_rows((const bf16*)call.x, call.x_stride, depth, found, row, end);
         }
     });
     return found;
+}
+
+template <class Lowered>
+Activations quantise(Pool& pool, const FaserProduct& call, int32_t x_dtype, const FaserLowBit& linear,
+                     const Lowered& lowered) {
+    const FaserLowBit* one = &linear;
+    return quantise(pool, call, x_dtype, &one, 1, lowered);
 }
 
 }  // namespace faser

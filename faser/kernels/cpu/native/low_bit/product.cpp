@@ -450,6 +450,19 @@ struct SharedProduct {
     }
 };
 
+// Units [unit, last) of a product with rows [row, end), at most kBlockRows. after: weights that this thread needs next,
+// or null.
+void multiply_units(const FaserLowBit& linear, const FaserProduct& call, const Activations& x, int64_t unit,
+                    int64_t last, int64_t row, int64_t end, const char* after) {
+    while (unit < last) {
+        int64_t panel;
+        const FaserLowBitPart& part = part_of(linear, unit, panel);
+        const int64_t until = std::min(panel + (last - unit) * kUnitPanels, low_bit_panels(part));
+        unit += (until - panel) / kUnitPanels;
+        multiply_of(part.form)(linear, part, call, x, panel, until, row, end, unit < last ? weights_of(linear, unit) : after);
+    }
+}
+
 // More rows: blocks of them, and pieces of a part's units.
 void multiply_blocks(Pool& pool, const FaserLowBit& linear, const FaserProduct& call, const Activations& x) {
     const int64_t row_blocks = (call.rows + kBlockRows - 1) / kBlockRows;
@@ -461,20 +474,70 @@ void multiply_blocks(Pool& pool, const FaserLowBit& linear, const FaserProduct& 
     const int64_t size = kPieceBytes / largest > 1 ? kPieceBytes / largest & ~int64_t(1) : 1, units = num_units(linear);
     pool.run((units + size - 1) / size * row_blocks, [&](int64_t piece) {
         const int64_t row = piece % row_blocks * block, end = std::min(row + block, call.rows);
-        int64_t unit = piece / row_blocks * size;
-        for (const int64_t last = std::min(unit + size, units); unit < last;) {
-            int64_t panel;
-            const FaserLowBitPart& part = part_of(linear, unit, panel);
-            const int64_t until = std::min(panel + (last - unit) * kUnitPanels, low_bit_panels(part));
-            multiply_of(part.form)(linear, part, call, x, panel, until, row, end, nullptr);
-            unit += (until - panel) / kUnitPanels;
-        }
+        const int64_t unit = piece / row_blocks * size;
+        multiply_units(linear, call, x, unit, std::min(unit + size, units), row, end, nullptr);
     });
 }
+
+// One unit of one weight, with the rows of a block.
+struct GroupedPiece {
+    const FaserLowBit* linear;
+    int64_t unit, row, end;
+};
+
+// What each thread does of the products of several weights: pieces in order, a stretch of them for each thread.
+struct GroupedProducts {
+    const std::vector<GroupedPiece>& pieces;
+    const FaserProduct& call;
+    const Activations& x;
+    Pool& pool;
+    Shares& shares;
+
+    void operator()(int64_t, int thread) const {
+        const int threads = pool.num_threads();
+        for (int other = thread; other < thread + threads; other++) {
+            const int64_t end = shares.end(other % threads);
+            for (int64_t first, last; shares.claim(other % threads, first, last);) {
+                for (; first < last; first++) multiply(pieces[first], first + 1 < end ? &pieces[first + 1] : nullptr);
+            }
+        }
+    }
+
+  private:
+    void multiply(const GroupedPiece& piece, const GroupedPiece* next) const {
+        const char* after = next && next->linear ? weights_of(*next->linear, next->unit) : nullptr;
+        multiply_units(*piece.linear, call, x, piece.unit, piece.unit + 1, piece.row, piece.end, after);
+    }
+};
 
 }  // namespace
 
 extern "C" {
+
+void faser_grouped_low_bit(Pool* pool, const FaserAnyLinear* linears, const FaserGroup* groups, int64_t num_groups,
+                           const void* x, int64_t x_stride, int32_t x_dtype, int64_t rows, void* out,
+                           int64_t out_stride, int32_t out_dtype) {
+    static thread_local std::vector<GroupedPiece> pieces;
+    static thread_local std::vector<const FaserLowBit*> used;
+    pieces.clear();
+    used.clear();
+    for (const FaserGroup* group = groups; group < groups + num_groups; group++) {
+        const FaserLowBit* linear = linears[group->weight].low_bit;
+        const int64_t count = group->end - group->begin, row_blocks = (count + kBlockRows - 1) / kBlockRows;
+        const int64_t block = (count + row_blocks - 1) / row_blocks;
+        for (int64_t unit = 0; unit < num_units(*linear); unit++) {
+            for (int64_t row = group->begin; row < group->end; row += block) {
+                pieces.push_back({linear, unit, row, std::min(row + block, group->end)});
+            }
+        }
+        used.push_back(linear);
+    }
+    const FaserProduct call{x, x_stride, rows, out, out_stride, nullptr, 0, out_dtype};
+    const Activations quantised = quantise(*pool, call, x_dtype, used.data(), int64_t(used.size()), lowered);
+    static thread_local Shares shares;
+    shares.deal(int64_t(pieces.size()), pool->num_threads());
+    pool->run(pool->num_threads(), GroupedProducts{pieces, call, quantised, *pool, shares});
+}
 
 // following: the product after this one, or null; its first weights are fetched by threads that wait.
 void faser_low_bit_linear(Pool* pool, const FaserLowBit* linear, const void* x, int64_t x_stride, int32_t x_dtype,

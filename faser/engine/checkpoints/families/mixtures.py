@@ -1,0 +1,47 @@
+"""Mixtures of experts: Qwen3-MoE (30B-A3B, Coder) and Mixtral."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from faser.engine.checkpoints.families import qwen3
+from faser.engine.checkpoints.families.architecture import DecoderSpec, ExpertsSpec, LayerSpec, TensorNames
+from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec, windowed
+
+
+def qwen3_moe_spec(config: Mapping[str, Any]) -> DecoderSpec:
+    """Layers of mlp_only_layers, and those that decoder_sparse_step leaves out, have a dense network."""
+    fields = Fields(config)
+    plain = qwen3.spec(config)
+    mixture = ExpertsSpec(
+        num_experts=fields.positive_int("num_experts", fields.positive_int("num_local_experts", 128)),
+        top_k=fields.positive_int("num_experts_per_tok", 8),
+        size=fields.positive_int("moe_intermediate_size", 768),
+        renormalise=fields.flag("norm_topk_prob", False),
+        activation=fields.activation(),
+    )
+    every, left_out = fields.positive_int("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    mixed = [number not in left_out and (number + 1) % every == 0 for number in range(plain.num_layers)]
+    layers = tuple(
+        replace(layer, feed_forward=mixture) if mixes else layer
+        for layer, mixes in zip(plain.layers, mixed, strict=True)
+    )
+    return replace(plain, layers=layers)
+
+
+def mixtral_spec(config: Mapping[str, Any]) -> DecoderSpec:
+    fields = Fields({"rms_norm_eps": 1e-5} | dict(config))
+    mixture = ExpertsSpec(
+        num_experts=fields.positive_int("num_local_experts", 8),
+        top_k=fields.positive_int("num_experts_per_tok", 2),
+        size=dense(fields).size,
+        renormalise=True,
+        activation=fields.activation(),
+    )
+    rope = rope_spec(fields, default_theta=1_000_000.0)
+    layer = LayerSpec(attention=attention(fields, rope), feed_forward=mixture)
+    window = fields.optional_int("sliding_window")
+    names = TensorNames(
+        router="block_sparse_moe.gate", expert="block_sparse_moe.experts.{}.", expert_parts=("w1", "w3", "w2")
+    )
+    return decoder(fields, windowed(layer, (window,) * fields.num_layers()), names=names)

@@ -1,0 +1,144 @@
+// Mixtures of experts: each row passes the networks that its router chooses, and their results are weighed and added.
+//
+// Pairs of a row and an expert are sorted by expert, so that each weight is read once for all rows that need it; the
+// products of all experts are one list of work. A row's sum is in the order of its own weights: its bits depend on no
+// other row.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "blocks.h"
+#include "calls.h"
+#include "simd.h"
+
+using namespace faser;
+
+namespace {
+
+constexpr int64_t kRows = 16;  // of a piece of work that is not a product
+
+// Where each pair is. P: rows times top_k.
+struct Routing {
+    std::vector<int32_t> expert;   // [R, top_k], by descending weight
+    std::vector<float> weight;     // [R, top_k]
+    std::vector<int64_t> sorted;   // [R, top_k], the pair's place in the order of the experts
+    std::vector<int64_t> row;      // [P], of the pair at that place
+    std::vector<FaserGroup> groups;
+};
+
+// The experts of a row by descending logits, of equal ones the lower first; then their weights.
+void choose(const float* logits, const FaserExperts& experts, int32_t* chosen, float* weights) {
+    const int64_t count = experts.num_experts, top = experts.top_k;
+    for (int64_t k = 0; k < top; k++) {
+        int64_t best = -1;
+        for (int64_t e = 0; e < count; e++) {
+            if (best >= 0 && !(logits[e] > logits[best])) continue;
+            bool taken = false;
+            for (int64_t i = 0; i < k; i++) taken |= chosen[i] == e;
+            if (!taken) best = e;
+        }
+        chosen[k] = int32_t(best);
+    }
+    const float most = logits[chosen[0]];
+    float total = 0;
+    if (!experts.renormalise) {
+        for (int64_t e = 0; e < count; e++) total += std::exp(logits[e] - most);
+    }
+    for (int64_t k = 0; k < top; k++) {
+        weights[k] = std::exp(logits[chosen[k]] - most);
+        if (experts.renormalise) total += weights[k];
+    }
+    for (int64_t k = 0; k < top; k++) weights[k] /= total;
+}
+
+void route(Pool& pool, const FaserExperts& experts, const float* logits, int64_t rows, Routing& to) {
+    const int64_t top = experts.top_k, pairs = rows * top;
+    to.expert.resize(pairs);
+    to.weight.resize(pairs);
+    to.sorted.resize(pairs);
+    to.row.resize(pairs);
+    pool.run((rows + kRows - 1) / kRows, [&](int64_t piece) {
+        for (int64_t row = piece * kRows; row < std::min(rows, (piece + 1) * kRows); row++) {
+            choose(logits + row * experts.num_experts, experts, &to.expert[row * top], &to.weight[row * top]);
+        }
+    });
+    std::vector<int64_t> next(experts.num_experts + 1);
+    for (int64_t i = 0; i < pairs; i++) next[to.expert[i] + 1]++;
+    to.groups.clear();
+    for (int64_t e = 0; e < experts.num_experts; e++) {
+        next[e + 1] += next[e];
+        if (next[e + 1] > next[e]) to.groups.push_back({e, next[e], next[e + 1]});
+    }
+    for (int64_t i = 0; i < pairs; i++) {
+        to.sorted[i] = next[to.expert[i]]++;
+        to.row[to.sorted[i]] = i / top;
+    }
+}
+
+// hidden[r] += the weighed results of its experts, given [P, H], rounded once.
+template <class T>
+void combine(Pool& pool, const Routing& routing, int64_t top, const float* given, int64_t width, int64_t rows,
+             T* hidden) {
+    pool.run(rows, [&](int64_t row) {
+        T* to = hidden + row * width;
+        const int64_t* at = &routing.sorted[row * top];
+        const float* weights = &routing.weight[row * top];
+        int64_t i = 0;
+        for (; i + kLanes <= width; i += kLanes) {
+            vf total = {};
+            for (int64_t k = 0; k < top; k++) total = fma(splat(weights[k]), load(given + at[k] * width + i), total);
+            store(to + i, load(to + i) + total);
+        }
+        for (; i < width; i++) {
+            float total = 0;
+            for (int64_t k = 0; k < top; k++) total = std::fma(weights[k], given[at[k] * width + i], total);
+            narrow(widen(to[i]) + total, to + i);
+        }
+    });
+}
+
+char* grown(std::vector<char>& memory, int64_t bytes) {
+    if (int64_t(memory.size()) < bytes + 64) memory.resize(bytes + 64);
+    return memory.data() + (64 - (uintptr_t)memory.data() % 64) % 64;
+}
+
+}  // namespace
+
+extern "C" {
+
+// hidden += experts(x). x, hidden: [rows, H] in dtype, without gaps. Returns how many experts were chosen by any row.
+int64_t faser_experts(Pool* pool, const FaserExperts* experts, const void* x, int64_t rows, void* hidden,
+                      int32_t dtype) {
+    if (rows == 0) return 0;
+    static thread_local Routing own_routing;
+    Routing& routing = own_routing;  // other threads read that of this one
+    static thread_local std::vector<char> logit_memory, gathered_memory, gate_memory, inner_memory, given_memory;
+    const int64_t value = dtype == kFloat32 ? 4 : 2, width = experts->router.depth, pairs = rows * experts->top_k;
+    const int64_t inner = experts->down[0].depth;
+    float* logits = (float*)grown(logit_memory, rows * experts->num_experts * 4);
+    const FaserGroup all{0, 0, rows};
+    faser_grouped_linear(pool, &experts->router, &all, 1, x, width, dtype, rows, logits, experts->num_experts, kFloat32);
+    route(*pool, *experts, logits, rows, routing);
+    char* gathered = grown(gathered_memory, pairs * width * value);
+    pool->run((pairs + kRows - 1) / kRows, [&](int64_t piece) {
+        for (int64_t i = piece * kRows; i < std::min(pairs, (piece + 1) * kRows); i++) {
+            std::memcpy(gathered + i * width * value, (const char*)x + routing.row[i] * width * value, width * value);
+        }
+    });
+    char* gate_up = grown(gate_memory, pairs * 2 * inner * value);
+    const FaserGroup* groups = routing.groups.data();
+    const int64_t count = int64_t(routing.groups.size());
+    faser_grouped_linear(pool, experts->gate_up, groups, count, gathered, width, dtype, pairs, gate_up, 2 * inner, dtype);
+    char* gated = grown(inner_memory, pairs * inner * value);
+    faser_gate(pool, gate_up, 2 * inner, pairs, inner, gated, inner, dtype, experts->activation);
+    float* given = (float*)grown(given_memory, pairs * width * 4);
+    faser_grouped_linear(pool, experts->down, groups, count, gated, inner, dtype, pairs, given, width, kFloat32);
+    if (dtype == kFloat32) {
+        combine(*pool, routing, experts->top_k, given, width, rows, (float*)hidden);
+    } else {
+        combine(*pool, routing, experts->top_k, given, width, rows, (bf16*)hidden);
+    }
+    return count;
+}
+}
