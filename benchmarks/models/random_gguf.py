@@ -1,11 +1,12 @@
-"""Writes a GGUF file of Qwen2.5-1.5B's shape with random weights in Q4_K and Q6_K, as llama.cpp's Q4_K_M has them.
+"""Writes a GGUF file of a model's shape with random weights in Q4_K and Q6_K, as llama.cpp's Q4_K_M has them.
 
-    python -m benchmarks.models.random_gguf OUT.gguf VOCABULARY.gguf [--layers 28]
+    python -m benchmarks.models.random_gguf OUT.gguf VOCABULARY.gguf [--shape qwen2.5-1.5b] [--layers 28]
 
 The vocabulary and its merges come from another file: llama.cpp has models/ggml-vocab-qwen2.gguf, which has no
 tensors. What the model says means nothing; its start and its steps take as long as those of the real one.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,38 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from benchmarks.runner import command_line
 from faser.engine.checkpoints.gguf.file import GgufFile
 
-HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, VOCABULARY = 1536, 8960, 12, 2, 151_936
-_HEAD_DIM = HIDDEN // HEADS
+VOCABULARY = 151_936
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """experts: how many, and how many of them a token passes, of `inner` each; None: one network of `inner`."""
+
+    architecture: str
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    experts: tuple[int, int] | None = None
+
+
+SHAPES = {
+    "qwen2.5-1.5b": Shape(
+        architecture="qwen2", hidden=1536, inner=8960, heads=12, kv_heads=2, head_dim=128, layers=28
+    ),
+    "qwen3-30b-a3b": Shape(
+        architecture="qwen3moe",
+        hidden=2048,
+        inner=768,
+        heads=32,
+        kv_heads=4,
+        head_dim=128,
+        layers=48,
+        experts=(128, 8),
+    ),
+}
 _STD = 0.02  # of a weight, about
 _COPIED = ("model", "pre", "tokens", "token_type", "merges")
 _Bytes = npt.NDArray[np.uint8]
@@ -26,48 +57,71 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("vocabulary", type=Path)
-    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-1.5b", help="[qwen2.5-1.5b]")
+    parser.add_argument("--layers", type=int, help="fewer than the shape has, where memory is short [all]")
     options = parser.parse_args()
-    write(options.out, GgufFile(options.vocabulary), options.layers)
+    shape = SHAPES[options.shape]
+    write(options.out, GgufFile(options.vocabulary), shape, options.layers or shape.layers)
     print(f"{options.out}: {options.out.stat().st_size / 1e9:.2f} GB")
 
 
-def write(out: Path, vocabulary: GgufFile, num_layers: int) -> None:
+def write(out: Path, vocabulary: GgufFile, shape: Shape, num_layers: int) -> None:
     """vocabulary: filled up with unused tokens to the model's size."""
-    writer, rng = GGUFWriter(out, "qwen2"), np.random.default_rng(0)
+    writer, rng = GGUFWriter(out, shape.architecture), np.random.default_rng(0)
     writer.add_block_count(num_layers)
     writer.add_context_length(32_768)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INTERMEDIATE)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.inner)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
+    if shape.experts:
+        writer.add_expert_count(shape.experts[0])
+        writer.add_expert_used_count(shape.experts[1])
+        writer.add_expert_feed_forward_length(shape.inner)
     _add_vocabulary(writer, vocabulary)
 
     def add(name: str, columns: int, depth: int, kind: GGMLQuantizationType) -> None:
         writer.add_tensor(name, random_blocks(rng, columns, depth, kind), raw_dtype=kind)
 
+    def add_network(name: str, columns: int, depth: int, kind: GGMLQuantizationType) -> None:
+        if shape.experts is None:
+            add(f"{name}.weight", columns, depth, kind)
+            return
+        blocks = random_blocks(rng, shape.experts[0] * columns, depth, kind)
+        writer.add_tensor(f"{name}_exps.weight", blocks.reshape(shape.experts[0], columns, -1), raw_dtype=kind)
+
     def add_vector(name: str, size: int, value: float) -> None:
         writer.add_tensor(name, np.full(size, value, np.float32))
 
-    add("token_embd.weight", VOCABULARY, HIDDEN, GGMLQuantizationType.Q6_K)
-    add_vector("output_norm.weight", HIDDEN, 1.0)
+    hidden, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    add("token_embd.weight", VOCABULARY, hidden, GGMLQuantizationType.Q6_K)
+    add_vector("output_norm.weight", hidden, 1.0)
     for layer in range(num_layers):
         prefix = f"blk.{layer}."
         # Q4_K_M keeps half of the values and down projections in six bits.
         wide = GGMLQuantizationType.Q6_K if layer % 2 else GGMLQuantizationType.Q4_K
-        add(f"{prefix}attn_q.weight", HIDDEN, HIDDEN, GGMLQuantizationType.Q4_K)
-        add(f"{prefix}attn_k.weight", KV_HEADS * _HEAD_DIM, HIDDEN, GGMLQuantizationType.Q4_K)
-        add(f"{prefix}attn_v.weight", KV_HEADS * _HEAD_DIM, HIDDEN, wide)
-        add(f"{prefix}attn_output.weight", HIDDEN, HIDDEN, GGMLQuantizationType.Q4_K)
-        add(f"{prefix}ffn_gate.weight", INTERMEDIATE, HIDDEN, GGMLQuantizationType.Q4_K)
-        add(f"{prefix}ffn_up.weight", INTERMEDIATE, HIDDEN, GGMLQuantizationType.Q4_K)
-        add(f"{prefix}ffn_down.weight", HIDDEN, INTERMEDIATE, wide)
-        for name, size in (("q", HIDDEN), ("k", KV_HEADS * _HEAD_DIM), ("v", KV_HEADS * _HEAD_DIM)):
-            add_vector(f"{prefix}attn_{name}.bias", size, 0.0)
+        add(f"{prefix}attn_q.weight", queries, hidden, GGMLQuantizationType.Q4_K)
+        add(f"{prefix}attn_k.weight", keys, hidden, GGMLQuantizationType.Q4_K)
+        add(f"{prefix}attn_v.weight", keys, hidden, wide)
+        add(f"{prefix}attn_output.weight", hidden, queries, GGMLQuantizationType.Q4_K)
+        add_network(f"{prefix}ffn_gate", shape.inner, hidden, GGMLQuantizationType.Q4_K)
+        add_network(f"{prefix}ffn_up", shape.inner, hidden, GGMLQuantizationType.Q4_K)
+        add_network(f"{prefix}ffn_down", hidden, shape.inner, wide)
+        if shape.experts:
+            router = rng.standard_normal((shape.experts[0], hidden), np.float32) * _STD
+            writer.add_tensor(f"{prefix}ffn_gate_inp.weight", router)
+        if shape.architecture == "qwen2":
+            for name, size in (("q", queries), ("k", keys), ("v", keys)):
+                add_vector(f"{prefix}attn_{name}.bias", size, 0.0)
+        else:
+            for name in ("attn_q_norm", "attn_k_norm"):
+                add_vector(f"{prefix}{name}.weight", shape.head_dim, 1.0)
         for name in ("attn_norm", "ffn_norm"):
-            add_vector(f"{prefix}{name}.weight", HIDDEN, 1.0)
+            add_vector(f"{prefix}{name}.weight", hidden, 1.0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

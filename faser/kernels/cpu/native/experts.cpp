@@ -30,15 +30,11 @@ struct Routing {
 // The experts of a row by descending logits, of equal ones the lower first; then their weights.
 void choose(const float* logits, const FaserExperts& experts, int32_t* chosen, float* weights) {
     const int64_t count = experts.num_experts, top = experts.top_k;
-    for (int64_t k = 0; k < top; k++) {
-        int64_t best = -1;
-        for (int64_t e = 0; e < count; e++) {
-            if (best >= 0 && !(logits[e] > logits[best])) continue;
-            bool taken = false;
-            for (int64_t i = 0; i < k; i++) taken |= chosen[i] == e;
-            if (!taken) best = e;
-        }
-        chosen[k] = int32_t(best);
+    for (int64_t e = 0, found = 0; e < count; e++) {
+        if (found == top && !(logits[e] > logits[chosen[top - 1]])) continue;
+        int64_t place = found < top ? found++ : top - 1;
+        for (; place > 0 && logits[e] > logits[chosen[place - 1]]; place--) chosen[place] = chosen[place - 1];
+        chosen[place] = int32_t(e);
     }
     const float most = logits[chosen[0]];
     float total = 0;
