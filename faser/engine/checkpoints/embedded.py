@@ -22,7 +22,7 @@ from typing import Any
 from faser.config.declaration import show_bytes
 from faser.engine.checkpoints.downloads import ByteProgress
 from faser.engine.checkpoints.files import GGUF_WEIGHTS
-from faser.engine.checkpoints.gguf.checkpoint import config_of
+from faser.engine.checkpoints.gguf.config import config_of
 from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.engine.text.gguf_tokenizer import tokenizer_of
 from faser.errors import ModelError

@@ -1,6 +1,6 @@
 """What the files of a checkpoint say: sizes, dtype, end tokens, and where the weights lie.
 
-Needs no torch, so the front-end reads them as well. gguf/checkpoint.py makes a config.json of a GGUF file.
+Needs no torch, so the front-end reads them as well. gguf/config.py makes a config.json of a GGUF file.
 """
 
 import json
@@ -49,7 +49,7 @@ def read_model_config(path: Path) -> ModelConfig:
     Raises ModelError that names the unusable file or field.
     """
     if path.suffix == ".gguf":
-        from faser.engine.checkpoints.gguf.checkpoint import gguf_config
+        from faser.engine.checkpoints.gguf.config import gguf_config
 
         return _model_config(gguf_config(path), {})
     generation = path / "generation_config.json"

@@ -139,7 +139,8 @@ class Oracle:
     greedy: list[int]
 
 
-def _make_oracle(case: Case, directory: Path) -> Oracle:
+def make_oracle(case: Case, directory: Path) -> Oracle:
+    """The seeded model of a case, saved into the directory."""
     fields = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -192,7 +193,7 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> Oracles:
 
     @cache
     def make(name: str) -> Oracle:
-        return _make_oracle(next(case for case in CASES if case.name == name), tmp_path_factory.mktemp(name))
+        return make_oracle(next(case for case in CASES if case.name == name), tmp_path_factory.mktemp(name))
 
     return make
 
@@ -253,8 +254,8 @@ def test_the_spelling_of_transformers_4_means_the_same(name: str, oracles: Oracl
         "torch_dtype": config["dtype"],
         "layer_types": None,
     }
-    edited = _edited(directory, tmp_path, changes)
-    assert read_model_config(edited) == read_model_config(directory)
+    same = edited(directory, tmp_path, changes)
+    assert read_model_config(same) == read_model_config(directory)
 
 
 _TYPES = [
@@ -341,11 +342,11 @@ def test_these_models_would_show_a_wrong_option(
 ) -> None:
     """What the comparisons above are worth: the nearest wrong reading of a config moves the logits visibly."""
     oracle = oracles(name)
-    wrong = load(_edited(oracle.directory, tmp_path, changes)).prefill(oracle.token_ids, ())
+    wrong = load(edited(oracle.directory, tmp_path, changes)).prefill(oracle.token_ids, ())
     assert (wrong - oracle.logits).abs().max() > 1e-2
 
 
-def _edited(directory: Path, target: Path, changes: dict[str, Any]) -> Path:
+def edited(directory: Path, target: Path, changes: dict[str, Any]) -> Path:
     """The same checkpoint with other fields in its config.json."""
     write_json(target / "config.json", json.loads((directory / "config.json").read_text()) | changes)
     for name in ("model.safetensors", "generation_config.json"):

@@ -36,7 +36,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 def ministral3_spec(config: Mapping[str, Any]) -> DecoderSpec:
     fields = Fields(_MINISTRAL3 | dict(config))
     rope = rope_spec(fields)
-    given = Fields(fields.optional_dict("rope_parameters") or fields.optional_dict("rope_scaling") or {})
+    given = Fields(fields.optional_dict("rope_scaling") or fields.optional_dict("rope_parameters") or {})
     beta = given.optional_float("llama_4_scaling_beta")
     if beta:
         growth = QueryGrowth(beta=beta, original_positions=given.positive_int("original_max_position_embeddings"))

@@ -142,6 +142,10 @@ class GgufFile:
             raise ModelError(f"{self.path}: {key} is {value}; it must be at least 1")
         return value
 
+    def number(self, key: str, default: float) -> float:
+        """A metadata value that was a decimal number before it was stored in 32 bits; see shortest."""
+        return shortest(self.require(key, float)) if self.has(key) else default
+
     def value(self, key: str) -> Any:
         """A metadata value, whatever its type. Raises ModelError if it is missing, or text that is not UTF-8."""
         if not self._header.has(key):
@@ -199,6 +203,11 @@ class GgufFile:
         self._content.madvise(mmap.MADV_DONTNEED)
         place = self._header.tensors[name]
         return np.frombuffer(self._content, np.uint8, place.num_bytes, place.start)
+
+
+def shortest(value: float) -> float:
+    """The decimal number of the fewest digits that has this value in 32 bits: 0.22, not 0.2199999988079071."""
+    return float(str(np.float32(value)))
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -1,12 +1,14 @@
 """GGUF files for tests, written with the gguf library the way llama.cpp's converter writes them."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter, quants
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, get_tensor_name_map, quants
+from gguf.constants import MODEL_ARCH_NAMES
 
 from tests.checkpoints import tiny_tokenizer
 from tests.engine.text.vocabularies import sentencepiece_pieces
@@ -170,3 +172,109 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
             writer.add_array(key, value)
         case _:
             raise TypeError(f"{key} is {value!r}")
+
+
+def convert(
+    config: dict[str, Any],
+    weights: dict[str, Array],
+    path: Path,
+    architecture: str,
+    *,
+    quantization: GGMLQuantizationType = GGMLQuantizationType.F32,
+    changed: bool = True,
+) -> None:
+    """Write a checkpoint of the hub as llama.cpp's converter does.
+
+    config: as transformers 5 saves it. weights: under the hub's names. Names of tensors and keys are those of the
+    gguf library, which the converter uses as well. changed: rows are put into llama.cpp's order, and one is added
+    to norms, where the converter does so.
+    """
+    writer = GGUFWriter(path, architecture)
+    _add_sizes(writer, config)
+    _add_rope(writer, config, architecture)
+    _add_own_keys(writer, config, architecture)
+    writer.add_eos_token_id(config["eos_token_id"])
+    kind = next(each for each, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    names = get_tensor_name_map(kind, config["num_hidden_layers"])
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, values in weights.items():
+        if changed and architecture in ("granite", "mistral3"):
+            part = name.split(".")[-2]
+            values = permute(values, heads[part]) if part in heads else values
+        if changed and architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, f"the gguf library has no name for {name}"
+        kept = GGMLQuantizationType.F32 if values.ndim == 1 else quantization
+        writer.add_tensor(stored, quants.quantize(values, kept), raw_dtype=kept)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if head_dim := config.get("head_dim"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+
+
+def _add_rope(writer: GGUFWriter, config: dict[str, Any], architecture: str) -> None:
+    given = config["rope_parameters"]
+    rope = given.get("full_attention", given)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if architecture != "gemma2":
+        writer.add_rope_freq_base(rope["rope_theta"])
+    if architecture in ("phi3", "glm4", "granite", "mistral3"):
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if "sliding_attention" in given and given["sliding_attention"]["rope_theta"] != 10_000.0:
+        writer.add_rope_freq_base_swa(given["sliding_attention"]["rope_theta"])
+    if "mrope_section" in rope:
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+    match rope["rope_type"]:
+        case "linear":
+            writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(rope["factor"])
+        case "yarn":
+            writer.add_rope_scaling_type(RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(rope["factor"])
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        case "longrope":
+            original = config["original_max_position_embeddings"]
+            growth = config["max_position_embeddings"] / original
+            writer.add_rope_scaling_type(RopeScalingType.LONGROPE)
+            writer.add_rope_scaling_orig_ctx_len(original)
+            writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(growth) / math.log(original)))
+            writer.add_tensor("rope_factors_long.weight", np.array(rope["long_factor"], np.float32))
+            writer.add_tensor("rope_factors_short.weight", np.array(rope["short_factor"], np.float32))
+
+
+def _add_own_keys(writer: GGUFWriter, config: dict[str, Any], architecture: str) -> None:
+    match architecture:
+        case "phi3":
+            writer.add_sliding_window(config["sliding_window"] or 0)
+        case "granite":
+            writer.add_attention_scale(config["attention_multiplier"])
+            writer.add_embedding_scale(config["embedding_multiplier"])
+            writer.add_residual_scale(config["residual_multiplier"])
+            writer.add_logit_scale(config["logits_scaling"])
+        case "gemma2":
+            writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+            writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+            writer.add_sliding_window(config["sliding_window"])
+        case "gemma3":
+            writer.add_sliding_window(config["sliding_window"])
+        case "mistral3" if beta := config["rope_parameters"].get("llama_4_scaling_beta"):
+            writer.add_attn_temperature_scale(beta)
+        case "qwen3vl":
+            writer.add_num_deepstack_layers(2)

@@ -15,7 +15,8 @@ from gguf.constants import GGML_QUANT_SIZES
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from faser.engine.checkpoints.gguf.checkpoint import gguf_config, open_gguf
+from faser.engine.checkpoints.gguf.checkpoint import open_gguf
+from faser.engine.checkpoints.gguf.config import gguf_config
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import BIASES, QK_NORMS, write_gguf
 
@@ -129,7 +130,7 @@ def test_llama_3s_rope_factors_become_its_scaling(tmp_path: Path, factor: float)
 @pytest.mark.parametrize(
     "architecture, options, message",
     [
-        ("gemma2", {}, "architecture gemma2; supported are llama, qwen2, qwen3, smollm3"),
+        ("gemma4", {}, "architecture gemma4; supported are llama, qwen2, qwen3, smollm3"),
         ("llama", {"metadata": {"llama.expert_count": 8}}, "mixture of 8 experts"),
         ("llama", {"metadata": {"llama.rope.dimension_count": 8}}, "rotates 8"),
         ("llama", {"metadata": {"llama.attention.value_length": 8}}, "has 8 for values"),

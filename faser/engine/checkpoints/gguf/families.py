@@ -1,0 +1,234 @@
+"""The architectures of GGUF files, a page of data: classes on the hub, names of tensors, keys of their own.
+
+Formulas and defaults are those of llama.cpp's converter, conversion/*.py, and of its src/models. config.py reads
+the keys that all of them share, rope.py those of the rotary embedding.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from faser.engine.checkpoints.gguf.file import GgufFile
+from faser.errors import ModelError
+
+Config = dict[str, Any]
+OwnFields = Callable[[GgufFile, Config], Config]
+
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_PHI3 = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA = _LAYER | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GLM4 = {name: hub for name, hub in _LAYER.items() if name not in ("ffn_gate", "attn_q_norm", "attn_k_norm")} | {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_SMOLLM3_ROPE_INTERVAL = 4
+# Of the models with so many layers, the 27B ones, scores are scaled by the hidden size a head, not by its width.
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+_GEMMA3_PERIOD = 6
+
+
+def _no_fields(_file: GgufFile, _config: Config) -> Config:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """What is particular about the files of one architecture.
+
+    class_name, model_type: on the hub. tensors: of a layer, the hub's names by those in the file. permuted: rows
+    of q and k are in llama.cpp's order. plus_one: norms are stored plus one. partial_rotary: some channels of a
+    head may stay as they are. windows: there may be a sliding window. own_fields: fields of config.json from keys
+    of its own; called with the file and the other fields, which they replace.
+    """
+
+    class_name: str
+    model_type: str
+    tensors: Mapping[str, str] = field(default_factory=lambda: _LAYER)
+    permuted: bool = False
+    plus_one: bool = False
+    partial_rotary: bool = False
+    windows: bool = False
+    own_fields: OwnFields = _no_fields
+
+
+def _llama_fields(file: GgufFile, _config: Config) -> Config:
+    """A llama file with a window was converted from a Mistral checkpoint."""
+    window = file.get("llama.attention.sliding_window", int)
+    if not window:
+        return {}
+    return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+
+
+def _smollm3_fields(_file: GgufFile, config: Config) -> Config:
+    layers = range(1, config["num_hidden_layers"] + 1)
+    return {"no_rope_layers": [int(layer % _SMOLLM3_ROPE_INTERVAL != 0) for layer in layers]}
+
+
+def _phi3_fields(file: GgufFile, _config: Config) -> Config:
+    """A window of 0, or none, is no window: so the converter marks Phi-4."""
+    return {"sliding_window": file.get("phi3.attention.sliding_window", int) or None}
+
+
+def _mistral3_fields(file: GgufFile, config: Config) -> Config:
+    """Ministral 3 if queries grow with the position, else Mistral Small 3.x."""
+    beta = file.number("mistral3.attention.temperature_scale", 0.0)
+    plain = {"sliding_window": file.get("mistral3.attention.sliding_window", int) or None}
+    if not beta:
+        return plain
+    scaling = config["rope_scaling"] or {}
+    if scaling.get("rope_type") != "yarn":
+        raise ModelError(
+            f"{file.path}: mistral3.attention.temperature_scale is {beta:g} without yarn; it is not supported"
+        )
+    original = scaling["original_max_position_embeddings"]
+    length = file.get("mistral3.attention.temperature_length", int) or original
+    if length != original:
+        raise ModelError(
+            f"{file.path}: mistral3.attention.temperature_length is {length}; only the original context length, "
+            f"{original}, is supported"
+        )
+    ministral = {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"}
+    return plain | ministral | {"rope_scaling": scaling | {"llama_4_scaling_beta": beta}}
+
+
+def _granite_fields(file: GgufFile, config: Config) -> Config:
+    """attention.scale: of the scores; none, or 0: 1 / √head_dim."""
+    if not file.get("granite.rope.scaling.finetuned", bool, True):
+        raise ModelError(
+            f"{file.path}: granite.rope.scaling.finetuned is false; only models with rope are supported"
+        )
+    return {
+        "attention_multiplier": file.number("granite.attention.scale", 0.0) or config["head_dim"] ** -0.5,
+        "embedding_multiplier": file.number("granite.embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": file.number("granite.residual_scale", 0.0) or 1.0,
+        "logits_scaling": file.number("granite.logit_scale", 0.0) or 1.0,
+    }
+
+
+def _gemma2_fields(file: GgufFile, config: Config) -> Config:
+    return _gemma_fields("gemma2", config) | {
+        "sliding_window": file.size("gemma2.attention.sliding_window"),
+        "attn_logit_softcapping": file.number("gemma2.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": file.number("gemma2.final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3_fields(file: GgufFile, config: Config) -> Config:
+    """Without a window, every layer attends everywhere and rotates as the global ones do."""
+    window = file.get("gemma3.attention.sliding_window", int) or None
+    pattern = file.get("gemma3.attention.sliding_window_pattern", int, _GEMMA3_PERIOD)
+    return _gemma_fields("gemma3", config) | {
+        "sliding_window": window,
+        "sliding_window_pattern": pattern if window else 1,
+        "rope_local_base_freq": file.number("gemma3.rope.freq_base_swa", 10_000.0),
+        "final_logit_softcapping": file.number("gemma3.final_logit_softcapping", 0.0) or None,
+    }
+
+
+def _gemma_fields(architecture: str, config: Config) -> Config:
+    """The scale of the scores is not stored; it follows from the sizes."""
+    of_27b = config["num_hidden_layers"] == _LAYERS_OF_27B[architecture]
+    share = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": share if of_27b else config["head_dim"],
+    }
+
+
+def _glm4_fields(file: GgufFile, _config: Config) -> Config:
+    """The converter orders rows of q and k otherwise for the text half of GLM-4.1V, which rotates in sections."""
+    if file.has("glm4.rope.dimension_sections"):
+        raise ModelError(f"{file.path} has glm4.rope.dimension_sections; the text half of GLM-4V is not supported")
+    return {}
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(
+        class_name="LlamaForCausalLM",
+        model_type="llama",
+        permuted=True,
+        windows=True,
+        own_fields=_llama_fields,
+    ),
+    "qwen2": Architecture(class_name="Qwen2ForCausalLM", model_type="qwen2"),
+    "qwen3": Architecture(class_name="Qwen3ForCausalLM", model_type="qwen3"),
+    "smollm3": Architecture(
+        class_name="SmolLM3ForCausalLM", model_type="smollm3", permuted=True, own_fields=_smollm3_fields
+    ),
+    # The text halves of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: for text alone rope in sections is plain rope.
+    "qwen2vl": Architecture(class_name="Qwen2ForCausalLM", model_type="qwen2"),
+    "qwen3vl": Architecture(class_name="Qwen3ForCausalLM", model_type="qwen3"),
+    "mistral3": Architecture(
+        class_name="MistralForCausalLM",
+        model_type="mistral",
+        permuted=True,
+        windows=True,
+        own_fields=_mistral3_fields,
+    ),
+    "phi3": Architecture(
+        class_name="Phi3ForCausalLM",
+        model_type="phi3",
+        tensors=_PHI3,
+        partial_rotary=True,
+        windows=True,
+        own_fields=_phi3_fields,
+    ),
+    "granite": Architecture(
+        class_name="GraniteForCausalLM", model_type="granite", permuted=True, own_fields=_granite_fields
+    ),
+    "gemma2": Architecture(
+        class_name="Gemma2ForCausalLM",
+        model_type="gemma2",
+        tensors=_GEMMA,
+        plus_one=True,
+        windows=True,
+        own_fields=_gemma2_fields,
+    ),
+    "gemma3": Architecture(
+        class_name="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        tensors=_GEMMA,
+        plus_one=True,
+        windows=True,
+        own_fields=_gemma3_fields,
+    ),
+    "glm4": Architecture(
+        class_name="Glm4ForCausalLM",
+        model_type="glm4",
+        tensors=_GLM4,
+        partial_rotary=True,
+        own_fields=_glm4_fields,
+    ),
+}
+
+
+def architecture_of(file: GgufFile) -> Architecture:
+    """Raises ModelError that names an architecture that is not supported."""
+    name = file.require("general.architecture", str)
+    if name not in ARCHITECTURES:
+        raise ModelError(f"{file.path} is of architecture {name}; supported are {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]

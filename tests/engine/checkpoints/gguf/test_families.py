@@ -1,0 +1,213 @@
+"""GGUF files of every family against the checkpoints they were converted from: specs, weights, logits.
+
+Planted bugs that these tests have caught: no row order undone, or in a family that has none; norms without one
+taken off; the norms of another family; a rope base, a part of a head or a window that is not read.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+from safetensors.numpy import load_file
+
+from faser.engine.checkpoints.files import read_model_config
+from faser.engine.checkpoints.gguf.checkpoint import open_gguf
+from faser.engine.checkpoints.gguf.config import gguf_config
+from faser.errors import ModelError
+from tests.engine.checkpoints.gguf.gguf_files import Array, convert, write_gguf
+from tests.engine.checkpoints.test_families import CASES, VOCAB_SIZE, edited, make_oracle
+from tests.engine.execution.models.paged import load, prompt
+
+# A case of the families, the architecture of its GGUF file, and fields that a GGUF file cannot state otherwise.
+_SCALE = {"query_pre_attn_scalar": 32}
+FILES: list[tuple[str, str, dict[str, Any]]] = [
+    ("mistral-no-window", "mistral3", {}),
+    ("ministral3", "mistral3", {}),
+    ("phi3", "phi3", {}),
+    ("phi3-partial", "phi3", {}),
+    ("phi3-longrope", "phi3", {}),
+    ("granite", "granite", {}),
+    ("granite-biases", "granite", {}),
+    ("gemma2", "gemma2", _SCALE | {"tie_word_embeddings": True}),  # its files have no head
+    ("gemma3", "gemma3", _SCALE),
+    ("gemma3-tied", "gemma3", _SCALE),
+    ("gemma3-linear-rope", "gemma3", _SCALE),
+    ("glm4", "glm4", {}),
+    ("qwen2", "qwen2vl", {}),
+    ("qwen3", "qwen3vl", {}),
+]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A checkpoint directory, and what is in it."""
+
+    directory: Path
+    config: dict[str, Any]
+    weights: dict[str, Array]
+
+
+Pairs = Callable[[str, str], Pair]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    """The checkpoint of a case, with model.gguf next to its directory's other files."""
+
+    @cache
+    def make(name: str, architecture: str) -> Pair:
+        changes = next(fields for case, _, fields in FILES if case == name)
+        original = make_oracle(
+            next(case for case in CASES if case.name == name), tmp_path_factory.mktemp("original")
+        )
+        directory = edited(original.directory, tmp_path_factory.mktemp(name), changes)
+        config = json.loads((directory / "config.json").read_text())
+        weights = load_file(directory / "model.safetensors")
+        if config["tie_word_embeddings"]:
+            weights.pop("lm_head.weight", None)
+        pair = Pair(directory, config, weights)
+        convert(config, pair.weights, directory / "converted.gguf", architecture)
+        return pair
+
+    return make
+
+
+each_file = pytest.mark.parametrize("name, architecture", [(name, kind) for name, kind, _ in FILES])
+
+
+@each_file
+def test_a_converted_file_says_what_the_config_says(name: str, architecture: str, pairs: Pairs) -> None:
+    directory = pairs(name, architecture).directory
+    found, expected = read_model_config(directory / "converted.gguf"), read_model_config(directory)
+    assert found.spec == expected.spec
+    assert found.eos_token_ids == expected.eos_token_ids == (2,)
+
+
+@each_file
+def test_converted_weights_are_those_of_the_checkpoint(name: str, architecture: str, pairs: Pairs) -> None:
+    """Bit for bit; norms with one added, rounded to 32 bits and taken off, within half a step of 2.0."""
+    pair = pairs(name, architecture)
+    source = open_gguf(pair.directory / "converted.gguf")
+    assert set(source.names()) == set(pair.weights)
+    for tensor, expected in pair.weights.items():
+        rounded = architecture.startswith("gemma") and tensor.endswith("norm.weight")
+        np.testing.assert_allclose(source.get(tensor).numpy(), expected, rtol=0, atol=1.2e-7 if rounded else 0.0)
+
+
+@each_file
+def test_the_logits_of_both_files_are_the_same(name: str, architecture: str, pairs: Pairs) -> None:
+    directory, token_ids = pairs(name, architecture).directory, prompt(80, VOCAB_SIZE)
+    found = load(directory / "converted.gguf").prefill(token_ids, ())
+    expected = load(directory).prefill(token_ids, ())
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5 if architecture.startswith("gemma") else 0.0)
+
+
+@pytest.mark.parametrize(
+    "name, architecture", [("granite", "granite"), ("phi3", "phi3"), ("gemma2", "gemma2"), ("glm4", "glm4")]
+)
+def test_quantised_rows_come_back_in_the_order_of_the_hub(
+    name: str, architecture: str, pairs: Pairs, tmp_path: Path
+) -> None:
+    """A row is quantised by itself, so the order of rows does not matter to its values."""
+    pair, path, kind = pairs(name, architecture), tmp_path / "m.gguf", GGMLQuantizationType.Q8_0
+    convert(pair.config, pair.weights, path, architecture, quantization=kind)
+    source = open_gguf(path)
+    for tensor, values in pair.weights.items():
+        if values.ndim == 2:
+            blocks = quants.quantize(values, kind)
+            np.testing.assert_array_equal(source.blocks(tensor)[1], blocks, err_msg=tensor)
+            np.testing.assert_array_equal(source.get(tensor).numpy(), quants.dequantize(blocks, kind))
+
+
+@pytest.mark.parametrize(
+    "name, architecture", [("granite", "granite"), ("ministral3", "mistral3"), ("gemma3", "gemma3")]
+)
+def test_these_files_would_show_values_that_are_left_as_they_are_stored(
+    name: str, architecture: str, pairs: Pairs
+) -> None:
+    """What the comparison of logits is worth: a file with the hub's own values, which are changed when read."""
+    pair, token_ids = pairs(name, architecture), prompt(80, VOCAB_SIZE)
+    wrong = pair.directory / "wrong.gguf"
+    convert(pair.config, pair.weights, wrong, architecture, changed=False)
+    expected = load(pair.directory).prefill(token_ids, ())
+    assert (load(wrong).prefill(token_ids, ()) - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("architecture, num_layers", [("gemma2", 46), ("gemma3", 62)])
+def test_scores_of_the_27b_gemmas_are_scaled_by_the_hidden_size_a_head(
+    architecture: str, num_layers: int, tmp_path: Path
+) -> None:
+    """Of 64 channels four heads have 16 each, and 24 of their own."""
+    keys = {
+        f"{architecture}.attention.key_length": 24,
+        f"{architecture}.attention.value_length": 24,
+        f"{architecture}.attention.sliding_window": 512,
+    }
+    extra = {f"more.{number}": np.zeros(1, np.float32) for number in range(num_layers)}
+    for layers, scalar in ((2, 24), (num_layers, 16)):
+        metadata = keys | {f"{architecture}.block_count": layers}
+        write_gguf(tmp_path / "m.gguf", architecture, metadata=metadata, extra=extra)
+        assert gguf_config(tmp_path / "m.gguf")["query_pre_attn_scalar"] == scalar
+
+
+def test_a_gemma_3_without_a_window_has_none_in_any_layer(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", "gemma3", metadata={"gemma3.rope.freq_base": 1e6})
+    spec = read_model_config(tmp_path / "m.gguf").spec
+    assert {layer.attention for layer in spec.layers} == {spec.attention}
+    assert spec.attention.window is None
+    assert spec.attention.rope is not None
+    assert spec.attention.rope.theta == 1e6
+
+
+def test_an_attention_factor_that_is_not_the_usual_one_is_stated(tmp_path: Path) -> None:
+    factors = np.linspace(1, 2, 8, dtype=np.float32)
+    extra = {"rope_factors_long.weight": factors, "rope_factors_short.weight": factors}
+    keys = {"phi3.rope.scaling.original_context_length": 128, "phi3.rope.scaling.attn_factor": 1.25}
+    write_gguf(tmp_path / "m.gguf", "phi3", metadata=keys, extra=extra)
+    assert gguf_config(tmp_path / "m.gguf")["rope_scaling"]["attention_factor"] == 1.25
+
+
+_YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128}
+
+
+@pytest.mark.parametrize(
+    "architecture, keys, message",
+    [
+        ("granite", {"rope.scaling.finetuned": False}, "finetuned is false; only models with rope"),
+        ("granite", {"expert_count": 4}, "mixture of 4 experts"),
+        ("granite", {"rope.dimension_count": 8}, "rotates 8"),
+        ("qwen2vl", {"attention.sliding_window": 32}, "sliding_window is 32; qwen2vl files may have none"),
+        ("gemma2", {"attention.sliding_window": None}, "attention.sliding_window"),
+        ("gemma3", {"attention.sliding_window_pattern": [1, 0], "attention.sliding_window": 8}, "a list of 2"),
+        ("glm4", {"rope.dimension_sections": [8, 8, 0, 0]}, "the text half of GLM-4V is not supported"),
+        ("phi3", {"rope.scaling.type": "longrope"}, "type is longrope; supported are"),
+        ("mistral3", {"attention.temperature_scale": 0.1}, "temperature_scale is 0.1 without yarn"),
+        (
+            "mistral3",
+            _YARN | {"attention.temperature_scale": 0.1, "attention.temperature_length": 64},
+            "temperature_length is 64; only the original context length, 128",
+        ),
+        ("qwen3vl", _YARN | {"rope.scaling.attn_factor": 1.5}, "attn_factor is 1.5; only 1"),
+        ("qwen3vl", _YARN | {"rope.scaling.yarn_ext_factor": 0.0}, "yarn_ext_factor is 0; only 1"),
+    ],
+)
+def test_what_no_config_expresses_is_refused(
+    architecture: str, keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "m.gguf", architecture, metadata={f"{architecture}.{key}": keys[key] for key in keys})
+    with pytest.raises(ModelError, match=message):
+        gguf_config(tmp_path / "m.gguf")
+
+
+def test_tensors_of_another_architecture_are_refused(tmp_path: Path) -> None:
+    """A layer of phi3 has no gate of its own."""
+    write_gguf(tmp_path / "m.gguf", "phi3")
+    with pytest.raises(ModelError, match=r"a tensor blk\.0\.attn_q\.weight, which no supported model of its"):
+        open_gguf(tmp_path / "m.gguf")
