@@ -123,6 +123,7 @@ CASES = [
     Case("gemma3-tied", "gemma3_text", _GEMMA | {"tie_word_embeddings": True}),
     Case("gemma3-linear-rope", "gemma3_text", _GEMMA | _TWO_ROPES),
     Case("qwen3-moe", "qwen3_moe", _MIXTURE | {"norm_topk_prob": True, "mlp_only_layers": [1]}),
+    Case("qwen3-moe-all", "qwen3_moe", _MIXTURE | {"norm_topk_prob": True, "tie_word_embeddings": True}),
     Case("qwen3-moe-other", "qwen3_moe", _MIXTURE | {"decoder_sparse_step": 2, "attention_bias": True}),
     Case("mixtral", "mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 30}),
     Case("glm4", "glm4", {"attention_bias": True, "head_dim": 32, "pad_token_id": 0}),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from faser.engine.checkpoints.gguf.families import architecture_of
+from faser.engine.checkpoints.gguf.families import EXPERT, architecture_of
 from faser.engine.checkpoints.gguf.file import Bytes, FloatArray, GgufFile
 from faser.engine.checkpoints.gguf.rope import LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS
 from faser.errors import ModelError
@@ -39,11 +39,16 @@ class GgufSource:
         self._file = file
         architecture, name = architecture_of(file), file.require("general.architecture", str)
         self._plus_one = architecture.plus_one
-        self._stored_names = {
-            _hf_name(stored, architecture.tensors, file.path): stored
-            for stored in file.tensor_names()
-            if stored not in _OF_ROPE
-        }
+        self._stored: dict[str, tuple[str, int | None]] = {}  # tensor in the file, and which of its matrices
+        for stored in file.tensor_names():
+            if stored in _OF_ROPE:
+                continue
+            hub = _hf_name(stored, architecture.tensors, file.path)
+            if EXPERT in hub:
+                parts = range(file.shape(stored)[0])
+                self._stored |= {hub.replace(EXPERT, str(part)): (stored, part) for part in parts}
+            else:
+                self._stored[hub] = (stored, None)
         self._heads: dict[str, int] = {}
         if architecture.permuted:
             num_heads = file.size(f"{name}.attention.head_count")
@@ -51,23 +56,25 @@ class GgufSource:
             self._heads = {"self_attn.q_proj": num_heads, "self_attn.k_proj": num_kv_heads}
 
     def names(self) -> list[str]:
-        return list(self._stored_names)
+        return list(self._stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._file.shape(self._stored_names[name])
+        stored, part = self._stored[name]
+        shape = self._file.shape(stored)
+        return shape if part is None else shape[1:]
 
     def array(self, name: str) -> FloatArray:
         """One tensor, dequantised."""
-        values = self._in_order(name, self._file.array(self._stored_names[name]))
+        values = self._in_order(name, self._file.array(*self._stored[name]))
         return values - np.float32(1) if self._plus_one and name.endswith("norm.weight") else values
 
     def format(self, name: str) -> str:
         """The name of the type that a tensor is stored in, such as Q4_K or F32."""
-        return self._file.format(self._stored_names[name])
+        return self._file.format(self._stored[name][0])
 
     def blocks(self, name: str) -> tuple[str, Bytes]:
         """The format of a quantised tensor, and its rows as they are stored: [N, bytes of a row]."""
-        return self.format(name), self._in_order(name, self._file.blocks(self._stored_names[name]))
+        return self.format(name), self._in_order(name, self._file.blocks(*self._stored[name]))
 
     def _in_order(self, name: str, rows: npt.NDArray[Number]) -> npt.NDArray[Number]:
         num_heads = next((heads for part, heads in self._heads.items() if part in name), None)

@@ -26,8 +26,9 @@ def gguf_config(path: Path) -> dict[str, Any]:
 def config_of(file: GgufFile) -> dict[str, Any]:
     """Config dict of an open GGUF file; see gguf_config."""
     architecture, name = architecture_of(file), file.require("general.architecture", str)
-    if experts := file.get(f"{name}.expert_count", int, 0):
-        raise ModelError(f"{file.path} is a mixture of {experts} experts; only dense models are supported")
+    experts = file.get(f"{name}.expert_count", int, 0)
+    if experts and not architecture.experts:
+        raise ModelError(f"{file.path} is a mixture of {experts} experts; {name} files may be none")
     window = file.get(f"{name}.attention.sliding_window", int)
     if window and not architecture.windows:
         raise ModelError(f"{file.path}: {name}.attention.sliding_window is {window}; {name} files may have none")

@@ -27,6 +27,19 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+EXPERT = "{}"  # stands for the number of an expert: the file has the matrices of all experts in one tensor
+_QWEN3_MOE = _LAYER | {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": f"mlp.experts.{EXPERT}.gate_proj",
+    "ffn_up_exps": f"mlp.experts.{EXPERT}.up_proj",
+    "ffn_down_exps": f"mlp.experts.{EXPERT}.down_proj",
+}
+_LLAMA = _LAYER | {  # a mixture is a Mixtral
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": f"block_sparse_moe.experts.{EXPERT}.w1",
+    "ffn_up_exps": f"block_sparse_moe.experts.{EXPERT}.w3",
+    "ffn_down_exps": f"block_sparse_moe.experts.{EXPERT}.w2",
+}
 _PHI3 = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -61,8 +74,9 @@ class Architecture:
 
     class_name, model_type: on the hub. tensors: of a layer, the hub's names by those in the file. permuted: rows
     of q and k are in llama.cpp's order. plus_one: norms are stored plus one. partial_rotary: some channels of a
-    head may stay as they are. windows: there may be a sliding window. own_fields: fields of config.json from keys
-    of its own; called with the file and the other fields, which they replace.
+    head may stay as they are. windows, experts: there may be a sliding window, or a mixture of experts.
+    own_fields: fields of config.json from keys of its own; called with the file and the other fields, which they
+    replace.
     """
 
     class_name: str
@@ -72,15 +86,36 @@ class Architecture:
     plus_one: bool = False
     partial_rotary: bool = False
     windows: bool = False
+    experts: bool = False
     own_fields: OwnFields = _no_fields
 
 
 def _llama_fields(file: GgufFile, _config: Config) -> Config:
-    """A llama file with a window was converted from a Mistral checkpoint."""
+    """A llama file with a window was converted from a Mistral checkpoint, one with experts from a Mixtral."""
+    if experts := file.get("llama.expert_count", int, 0):
+        return {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": experts,
+            "num_experts_per_tok": file.size("llama.expert_used_count"),
+            "sliding_window": file.get("llama.attention.sliding_window", int) or None,
+        }
     window = file.get("llama.attention.sliding_window", int)
     if not window:
         return {}
     return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+
+
+def _qwen3_moe_fields(file: GgufFile, _config: Config) -> Config:
+    """llama.cpp always renormalises the weights of these experts. Layers without experts are dense."""
+    layers = range(file.size("qwen3moe.block_count"))
+    return {
+        "num_experts": file.size("qwen3moe.expert_count"),
+        "num_experts_per_tok": file.size("qwen3moe.expert_used_count"),
+        "moe_intermediate_size": file.size("qwen3moe.expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "mlp_only_layers": [each for each in layers if not file.has_tensor(f"blk.{each}.ffn_gate_exps.weight")],
+    }
 
 
 def _smollm3_fields(_file: GgufFile, config: Config) -> Config:
@@ -170,12 +205,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         class_name="LlamaForCausalLM",
         model_type="llama",
+        tensors=_LLAMA,
         permuted=True,
         windows=True,
+        experts=True,
         own_fields=_llama_fields,
     ),
     "qwen2": Architecture(class_name="Qwen2ForCausalLM", model_type="qwen2"),
     "qwen3": Architecture(class_name="Qwen3ForCausalLM", model_type="qwen3"),
+    "qwen3moe": Architecture(
+        class_name="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        tensors=_QWEN3_MOE,
+        experts=True,
+        own_fields=_qwen3_moe_fields,
+    ),
     "smollm3": Architecture(
         class_name="SmolLM3ForCausalLM", model_type="smollm3", permuted=True, own_fields=_smollm3_fields
     ),

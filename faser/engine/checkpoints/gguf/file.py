@@ -169,30 +169,37 @@ class GgufFile:
         """The name of a tensor's type, such as Q4_K or F32."""
         return self._header.tensors[name].type_name
 
-    def blocks(self, name: str) -> Bytes:
+    def blocks(self, name: str, part: int | None = None) -> Bytes:
         """A quantised tensor [N, K] as it is stored, [N, bytes of a row]: a part of the mapped file.
 
-        Raises ModelError for a tensor that is no matrix.
+        part: one of the matrices of a tensor [parts, N, K]; None: the tensor is a matrix. Raises ModelError for a
+        tensor that is none.
         """
-        if len(shape := self.shape(name)) != 2:
+        shape, stored = self._part(name, part)
+        if len(shape) != 2:
             raise ModelError(f"{self.path}: {name} is of shape {list(shape)}; it must be a matrix")
-        return self._bytes(name).reshape(self.shape(name)[0], -1)
+        return stored.reshape(shape[0], -1)
 
-    def array(self, name: str) -> FloatArray:
-        """A tensor, dequantised. Raises ModelError for a quantisation that is not supported.
+    def array(self, name: str, part: int | None = None) -> FloatArray:
+        """A tensor, or one part of it, dequantised. Raises ModelError for a quantisation that is not supported.
 
         One of float32 is a part of the mapped file.
         """
         kind = self.format(name)
         if kind not in _READABLE:
             raise ModelError(f"{self.path}: {name} is stored as {kind}; supported are {', '.join(_READABLE)}")
-        shape, stored = self.shape(name), self._bytes(name)
+        shape, stored = self._part(name, part)
         if kind == "F32":
             return stored.view(np.float32).reshape(shape)
         from gguf import GGMLQuantizationType, quants  # weights that are multiplied as stored need neither
 
         number = GGMLQuantizationType(self._header.tensors[name].number)
         return np.asarray(quants.dequantize(stored.reshape(*shape[:-1], -1), number), np.float32).reshape(shape)
+
+    def _part(self, name: str, part: int | None) -> tuple[tuple[int, ...], Bytes]:
+        """The shape and the bytes of a tensor, or of one part along its first dimension."""
+        shape, stored = self.shape(name), self._bytes(name)
+        return (shape, stored) if part is None else (shape[1:], stored.reshape(shape[0], -1)[part])
 
     def _bytes(self, name: str) -> Bytes:
         """[bytes] of a tensor, a part of the mapped file.

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +198,8 @@ def convert(
     kind = next(each for each, name in MODEL_ARCH_NAMES.items() if name == architecture)
     names = get_tensor_name_map(kind, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, values in weights.items():
-        if changed and architecture in ("granite", "mistral3"):
+    for name, values in _stacked_experts(weights).items():
+        if changed and architecture in ("granite", "mistral3", "llama"):
             part = name.split(".")[-2]
             values = permute(values, heads[part]) if part in heads else values
         if changed and architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
@@ -211,6 +212,18 @@ def convert(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _stacked_experts(weights: dict[str, Array]) -> dict[str, Array]:
+    """With the matrices of all experts of a layer in one tensor, [E, N, K]."""
+    found: dict[str, Array] = {}
+    parts: dict[str, dict[int, Array]] = {}
+    for name, values in weights.items():
+        if match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+\.weight)", name):
+            parts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = values
+        else:
+            found[name] = values
+    return found | {name: np.stack([each[i] for i in range(len(each))]) for name, each in parts.items()}
 
 
 def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
@@ -278,3 +291,10 @@ def _add_own_keys(writer: GGUFWriter, config: dict[str, Any], architecture: str)
             writer.add_attn_temperature_scale(beta)
         case "qwen3vl":
             writer.add_num_deepstack_layers(2)
+        case "qwen3moe" | "llama":
+            writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+            writer.add_expert_used_count(config["num_experts_per_tok"])
+            if architecture == "qwen3moe":
+                writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+            elif config["sliding_window"]:
+                writer.add_sliding_window(config["sliding_window"])

@@ -40,6 +40,8 @@ FILES: list[tuple[str, str, dict[str, Any]]] = [
     ("gemma3-tied", "gemma3", _SCALE),
     ("gemma3-linear-rope", "gemma3", _SCALE),
     ("glm4", "glm4", {}),
+    ("qwen3-moe-all", "qwen3moe", {}),
+    ("mixtral", "llama", {}),
     ("qwen2", "qwen2vl", {}),
     ("qwen3", "qwen3vl", {}),
 ]
