@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from faser.engine.checkpoints.families import FAMILIES
 from faser.engine.checkpoints.gguf.file import Bytes, FloatArray, GgufFile
 from faser.errors import ModelError
 
@@ -21,12 +22,8 @@ if TYPE_CHECKING:
 
 
 Number = TypeVar("Number", bound=np.generic)
-_FAMILIES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-    "smollm3": ("SmolLM3ForCausalLM", "smollm3"),
-}
+# By general.architecture. Of two families with the same one, the first: a window then makes a llama a Mistral.
+_FAMILIES = {each.gguf: each for each in reversed(FAMILIES) if each.gguf is not None}
 _ENDS = ("eos", "eot", "eom")
 _SMOLLM3_ROPE_INTERVAL = 4
 # llama.cpp stores Llama 3's rope scaling as factors. All published checkpoints compute them from these values.
@@ -67,13 +64,14 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     """Config dict of an open GGUF file; see gguf_config."""
     architecture = file.require("general.architecture", str)
     if architecture not in _FAMILIES:
-        raise ModelError(f"{file.path} is of architecture {architecture}; supported are {', '.join(_FAMILIES)}")
+        known = ", ".join(sorted(_FAMILIES))
+        raise ModelError(f"{file.path} is of architecture {architecture}; supported are {known}")
     if experts := file.get(f"{architecture}.expert_count", int, 0):
         raise ModelError(f"{file.path} is a mixture of {experts} experts; only dense models are supported")
-    class_name, model_type = _FAMILIES[architecture]
+    family = _FAMILIES[architecture]
     config: dict[str, Any] = {
-        "architectures": [class_name],
-        "model_type": model_type,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "hidden_act": "silu",
         "vocab_size": _vocab_size(file),
         "tie_word_embeddings": not file.has_tensor("output.weight"),
