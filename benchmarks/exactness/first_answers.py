@@ -5,12 +5,10 @@
 Every arm is an engine of its own with default flags; questions are asked one at a time, with the seeds 0, 1, ….
 An answer is sane if it ends by itself within --tokens, repeats no word ten times in a row and no four words five
 times, and has no letters but Latin ones. It is right if it is sane and has as many of the expected words as the
-question asks for among its first ones; that does not say that the rest is true. Tokens per second are those of the
-first try: in later ones greedy answers are drafted from the earlier ones.
+question asks for among its first ones; that does not say that the rest is true.
 """
 
 import re
-import time
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
@@ -101,33 +99,24 @@ def main() -> None:
     arms = {name: _arm(sampling, options.tries, options.tokens) for name, sampling in ARMS.items()}
     write_json(options.out, {**about("benchmarks.exactness.first_answers"), "rule": __doc__, "arms": arms})
     for name, found in arms.items():
-        print(
-            f"{name:<32} {found['sane']:>3} sane, {found['right']:>3} right of {found['answers']}; "
-            f"{found['tokens_per_s']} tokens/s"
-        )
+        print(f"{name:<32} {found['sane']:>3} sane, {found['right']:>3} right of {found['answers']}")
 
 
 def _arm(sampling: dict[str, float], tries: int, num_tokens: int) -> dict[str, Any]:
-    """All answers with one set of sampling parameters, how many of them are sane and right, and how fast."""
+    """All answers with one set of sampling parameters, and how many of them are sane and right."""
     answers: list[dict[str, Any]] = []
-    first_s, first_tokens = 0.0, 0
     with LLM(str(model_directory(None))) as model:
         for number in range(tries):
             for question in QUESTIONS:
                 params = SamplingParams(**sampling, seed=number, max_tokens=num_tokens)  # type: ignore[arg-type]
-                began_s = time.perf_counter()
                 (answer,) = model.chat([[{"role": "user", "content": question.text}]], params)
                 sample = answer.samples[0]
-                if number == 0:
-                    first_s += time.perf_counter() - began_s
-                    first_tokens += len(sample.token_ids)
                 answers.append(_judged(question, sample, number))
     return {
         "sampling": sampling,
         "answers": len(answers),
         "sane": sum(not each["faults"] for each in answers),
         "right": sum(each["right"] for each in answers),
-        "tokens_per_s": round(first_tokens / first_s, 1),
         "first_question_right": sum(each["right"] for each in answers if each["question"] == QUESTIONS[0].text),
         "faults": dict(Counter(fault for each in answers for fault in each["faults"])),
         "said": answers,
