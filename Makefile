@@ -31,7 +31,7 @@ help:
 	@echo "make try-wheel        install that wheel where there is no compiler, and run it"
 	@echo "make check            format, lint and types"
 	@echo "make format           put the sources into shape"
-	@echo "make docs             write docs/cli.md anew from the code"
+	@echo "make docs             write docs/cli.md, models.md and api.md anew from the code"
 	@echo "make clean            remove .venv and what tools left behind"
 	@echo "make … PYTHON=python3.12   use another interpreter than python3"
 
@@ -108,6 +108,7 @@ format: $(TEST_READY)
 
 docs: $(TEST_READY)
 	@$(BIN)/faser serve --help=markdown > docs/cli.md
+	@$(BIN)/faser models --markdown > docs/models.md
 	@$(BIN)/python -m tests.api.surface.page > docs/api.md
 
 clean:

@@ -24,8 +24,8 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.server import GENERATION_KEYS, ServerConfig, sampling_problems
 from faser.engine.checkpoints.downloads import Downloads
-from faser.engine.checkpoints.files import CARD_ADVICE
-from faser.engine.checkpoints.source import check_source, resolve
+from faser.engine.checkpoints.files import SAMPLING_ADVICE
+from faser.engine.checkpoints.source import SMOLLM2_ID, check_source, resolve
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import LaunchedEngine
 from faser.engine.client.head_refresh import HeadRefresher, LearnerProcess
@@ -40,7 +40,6 @@ from faser.types import ProgressCallback
 
 _EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _MOST_VIEWERS = 32
-_EMBEDDED_HUB_ID = f"HuggingFaceTB/{_EMBEDDED_NAME}"
 _FLUSH_TIMEOUT_S = 2.0
 
 
@@ -78,7 +77,7 @@ async def build_application(
     )
     settings = ApiSettings(
         served_model_names=names,
-        model=engine_config.model or _EMBEDDED_HUB_ID,
+        model=engine_config.model or SMOLLM2_ID,
         share_cache_across_keys=server_config.share_cache_across_keys,
         max_request_bytes=server_config.max_request_bytes,
         strict_request_fields=server_config.strict_request_fields,
@@ -142,16 +141,16 @@ def sampling_defaults(directory: Path, config: ServerConfig) -> dict[str, float]
     """Defaults for fields that a request leaves out, by the names of SamplingParams.
 
     directory: of the model, or a GGUF file, which has no defaults. A model whose generation_config.json has no
-    sampling parameter gets the advice of its card, if CARD_ADVICE has it. Raises ModelError for invalid values.
+    sampling parameter gets what SAMPLING_ADVICE has for it, if anything. Raises ModelError for invalid values.
     """
     defaults: dict[str, float] = {}
     if config.generation_config != "none":
-        defaults = _model_defaults(directory / "generation_config.json") or dict(_card_advice(directory))
+        defaults = _model_defaults(directory / "generation_config.json") or dict(_advice(directory))
     return defaults | _by_param_name(config.override_generation_config or {})
 
 
-def _card_advice(directory: Path) -> Mapping[str, float]:
-    return CARD_ADVICE.get(directory.resolve().name, {})
+def _advice(directory: Path) -> Mapping[str, float]:
+    return SAMPLING_ADVICE.get(directory.resolve().name, {})
 
 
 def _model_defaults(path: Path) -> dict[str, float]:

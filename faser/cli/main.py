@@ -16,6 +16,7 @@ Command = Callable[[Sequence[str]], int]
 COMMANDS = {
     "serve": "serve a model over HTTP",
     "chat": "talk to a model, served or in this process",
+    "models": "list the models that load, or say whether one does",
     "pull": "fetch a model into the cache",
     "run-batch": "answer a file of requests without a server",
     "distill": "make a head that drafts for a model",
@@ -61,6 +62,10 @@ def _command(name: str) -> Command:
             from faser.cli.chat import chat
 
             return chat
+        case "models":
+            from faser.cli.models import models
+
+            return models
         case "pull":
             from faser.cli.tools import pull
 

@@ -37,6 +37,7 @@ from faser.cli.application import (
     served_names,
 )
 from faser.cli.console import ProgressReporter
+from faser.cli.models import ServedModel, model_line
 from faser.cli.preparation import notice, progress_line, read_api_keys, reload_certificate
 from faser.config.declaration import Label
 from faser.config.engine import EngineConfig
@@ -97,8 +98,11 @@ def serve_on(
             report(stage, done, total)
             http.reason = f"{stage}: {100 * done // total} %" if total else stage
 
+        served: list[ServedModel] = []
+
         async def prepare() -> AsyncEngine:
             directory = await fetch_model(engine_config, report_fetch)
+            served.append(await asyncio.to_thread(ServedModel.of, directory))
             engine, http.application = await build_application(
                 directory,
                 engine_config,
@@ -117,6 +121,7 @@ def serve_on(
 
         def announce(info: ModelInfo) -> None:
             report.stop()
+            notice(model_line(served[0], info))
             ready = ready_line(url_of(listener, server_config), name, info, engine_config.threads, began_s)
             notice(ready, to_stdout=True)
 

@@ -252,8 +252,8 @@ class ServerConfig:
         OUTPUT,
         Kind.TEXT,
         "auto",
-        "Sampling defaults. auto: those of the model's generation_config.json, or else of its model card, which "
-        "FASER knows for the embedded model; none: those of the OpenAI API.",
+        "Sampling defaults. auto: those of the model's generation_config.json; for the embedded model, which has "
+        "none there, temperature 0; none: those of the OpenAI API.",
         choices=("auto", "none"),
         synonyms=(("vllm", "none"),),
     )

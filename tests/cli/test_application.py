@@ -10,8 +10,9 @@ from faser.cli.application import head_folder, open_recorder, sampling_defaults
 from faser.config.declaration import flag_label
 from faser.config.server import ServerConfig, sampling_problems
 from faser.engine.checkpoints.embedded import SMOLLM2
-from faser.engine.checkpoints.files import CARD_ADVICE
+from faser.engine.checkpoints.files import SAMPLING_ADVICE
 from faser.errors import ConfigError, ModelError
+from faser.types import SamplingParams
 
 
 def model(folder: Path, **content: object) -> Path:
@@ -45,13 +46,13 @@ def default_model(tmp_path: Path) -> Path:
     return model(folder, bos_token_id=1, eos_token_id=[2])
 
 
-def test_the_default_model_gets_the_advice_of_its_card(default_model: Path) -> None:
-    assert sampling_defaults(default_model, ServerConfig()) == {"temperature": 0.2, "top_p": 0.9}
+def test_the_default_model_is_greedy(default_model: Path) -> None:
+    assert sampling_defaults(default_model, ServerConfig()) == {"temperature": 0.0}
 
 
-def test_the_operator_wins_over_the_card_and_may_switch_it_off(default_model: Path) -> None:
+def test_the_operator_wins_over_the_advice_and_may_switch_it_off(default_model: Path) -> None:
     config = ServerConfig(override_generation_config={"temperature": 0.7})
-    assert sampling_defaults(default_model, config) == {"temperature": 0.7, "top_p": 0.9}
+    assert sampling_defaults(default_model, config) == {"temperature": 0.7}
     assert sampling_defaults(default_model, ServerConfig(generation_config="none")) == {}
 
 
@@ -59,9 +60,11 @@ def test_a_file_with_any_sampling_parameter_replaces_the_whole_advice(default_mo
     assert sampling_defaults(model(default_model, top_k=5), ServerConfig()) == {"top_k": 5}
 
 
-def test_every_advice_is_within_the_limits_of_requests() -> None:
-    for name, advice in CARD_ADVICE.items():
+def test_every_advice_is_within_the_limits_of_requests_and_lets_steps_be_planned_ahead() -> None:
+    """Penalties would not: each step would wait for the tokens of the one before, in every request."""
+    for name, advice in SAMPLING_ADVICE.items():
         assert sampling_problems(advice, name) == []
+        assert SamplingParams(**advice).needs_only_logits  # type: ignore[arg-type]
 
 
 def test_a_model_without_the_file_has_no_defaults(tmp_path: Path) -> None:

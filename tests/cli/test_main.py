@@ -38,7 +38,7 @@ def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             ["srve"],
-            "faser: unknown command 'srve'. Did you mean 'serve'? Commands: serve, chat, pull, run-batch, ",
+            "faser: unknown command 'srve'. Did you mean 'serve'? Commands: serve, chat, models, pull, ",
         ),
         (["complete"], f"faser: 'complete' is known from vLLM but not supported by FASER {__version__}"),
         (["serve", "--port", "99999"], "faser serve: --port is 99999; it must be at least 0 and at most 65535"),

@@ -47,6 +47,11 @@ def test_a_served_model_answers_and_a_signal_ends_it(tiny_checkpoint: Path) -> N
         _, errors = process.communicate()
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
+        assert re.search(
+            r"faser serve: Llama \(LlamaForCausalLM\) · [\d.]+K parameters · float32, [\d.]+KiB on disk, "
+            r"[\d.]+KiB in memory · the KV cache holds [\d.e+]+ sequences of 2048 tokens\n",
+            errors,
+        )
     finally:
         watchdog.cancel()
         process.kill()

@@ -90,6 +90,18 @@ class PublicDownloads:
         )
 
 
+def cached_snapshot(model_id: str, revision: str | None, patterns: tuple[str, ...]) -> Path | None:
+    """The directory of a hub repository's files in the hub's cache; None: it is not there. Uses no network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        found = snapshot_download(model_id, revision=revision, allow_patterns=[*patterns], local_files_only=True)
+    except LocalEntryNotFoundError:
+        return None
+    return Path(found)
+
+
 def pip_reason(stderr: str) -> str | None:
     """Why pip failed: what broke the connection, if it says so, else its last line."""
     broken = re.findall(r"connection broken by '(.+)': ", stderr)

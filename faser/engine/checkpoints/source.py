@@ -9,12 +9,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from faser.engine.checkpoints.downloads import Downloads, PublicDownloads
+from faser.engine.checkpoints.downloads import Downloads, PublicDownloads, cached_snapshot
 from faser.engine.checkpoints.files import GGUF_WEIGHTS, TORCH_WEIGHTS, gguf_file
 from faser.errors import ModelError
 from faser.types import ProgressCallback
 
-_DEFAULT_NAMES = ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m-instruct")
+SMOLLM2_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+_DEFAULT_NAMES = (SMOLLM2_ID, "smollm2-135m-instruct")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _HUB_FILES = (
@@ -61,6 +62,26 @@ def resolve(
     directory = _checked(fetched, named=model)
     progress(stage, 1, 1)
     return directory
+
+
+def cached(model: str | None, cache_dir: Path, *, revision: str | None = None) -> Path:
+    """As resolve, but without network: what is on this machine.
+
+    Raises ModelError that names the model: no such path or id, or one that has not been fetched.
+    """
+    if (local := check_source(model, revision)) is not None:
+        return local
+    if _is_embedded(model):
+        from faser.engine.checkpoints import embedded
+
+        installed = cache_dir / "models" / embedded.SMOLLM2.name
+        found = embedded.shipped(embedded.SMOLLM2) or (installed if installed.is_dir() else None)
+    else:
+        assert model is not None, "None is the embedded model"
+        found = cached_snapshot(model, revision, _HUB_FILES)
+    if found is None:
+        raise ModelError(f"{model or SMOLLM2_ID} is not on this machine; faser pull fetches it")
+    return _checked(found, named=model)
 
 
 def check_source(model: str | None, revision: str | None) -> Path | None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.checkpoints.families import FAMILIES, decoder_spec, find_family
 from faser.engine.checkpoints.files import read_model_config
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
@@ -259,23 +259,16 @@ def test_the_spelling_of_transformers_4_means_the_same(name: str, oracles: Oracl
     assert read_model_config(same) == read_model_config(directory)
 
 
-_TYPES = [
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-    "phi3",
-    "granite",
-    "gemma2",
-    "gemma3_text",
-    "glm4",
-    "qwen3_moe",
-    "mixtral",
-]
+def test_every_family_has_a_case_and_the_class_that_transformers_gives_it(oracles: Oracles) -> None:
+    assert {each.model_type for each in FAMILIES} == {case.model_type for case in CASES}
+    for family in FAMILIES:
+        case = next(case for case in CASES if case.model_type == family.model_type)
+        config = json.loads((oracles(case.name).directory / "config.json").read_text())
+        assert config["architectures"] == [family.architecture]
+        assert find_family(config) is family
 
 
-@pytest.mark.parametrize("model_type", [*_TYPES, "ministral3", "qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("model_type", [each.model_type for each in FAMILIES])
 def test_a_field_that_is_not_stated_has_the_value_it_has_in_transformers(model_type: str) -> None:
     stated = {
         "vocab_size": VOCAB_SIZE,

@@ -1,10 +1,12 @@
 """The model families: from a checkpoint's config.json to a DecoderSpec.
 
-A family is one module with a function `spec(config)`, named after the config's model_type. To add a family,
-write its module and add a line here. Imports only faser.errors; start with architecture.py.
+A family is one module with a function `spec(config)`. To add one, write its module and add its Family here: `faser
+models`, docs/models.md and the architectures of GGUF files follow. Imports only faser.errors; start with
+architecture.py.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from faser.engine.checkpoints.families import (
@@ -24,39 +26,174 @@ from faser.errors import ModelError
 
 ToSpec = Callable[[Mapping[str, Any]], DecoderSpec]
 
-# By model_type and by class.
-_FAMILIES: dict[tuple[str, str], ToSpec] = {
-    ("llama", "LlamaForCausalLM"): llama.spec,
-    ("mistral", "MistralForCausalLM"): mistral.spec,
-    ("qwen2", "Qwen2ForCausalLM"): qwen2.spec,
-    ("qwen3", "Qwen3ForCausalLM"): qwen3.spec,
-    ("smollm3", "SmolLM3ForCausalLM"): smollm3.spec,
-    ("ministral3", "Ministral3ForCausalLM"): mistral.ministral3_spec,
-    ("phi3", "Phi3ForCausalLM"): phi3.spec,
-    ("granite", "GraniteForCausalLM"): granite.spec,
-    ("gemma2", "Gemma2ForCausalLM"): gemma.gemma2_spec,
-    ("gemma3_text", "Gemma3ForCausalLM"): gemma.gemma3_spec,
-    ("glm4", "Glm4ForCausalLM"): glm4.spec,
-    ("qwen3_moe", "Qwen3MoeForCausalLM"): mixtures.qwen3_moe_spec,
-    ("mixtral", "MixtralForCausalLM"): mixtures.mixtral_spec,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Models of one architecture. model_type, architecture: in config.json. to_spec: makes a DecoderSpec of that.
+
+    examples: ids of models on the hub whose config.json names the architecture. gguf: general.architecture of its
+    GGUF files. files: real weights that FASER has served; the rest of its tests have tiny
+    ones. note: which models of that name are of another architecture.
+    """
+
+    name: str
+    model_type: str
+    architecture: str
+    to_spec: ToSpec
+    examples: tuple[str, ...]
+    gguf: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    note: str = ""
+
+
+FAMILIES = (
+    Family(
+        name="Llama",
+        model_type="llama",
+        architecture="LlamaForCausalLM",
+        to_spec=llama.spec,
+        examples=(
+            "meta-llama/Llama-3.2-1B-Instruct",
+            "HuggingFaceTB/SmolLM2-135M-Instruct",
+            "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+        ),
+        gguf=("llama",),
+        files=("SmolLM2-135M-Instruct: safetensors, and GGUF Q4_1, the default model",),
+    ),
+    Family(
+        name="Mistral",
+        model_type="mistral",
+        architecture="MistralForCausalLM",
+        to_spec=mistral.spec,
+        examples=("mistralai/Mistral-7B-Instruct-v0.3", "mistralai/Mistral-Nemo-Instruct-2407"),
+        gguf=("llama", "mistral3"),
+    ),
+    Family(
+        name="Ministral 3",
+        model_type="ministral3",
+        architecture="Ministral3ForCausalLM",
+        to_spec=mistral.ministral3_spec,
+        examples=("mistralai/Devstral-2-123B-Instruct-2512",),
+        gguf=("mistral3",),
+        note="Models named Ministral 3 on the hub also read images (Mistral3ForConditionalGeneration).",
+    ),
+    Family(
+        name="Qwen2",
+        model_type="qwen2",
+        architecture="Qwen2ForCausalLM",
+        to_spec=qwen2.spec,
+        examples=("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-Coder-1.5B-Instruct"),
+        gguf=("qwen2", "qwen2vl"),
+        files=("Qwen2.5-Coder-1.5B: GGUF Q4_K_M",),
+    ),
+    Family(
+        name="Qwen3",
+        model_type="qwen3",
+        architecture="Qwen3ForCausalLM",
+        to_spec=qwen3.spec,
+        examples=("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B-Instruct-2507"),
+        gguf=("qwen3", "qwen3vl"),
+    ),
+    Family(
+        name="SmolLM3",
+        model_type="smollm3",
+        architecture="SmolLM3ForCausalLM",
+        to_spec=smollm3.spec,
+        examples=("HuggingFaceTB/SmolLM3-3B",),
+        gguf=("smollm3",),
+    ),
+    Family(
+        name="Phi-3",
+        model_type="phi3",
+        architecture="Phi3ForCausalLM",
+        to_spec=phi3.spec,
+        examples=("microsoft/Phi-3-mini-4k-instruct", "microsoft/phi-4", "microsoft/Phi-4-mini-instruct"),
+        gguf=("phi3",),
+    ),
+    Family(
+        name="Granite",
+        model_type="granite",
+        architecture="GraniteForCausalLM",
+        to_spec=granite.spec,
+        examples=("ibm-granite/granite-3.3-2b-instruct", "ibm-granite/granite-3.3-8b-instruct"),
+        gguf=("granite",),
+    ),
+    Family(
+        name="Gemma 2",
+        model_type="gemma2",
+        architecture="Gemma2ForCausalLM",
+        to_spec=gemma.gemma2_spec,
+        examples=("google/gemma-2-2b-it", "google/gemma-2-9b-it"),
+        gguf=("gemma2",),
+    ),
+    Family(
+        name="Gemma 3",
+        model_type="gemma3_text",
+        architecture="Gemma3ForCausalLM",
+        to_spec=gemma.gemma3_spec,
+        examples=("google/gemma-3-270m-it", "google/gemma-3-1b-it"),
+        gguf=("gemma3",),
+        note="From 4B on they also read images (Gemma3ForConditionalGeneration).",
+    ),
+    Family(
+        name="GLM-4",
+        model_type="glm4",
+        architecture="Glm4ForCausalLM",
+        to_spec=glm4.spec,
+        examples=("zai-org/GLM-4-9B-0414", "zai-org/GLM-4-32B-0414"),
+        gguf=("glm4",),
+    ),
+    Family(
+        name="Qwen3-MoE",
+        model_type="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        to_spec=mixtures.qwen3_moe_spec,
+        examples=("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
+        gguf=("qwen3moe",),
+        note="A mixture of experts: on CPUs only.",
+    ),
+    Family(
+        name="Mixtral",
+        model_type="mixtral",
+        architecture="MixtralForCausalLM",
+        to_spec=mixtures.mixtral_spec,
+        examples=("mistralai/Mixtral-8x7B-Instruct-v0.1",),
+        gguf=("llama",),
+        note="A mixture of experts: on CPUs only.",
+    ),
+)
+
+# What a model of another architecture may have, by the field of its config.json that shows it.
+_FOREIGN = {
+    "vision_config": "it reads images",
+    "audio_config": "it reads sound",
+    "num_experts": "it is a mixture of experts",
+    "num_local_experts": "it is a mixture of experts",
+    "n_routed_experts": "it is a mixture of experts",
 }
 
 
 def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
-    """The decoder that a config.json describes. Its architecture selects the family, else its model_type.
+    """The decoder that a config.json describes. Raises ModelError as find_family does, or for a field."""
+    return find_family(config).to_spec(config)
 
-    Raises ModelError that names the unknown architecture or the unsupported field.
+
+def find_family(config: Mapping[str, Any]) -> Family:
+    """The family of a config.json: that of its architecture, or without one that of its model_type.
+
+    Raises ModelError that names the unknown architecture, and a field that shows why it is none of ours.
     """
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(each, str) for each in architectures):
         raise ModelError(f"config.json: architectures is {architectures!r}; it must be a list of names")
-    by_class = {name: to_spec for (_, name), to_spec in _FAMILIES.items()}
-    by_type = {name: to_spec for (name, _), to_spec in _FAMILIES.items()}
+    by_class = {each.architecture: each for each in FAMILIES}
+    by_type = {each.model_type: each for each in FAMILIES}
     model_type = config.get("model_type")
     known = [by_class[each] for each in architectures if each in by_class]
     if not architectures and isinstance(model_type, str) and model_type in by_type:
         known = [by_type[model_type]]
     if not known:
         unknown = ", ".join(architectures) or f"model_type {model_type}"
-        raise ModelError(f"architecture {unknown} is not supported; supported are {', '.join(by_class)}")
-    return known[0](config)
+        why = next((f" ({name}: {what})" for name, what in _FOREIGN.items() if config.get(name)), "")
+        raise ModelError(f"architecture {unknown} is not supported{why}; supported are {', '.join(by_class)}")
+    return known[0]

@@ -71,7 +71,7 @@ TENSOR_TYPES = {
     40: ("NVFP4", 64, 36),
     41: ("Q1_0", 128, 18),
 }
-_READABLE = (
+READABLE = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ4_NL", "IQ4_XS", "MXFP4"),
 )
@@ -186,8 +186,8 @@ class GgufFile:
         One of float32 is a part of the mapped file.
         """
         kind = self.format(name)
-        if kind not in _READABLE:
-            raise ModelError(f"{self.path}: {name} is stored as {kind}; supported are {', '.join(_READABLE)}")
+        if kind not in READABLE:
+            raise ModelError(f"{self.path}: {name} is stored as {kind}; supported are {', '.join(READABLE)}")
         shape, stored = self._part(name, part)
         if kind == "F32":
             return stored.view(np.float32).reshape(shape)
