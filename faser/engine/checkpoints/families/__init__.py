@@ -9,6 +9,7 @@ from typing import Any
 
 from faser.engine.checkpoints.families import gemma, glm4, granite, llama, mistral, phi3, qwen2, qwen3, smollm3
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.families.wrappers import named_text_half, text_half
 from faser.errors import ModelError
 
 ToSpec = Callable[[Mapping[str, Any]], DecoderSpec]
@@ -32,11 +33,14 @@ _FAMILIES: dict[tuple[str, str], ToSpec] = {
 def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
     """The decoder that a config.json describes. Its architecture selects the family, else its model_type.
 
+    Of a vision-language wrapper: the decoder of its text half.
     Raises ModelError that names the unknown architecture or the unsupported field.
     """
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(each, str) for each in architectures):
         raise ModelError(f"config.json: architectures is {architectures!r}; it must be a list of names")
+    if (half := text_half(config)) is not None:
+        return decoder_spec(half.config)
     by_class = {name: to_spec for (_, name), to_spec in _FAMILIES.items()}
     by_type = {name: to_spec for (name, _), to_spec in _FAMILIES.items()}
     model_type = config.get("model_type")
@@ -45,5 +49,7 @@ def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
         known = [by_type[model_type]]
     if not known:
         unknown = ", ".join(architectures) or f"model_type {model_type}"
+        if (text := named_text_half(config)) is not None:
+            unknown += f" with the text half {text}"
         raise ModelError(f"architecture {unknown} is not supported; supported are {', '.join(by_class)}")
     return known[0](config)
