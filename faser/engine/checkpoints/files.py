@@ -11,6 +11,7 @@ from typing import Any
 
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.families.wrappers import text_half
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, stored_quantization
 from faser.errors import ModelError
 
@@ -37,24 +38,34 @@ class ModelConfig:
     """A checkpoint's configuration. dtype: float32, float16 or bfloat16; None: not stated.
 
     eos_token_ids: each of them ends a sequence; in the stated order, without duplicates. quantization: of the
-    stored weights; None: they are stored as floats of at least 16 bits, or in a GGUF file.
+    stored weights; None: they are stored as floats of at least 16 bits, or in a GGUF file. wrapper: the class of
+    the vision-language model whose text half this is; None: it is a text model.
     """
 
     spec: DecoderSpec
     dtype: str | None
     eos_token_ids: tuple[int, ...]
     quantization: StoredFp8 | StoredLowBit | None = None
+    wrapper: str | None = None
 
 
 def read_model_config(path: Path) -> ModelConfig:
     """The configuration of a checkpoint directory or of a GGUF file.
 
-    End tokens come from generation_config.json, or else from config.json.
+    End tokens come from generation_config.json, or else from config.json. Of a vision-language wrapper: the
+    configuration of its text half. If its config.json says twice whether embedding and head are one, and not the
+    same, they are one if the files have no head.
     Raises ModelError that names the unusable file or field.
     """
     generation = path / "generation_config.json"
-    found = path.suffix != ".gguf" and generation.exists()
-    return _model_config(read_config(path), _read(generation) if found else {})
+    config = read_config(path)
+    ends = _read(generation) if path.suffix != ".gguf" and generation.exists() else {}
+    half = text_half(config)
+    if half is None:
+        return _model_config(config, ends)
+    if half.tie_is_disputed:
+        half.config["tie_word_embeddings"] = not any("lm_head." in name for name in tensor_names(path))
+    return _model_config(half.config, ends, wrapper=half.wrapper)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -66,7 +77,9 @@ def read_config(path: Path) -> dict[str, Any]:
     return _read(path / "config.json")
 
 
-def _model_config(config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def _model_config(
+    config: dict[str, Any], generation: dict[str, Any], *, wrapper: str | None = None
+) -> ModelConfig:
     spec = decoder_spec(config)
     dtype = config.get("dtype") or config.get("torch_dtype")
     if dtype is not None and dtype not in _DTYPES:
@@ -76,6 +89,7 @@ def _model_config(config: dict[str, Any], generation: dict[str, Any]) -> ModelCo
         spec=spec,
         quantization=stored_quantization(config),
         dtype=dtype,
+        wrapper=wrapper,
         eos_token_ids=_token_ids(config.get("eos_token_id") if ends is None else ends, spec.vocab_size),
     )
 

@@ -158,23 +158,28 @@ def make_oracle(case: Case, directory: Path) -> Oracle:
     config = AutoConfig.for_model(case.model_type, **(fields | case.fields))
     torch.manual_seed(11)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):  # made as ones and zeros, which would hide mistakes
-                parameter.add_(0.3 * torch.randn_like(parameter))
+    shake_norms(model)
     model.save_pretrained(directory)
     token_ids = prompt(PROMPT_LEN, VOCAB_SIZE)
-    return Oracle(directory, token_ids, _logits(model, token_ids), _greedy(model, token_ids))
+    return Oracle(directory, token_ids, logits_of(model, token_ids), greedy_of(model, token_ids))
+
+
+@torch.no_grad()
+def shake_norms(model: torch.nn.Module) -> None:
+    """Norms and biases, made as ones and zeros, would hide mistakes."""
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            parameter.add_(0.3 * torch.randn_like(parameter))
 
 
 @torch.inference_mode()
-def _logits(model: Any, token_ids: list[int]) -> Tensor:
+def logits_of(model: Any, token_ids: list[int]) -> Tensor:
     logits: Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
     return logits
 
 
 @torch.inference_mode()
-def _greedy(model: Any, token_ids: list[int]) -> list[int]:
+def greedy_of(model: Any, token_ids: list[int]) -> list[int]:
     known, past = list(token_ids), None
     fed = torch.tensor([known])
     while len(known) < len(token_ids) + NUM_GREEDY:

@@ -22,6 +22,7 @@ from faser.engine.checkpoints.families import (
     smollm3,
 )
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.families.wrappers import named_text_half, text_half
 from faser.errors import ModelError
 
 ToSpec = Callable[[Mapping[str, Any]], DecoderSpec]
@@ -174,18 +175,25 @@ _FOREIGN = {
 
 
 def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
-    """The decoder that a config.json describes. Raises ModelError as find_family does, or for a field."""
-    return find_family(config).to_spec(config)
+    """The decoder that a config.json describes; of a vision-language wrapper, that of its text half.
+
+    Raises ModelError as find_family does, or for a field.
+    """
+    family, half = find_family(config), text_half(config)
+    return family.to_spec(config if half is None else half.config)
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
     """The family of a config.json: that of its architecture, or without one that of its model_type.
 
-    Raises ModelError that names the unknown architecture, and a field that shows why it is none of ours.
+    Of a vision-language wrapper: the family of its text half. Raises ModelError that names the unknown
+    architecture, and a field that shows why it is none of ours.
     """
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(each, str) for each in architectures):
         raise ModelError(f"config.json: architectures is {architectures!r}; it must be a list of names")
+    if (half := text_half(config)) is not None:
+        return find_family(half.config)
     by_class = {each.architecture: each for each in FAMILIES}
     by_type = {each.model_type: each for each in FAMILIES}
     model_type = config.get("model_type")
@@ -194,6 +202,8 @@ def find_family(config: Mapping[str, Any]) -> Family:
         known = [by_type[model_type]]
     if not known:
         unknown = ", ".join(architectures) or f"model_type {model_type}"
+        if (text := named_text_half(config)) is not None:
+            unknown += f" with the text half {text}"
         why = next((f" ({name}: {what})" for name, what in _FOREIGN.items() if config.get(name)), "")
         raise ModelError(f"architecture {unknown} is not supported{why}; supported are {', '.join(by_class)}")
     return known[0]

@@ -233,7 +233,7 @@ def rope_spec(
 
 def _scaling(kind: object, rope: Fields, fields: Fields, rotated: int) -> RopeScaling | None:
     match kind:
-        case None | "default":
+        case None | "default" | "mrope":  # mrope: in sections, an axis of the position each; all equal for text
             return None
         case "linear":
             return LinearScaling(factor=rope.positive_float("factor"))

@@ -20,6 +20,15 @@ from faser.engine.checkpoints.families.fields import Fields, attention, decoder,
 _HEAD_DIM = 256
 _GELU = {"hidden_activation": "gelu_pytorch_tanh"}
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_GEMMA3 = {  # what the text halves of 4B to 27B leave out
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
 _DEFAULT_WINDOW = 4096
 _NAMES = TensorNames(
     norm_before_feed_forward="pre_feedforward_layernorm",
@@ -37,7 +46,7 @@ def gemma2_spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def gemma3_spec(config: Mapping[str, Any]) -> DecoderSpec:
-    fields = Fields(_GELU | dict(config))
+    fields = Fields(_GELU | _GEMMA3 | dict(config))
     head_dim = fields.positive_int("head_dim", _HEAD_DIM)
     far = rope_spec(fields, default_theta=1_000_000.0, layer_type="full_attention", head_dim=head_dim)
     near_theta = fields.positive_float("rope_local_base_freq", 10_000.0)

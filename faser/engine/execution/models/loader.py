@@ -21,6 +21,7 @@ from faser.engine.execution.models.sources import (
     QUANTIZATIONS,
     Fp8Source,
     SafetensorsSource,
+    TextSource,
     block_formats,
     gguf_rows,
     rounded_rows,
@@ -79,6 +80,8 @@ def load_decoder(
             f"{directory} is a mixture of experts; the {backend.name} backend computes none; "
             "--backend native, on a CPU, does"
         )
+    if config.wrapper is not None:
+        _log.info("%s is a %s: its text half is loaded, images are not served", directory, config.wrapper)
     form = _form(directory, source or open_source(directory), config, backend, dtype, quantization)
     weights = pack_weights(
         form.source,
@@ -205,8 +208,12 @@ def _warn_of_dequantising(
 
 
 def open_source(path: Path) -> WeightSource:
-    """The tensors of a checkpoint: from its safetensors files, or dequantised from its GGUF file."""
+    """The tensors of a checkpoint: from its safetensors files, or dequantised from its GGUF file.
+
+    Of a vision-language model: those of its text half.
+    """
     weights = gguf_file(path)
     if weights is not None:
         return open_gguf(weights)
-    return SafetensorsSource(path)
+    source = SafetensorsSource(path)
+    return source if read_model_config(path).wrapper is None else TextSource(source)

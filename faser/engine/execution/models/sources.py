@@ -1,4 +1,5 @@
-"""Where weights come from: safetensors files as they are, 8-bit floats, GGUF blocks, or rounded while loading.
+"""Where weights come from: safetensors files as they are, the text half of a vision-language model, 8-bit floats,
+GGUF blocks, or rounded while loading.
 
 A WeightSource (weights.py) gives tensors under the hub's names. Quantised ones also give rows as they are stored,
 for backends that multiply them so; stored_codes.py has the integers of AWQ, GPTQ and compressed-tensors. Knows
@@ -33,6 +34,15 @@ _LARGEST = 2.0**15  # half floats hold the scales and minimums of smaller weight
 # rows; keys and values are stored with a scale of one.
 _OF_CACHE = (".k_scale", ".v_scale", ".kv_scale")
 _UNUSED = (".input_scale", ".output_scale", ".q_scale", *_OF_CACHE)
+# Of vision-language models: how versions of transformers name the text half, and prefixes of what is not of it.
+_TEXT_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_NOT_TEXT = tuple(
+    within + part for within in ("", "model.") for part in ("visual.", "vision_tower.", "multi_modal_projector.")
+)
 
 
 class SafetensorsSource:
@@ -97,6 +107,30 @@ def _damage(path: Path) -> str:
     if size < _LENGTH_BYTES or header_bytes > size - _LENGTH_BYTES:
         return f"{path} is damaged or cut short: its {size} bytes are too few for the header of a safetensors file"
     return f"{path} is damaged or cut short: its {size} bytes are not those that its header describes"
+
+
+class TextSource:
+    """A WeightSource over a vision-language model: the tensors of its text half, under the names of a text model.
+
+    The tensors of the vision half and of the projector are left out; a name of neither half stays as it is.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._stored_names = {_text_name(name): name for name in source.names() if not name.startswith(_NOT_TEXT)}
+
+    def names(self) -> list[str]:
+        return list(self._stored_names)
+
+    def get(self, name: str) -> Tensor:
+        return self._source.get(self._stored_names[name])
+
+
+def _text_name(name: str) -> str:
+    for stored, text in _TEXT_PREFIXES.items():
+        if name.startswith(stored):
+            return text + name.removeprefix(stored)
+    return name
 
 
 class Fp8Source:
