@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.experts import experts_one_by_one
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.interface.kv_cache import SCALE_DTYPE, KvShape, as_bytes, dequantised, quantise_heads, stored
 from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bit
@@ -252,29 +253,7 @@ class TorchBackend:
         return torch.mul(_ACTIVATIONS[activation](gate), up, out=out)
 
     def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:
-        rows, width = hidden.shape
-        logits = self.linear(x, block.router, x.new_empty((rows, len(block.gate_up)), dtype=torch.float32))
-        chosen, weights = routed(logits, block)
-        given = x.new_empty((rows, block.top_k, width), dtype=torch.float32)
-        for expert in sorted(set(chosen.flatten().tolist())):
-            at, places = (chosen == expert).nonzero(as_tuple=True)
-            up, down = block.gate_up[expert], block.down[expert]
-            gate_up = self.linear(x[at], up, x.new_empty((len(at), _num_outputs(up))))
-            inner = self.gate(gate_up, x.new_empty((len(at), _num_outputs(up) // 2)), block.activation)
-            given[at, places] = self.linear(inner, down, x.new_empty((len(at), width), dtype=torch.float32))
-        total = torch.zeros_like(given[:, 0])
-        for place in range(block.top_k):
-            total += weights[:, place, None] * given[:, place]
-        hidden.copy_(hidden + total)
-
-
-def routed(logits: Tensor, block: Experts) -> tuple[Tensor, Tensor]:
-    """[R, k] experts of each row, int64, and their weights, float32. logits: [R, E] float32."""
-    probs, chosen = torch.sort(logits.softmax(-1), dim=-1, descending=True, stable=True)
-    weights = probs[:, : block.top_k]
-    if block.renormalise:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return chosen[:, : block.top_k], weights
+        experts_one_by_one(self, x, block, hidden, size=_num_outputs(block.gate_up[0]) // 2)
 
 
 def _num_outputs(packed: _TorchLinear | Fp8Linear | DecodedLowBit) -> int:

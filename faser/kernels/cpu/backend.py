@@ -16,13 +16,14 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
-from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, experts_struct, heads_struct
+from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, experts_struct, heads_struct, is_grouped
 from faser.kernels.cpu.head_drafting import NativeHeadDrafting
 from faser.kernels.cpu.library import LanePools, NativePool, full_pool
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
 from faser.kernels.cpu.sampling import CpuMaskKernel, CpuSamplingKernels
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.experts import experts_one_by_one
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
@@ -280,6 +281,9 @@ class NativeBackend:
         assert hidden.is_contiguous()
         assert x.shape == hidden.shape, (x.shape, hidden.shape)
         assert x.dtype is hidden.dtype, (x.dtype, hidden.dtype)
+        if not is_grouped(block):
+            experts_one_by_one(self, x, block, hidden, size=block.down[0].depth)
+            return
         struct = experts_struct(block)
         self._library.faser_experts(
             self._pools.address,

@@ -4,7 +4,6 @@ The same kernels as the backend's single operations, hence the same bits; native
 """
 
 import ctypes
-from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,7 +44,7 @@ DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # of activations, a
 class NativeBlocks:
     """See Blocks and Layers. pools: of the backend; the one in use computes.
 
-    separate, separate_layers: for layers whose inputs have to be reordered.
+    separate, separate_layers: for layers whose inputs have to be reordered, or whose experts differ in kind.
     """
 
     def __init__(self, library: ctypes.CDLL, pools: LanePools, separate: Blocks, separate_layers: Layers) -> None:
@@ -84,8 +83,7 @@ class NativeBlocks:
         out: Tensor,
         buffers: BlockBuffers,
     ) -> None:
-        following_linear = None if following is None else following.linear
-        if any(map(reorders, (*block.products, following_linear))):
+        if _is_separate(block) or (following is not None and reorders(following.linear)):
             self._separate.feed_forward(mixed, hidden, block, following, out, buffers)
             return
         assert mixed.is_contiguous()
@@ -172,10 +170,10 @@ class NativeBlocks:
         return ctypes.addressof(struct)
 
     def stack_address(self, stack: DecoderStack) -> int | None:
-        """Address of the FaserLayers; None where inputs have to be reordered."""
+        """Address of the FaserLayers; None where a layer needs single operations."""
         structs = self._structs.get(stack)
         if structs is None:
-            layers = () if any(map(reorders, _products(stack))) else stack.layers
+            layers = () if any(map(_has_separate, stack.layers)) else stack.layers
             structs = self._structs[stack] = (LayerStruct * len(layers))(*map(_decoder_layer, layers))
         return ctypes.addressof(structs) if ctypes.sizeof(structs) > 0 else None
 
@@ -189,11 +187,23 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _products(stack: DecoderStack) -> Iterator[PackedLinear]:
-    for layer in stack.layers:
-        yield from layer.feed_forward.products
-        if layer.qkv is not None:
-            yield layer.qkv.linear
+def _has_separate(layer: DecoderLayer) -> bool:
+    return _is_separate(layer.feed_forward) or (layer.qkv is not None and reorders(layer.qkv.linear))
+
+
+def _is_separate(block: FeedForward | MixedFeedForward) -> bool:
+    """Whether no call takes the block as a whole."""
+    if isinstance(block, MixedFeedForward) and not is_grouped(block.experts):
+        return True
+    return any(map(reorders, block.products))
+
+
+def is_grouped(block: Experts) -> bool:
+    """Whether one call multiplies with all experts: their weights are of one kind, none reorders its inputs."""
+    return all(
+        len({isinstance(each, LowBitLinear) for each in products}) == 1 and not any(map(reorders, products))
+        for products in (block.gate_up, block.down)
+    )
 
 
 def reorders(packed: PackedLinear | None) -> bool:

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from faser.engine.checkpoints.families import FAMILIES, decoder_spec, find_family
 from faser.engine.checkpoints.files import read_model_config
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from tests.checkpoints import tiny_llama_config, write_json
+from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.execution.models.paged import MAX_POSITIONS, load, prompt
 
 PROMPT_LEN = 80
@@ -32,7 +33,7 @@ VOCAB_SIZE = 128
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny model. fields: of the transformers config, over the common ones."""
+    """A tiny model. fields: see write_family_model."""
 
     name: str
     model_type: str
@@ -142,34 +143,9 @@ class Oracle:
 
 def make_oracle(case: Case, directory: Path) -> Oracle:
     """The seeded model of a case, saved into the directory."""
-    fields = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": MAX_POSITIONS,
-        "initializer_range": 0.2,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    config = AutoConfig.for_model(case.model_type, **(fields | case.fields))
-    torch.manual_seed(11)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    shake_norms(model)
-    model.save_pretrained(directory)
+    model = write_family_model(directory, case.model_type, case.fields)
     token_ids = prompt(PROMPT_LEN, VOCAB_SIZE)
     return Oracle(directory, token_ids, logits_of(model, token_ids), greedy_of(model, token_ids))
-
-
-@torch.no_grad()
-def shake_norms(model: torch.nn.Module) -> None:
-    """Norms and biases, made as ones and zeros, would hide mistakes."""
-    for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith("bias"):
-            parameter.add_(0.3 * torch.randn_like(parameter))
 
 
 @torch.inference_mode()

@@ -22,6 +22,7 @@ from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models.loader import open_source
 from faser.errors import ModelError
 from tests.checkpoints import tiny_llama_config, write_json
+from tests.engine.checkpoints.family_models import shake_norms
 from tests.engine.checkpoints.gguf.gguf_files import convert
 from tests.engine.checkpoints.test_families import (
     NUM_GREEDY,
@@ -30,7 +31,6 @@ from tests.engine.checkpoints.test_families import (
     edited,
     greedy_of,
     logits_of,
-    shake_norms,
 )
 from tests.engine.execution.models.paged import MAX_POSITIONS, load, prompt
 

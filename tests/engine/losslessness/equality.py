@@ -87,14 +87,19 @@ def write_pair(target: Path, drafter: Path) -> tuple[Path, Path]:
     """A target, and a drafter that is the target with noise on its weights."""
     write_tiny_checkpoint(target)
     write_tiny_checkpoint(drafter)
+    add_noise(drafter)
+    return target, drafter
+
+
+def add_noise(checkpoint: Path, *, size: float = 0.05) -> None:
+    """size: of the noise, in standard deviations of each weight."""
     generator = torch.Generator().manual_seed(5)
-    weights = load_file(drafter / "model.safetensors")
+    weights = load_file(checkpoint / "model.safetensors")
     noisy = {
-        name: weight + 0.05 * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
+        name: weight + size * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
         for name, weight in weights.items()
     }
-    save_file(noisy, drafter / "model.safetensors")
-    return target, drafter
+    save_file(noisy, checkpoint / "model.safetensors", metadata={"format": "pt"})
 
 
 def build(

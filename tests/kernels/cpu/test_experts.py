@@ -5,6 +5,7 @@ Bugs these tests have been seen to catch: BUGS.
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -87,3 +88,59 @@ def test_layers_in_one_call_have_the_bits_of_single_operations(
     separate = SeparateLayers(native, SeparateBlocks(native))
     found = run_layers(native, native.layers, stack, lengths, torch.bfloat16)
     assert torch.equal(found, run_layers(native, separate, stack, lengths, torch.bfloat16))
+
+
+@pytest.mark.parametrize("kind", ["reordered", "mixed"])
+def test_experts_that_no_single_call_takes_match_the_reference(native: NativeBackend, kind: str) -> None:
+    """Two experts take their inputs in an order of their own, as GPTQ leaves them; or one is kept in floats."""
+
+    def unusual(backend: Backend) -> Experts:
+        block = experts_of(backend, torch.float32, "Q8_0", renormalise=True)
+        gate_up, down = list(block.gate_up), list(block.down)
+        if kind == "mixed":
+            gate_up[4] = backend.pack(random(2 * INNER, HIDDEN, seed=4) / HIDDEN**0.5)
+            down[6] = backend.pack(random(HIDDEN, INNER, seed=6) / INNER**0.5)
+        else:
+            for expert, products, sizes in ((4, gate_up, (2 * INNER, HIDDEN)), (6, down, (HIDDEN, INNER))):
+                order = np.random.default_rng(expert).permutation(sizes[1]).astype(np.int32)
+                products[expert] = backend.pack(replace(random_blocks("Q8_0", *sizes, seed=expert), order=order))
+        return replace(block, gate_up=tuple(gate_up), down=tuple(down))
+
+    x, usual = random(40, HIDDEN, seed=5), experts_of(native, torch.float32, "Q8_0", renormalise=True)
+    found, wanted = (added(backend, unusual(backend), x) for backend in (native, REFERENCE))
+    assert_close(found, wanted, rtol=1e-3, atol=2e-3)
+    assert not torch.allclose(added(native, usual, x), wanted, atol=1e-2)
+    block = unusual(native)
+    together = added(native, block, x)
+    assert torch.equal(added(native, block, x[7:12].contiguous()), together[7:12])
+    mixed = MixedFeedForward(
+        attention_out=native.pack(random(HIDDEN, HEADS, seed=1) / HEADS**0.5),
+        norm=1 + random(HIDDEN, seed=2) / 4,
+        eps=1e-5,
+        experts=block,
+    )
+    stack = layer_stack(native, torch.float32, "", 2)
+    stack = replace(stack, layers=(stack.layers[0], replace(stack.layers[1], feed_forward=mixed)))
+    separate = SeparateLayers(native, SeparateBlocks(native))
+    ours = run_layers(native, native.layers, stack, (3, 1, 20), torch.float32)
+    assert torch.equal(ours, run_layers(native, separate, stack, (3, 1, 20), torch.float32))
+
+
+@pytest.mark.parametrize("count, top", [(1, 1), (5, 5), (512, 10)])
+def test_any_number_of_experts_matches_the_reference(native: NativeBackend, count: int, top: int) -> None:
+    """One; all of them chosen by every row; hundreds, most of them chosen by none."""
+
+    def made(backend: Backend) -> Experts:
+        return Experts(
+            router=backend.pack(random(count, 32, seed=1) / 4),
+            gate_up=tuple(backend.pack(random(16, 32, seed=seed) / 6) for seed in range(count)),
+            down=tuple(backend.pack(random(32, 8, seed=seed) / 3) for seed in range(count)),
+            top_k=top,
+            renormalise=False,
+        )
+
+    for rows in (0, 1, 30):
+        x = random(rows, 32, seed=5)
+        found, wanted = (added(backend, made(backend), x) for backend in (native, REFERENCE))
+        assert_close(found, wanted, rtol=1e-5, atol=2e-5)
+        assert rows == 0 or not torch.allclose(wanted, torch.ones(rows, 32), atol=1e-2)
