@@ -1,6 +1,9 @@
 """Mixtures of experts on the native backend: against the reference, and the promise that a row's bits are its own.
 
-Bugs these tests have been seen to catch: BUGS.
+Bugs these tests have been seen to catch: weights never or always renormalised, rows gathered for other pairs
+than they are for, two pairs of a row swapped, the last columns or panels of an expert left out, rows
+multiplied with the expert before, a sum that begins with another expert in each row, weights that reorder
+their inputs multiplied as they lie.
 """
 
 from dataclasses import replace
@@ -59,6 +62,20 @@ def test_a_mixture_matches_the_reference(native: NativeBackend, rows: int, form:
     assert_close(found, wanted, rtol=near, atol=2 * near)
     other = added(REFERENCE, experts_of(REFERENCE, torch.float32, form, renormalise=not renormalise), x)
     assert (other - wanted).abs().max() > 4 * (found - wanted).abs().max()
+
+
+def test_of_equal_experts_the_lower_is_chosen(native: NativeBackend) -> None:
+    """Experts 2 and 7 have equal logits, so do all others."""
+    router = torch.zeros(COUNT, HIDDEN)
+    router[[2, 7]] = 1.0
+    x = random(6, HIDDEN, seed=5).abs()
+    for top in (1, 3):
+        found, wanted = (
+            added(backend, replace(block, router=backend.pack(router), top_k=top), x)
+            for backend in (native, REFERENCE)
+            for block in (experts_of(backend, torch.float32, "float", renormalise=True),)
+        )
+        assert_close(found, wanted, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("form", ["float", "Q4_1"])
