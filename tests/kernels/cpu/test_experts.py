@@ -2,8 +2,8 @@
 
 Bugs these tests have been seen to catch: weights never or always renormalised, rows gathered for other pairs
 than they are for, two pairs of a row swapped, the last columns or panels of an expert left out, rows
-multiplied with the expert before, a sum that begins with another expert in each row, weights that reorder
-their inputs multiplied as they lie.
+multiplied with the expert before or, in blocks of rows, after, a sum that begins with another expert in each
+row, weights that reorder their inputs multiplied as they lie.
 """
 
 from dataclasses import replace
@@ -81,9 +81,9 @@ def test_of_equal_experts_the_lower_is_chosen(native: NativeBackend) -> None:
 @pytest.mark.parametrize("form", ["float", "Q4_1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_has_the_same_bits_in_every_batch(native: NativeBackend, dtype: torch.dtype, form: str) -> None:
-    experts, x = experts_of(native, dtype, form, renormalise=True), random(90, HIDDEN, seed=6).to(dtype)
+    experts, x = experts_of(native, dtype, form, renormalise=True), random(600, HIDDEN, seed=6).to(dtype)
     together = added(native, experts, x)
-    for first, last in ((0, 1), (7, 12), (3, 80)):
+    for first, last in ((0, 1), (7, 12), (3, 80), (250, 590)):
         assert torch.equal(added(native, experts, x[first:last].contiguous()), together[first:last])
 
 
@@ -156,7 +156,7 @@ def test_any_number_of_experts_matches_the_reference(native: NativeBackend, coun
             renormalise=False,
         )
 
-    for rows in (0, 1, 30):
+    for rows in (0, 1, 30, 250):
         x = random(rows, 32, seed=5)
         found, wanted = (added(backend, made(backend), x) for backend in (native, REFERENCE))
         assert_close(found, wanted, rtol=1e-5, atol=2e-5)
