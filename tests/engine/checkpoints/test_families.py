@@ -3,7 +3,9 @@
 Planted bugs that these tests have caught: no window; window one too wide; no rope scaling of any kind; no
 attention factor; a ramp that is not rounded; rotation of a layer that must not rotate; q and k norms swapped
 or with another epsilon; keys of all layers in one place; a bias or a residual dropped; defaults of another
-family (rope base, tied embedding, interval, window).
+family (rope base, tied embedding, interval, window); no norm of what attention adds; weights of Gemma's norms
+without the 1; one rope base for layers with and without a window; a pair too many that rotates; the short
+factors of longrope in a long context; Granite's epsilon not divided.
 """
 
 import json
@@ -116,7 +118,7 @@ CASES = [
         "phi3-partial", "phi3", {"rope_parameters": {"rope_theta": 1000.0, "partial_rotary_factor": 0.75}} | _PAD
     ),
     Case("phi3-longrope", "phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 64} | _PAD),
-    Case("granite", "granite", _GRANITE),
+    Case("granite", "granite", _GRANITE | {"rms_norm_eps": 0.05}),
     Case("granite-biases", "granite", {"attention_bias": True, "mlp_bias": True} | _GRANITE),
     Case("gemma2", "gemma2", _GEMMA | {"num_hidden_layers": 4}),
     Case("gemma2-uncapped", "gemma2", _GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None}),

@@ -2,9 +2,11 @@
 
 Bugs these tests have been seen to catch: the residual dropped in the last columns, the last panels skipped,
 products summed in two halves for few rows, the pair of a key swapped, a value stored under the wrong token,
-keys normalised by the queries' weight, a rotation the wrong way, a window one wider, the next key seen, another
-sequence's blocks read, spans that start elsewhere when alone, spans joined without rescaling, stale values left
-in, one layer copied of two.
+keys normalised by the queries' weight, a rotation the wrong way, a window one wider, the next key seen,
+another sequence's blocks read, spans that start elsewhere when alone, spans joined without rescaling, stale
+values left in, one layer copied of two; scores capped after they are masked, not at all, or in units of the
+query; a sink that adds to the values, is multiplied by the scale, or is another head's; keys that grow as
+queries do.
 """
 
 import math

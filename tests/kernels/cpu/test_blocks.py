@@ -1,8 +1,9 @@
 """Layers and their units on the native backend. Oracle: its single operations, bit for bit.
 
-Bugs these tests have been seen to catch: the residual left out, gate and up in the wrong buffer, the next layer's
-norm for this one's, structures of a layer that is gone used for another at the same address, inputs that are not
-reordered, keys of every layer in the first one's blocks, queries that are not rotated.
+Bugs these tests have been seen to catch: the residual left out, gate and up in the wrong buffer, the next
+layer's norm for this one's, structures of a layer that is gone used for another at the same address, inputs
+that are not reordered, keys of every layer in the first one's blocks, queries that are not rotated, no norm
+of what attention adds.
 """
 
 import gc

@@ -8,7 +8,13 @@ import math
 import pytest
 import torch
 
-from faser.engine.checkpoints.families.architecture import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from faser.engine.checkpoints.families.architecture import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
 from faser.engine.execution.models.rope import frequencies, rotary_angles
 
 YARN = YarnScaling(
@@ -52,6 +58,15 @@ def test_yarn_blends_between_kept_and_divided_frequencies() -> None:
     assert ratio[-1] == pytest.approx(4.0)
     assert bool((ratio.diff() >= -1e-6).all())
     assert bool(((ratio > 1.01) & (ratio < 3.99)).any())
+
+
+@pytest.mark.parametrize(("num_positions", "factors"), [(64, (1.0, 2.0)), (65, (3.0, 5.0))])
+def test_longrope_has_its_long_factors_beyond_the_original_positions(
+    num_positions: int, factors: tuple[float, ...]
+) -> None:
+    scaling = LongRopeScaling(short=(1.0, 2.0), long=(3.0, 5.0), attention_factor=1.0, original_positions=64)
+    found = frequencies(RopeSpec(theta=100.0, scaling=scaling), 4, num_positions=num_positions)
+    torch.testing.assert_close(frequencies(RopeSpec(theta=100.0), 4) / found, torch.tensor(factors))
 
 
 def test_the_attention_factor_of_yarn_multiplies_cosines_and_sines() -> None:
