@@ -50,11 +50,12 @@ served with its real weights is in the last column.
 
 {table}
 
-Of another architecture, and refused by name:
+Notes:
 
 {notes}
 
-So are mixtures of experts, encoders, and whatever else is not in the table.
+Of Qwen2.5-VL, Qwen3-VL, Gemma 3 and Mistral 3 checkpoints that also read images the text half is served. Encoders,
+other mixtures of experts, and whatever else is not in the table are refused by name.
 
 ## Formats
 

@@ -67,6 +67,7 @@ def test_end_tokens_come_from_generation_config_before_config(
         ({"eos_token_id": "</s>"}, "</s>"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config is 'bitsandbytes'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"num_local_experts": 8}, "num_local_experts is 8"),
         ({"is_causal": False}, "is_causal is False"),
         ({"partial_rotary_factor": 0.4375}, "7 channels of a head of 16 rotate"),
         (

@@ -34,7 +34,7 @@ class Family:
 
     examples: ids of models on the hub whose config.json names the architecture. gguf: general.architecture of its
     GGUF files. files: real weights that FASER has served; the rest of its tests have tiny
-    ones. note: which models of that name are of another architecture.
+    ones. note: what else to know of them.
     """
 
     name: str
@@ -76,7 +76,7 @@ FAMILIES = (
         to_spec=mistral.ministral3_spec,
         examples=("mistralai/Devstral-2-123B-Instruct-2512",),
         gguf=("mistral3",),
-        note="Models named Ministral 3 on the hub also read images (Mistral3ForConditionalGeneration).",
+        note="Checkpoints that also read images (Mistral3ForConditionalGeneration) load as their text half.",
     ),
     Family(
         name="Qwen2",
@@ -134,7 +134,7 @@ FAMILIES = (
         to_spec=gemma.gemma3_spec,
         examples=("google/gemma-3-270m-it", "google/gemma-3-1b-it"),
         gguf=("gemma3",),
-        note="From 4B on they also read images (Gemma3ForConditionalGeneration).",
+        note="From 4B on they also read images (Gemma3ForConditionalGeneration): their text half loads.",
     ),
     Family(
         name="GLM-4",

@@ -45,8 +45,8 @@ class Fields:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
-        self._only("is_causal", (True,), "only causal attention is supported")
-        self._only("use_bidirectional_attention", (False,), "only causal attention is supported")
+        self.expect("is_causal", (True,), "only causal attention is supported")
+        self.expect("use_bidirectional_attention", (False,), "only causal attention is supported")
 
     def positive_int(self, name: str, default: int | None = None) -> int:
         """An integer of at least 1; required if there is no default."""
@@ -150,8 +150,8 @@ class Fields:
             raise ModelError(f"config.json: {name} is missing")
         return default
 
-    def _only(self, name: str, supported: tuple[Any, ...], why: str) -> None:
-        """Refuse a field with another value than those in `supported`."""
+    def expect(self, name: str, supported: tuple[Any, ...], why: str) -> None:
+        """Refuse a field with another value than those in `supported`. Raises ModelError that ends with why."""
         value = self._config.get(name)
         if value is not None and value not in supported:
             shown = value.get("quant_method", value) if isinstance(value, dict) else value
@@ -172,7 +172,9 @@ def attention(fields: Fields, rope: RopeSpec | None, **options: Any) -> Attentio
 
 
 def dense(fields: Fields, *, bias: bool = False) -> DenseSpec:
-    """The network of the usual fields, of a family that has no mixtures of experts or none in this layer."""
+    """The network of the usual fields, of a family without mixtures of experts. Raises ModelError for experts."""
+    for name in ("num_experts", "num_local_experts"):
+        fields.expect(name, (0,), "mixtures of experts are not supported")
     return DenseSpec(size=fields.positive_int("intermediate_size"), activation=fields.activation(), bias=bias)
 
 

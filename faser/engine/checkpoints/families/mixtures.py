@@ -6,13 +6,15 @@ from typing import Any
 
 from faser.engine.checkpoints.families import qwen3
 from faser.engine.checkpoints.families.architecture import DecoderSpec, ExpertsSpec, LayerSpec, TensorNames
-from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec, windowed
+from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec, windowed
+
+_COUNTS = ("num_experts", "num_local_experts")
 
 
 def qwen3_moe_spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Layers of mlp_only_layers, and those that decoder_sparse_step leaves out, have a dense network."""
     fields = Fields(config)
-    plain = qwen3.spec(config)
+    plain = qwen3.spec({name: value for name, value in config.items() if name not in _COUNTS})
     mixture = ExpertsSpec(
         num_experts=fields.positive_int("num_experts", fields.positive_int("num_local_experts", 128)),
         top_k=fields.positive_int("num_experts_per_tok", 8),
@@ -34,7 +36,7 @@ def mixtral_spec(config: Mapping[str, Any]) -> DecoderSpec:
     mixture = ExpertsSpec(
         num_experts=fields.positive_int("num_local_experts", 8),
         top_k=fields.positive_int("num_experts_per_tok", 2),
-        size=dense(fields).size,
+        size=fields.positive_int("intermediate_size"),
         renormalise=True,
         activation=fields.activation(),
     )

@@ -17,9 +17,11 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from safetensors.numpy import load_file
 
+from faser.engine.checkpoints.families import FAMILIES
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.gguf.checkpoint import open_gguf
 from faser.engine.checkpoints.gguf.config import gguf_config
+from faser.engine.checkpoints.gguf.families import ARCHITECTURES
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import Array, convert, write_gguf
 from tests.engine.checkpoints.test_families import CASES, VOCAB_SIZE, edited, make_oracle
@@ -79,6 +81,10 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
         return pair
 
     return make
+
+
+def test_the_list_of_families_names_the_architectures_of_files() -> None:
+    assert {name for family in FAMILIES for name in family.gguf} == set(ARCHITECTURES)
 
 
 each_file = pytest.mark.parametrize("name, architecture", [(name, kind) for name, kind, _ in FILES])
