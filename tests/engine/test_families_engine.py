@@ -1,8 +1,12 @@
-"""Families of models through a whole engine: no drafter, batch or cache changes a token of an answer.
+"""Families of models through a whole engine: no drafter, batch or cache changes an answer.
+
+Scores are compared too, bit for bit: a last bit that another batch changes hardly ever changes a token.
 
 Oracle: each request alone in an engine that neither speculates, nor cuts prompts, nor shares blocks. Every engine
 that is compared with it has too few blocks for all requests, so that sequences are preempted, cuts prompts into
 chunks, and finds prompts in its prefix cache.
+
+A bug these tests have been seen to catch: the sum of experts begins with another one in each row of a batch.
 """
 
 from collections.abc import Callable
@@ -19,7 +23,7 @@ from faser.types import EngineStats, Request
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.execution.drafting.seeded_heads import head_spec, write_seeded
-from tests.engine.losslessness.equality import add_noise, answers, build, requests
+from tests.engine.losslessness.equality import Answer, add_noise, answers, build, requests
 
 NUM_REQUESTS = 8
 NUM_TOKENS = 28
@@ -96,7 +100,7 @@ LONGER: dict[str, dict[str, Any]] = {
 }
 WITH_MODEL = ("draft_model", "chooser")
 
-Tokens = dict[tuple[str, int], tuple[int, ...]]
+Answers = dict[tuple[str, int], Answer]
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class World:
     target: Path
     drafter: Path
     head: Path
-    wanted: dict[float, Tokens]  # by temperature
+    wanted: dict[float, Answers]  # by temperature
 
     def engine(self, speculation: dict[str, Any] | None, **settings: Any) -> Engine:
         usual = {"max_model_len": MAX_MODEL_LEN} | self.case.settings
@@ -135,11 +139,7 @@ class World:
 
 
 def asked(temperature: float) -> list[Request]:
-    return requests(temperature=temperature, max_tokens=NUM_TOKENS)[:NUM_REQUESTS]
-
-
-def tokens(engine: Engine, requests: list[Request]) -> Tokens:
-    return {key: token_ids for key, (token_ids, _) in answers(engine, requests).items()}
+    return requests(temperature=temperature, max_tokens=NUM_TOKENS, logprobs=2)[:NUM_REQUESTS]
 
 
 def verified_and_accepted(stats: EngineStats) -> tuple[int, int]:
@@ -165,7 +165,7 @@ def make_world(case: Case, folder: Path) -> World:
         max_num_batched_tokens=MAX_MODEL_LEN,
     )
     for temperature in TEMPERATURES:
-        each_alone = [tokens(alone, [each]) for each in asked(temperature)]
+        each_alone = [answers(alone, [each]) for each in asked(temperature)]
         world.wanted[temperature] = {key: found for each in each_alone for key, found in each.items()}
     assert alone.stats().num_preemptions == alone.stats().prefix_cache_hits == 0
     return world
@@ -192,7 +192,7 @@ _LONGER_RUNS = [
 @pytest.mark.parametrize(
     ("name", "drafter"), [*_RUNS, *(pytest.param(*each, marks=pytest.mark.full) for each in _LONGER_RUNS)]
 )
-def test_the_tokens_are_those_of_each_request_alone(
+def test_tokens_and_scores_are_those_of_each_request_alone(
     name: str, drafter: str, worlds: Callable[[str], World]
 ) -> None:
     """Greedy, then sampled with seeds, on one engine: the second time it knows prompts and answers."""
@@ -200,8 +200,8 @@ def test_the_tokens_are_those_of_each_request_alone(
     engine = world.crowded(drafter)
     for temperature in TEMPERATURES:
         wanted = world.wanted[temperature]
-        assert len({each for found in wanted.values() for each in found}) > 20
-        assert tokens(engine, asked(temperature)) == wanted, f"temperature {temperature}"
+        assert len({each for found, _ in wanted.values() for each in found}) > 20
+        assert answers(engine, asked(temperature)) == wanted, f"temperature {temperature}"
     stats = engine.stats()
     assert stats.num_steps > NUM_TOKENS
     assert stats.prefix_cache_hits > 0
