@@ -182,8 +182,15 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], World]:
     return make
 
 
-_RUNS = [(name, drafter) for name in CASES for drafter in DRAFTERS if drafter != "eagle3"]
-_RUNS += [("gemma3", "eagle3"), ("qwen3-moe", "eagle3")]
+# Every model and every kind of drafter once or more; all pairs of them with --full.
+_RUNS = [
+    ("gemma3", "text"),
+    ("gemma3", "eagle3"),
+    ("phi3", "text"),
+    ("qwen3-moe", "off"),
+    ("qwen3-moe", "text"),
+    ("qwen3-moe-int8", "draft_model"),
+]
 _LONGER_RUNS = [
     (name, drafter) for name in CASES for drafter in (*DRAFTERS, *LONGER) if (name, drafter) not in _RUNS
 ]
