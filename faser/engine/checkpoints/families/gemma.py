@@ -75,7 +75,7 @@ def _attention(fields: Fields, rope: RopeSpec, **options: Any) -> AttentionSpec:
 
 
 def _decoder(fields: Fields, everywhere: AttentionSpec, near_by: AttentionSpec, *, period: int) -> DecoderSpec:
-    """period: the last of so many layers attends everywhere, where layer_types are not listed."""
+    """period: where layer_types are not listed, each layer whose number is a multiple of it attends everywhere."""
     num_layers = fields.num_layers()
     listed = fields.layer_types(num_layers)
     usual = ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(num_layers)]

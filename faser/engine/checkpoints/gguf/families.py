@@ -59,7 +59,7 @@ _GLM4 = {name: hub for name, hub in _LAYER.items() if name not in ("ffn_gate", "
     "post_ffw_norm": "post_mlp_layernorm",
 }
 _SMOLLM3_ROPE_INTERVAL = 4
-# Of the models with so many layers, the 27B ones, scores are scaled by the hidden size a head, not by its width.
+# The number of layers of the 27B models, which scale scores by the hidden size a head, not by the head's width.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 _GEMMA3_PERIOD = 6
 

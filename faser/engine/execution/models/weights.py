@@ -306,7 +306,7 @@ class Packer:
 
 
 def _rows_of_heads(order: Ints | None, *heads: int, others: int = 0) -> Ints | None:
-    """The order of the rows of so many heads, each in that order, and of others, which stay behind them."""
+    """The order of a weight's rows: those of `heads` heads, each in that order, then `others` as they are."""
     if order is None:
         return None
     rows = (np.arange(sum(heads))[:, None] * len(order) + order).reshape(-1)

@@ -94,7 +94,7 @@ void multiply_piece(const FaserLinear& linear, const FaserProduct& call, int64_t
     for (; panel < last; panel++) multiply_group<T, 1>(linear, call, panel, panel, row, end);
 }
 
-// Panels of a piece of work with so many rows.
+// How many panels a piece of work has, by its number of rows.
 template <class T>
 int64_t piece_panels(const FaserLinear& linear, int64_t rows) {
     if (rows > kTileRows) return kTilePanels;
