@@ -23,9 +23,7 @@ from faser.errors import ConfigError
 from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, NativeLibrary, chosen_isa, find_library
 from faser.kernels.cuda.flashinfer.build import (
     ARCH,
-    FP8_MODULES,
     MODULES,
-    WINDOW_MODULES,
     build_modules,
     modules_dir,
 )
@@ -41,12 +39,9 @@ Show versions, device and backend, or compile CUDA kernels in advance.
   --build-kernels   compile FlashInfer's modules, a minute each; needs no GPU, keeps existing modules
   --arch            compute capability of the target GPU: {ARCH} is an H100 or H200
   --out             folder for the modules [the cache folder]
-  --only            some of {", ".join(MODULES)};
-                    and for models with sliding windows
-                    {", ".join(WINDOW_MODULES)};
-                    for --kv-cache-dtype fp8
-                    {", ".join(FP8_MODULES[:4])},
-                    {", ".join(FP8_MODULES[4:])}"""
+  --only            some of {", ".join(MODULES)},
+                    and these with endings, in this order: _window for layers with a sliding window, _capped
+                    for models that cap scores, _fp8 for --kv-cache-dtype fp8; thus decode_256_window_capped"""
 
 _PULL_HELP = """usage: faser pull [MODEL] [--revision REVISION]
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,11 @@ from faser.kernels.cpu.build import find_compiler
 VERSION = "0.7.2.post1"  # modules of one version do not load into another, and its plans are read by their places
 ARCH = "9.0a"
 HEAD_DIMS = (64, 128, 256)
-# Attention is compiled for each head size. Models with sliding windows need modules of their own.
+# Attention is compiled for each head size; sliding windows, caps on scores and 8-bit keys and values each need
+# modules of their own.
 MODULES = tuple(f"{kind}_{size}" for kind in ("decode", "prefill") for size in HEAD_DIMS)
-WINDOW_MODULES = tuple(f"{name}_window" for name in MODULES)
-# So do models that cap scores, and 8-bit keys and values.
-CAPPED_MODULES = tuple(f"{name}_capped" for name in MODULES + WINDOW_MODULES)
-FP8_MODULES = tuple(f"{name}_fp8" for name in MODULES + WINDOW_MODULES + CAPPED_MODULES)
-_KNOWN = MODULES + WINDOW_MODULES + CAPPED_MODULES + FP8_MODULES
+ENDINGS = tuple(map("".join, product(("", "_window"), ("", "_capped"), ("", "_fp8"))))
+ALL_MODULES = tuple(name + ending for ending in ENDINGS for name in MODULES)
 _TYPES = {"bfloat16": "bf16", "float16": "f16"}
 _FP8 = "e4m3"
 # Approximate seconds to compile, for one arch on one core; docs/gpu.md has the measurements.
@@ -102,7 +101,7 @@ def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
 
 def known_modules() -> tuple[Module, ...]:
     """All modules that a supported model can need."""
-    return tuple(Module(name=name, dtype=dtype) for dtype in _TYPES for name in _KNOWN)
+    return tuple(Module(name=name, dtype=dtype) for dtype in _TYPES for name in ALL_MODULES)
 
 
 def compile_time(modules: Sequence[Module]) -> str:
@@ -167,8 +166,8 @@ def build_modules(
     Raises ConfigError for an unknown name, without nvcc or a C compiler, and if a module failed.
     """
     for name in names:
-        if name not in _KNOWN:
-            raise ConfigError(f"--only names {name}; there are {', '.join(_KNOWN)}")
+        if name not in ALL_MODULES:
+            raise ConfigError(f"--only names {name}; there are {', '.join(ALL_MODULES)}")
     cuda_home = Path(environment.get("CUDA_HOME", "/usr/local/cuda"))
     if not (cuda_home / "bin" / "nvcc").exists():
         raise ConfigError(f"no CUDA compiler at {cuda_home / 'bin' / 'nvcc'}; set CUDA_HOME")

@@ -14,12 +14,10 @@ import pytest
 from faser.config.environment import child_environment
 from faser.errors import ConfigError
 from faser.kernels.cuda.flashinfer.build import (
+    ALL_MODULES,
     ARCH,
-    CAPPED_MODULES,
-    FP8_MODULES,
     MODULES,
     VERSION,
-    WINDOW_MODULES,
     Attention,
     BuiltModule,
     Module,
@@ -34,7 +32,6 @@ from faser.kernels.cuda.flashinfer.build import (
 )
 from tests.kernels.cuda.flashinfer.signatures import VERSION as SIGNED_VERSION
 
-KNOWN = MODULES + WINDOW_MODULES + CAPPED_MODULES + FP8_MODULES
 LAST = "dtype_idx_i32_head_dim_qk_64_head_dim_vo_64_posenc_0"
 NAMES = {
     Module(name="decode_64"): (
@@ -63,7 +60,7 @@ def test_a_module_has_flashinfers_name(module: Module) -> None:
 
 
 @pytest.mark.skipif(find_spec("flashinfer") is None, reason="flashinfer is not installed")
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", ALL_MODULES)
 def test_flashinfer_itself_calls_the_module_so(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Oracle: the package."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
@@ -76,7 +73,7 @@ def test_flashinfer_itself_calls_the_module_so(name: str, monkeypatch: pytest.Mo
 def test_every_module_that_can_be_compiled_has_a_time() -> None:
     assert all(each.seconds > 0 for each in known_modules())
     for dtype in ("bfloat16", "float16"):
-        assert {each.name for each in known_modules() if each.dtype == dtype} == set(KNOWN)
+        assert {each.name for each in known_modules() if each.dtype == dtype} == set(ALL_MODULES)
 
 
 def test_a_model_needs_each_module_once() -> None:
@@ -218,8 +215,18 @@ def test_modules_of_each_version_and_arch_have_a_folder(capability: tuple[int, i
     assert VERSION == SIGNED_VERSION
 
 
-def test_windows_and_8_bit_keys_need_modules_of_attention_only() -> None:
-    assert {f"{name}_fp8" for name in (*MODULES, *WINDOW_MODULES, *CAPPED_MODULES)} == set(FP8_MODULES)
-    assert set(WINDOW_MODULES) == {f"{name}_window" for name in MODULES}
-    assert {each.name for each in known_modules()} == set(KNOWN)
-    assert set(MODULES) == {f"{kind}_{size}" for kind in ("decode", "prefill") for size in (64, 128, 256)}
+def test_windows_caps_and_8_bit_keys_need_modules_of_their_own() -> None:
+    bases = {f"{kind}_{size}" for kind in ("decode", "prefill") for size in (64, 128, 256)}
+    endings = {
+        "",
+        "_window",
+        "_capped",
+        "_fp8",
+        "_window_capped",
+        "_window_fp8",
+        "_capped_fp8",
+        "_window_capped_fp8",
+    }
+    assert set(MODULES) == bases
+    assert sorted(ALL_MODULES) == sorted(base + ending for base in bases for ending in endings)
+    assert {each.name for each in known_modules()} == set(ALL_MODULES)
