@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -326,6 +327,6 @@ def test_a_file_keeps_what_experts_cost(tmp_path: Path) -> None:
         ("row_share", math.inf, "row_share"),
     ],
 )
-def test_costs_of_experts_out_of_range_are_refused(field: str, value: float, complaint: str) -> None:
+def test_costs_of_experts_out_of_range_are_refused(field: str, value: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         replace(ExpertCosts(total=8, per_row=2, expert_s=1e-6), **{field: value})

@@ -283,7 +283,7 @@ def rows_that_choose(rng: np.random.Generator, rows: int, drafts: int, kept: flo
     read = 0
     for _ in range(12):
         chosen: set[int] = set()
-        last = np.empty(0)
+        last = np.empty(0, dtype=np.int64)
         for row in range(rows + drafts):
             fresh = rng.choice(128, 8, replace=False, shuffle=False)
             last = np.where(rng.random(8) < kept, last, fresh) if row >= rows else fresh
@@ -319,7 +319,7 @@ def test_the_price_of_experts_follows_how_alike_draft_rows_choose(kept: float) -
         read, taken_s = taken(4, 4 * drafts)
         costs.observe_verification(4 + 4 * drafts, 4 * drafts, 0, 0, taken_s, experts=read)
     for rows, drafts in ((4, 0), (4, 4), (4, 8), (4, 20), (1, 4), (2, 4)):
-        taken_s = np.mean([taken(rows, drafts)[1] for _ in range(5)])
+        taken_s = float(np.mean([taken(rows, drafts)[1] for _ in range(5)]))
         assert costs.verification_s(rows + drafts, drafts, 0, 0) == pytest.approx(taken_s, rel=0.1)
         assert costs.steps_s(rows, rows + drafts)[drafts] == pytest.approx(taken_s, rel=0.1)
     if kept == 0.9:
