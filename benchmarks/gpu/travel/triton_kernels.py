@@ -77,12 +77,25 @@ OTHERS: dict[str, dict[str, str]] = {
     "_few_rows_product": {"bias": "*bf16", "norm": "*fp32", "squares_in": "*fp32", "squares_out": "*fp32"}
 }
 OTHERS |= {name: {"sums": "*fp32"} for name in ("_scale", "_gate")}
+SIZES |= {"RENORMALISE": True, "TOP": 8, "PLACES": 8, "PAIRS": 512, "OUTPUTS": 64, "DEPTH": 64}
+_PAIRS = {"pairs": "*i32", "offsets": "*i64", "size": "i32", "first_weight": "*bf16", "inner": "*bf16"}
+OTHERS |= {
+    "_route": {"chosen": "*i32", "weights": "*fp32", "num_experts": "i32"},
+    "_gather_pairs": {"chosen": "*i32", "pairs": "*i32", "read": "*i64", "num_pairs": "i32"},
+    "_gate_up": _PAIRS,
+    "_down": _PAIRS | {"given": "*fp32"},
+    "_add": {"given": "*fp32", "weights": "*fp32"},
+}
 OTHERS |= {"_add_norm": {"sums": "*fp32", "weight": "*fp32"}, "_rms_norm": {"weight": "*fp32"}}
 OTHERS["_rope_append"] = {"q_weight": "*fp32", "k_weight": "*fp32"}
-VARIANTS_ONLY = ("_few_rows_product",)  # kernels for which the common sizes make no sense
+VARIANTS_ONLY = ("_few_rows_product", "_gate_up", "_down")  # kernels for which the common sizes make no sense
 # Arguments that are multiples of 16 in a real launch, of kernels whose code depends on it: Triton copies ahead of
 # the computation only what is aligned.
-_PIPELINED = {"_few_rows_product": ("stride", "width", "width_in", "residual_stride", "out_stride")}
+_PIPELINED = {
+    "_few_rows_product": ("stride", "width", "width_in", "residual_stride", "out_stride"),
+    "_gate_up": ("stride", "width", "size"),
+    "_down": ("width", "size"),
+}
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_digit_sums": [{"BY_PROB": by_prob, "FIRST": first} for by_prob in (True, False) for first in (True, False)],
     "_gather": [{"BY_PROB": False}],
@@ -96,6 +109,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_gate_rows": [{"GELU": True}],
     "_add_norm": [{"HAS_SUMS": False}, {"BLOCK": 4096, "num_warps": 8}],
     "_gate": [{"BLOCK": 16384, "num_warps": 32}],
+    "_gate_up": [{"ROWS": rows, "GELU": gelu} for rows in (16, 64) for gelu in (True, False)],
+    "_down": [{"ROWS": rows} for rows in (16, 64)],
     "_few_rows_product": [
         {
             "BLOCK": block,

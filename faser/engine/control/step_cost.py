@@ -300,8 +300,8 @@ class ExpertPrice:
 
     def __init__(self, costs: ExpertCosts) -> None:
         self._costs = costs
-        self._prior = costs.row_share * np.array([1.0, _DRAFT_SHARE])  # of a row of another sequence, of a draft row
-        self._shares = self._prior
+        # Of a row of another sequence, of a draft row.
+        self._shares = self._prior = costs.row_share * np.array([1.0, _DRAFT_SHARE])
         self._rows, self._products = np.zeros((2, 2)), np.zeros(2)  # normal equations
 
     @overload

@@ -24,11 +24,14 @@ from torch.nn import functional
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.parameters import Purpose, uniforms
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels
+from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, RunExperts
+from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.experts import routed
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import as_bytes, stored
 from faser.kernels.interface.sampling import NO_TOKEN, DeviceSamplingMetadata, Ints, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionShape
+from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 
@@ -46,7 +49,25 @@ def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
         rope_append=FakeRopeAppend(accelerator),
         sampling_kernels=lambda _: TorchSamplingKernels(),
         device_sampling_kernels=lambda max_rows, width: FakeDeviceSamplingKernels(accelerator, max_rows, width),
+        experts=partial(_fake_experts, accelerator),
     )
+
+
+def _fake_experts(
+    accelerator: FakeAccelerator, block: Experts, gate_up: tuple[Tensor, ...], down: tuple[Tensor, ...]
+) -> RunExperts:
+    def run(x: Tensor, logits: Tensor, hidden: Tensor, read: Tensor) -> None:
+        reference, inner, total = TorchBackend(), down[0].shape[1], torch.zeros(x.shape)
+        chosen, weights = routed(logits, block)
+        for row, place in np.ndindex(*chosen.shape):
+            expert = int(chosen[row, place])
+            gated = x.new_empty((1, inner))
+            reference.gate(x[row : row + 1] @ gate_up[expert].T, gated, block.activation)
+            total[row] += weights[row, place] * (gated.float() @ down[expert].float().T)[0]
+        hidden.copy_(hidden + total)
+        read += len(set(chosen.flatten().tolist()))
+
+    return lambda *tensors: accelerator.launch(partial(run, *tensors))
 
 
 def _fake_rms_norm(

@@ -151,7 +151,7 @@ FAMILIES = (
         to_spec=mixtures.qwen3_moe_spec,
         examples=("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
         gguf=("qwen3moe",),
-        note="A mixture of experts: on CPUs only.",
+        note="A mixture of experts. Its kernels for GPUs have run in Triton's interpreter alone.",
     ),
     Family(
         name="Mixtral",
@@ -160,7 +160,7 @@ FAMILIES = (
         to_spec=mixtures.mixtral_spec,
         examples=("mistralai/Mixtral-8x7B-Instruct-v0.1",),
         gguf=("llama",),
-        note="A mixture of experts: on CPUs only.",
+        note="A mixture of experts. Its kernels for GPUs have run in Triton's interpreter alone.",
     ),
 )
 

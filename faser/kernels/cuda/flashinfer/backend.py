@@ -10,6 +10,7 @@ norm instead would take as many launches and read as much.
 """
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import Accelerator, DeviceEvent
 from faser.kernels.cuda.flashinfer.build import HEAD_DIMS
-from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels
+from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, RunExperts
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
 from faser.kernels.cuda.flashinfer.paged_attention import (
@@ -34,7 +35,7 @@ from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pa
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
-from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
+from faser.kernels.interface.shapes import AttentionShape, DeviceLane, PackedLinear, Processors, RowLayout
 
 DTYPES = (torch.bfloat16, torch.float16)
 KV_DTYPES = (*DTYPES, FP8)  # of keys and values
@@ -137,8 +138,9 @@ class FlashInferBackend:
         self.mask_kernel = None
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
-        self.has_experts = False
-        self.experts_read = 0
+        self.has_experts = kernels.experts is not None
+        self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
+        self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         self.prefers_low_bit = False
         separate = SeparateBlocks(self)
         self.blocks = kernels.few_row_blocks(
@@ -246,8 +248,32 @@ class FlashInferBackend:
     def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
         return self._kernels.gate(gate_up, out, activation)
 
-    def experts(self, _x: Tensor, _block: Experts, _hidden: Tensor) -> None:
-        raise ConfigError("the flashinfer backend has no products of experts")
+    @property
+    def experts_read(self) -> int:
+        """See Backend. Waits for the device, where the model is a mixture."""
+        return 0 if self._experts_read is None else int(self._experts_read)
+
+    def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:
+        """See Backend. Raises ConfigError for weights in 8 bits."""
+        if self._experts_read is None:
+            self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
+        run = self._experts.get(block)
+        if run is None:
+            run = self._experts[block] = self._experts_of(block)
+        logits = torch.empty((len(x), len(block.down)), dtype=torch.float32, device=self.device)
+        run(x, self.linear(x, block.router, logits), hidden, self._experts_read)
+
+    def _experts_of(self, block: Experts) -> RunExperts:
+        if self._kernels.experts is None:
+            raise ConfigError("this flashinfer backend has no kernels for mixtures of experts")
+
+        def plain(matrices: tuple[PackedLinear, ...]) -> tuple[Tensor, ...]:
+            for each in matrices:
+                if not isinstance(each, _CudaLinear):
+                    raise ConfigError("the flashinfer backend multiplies experts in 16 bits, not in fp8")
+            return tuple(each.weight for each in matrices)
+
+        return self._kernels.experts(block, plain(block.gate_up), plain(block.down))
 
     def allocate_kv(self, shape: KvShape) -> _CudaCache:
         """See Backend. Raises ConfigError for a dtype or a head size without kernels."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
-from faser.kernels.interface.blocks import Blocks
+from faser.kernels.interface.blocks import Blocks, Experts
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 
 # See triton/layer_ops.py for the arguments of these.
@@ -21,6 +21,8 @@ DEPENDENT_LAUNCHES = (9, 0)  # the compute capability from which on they exist
 FewRowBlocksMaker = Callable[[int, Blocks], Blocks]
 RmsNorm = Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
 Gate = Callable[[Tensor, Tensor, str], Tensor]
+RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor], None]  # of x, logits, hidden, read; see triton/experts.py
+ExpertsKernels = Callable[[Experts, tuple[Tensor, ...], tuple[Tensor, ...]], RunExperts]
 
 
 def as_other_rows(_num_processors: int, otherwise: Blocks) -> Blocks:
@@ -30,7 +32,10 @@ def as_other_rows(_num_processors: int, otherwise: Blocks) -> Blocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKernels:
-    """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane."""
+    """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane.
+
+    experts: called with a mixture and its gate_up and down matrices, makes its kernels; None: there are none.
+    """
 
     rms_norm: RmsNorm
     gate: Gate
@@ -38,6 +43,20 @@ class DeviceKernels:
     sampling_kernels: Callable[[Accelerator], SamplingKernels]
     device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
     few_row_blocks: FewRowBlocksMaker = as_other_rows
+    experts: ExpertsKernels | None = None
+
+
+def experts_kernels(block: Experts, gate_up: tuple[Tensor, ...], down: tuple[Tensor, ...]) -> RunExperts:
+    """Those of triton/experts.py. Raises EngineError for matrices that are not alike."""
+    from faser.kernels.cuda.triton.experts import ExpertWeights, experts
+
+    return partial(
+        experts,
+        ExpertWeights.of(gate_up, down),
+        top_k=block.top_k,
+        renormalise=block.renormalise,
+        activation=block.activation,
+    )
 
 
 def triton_kernels(
@@ -65,4 +84,5 @@ def triton_kernels(
         sampling_kernels=TritonSamplingKernels,
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),
         few_row_blocks=few_row_blocks if few_rows else as_other_rows,
+        experts=experts_kernels,
     )

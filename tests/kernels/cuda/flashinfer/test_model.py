@@ -19,6 +19,7 @@ from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionPlan
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, PagedModel, Rows, prompt
 from tests.kernels.cuda.fake_graph import fake_backend
 from tests.kernels.layouts import Span, layout_of, shuffled_table
@@ -46,6 +47,23 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shapes = llama_shapes(config)
     directory = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(directory, config, {name: each / 2 for name, each in random_weights(shapes).items()})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of five experts, two of which a row passes."""
+    directory = tmp_path_factory.mktemp("mixture")
+    fields = {
+        "vocab_size": VOCAB_SIZE,
+        "head_dim": 64,
+        "num_hidden_layers": 2,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+    }
+    write_family_model(directory, "qwen3_moe", fields)
     return directory
 
 
@@ -77,6 +95,18 @@ def test_a_model_says_what_it_says_on_the_reference_backend(checkpoint: Path) ->
         return float((logits(backend, checkpoint, torch.float16) - wanted).square().mean().sqrt())
 
     assert error(fake_backend()) <= 1.1 * error(TorchBackend()) < 0.01 * float(wanted.std())
+
+
+def test_a_mixture_says_what_it_says_on_the_reference_backend(mixture: Path) -> None:
+    """And a step as a graph says the same as one that is none; both count the experts."""
+    wanted = logits(TorchBackend(), mixture, torch.float32)
+    backend = fake_backend()
+    found = logits(backend, mixture, torch.float16)
+    assert float((found - wanted).square().mean().sqrt()) < 0.02 * float(wanted.std())
+    assert 0 < backend.experts_read <= 2 * 5 * len(steps())
+    graphs = GraphModel(mixture, torch.float16)
+    again = torch.cat([graphs.step(batch) for batch in steps()])
+    assert float((again - wanted).square().mean().sqrt()) < 0.02 * float(wanted.std())
 
 
 def test_logits_of_the_head_are_not_rounded_to_its_type(checkpoint: Path) -> None:
