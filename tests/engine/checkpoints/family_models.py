@@ -32,7 +32,9 @@ def write_family_model(directory: Path, model_type: str, fields: dict[str, Any])
 
 @torch.no_grad()
 def shake_norms(model: torch.nn.Module) -> None:
-    """Norms and biases, made as ones and zeros, would hide mistakes."""
+    """Norms and biases, made as ones and zeros, would hide mistakes; so would gates that no clamp reaches."""
     for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith("bias"):
+        if name.endswith(("gate_up_proj_bias", "sinks")):
+            parameter.add_(3 * torch.randn_like(parameter))
+        elif "norm" in name or name.endswith("bias"):
             parameter.add_(0.3 * torch.randn_like(parameter))

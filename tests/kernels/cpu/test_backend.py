@@ -157,7 +157,7 @@ def test_rms_norm_matches_the_reference(native: NativeBackend, rows: int, width:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, width", [(1, 1536), (3, 50), (40, 1536)])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swigluoai"])
 def test_a_gate_matches_the_reference(
     native: NativeBackend, activation: str, rows: int, width: int, dtype: torch.dtype
 ) -> None:

@@ -65,7 +65,7 @@ def test_a_product_has_the_bits_of_its_definition(native: NativeBackend, name: s
 
 
 @pytest.mark.parametrize("depth", [32, 96, 128, 160, 576, 800])
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"])
 def test_depths_that_end_within_a_span_or_a_stretch_are_whole(
     native: NativeBackend, name: str, depth: int
 ) -> None:
