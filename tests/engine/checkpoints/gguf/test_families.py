@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
-from safetensors.numpy import load_file
 
 from faser.engine.checkpoints.families import FAMILIES
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.gguf.checkpoint import open_gguf
 from faser.engine.checkpoints.gguf.config import gguf_config
 from faser.engine.checkpoints.gguf.families import ARCHITECTURES
+from faser.engine.execution.models.loader import open_source
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import Array, convert, write_gguf
 from tests.engine.checkpoints.test_families import CASES, VOCAB_SIZE, edited, make_oracle
@@ -44,6 +44,7 @@ FILES: list[tuple[str, str, dict[str, Any]]] = [
     ("glm4", "glm4", {}),
     ("qwen3-moe-all", "qwen3moe", {}),
     ("mixtral", "llama", {}),
+    ("gpt-oss", "gpt-oss", {}),
     ("qwen2", "qwen2vl", {}),
     ("qwen3", "qwen3vl", {}),
 ]
@@ -73,7 +74,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
         )
         directory = edited(original.directory, tmp_path_factory.mktemp(name), changes)
         config = json.loads((directory / "config.json").read_text())
-        weights = load_file(directory / "model.safetensors")
+        source = open_source(directory)
+        weights = {each: np.ascontiguousarray(source.get(each).numpy()) for each in source.names()}
         if config["tie_word_embeddings"]:
             weights.pop("lm_head.weight", None)
         pair = Pair(directory, config, weights)
