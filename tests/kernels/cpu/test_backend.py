@@ -168,6 +168,14 @@ def test_a_gate_matches_the_reference(
     check(out, wanted, dtype)
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swigluoai"])
+def test_a_gate_hides_no_nan(native: NativeBackend, activation: str) -> None:
+    gate_up = torch.zeros(2, 40)
+    gate_up[0, 3] = gate_up[1, 25] = float("nan")
+    found = native.gate(gate_up, torch.empty(2, 20), activation)
+    assert found.isnan().nonzero().tolist() == [[0, 3], [1, 5]]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [16, 64, 80])
 def test_rope_append_returns_the_queries_of_the_reference(
