@@ -148,8 +148,9 @@ class AnswerParsing:
     """How the answers to one request are parsed.
 
     reasoning: whether reasoning is divided off. always_reasons: answers begin within it, even if neither they nor
-    the prompt have its mark. harmony: answers are in that format. shows_reasoning: the client wants to see it. tool_parser: None: calls are not looked
-    for. declared: the parameters' schema of each function that may be called. parallel: more than one call.
+    the prompt have its mark. harmony: answers are in that format. shows_reasoning: the client wants to see it.
+    tool_parser: None: calls are not looked for. declared: the parameters' schema of each function that may be
+    called. parallel: more than one call.
     """
 
     tokenizer: Tokenizer

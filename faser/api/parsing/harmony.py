@@ -4,8 +4,8 @@
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
 
 Analysis is reasoning; final is content, and so is commentary that is to nobody. The prompt ends with
-<|start|>assistant, and generation stops at <|return|> and <|call|>. HarmonyParser divides an answer and leaves a call
-as it is written; OpenAiParser reads it.
+<|start|>assistant, and generation stops at <|return|> and <|call|>. HarmonyParser divides an answer and leaves a
+call as it is written; OpenAiParser reads it.
 
 Source: the guide to the format, openai/openai-harmony, docs/format.md.
 """

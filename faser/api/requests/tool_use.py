@@ -156,7 +156,6 @@ class ToolUse:
         reasoned = {"type": "sequence", "elements": [reasoning, *rest]}
         return _structural_tag({"type": "or", "elements": [reasoned, answer]}, structure.param)
 
-
     def _in_harmony(self, asked: StructuredOutput | None, opening: str) -> StructuredOutput | None:
         """The structure follows an analysis, or begins the answer. opening: see opening_of.
 

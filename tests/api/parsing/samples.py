@@ -148,12 +148,17 @@ OPENAI: dict[str, Sample] = {
         OSLO,
     ),
     "two": (
-        'I look.\n<|channel|>commentary to=functions.weather <|constrain|>json<|message|> {"city": "Oslo", "days": 2}'
+        "I look.\n<|channel|>commentary to=functions.weather <|constrain|>json<|message|> "
+        '{"city": "Oslo", "days": 2}'
         "<|call|><|start|>assistant<|channel|>commentary to=functions.now<|message|>{}\n<|call|>",
         "I look.",
         BOTH,
     ),
-    "another channel": ("<|channel|>analysis to=functions.now code<|message|>{}<|end|>Done.", "Done.", [("now", {})]),
+    "another channel": (
+        "<|channel|>analysis to=functions.now code<|message|>{}<|end|>Done.",
+        "Done.",
+        [("now", {})],
+    ),
 }
 SAMPLES = {
     "hermes": HERMES,

@@ -160,7 +160,12 @@ _HARMONY_CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|m
         ({}, "<|start|>assistant", ANSWER, ("call", "thought call", "final", "thought final")),
         ({"tools": []}, "<|start|>assistant", ANSWER, ("final", "thought final")),
         ({"tools": []}, "<|start|>assistant<|channel|>final<|message|>", ANSWER, ("bare",)),
-        ({"tools": []}, "<|start|>assistant<|channel|>analysis<|message|>Hm, ", ANSWER, ("thought final", "within")),
+        (
+            {"tools": []},
+            "<|start|>assistant<|channel|>analysis<|message|>Hm, ",
+            ANSWER,
+            ("thought final", "within"),
+        ),
     ],
 )
 def test_structures_follow_the_analysis_in_the_channel_that_they_belong_to(

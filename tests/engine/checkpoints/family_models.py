@@ -56,7 +56,10 @@ def store_in_mxfp4(directory: Path) -> None:
             tensors[name] = values
     save_file(tensors, path, {"format": "pt"})
     config = json.loads((directory / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn"],
+    }
     (directory / "config.json").write_text(json.dumps(config))
 
 

@@ -66,7 +66,8 @@ def test_mxfp4_is_read() -> None:
 @pytest.mark.parametrize("method", ["bitsandbytes", "nvfp4", "modelopt", "fbgemm_fp8", "quark", "torchao"])
 def test_other_methods_are_refused_by_name_with_what_is_read(method: str) -> None:
     with pytest.raises(
-        ModelError, match=f"quantization_config is '{method}'; supported are fp8, awq, gptq, compressed-tensors and mxfp4"
+        ModelError,
+        match=f"quantization_config is '{method}'; supported are fp8, awq, gptq, compressed-tensors and mxfp4",
     ):
         read({"quant_method": method, "bits": 4})
 

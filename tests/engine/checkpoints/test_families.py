@@ -213,7 +213,8 @@ def native(kernel_cache: Path) -> NativeBackend:
     "name",
     [
         case.name
-        if "window" in case.name or case.name in ("smollm3", "gemma3", "ministral3", "phi3-longrope", "qwen3-moe", "gpt-oss")
+        if "window" in case.name
+        or case.name in ("smollm3", "gemma3", "ministral3", "phi3-longrope", "qwen3-moe", "gpt-oss")
         else pytest.param(case.name, marks=pytest.mark.full)
         for case in CASES
         if case.name != "gemma3-tied"  # with its embeddings that large it repeats its last token

@@ -77,7 +77,9 @@ def test_depths_that_end_within_a_span_or_a_stretch_are_whole(
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(
     native: NativeBackend, native_alone: NativeBackend, rows: int
 ) -> None:
-    weight = stack_low_bit([random_blocks(name, n, 512) for name, n in (("Q4_K", 48), ("Q6_K", 33), ("MXFP4", 16))])
+    weight = stack_low_bit(
+        [random_blocks(name, n, 512) for name, n in (("Q4_K", 48), ("Q6_K", 33), ("MXFP4", 16))]
+    )
     x, packed = random(rows, 512), native.pack(weight)
     together = native.linear(x, packed, torch.empty(rows, 97))
     assert torch.equal(together, native_alone.linear(x, packed, torch.empty(rows, 97)))

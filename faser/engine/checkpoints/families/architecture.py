@@ -91,8 +91,8 @@ class RopeSpec:
 class Activation(StrEnum):
     """What a feed-forward network does to the gate g before it multiplies the other half.
 
-    SILU: g σ(g). GELU_TANH: g (1 + tanh(√(2/π) (g + 0.044715 g³))) / 2. SWIGLU_OAI: g σ(1.702 g), with g at most 7;
-    the other half is clamped to ±7 and one is added.
+    SILU: g σ(g). GELU_TANH: g (1 + tanh(√(2/π) (g + 0.044715 g³))) / 2. SWIGLU_OAI: g σ(1.702 g), of a g that is
+    cut off at 7; the other half is clamped to ±7, and one is added.
     """
 
     SILU = "silu"
@@ -107,8 +107,8 @@ class AttentionSpec:
     scale: of the scores; None: 1 / √head_dim. rope: None: queries and keys are not rotated. window: how many
     positions a token attends to, itself included; None: all. qk_norm: RMS norm of each query and key head before
     the rotation. bias: on queries, keys and values; out_bias: on the output product. score_cap: c: a score s
-    becomes c tanh(s / c); None: it stays. sinks: one learned score a head counts in the sum that weights are divided
-    by, and has no value.
+    becomes c tanh(s / c); None: it stays. sinks: one learned score a head counts in the sum that weights are
+    divided by, and has no value.
 
     Raises ModelError that names the value and the limit.
     """
@@ -167,8 +167,8 @@ class ExpertsSpec:
     """A mixture of gated networks: a row passes the top_k that a router likes most. Checked when built.
 
     The router is a product without activation; its softmax over all experts weighs what the chosen ones give.
-    size: of gate and up of each. renormalise: the weights of the chosen ones are divided by their sum. bias: on the
-    router and on all three products of an expert.
+    size: of gate and up of each. renormalise: the weights of the chosen ones are divided by their sum. bias: on
+    the router and on all three products of an expert.
 
     Raises ModelError that names the value and the limit.
     """

@@ -8,8 +8,8 @@ E experts of F channels, a hidden size of H; rows of gate and up alternate, gate
     gate_up_proj_bias    [E, 2 F]
     down_proj_bias       [E, H]
 
-A byte of blocks has two neighbours, the first in its low half; a block of MXFP4 in GGUF files, which products take,
-has values i and i + 16 in one, after its scale. Knows neither configs nor backends.
+A byte of blocks has two neighbours, the first in its low half. A block of MXFP4 in a GGUF file, which is what
+products take, has a scale, then values i and i + 16 in a byte. Knows neither configs nor backends.
 
 Source: transformers, integrations/mxfp4.py and models/gpt_oss.
 """
@@ -69,8 +69,8 @@ class StackedExperts:
         expected = (*scales.shape, _GROUP // 2)
         if blocks.dtype is not torch.uint8 or scales.dtype is not torch.uint8 or blocks.shape != expected:
             raise ModelError(
-                f"tensors {stored} and {scales_of(stored)} are {blocks.dtype} {list(blocks.shape)} and {scales.dtype} "
-                f"{list(scales.shape)}; they must be bytes, {_GROUP // 2} for each scale"
+                f"tensors {stored} and {scales_of(stored)} are {blocks.dtype} {list(blocks.shape)} and "
+                f"{scales.dtype} {list(scales.shape)}; they must be bytes, {_GROUP // 2} for each scale"
             )
         found = in_blocks(blocks[expert, rows].numpy(), scales[expert, rows].numpy())
         try:

@@ -188,8 +188,8 @@ def convert(
     """Write a checkpoint of the hub as llama.cpp's converter does.
 
     config: as transformers 5 saves it. weights: under the hub's names. Names of tensors and keys are those of the
-    gguf library, which the converter uses as well. experts: of their matrices; None: as the others. changed: rows are put into llama.cpp's order, and one is added
-    to norms, where the converter does so.
+    gguf library, which the converter uses as well. experts: of their matrices; None: as the others.
+    changed: rows are put into llama.cpp's order, and one is added to norms, where the converter does so.
     """
     writer = GGUFWriter(path, architecture)
     _add_sizes(writer, config)

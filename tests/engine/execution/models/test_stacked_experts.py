@@ -135,7 +135,9 @@ def test_tensors_that_do_not_fit_are_named(
         load(path)
 
 
-def test_mxfp4_is_not_quantised_again_nor_read_of_another_family(stored: Path, floats: Path, tmp_path: Path) -> None:
+def test_mxfp4_is_not_quantised_again_nor_read_of_another_family(
+    stored: Path, floats: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"--quantization is int8; .* is quantised already \(mxfp4\)"):
         load(stored, quantization="int8")
     assert isinstance(open_source(floats), StackedExperts)
