@@ -145,7 +145,7 @@ def families_text() -> str:
     lines = [line for row in (head, *rows) for line in _lines(row, widths)]
     lines += [
         "",
-        "Weights: safetensors (16 or 32 bits, fp8, AWQ, GPTQ, compressed-tensors, MXFP4); GGUF where it is named.",
+        "Weights: safetensors (16 or 32 bits, fp8, AWQ, GPTQ, compressed-tensors, MXFP4); GGUF if named.",
     ]
     lines += ["Tested: every family against transformers, on tiny models. Served with real weights:"]
     lines += [f"  {each.name:<{widths[0]}}  {file}" for each in FAMILIES for file in each.files]

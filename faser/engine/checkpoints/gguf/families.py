@@ -247,14 +247,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         experts=True,
         own_fields=_qwen3_moe_fields,
     ),
-    "gpt-oss": Architecture(
-        class_name="GptOssForCausalLM",
-        model_type="gpt_oss",
-        tensors=_GPT_OSS,
-        windows=True,
-        experts=True,
-        own_fields=_gpt_oss_fields,
-    ),
     "smollm3": Architecture(
         class_name="SmolLM3ForCausalLM", model_type="smollm3", permuted=True, own_fields=_smollm3_fields
     ),
@@ -301,6 +293,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         tensors=_GLM4,
         partial_rotary=True,
         own_fields=_glm4_fields,
+    ),
+    "gpt-oss": Architecture(
+        class_name="GptOssForCausalLM",
+        model_type="gpt_oss",
+        tensors=_GPT_OSS,
+        windows=True,
+        experts=True,
+        own_fields=_gpt_oss_fields,
     ),
 }
 
