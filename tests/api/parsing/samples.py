@@ -204,6 +204,7 @@ NO_CALLS = {
         "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
         "<|channel|>commentary<|message|>I look.",
         "<|channel|>commentary to=browser.search<|message|>{}",
+        "<|channel|>commentary to=now<|message|>{}<|call|>",
         "<|channel|>commentary to=functions.unknown<|message|>{}<|call|>",
         "<|channel|>commentary to=functions.now<|message|>[1]<|call|>",
         '<|channel|>commentary to=functions.weather<|message|>{"city": "Oslo"<|call|>',

@@ -98,6 +98,14 @@ def test_calls_are_read_after_the_analysis_and_the_preamble() -> None:
         assert [(call.name, call.arguments) for call in message.tool_calls] == [("now", '{"a": 1}')]
 
 
+def test_a_call_in_the_analysis_is_a_call_and_one_to_another_tool_is_reasoning() -> None:
+    call = CALL.replace("commentary", "analysis")
+    message, counted = parsed([call], tools=True)
+    assert ([each.name for each in message.tool_calls], message.reasoning, counted) == (["now"], "", 0)
+    search = call.replace("functions.now", "browser.search")
+    assert parsed([search], tools=True) == (Message(reasoning='{"a": 1}'), len(search))
+
+
 def test_a_call_of_a_function_that_is_not_declared_is_content() -> None:
     text = CALL.replace("now", "then")
     assert parsed([text], tools=True) == (Message(content=text), 0)

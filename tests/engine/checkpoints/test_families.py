@@ -5,7 +5,8 @@ attention factor; a ramp that is not rounded; rotation of a layer that must not 
 or with another epsilon; keys of all layers in one place; a bias or a residual dropped; defaults of another
 family (rope base, tied embedding, interval, window); no norm of what attention adds; weights of Gemma's norms
 without the 1; one rope base for layers with and without a window; a pair too many that rotates; the short
-factors of longrope in a long context; Granite's epsilon not divided.
+factors of longrope in a long context; Granite's epsilon not divided. Of gpt-oss: no sinks, or sinks with a value;
+no bias of the router; gate or up not clamped; up without the 1; gate and up swapped, or as halves of their tensor.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Bugs these tests have been seen to catch: sums without their zero point, one panel's scales for all, halves of a
 byte swapped, a short last stretch left out, a fused multiply-add, activations rounded towards zero, 16-bit sums
-that overflow on AVX2.
+that overflow on AVX2, the codes of another table, exponents one too high.
 """
 
 from pathlib import Path

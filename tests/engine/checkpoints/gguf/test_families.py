@@ -167,6 +167,19 @@ def test_scores_of_the_27b_gemmas_are_scaled_by_the_hidden_size_a_head(
         assert gguf_config(tmp_path / "m.gguf")["query_pre_attn_scalar"] == scalar
 
 
+def test_calls_of_gpt_oss_end_generation_too(tmp_path: Path) -> None:
+    keys = {
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 96,
+        "attention.sliding_window": 8,
+    }
+    tokens = {"tokenizer.ggml.tokens": ["a", "b", "<|return|>", "<|call|>"]}
+    metadata = {f"gpt-oss.{key}": value for key, value in keys.items()} | tokens
+    write_gguf(tmp_path / "m.gguf", "gpt-oss", metadata=metadata)
+    assert gguf_config(tmp_path / "m.gguf")["eos_token_id"] == [2, 3]
+
+
 def test_a_gemma_3_without_a_window_has_none_in_any_layer(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", "gemma3", metadata={"gemma3.rope.freq_base": 1e6})
     spec = read_model_config(tmp_path / "m.gguf").spec
