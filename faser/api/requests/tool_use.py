@@ -161,22 +161,19 @@ class ToolUse:
 
         What other fields ask for is in the channel final, which the prompt may have opened.
         """
-        open_body = MESSAGE in opening
-        if asked is not None and not (open_body and not is_analysis(opening)):
+        is_open = MESSAGE in opening
+        in_answer = is_open and not is_analysis(opening)
+        if asked is not None and not in_answer:
             final = {"type": "const_string", "value": FINAL}
             asked = _structural_tag({"type": "sequence", "elements": [final, _as_format(asked)]}, asked.param)
         structure = self._structure(asked)
-        if structure is None or (open_body and not is_analysis(opening)):
+        if structure is None or in_answer:
             return structure
-        analysis = {
-            "type": "tag",
-            "begin": "" if open_body else ANALYSIS,
-            "content": {"type": "any_text"},
-            "end": ENDS[0],
-        }
+        begin, text = "" if is_open else ANALYSIS, {"type": "any_text"}
+        analysis = {"type": "tag", "begin": begin, "content": text, "end": ENDS[0]}
         answer, following = _as_format(structure), {"type": "const_string", "value": f"{START}assistant"}
         reasoned = {"type": "sequence", "elements": [analysis, following, answer]}
-        form = reasoned if open_body else {"type": "or", "elements": [reasoned, answer]}
+        form = reasoned if is_open else {"type": "or", "elements": [reasoned, answer]}
         return _structural_tag(form, structure.param)
 
 

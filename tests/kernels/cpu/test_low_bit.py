@@ -223,13 +223,15 @@ def test_embedding_rows_are_the_dequantised_ones(native: NativeBackend, name: st
 
 
 def test_every_exponent_of_mxfp4_is_exact(native: NativeBackend) -> None:
-    """Down to those of numbers that are not normal; 255, which is none, makes no finite weight but of zeros."""
+    """Down to those of numbers that are not normal; 255, which is none, makes no finite weight."""
     weight = random_blocks("MXFP4", 256, 32)
     part = weight.parts[0]
     assert isinstance(part, BlockRows)
     part.blocks[:, 0] = np.arange(256)
     found = native.embed(torch.arange(256), native.pack(weight), torch.empty(256, 32))
-    assert torch.equal(found[:255], torch.from_numpy(by_gguf(weight))[:255])
+    with np.errstate(over="ignore"):
+        wanted = torch.from_numpy(by_gguf(weight))
+    assert torch.equal(found[:255], wanted[:255])
     assert not found[255].isfinite().any()
 
 
