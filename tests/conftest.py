@@ -37,10 +37,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what runs with --full alone."""
     if config.getoption("--full"):
         return
-    longer = [item for item in items if item.get_closest_marker("full")]
+    longer = [item for item in items if _is_longer(item)]
     if longer:
         config.hook.pytest_deselected(items=longer)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        left_out = set(longer)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _is_longer(item: pytest.Item) -> bool:
+    """Whether it is marked `full`, and is no variant that the mark's `but` names."""
+    return any(
+        item.name.partition("[")[2][:-1] not in mark.kwargs.get("but", ()) for mark in item.iter_markers("full")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from benchmarks.simulator.trace import RequestTrace, Trace
 from faser.config.speculation import PASS_METHODS
 from faser.engine.contract.drafts import METHOD_IDS, Drafts, empty_table
 from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan, StepResult, StopRule
-from faser.engine.contract.step_times import InterferenceTable
+from faser.engine.contract.step_times import InterferenceTable, Role
 from faser.engine.control.step_cost import CostModel
 
 WRONG = 0
@@ -64,7 +64,8 @@ class SimulatedExecutor:
     """costs: the true times. noise: sigma of the logarithm of every time's factor.
 
     lanes: how concurrent steps and drafting slow each other down, by share. model_methods: of the traces of what a
-    model drafts, where plans say which drafts are from text.
+    model drafts, where plans say which drafts are from text. draft_share: of a mixture: a draft row reads as many
+    new experts as this share of a row of another sequence.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class SimulatedExecutor:
         noise: float = 0.0,
         seed: int = 0,
         model_methods: tuple[str, ...] = (),
+        draft_share: float = 1.0,
     ) -> None:
         self._model_methods = model_methods
         self._lanes = {each.share: each for each in lanes}
         self._methods = trace.methods
         self._costs = costs
+        self._draft_share = draft_share
         self._noise = noise
         self._random = np.random.default_rng(seed)
         self._expected: dict[int, tuple[RequestTrace, RequestTrace | None]] = {}
@@ -156,13 +159,25 @@ class SimulatedExecutor:
                 num_tokens=len(start.token_ids),
             )
         run_s = self._costs.step_s(plan.num_rows, plan.kv_tokens, plan.kv_row_tokens)
+        read, less_s = self._experts(plan)
+        run_s -= less_s
         sampled = [self._verify(rows) for rows in plan.rows]
         return StepResult(
             step=plan.step,
             counts=[*map(len, sampled)],
             token_ids=[*chain.from_iterable(sampled)],
             run_s=self._noisy(run_s),
+            experts=read,
         )
+
+    def _experts(self, plan: StepPlan) -> tuple[int, float]:
+        """The experts that the step reads, and seconds for those of the costs that it does not."""
+        costs = self._costs.tables[Role.STEP].experts
+        if costs is None:
+            return 0, 0.0
+        others, drafts = plan.num_rows - plan.num_drafts - 1, plan.num_drafts
+        read = round(costs.read(costs.row_share * (others + self._draft_share * drafts)))
+        return read, costs.expert_s * (costs.read(costs.row_share * (others + drafts)) - read)
 
     def _verify(self, rows: SequenceRows) -> range:
         """The tokens that the step samples for one sequence."""

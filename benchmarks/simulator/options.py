@@ -37,6 +37,7 @@ def simulate_parser(description: str) -> CommandParser:
     add("--kv-tokens", type=_count, help="room of the KV cache; without it, enough")
     add("--step-overhead-ms", type=_at_least_zero, default=0.2)
     add("--draft-overhead-ms", type=_at_least_zero, default=0.2)
+    add("--draft-share", type=_at_least_zero, default=1.0, help="of a mixture: new experts of a draft row")
     add("--noise", type=_at_least_zero, default=0.0, help="sigma of the logarithm of times")
     add("--seed", type=int, default=0)
     add("--out", help="folder for JSON, Markdown and charts")
@@ -75,6 +76,7 @@ def machine_of(asked: argparse.Namespace, costs: CostModel) -> Machine:
         step_overhead_s=asked.step_overhead_ms / 1000,
         draft_overhead_s=asked.draft_overhead_ms / 1000,
         noise=asked.noise,
+        draft_share=asked.draft_share,
     )
 
 

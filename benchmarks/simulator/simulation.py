@@ -31,7 +31,7 @@ class Machine:
 
     step_overhead_s: between any two steps. draft_overhead_s: additional, in a step with a draft request. noise:
     sigma of the logarithm of every step's time. lanes: slowdowns of overlapped drafting, by share; empty: it never
-    overlaps.
+    overlaps. draft_share: see SimulatedExecutor.
     """
 
     costs: CostModel
@@ -44,6 +44,7 @@ class Machine:
     step_overhead_s: float = 0.0002
     draft_overhead_s: float = 0.0002
     noise: float = 0.0
+    draft_share: float = 1.0
 
     @property
     def num_blocks(self) -> int:
@@ -120,6 +121,7 @@ class Simulation:
             noise=machine.noise,
             seed=seed,
             model_methods=() if model_trace is None else model_trace.methods,
+            draft_share=machine.draft_share,
         )
         self.scheduler = Scheduler(
             kv=KvManager(machine.num_blocks, machine.block_size, enable_prefix_caching=False),

@@ -84,6 +84,7 @@ class TorchBackend:
         self.has_fp8 = True
         self.has_low_bit = True
         self.has_experts = True
+        self.experts_read = 0
         self.prefers_low_bit = False
         self._fp8 = ReferenceFp8()
         self._width = torch.get_num_threads()
@@ -256,7 +257,8 @@ class TorchBackend:
         return torch.mul(_ACTIVATIONS[activation](gate), up, out=out)
 
     def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:
-        experts_one_by_one(self, x, block, hidden, size=_num_outputs(block.gate_up[0]) // 2)
+        size = _num_outputs(block.gate_up[0]) // 2
+        self.experts_read += experts_one_by_one(self, x, block, hidden, size=size)
 
 
 def _num_outputs(packed: _TorchLinear | Fp8Linear | DecodedLowBit) -> int:

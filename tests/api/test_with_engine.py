@@ -116,6 +116,7 @@ def test_what_answers_tell_of_speculation_is_what_is_scraped(tiny_checkpoint: Pa
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
+@pytest.mark.full(but=("suffix",))
 def test_a_trace_is_the_servers_own_count_step_by_step(tiny_checkpoint: Path, method: str) -> None:
     """Oracle: the lists that vLLM's part of the answer has of each draft, and the tokens without a trace."""
 

@@ -80,6 +80,7 @@ def test_a_head_is_made_measured_and_written(
     assert (out / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.full
 def test_another_vocabulary_than_that_of_the_training_is_refused(
     tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def ask(url: str, answers: list[str]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.full(but=("15",))
 def test_a_signal_lets_running_requests_finish_and_ends_with_status_0(number: signal.Signals) -> None:
     answers: list[str] = []
     with server("ready") as (process, url):
@@ -98,6 +99,7 @@ def test_a_second_interrupt_quits_at_once() -> None:
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("fate, ends", [("fetching", ["cancelled"]), ("loading", ["drained, 0 left", "stopped"])])
+@pytest.mark.full(but=("loading-ends1-15-0", "fetching-ends0-2-130"))
 def test_before_it_is_ready_http_answers_and_a_signal_ends_the_server_at_once(
     number: signal.Signals, status: int, fate: str, ends: list[str]
 ) -> None:

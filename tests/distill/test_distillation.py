@@ -93,6 +93,7 @@ def served(folder: Path, target: FrozenTarget) -> PagedHead:
     return PagedHead(head, target.backend, torch.float32)
 
 
+@pytest.mark.full
 def test_the_written_head_drafts_what_the_trained_one_does(head_folder: Path, target: FrozenTarget) -> None:
     """Logits of a draft from each row: of the unrolled steps, and of the engine's head over its paged cache."""
     work = distillation(head_folder, target)

@@ -110,6 +110,7 @@ def learner_of(target: FrozenTarget, first: Path) -> OnlineLearner:
     return OnlineLearner(target, first, int8=True, dtype=torch.float32)
 
 
+@pytest.mark.full
 def test_a_head_that_has_learned_is_better_and_can_be_served(
     target: FrozenTarget, beginner: Path, answers: list[LearnableAnswer], tmp_path: Path
 ) -> None:

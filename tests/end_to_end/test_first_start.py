@@ -40,6 +40,7 @@ def ends_soon(server: Server, number: signal.Signals) -> int:
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.full(but=("15-0",))
 def test_probes_answer_503_while_the_model_is_fetched_and_a_signal_ends_that_at_once(
     tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
@@ -103,6 +104,7 @@ wait
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.full(but=("15-0",))
 def test_compiling_has_a_line_and_a_signal_ends_the_compilers_and_leaves_no_files(
     tiny_checkpoint: Path, tmp_path: Path, slow_compiler: Path, number: signal.Signals, status: int
 ) -> None:

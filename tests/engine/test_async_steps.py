@@ -55,6 +55,7 @@ def test_requests_that_need_only_logits_answer_the_same(pair: tuple[Path, Path],
 
 @pytest.mark.parametrize("policy", ["faser", "fixed"])
 @pytest.mark.parametrize("method", ["draft_model", "suffix"])
+@pytest.mark.full(but=("suffix-faser", "draft_model-faser"))
 def test_engines_that_speculate_answer_the_same(
     pair: tuple[Path, Path], alone: dict[tuple[str, int], Answer], method: str, policy: str
 ) -> None:

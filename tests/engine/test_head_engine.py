@@ -91,6 +91,7 @@ def accepted(engine: Engine, method: str = "eagle3") -> tuple[int, int]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.full(but=("0.9-float32", "0.0-bfloat16"))
 def test_drafts_of_a_head_change_no_answer(tmp_path: Path, dtype: str, temperature: float) -> None:
     path, head = checkpoint(tmp_path / "model", dtype), tmp_path / "head"
     write_seeded(head, head_spec(state_layers=STATE_LAYERS))

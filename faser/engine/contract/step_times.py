@@ -8,11 +8,11 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Matrix = tuple[tuple[float, ...], ...]  # [contexts][rows]
 
+_Further = TypeVar("_Further", float, Floats)
+
 FACTORS = ("verify", "draft", "verify_alone", "draft_alone")
-_FORMAT = 5
+_FORMAT = 6
 
 
 class Role(StrEnum):
@@ -37,11 +39,53 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertCosts:
+    """What a mixture's experts add to a step, each by itself in every layer.
+
+    total: experts of all layers. per_row: of these, that one row passes. expert_s: seconds to read one more.
+    row_share: a further row reads as many new ones as this share of a row that chooses without regard to the
+    others would. Raises ConfigError for numbers out of range.
+    """
+
+    total: int
+    per_row: int
+    expert_s: float
+    row_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.per_row < self.total:
+            raise ConfigError(f"a row passes {self.per_row} of {self.total} experts; it must be fewer, and some")
+        for name in ("expert_s", "row_share"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ConfigError(f"the {name} of experts is {value}; it must be a number from 0 on")
+
+    def read(self, further: _Further) -> _Further:
+        """Experts that rows of a step pass: one row, and `further` ones that choose without regard to others."""
+        missed: _Further = self._missed**further
+        return self.total - (self.total - self.per_row) * missed
+
+    def further(self, read: float) -> float:
+        """The inverse of `read`, up to all experts but a half of one."""
+        most = self.total - 0.5
+        return math.log((self.total - min(read, most)) / (self.total - self.per_row)) / math.log(self._missed)
+
+    def slope(self, further: float) -> float:
+        """Experts that one more such row adds."""
+        return -math.log(self._missed) * (self.total - self.read(further))
+
+    @property
+    def _missed(self) -> float:
+        """The probability that a row does not pass an expert."""
+        return 1 - self.per_row / self.total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
     """Seconds by row count. rows ascend; time is linear between two of them and keeps rising above the last.
 
-    seconds: without attention. That adds kv_token_s for every cached token of every sequence, and, since each
-    further row of a sequence attends to the same tokens again, kv_row_token_s for each of these rows and tokens.
+    seconds: without attention and experts. Attention adds kv_token_s for every cached token of every sequence,
+    and, since each further row of a sequence attends to the same tokens again, kv_row_token_s for each of these
+    rows and tokens. experts: what those of a mixture add; None where they are part of `seconds`, if there are any.
     Raises ConfigError for row counts that do not ascend and for times that fall or are not finite.
     """
 
@@ -49,6 +93,7 @@ class CostTable:
     seconds: tuple[float, ...]
     kv_token_s: float = 0.0
     kv_row_token_s: float = 0.0
+    experts: ExpertCosts | None = None
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.seconds):
@@ -64,7 +109,12 @@ class CostTable:
 
     @classmethod
     def measured(
-        cls, seconds: Mapping[int, float], *, kv_token_s: float = 0.0, kv_row_token_s: float = 0.0
+        cls,
+        seconds: Mapping[int, float],
+        *,
+        kv_token_s: float = 0.0,
+        kv_row_token_s: float = 0.0,
+        experts: ExpertCosts | None = None,
     ) -> "CostTable":
         """Times by row count, made monotone by least squares, so that one slow time hides no slope."""
         rows = sorted(seconds)
@@ -74,6 +124,7 @@ class CostTable:
             seconds=tuple(float(each) for each in rising),
             kv_token_s=kv_token_s,
             kv_row_token_s=kv_row_token_s,
+            experts=experts,
         )
 
     def dense(self, num_rows: int) -> Floats:
@@ -97,7 +148,10 @@ class CostTable:
 
         kv_row_tokens: cached tokens that the further rows of sequences attend to, added up over these rows.
         """
-        return self.dense(rows).item(rows) + self.kv_token_s * kv_tokens + self.kv_row_token_s * kv_row_tokens
+        found = self.dense(rows).item(rows) + self.kv_token_s * kv_tokens + self.kv_row_token_s * kv_row_tokens
+        if self.experts is not None:
+            found += self.experts.expert_s * self.experts.read(self.experts.row_share * (rows - 1))
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,13 +288,14 @@ class StepTimes:
         pass_s: float | None = None,
         pass_row_s: float = 0.0,
         text_s: float | None = None,
+        experts: ExpertCosts | None = None,
         interference: tuple[InterferenceTable, ...] = (),
     ) -> "StepTimes":
         """step_s + row_s * rows, and attention; pass_s + pass_row_s * rows; text_s per sequence.
 
-        For simulations. kv_token_s, kv_row_token_s: as in CostTable.
+        For simulations. kv_token_s, kv_row_token_s, experts: as in CostTable.
         """
-        tables = {Role.STEP: _line(step_s, row_s, kv_token_s, kv_row_token_s)}
+        tables = {Role.STEP: replace(_line(step_s, row_s, kv_token_s, kv_row_token_s), experts=experts)}
         if pass_s is not None:
             tables[Role.PASS] = _line(pass_s, pass_row_s)
         if text_s is not None:
@@ -254,6 +309,7 @@ class StepTimes:
                 "seconds": table.seconds,
                 "kv_token_s": table.kv_token_s,
                 "kv_row_token_s": table.kv_row_token_s,
+                "experts": table.experts and asdict(table.experts),
             }
             for role, table in self.tables.items()
         }
@@ -321,6 +377,7 @@ def _read_tables(content: Any) -> dict[Role, CostTable]:
             seconds=tuple(float(each) for each in table["seconds"]),
             kv_token_s=float(table["kv_token_s"]),
             kv_row_token_s=float(table["kv_row_token_s"]),
+            experts=ExpertCosts(**table["experts"]) if table.get("experts") else None,
         )
         for name, table in content["roles"].items()
     }

@@ -1,8 +1,9 @@
 """What a step costs, in seconds: CostModel. Policies weigh drafts with it.
 
-The data plane measures tables of step times before the first request (StepTimes). Three things follow the machine
-from then on: a factor on the times of each role, the price of draft rows within a step (RowFactor), and the gaps
-that the host leaves between steps (HostGaps). Control plane, no torch.
+The data plane measures tables of step times before the first request (StepTimes). Four things follow the machine
+from then on: a factor on the times of each role, the price of draft rows within a step (RowFactor), how many
+experts of a mixture its rows read (ExpertPrice), and the gaps that the host leaves between steps (HostGaps).
+Control plane, no torch.
 """
 
 from bisect import bisect_left
@@ -12,7 +13,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.engine.contract.step_times import CostTable, ExpertCosts, Role, StepTimes
 from faser.types import STEP_ERROR_EDGES, RoleStats
 
 Ints = NDArray[np.int64]
@@ -27,6 +28,9 @@ _FREE = CostTable(rows=(1,), seconds=(0.0,))  # of a role that the engine does n
 
 _KEPT = 0.99  # of what is known of draft rows after one more step: 100 steps count
 _PRIOR = 0.01  # steps of draft rows alone that the table is worth: three rows are a fortieth of a step, or less
+_PRIOR_ROWS = 1.0  # rows, squared, of a step that are worth what the table knows of experts
+_NEARLY_ALL = 0.95  # of the experts
+_DRAFT_SHARE = 0.6  # before any step says so: 5 rows of one sequence read 3.2 times the experts (vLLM issue 46295)
 _LEAST_ROW_FACTOR, _MOST_ROW_FACTOR = 0.8, 4.0
 
 # Seconds between steps, for a step and for each of its sequences, by GapKind. DRAFTED and OVERLAPPED are lines
@@ -54,6 +58,8 @@ class CostModel:
         self.pass_s = self._roles.get(Role.PASS) or RoleCost(_FREE)
         self.text_s = self._roles.get(Role.TEXT) or RoleCost(_FREE)
         self._draft_rows = RowFactor()
+        experts = self._step.table.experts
+        self._experts = None if experts is None else ExpertPrice(experts)
         self._counts = np.arange(float(_FIRST_DENSE_ROWS))  # 0, 1, 2, …
 
     @property
@@ -75,8 +81,11 @@ class CostModel:
         kv_row_tokens: cached tokens that the further rows of sequences attend to, added up over these rows.
         """
         step = self._step
-        kv_s = step.table.kv_token_s * kv_tokens + step.table.kv_row_token_s * kv_row_tokens
-        return (step.by_table(rows) + kv_s) * step.factor
+        found = step.by_table(rows)
+        found += step.table.kv_token_s * kv_tokens + step.table.kv_row_token_s * kv_row_tokens
+        if self._experts is not None:
+            found += self._experts.seconds(rows)
+        return found * step.factor
 
     def steps_s(self, fewest: int, most: int, kv_tokens: int = 0, row_context: float = 0.0) -> Floats:
         """[most - fewest + 1] seconds of steps of fewest … most rows; kv_tokens as in step_s.
@@ -85,10 +94,13 @@ class CostModel:
         """
         step = self._step
         found = step.up_to(most)[fewest : most + 1] + step.table.kv_token_s * kv_tokens
+        if len(found) > len(self._counts):
+            self._counts = np.arange(2.0 * len(found))
+        drafts = self._counts[: len(found)]
         if row_s := step.table.kv_row_token_s * row_context:
-            if len(found) > len(self._counts):
-                self._counts = np.arange(2.0 * len(found))
-            found += self._counts[: len(found)] * row_s
+            found += drafts * row_s
+        if self._experts is not None:
+            found += self._experts.seconds(fewest, drafts)
         base_s = found.item(0)
         found -= base_s
         found *= self._draft_rows.factor * step.factor
@@ -101,9 +113,21 @@ class CostModel:
         return (base_s + rows_s * self._draft_rows.factor) * self._step.factor
 
     def observe_verification(
-        self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int, measured_s: float
+        self,
+        rows: int,
+        draft_rows: int,
+        kv_tokens: int,
+        kv_row_tokens: int,
+        measured_s: float,
+        *,
+        experts: int = 0,
     ) -> None:
-        """Such a step has taken this long; with or without draft rows it tells what draft rows cost."""
+        """Such a step has taken this long; with or without draft rows it tells what draft rows cost.
+
+        experts: that it has read; 0: it has not counted them.
+        """
+        if self._experts is not None and experts:
+            self._experts.add(rows - draft_rows, draft_rows, experts)
         self._draft_rows.add(*self._parts_s(rows, draft_rows, kv_tokens, kv_row_tokens), measured_s)
 
     def _parts_s(self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int) -> tuple[float, float]:
@@ -111,6 +135,10 @@ class CostModel:
         step = self._step
         without_s = step.by_table(rows - draft_rows)
         rows_s = step.by_table(rows) - without_s + step.table.kv_row_token_s * kv_row_tokens
+        if self._experts is not None:
+            experts_s = self._experts.seconds(rows - draft_rows)
+            rows_s += self._experts.seconds(rows - draft_rows, draft_rows) - experts_s
+            without_s += experts_s
         return without_s + step.table.kv_token_s * kv_tokens, rows_s
 
     def catchup_s(self, lag: Ints) -> Floats:
@@ -257,6 +285,48 @@ class RowFactor:
         of_rows = (self._rows_time * one - self._base_time * both) / scale
         if of_base > 0:
             self.factor = min(max(of_rows / of_base, _LEAST_ROW_FACTOR), _MOST_ROW_FACTOR)
+
+
+class ExpertPrice:
+    """Seconds that a mixture's experts add to a step, by how many of them its rows have read lately.
+
+    Tokens near each other choose alike: a draft row reads fewer new experts than a row of another sequence, and
+    either reads other ones than the dummy rows that the table was measured with. How many new ones, as a share of
+    a row's that chooses without regard to the others, is fitted to the counts of real steps: least squares with
+    forgetting, in experts. Steps that read nearly all experts teach nothing.
+    """
+
+    __slots__ = ("_costs", "_prior", "_products", "_rows", "_shares")
+
+    def __init__(self, costs: ExpertCosts) -> None:
+        self._costs = costs
+        self._prior = costs.row_share * np.array([1.0, _DRAFT_SHARE])  # of a row of another sequence, of a draft row
+        self._shares = self._prior
+        self._rows, self._products = np.zeros((2, 2)), np.zeros(2)  # normal equations
+
+    @overload
+    def seconds(self, rows: int, drafts: int = 0) -> float: ...
+    @overload
+    def seconds(self, rows: Ints, drafts: int = 0) -> Floats: ...
+    @overload
+    def seconds(self, rows: int, drafts: Floats) -> Floats: ...
+    def seconds(self, rows: int | Ints, drafts: int | Floats = 0) -> float | Floats:
+        """Of a step of this many rows and these draft rows in addition."""
+        other, draft = self._shares.tolist()
+        read: float | Floats = self._costs.read(other * (rows - 1) + draft * drafts)
+        return self._costs.expert_s * read
+
+    def add(self, rows: int, drafts: int, read: int) -> None:
+        """A step of these rows has read so many experts."""
+        if read > _NEARLY_ALL * self._costs.total:
+            return
+        further = self._costs.further(read)
+        weight = (self._costs.slope(further) / self._costs.per_row) ** 2
+        both = np.array([rows - 1.0, drafts])
+        self._rows = _KEPT * self._rows + weight * np.outer(both, both)
+        self._products = _KEPT * self._products + weight * further * both
+        found = np.linalg.solve(self._rows + _PRIOR_ROWS * np.eye(2), self._products + _PRIOR_ROWS * self._prior)
+        self._shares = np.maximum(found, 0.0)
 
 
 class GapKind(IntEnum):

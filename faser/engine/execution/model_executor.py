@@ -129,9 +129,11 @@ class ModelExecutor:
     def run(self, plan: StepPlan) -> StepResult:
         began_s = time.perf_counter()
         self._apply(plan)
+        before = self._runner.experts_read
         verified = self._verify(plan.rows, self._gather(plan)).wait()
+        experts = self._runner.experts_read - before
         self._drafts.drop()
-        return self._finish(plan, verified, began_s, prepares=self._device_computes)
+        return self._finish(plan, verified, began_s, experts=experts, prepares=self._device_computes)
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
@@ -193,6 +195,7 @@ class ModelExecutor:
         began_s: float,
         ended_s: float | None = None,
         *,
+        experts: int = 0,
         prepares: bool = False,
     ) -> StepResult:
         """Take in what a step sampled, and read the prompt log probabilities off its forward.
@@ -212,6 +215,7 @@ class ModelExecutor:
             ended_s=time.perf_counter() if ended_s is None else ended_s,
             prepared_s=self._forwarded_s - began_s if prepares else 0.0,
             saved_s=self._forward.saved_s,
+            experts=experts,
             num_cut={at: count for at, count in enumerate(cut) if count},
             prompt_logprobs=prompt_logprobs,
         )
@@ -225,6 +229,7 @@ class ModelExecutor:
         ended_s: float,
         prepared_s: float,
         saved_s: float = 0.0,
+        experts: int = 0,
         num_cut: Mapping[int, int] = _NOTHING,
         prompt_logprobs: Mapping[int, tuple[PositionLogprobs, ...]] = _NOTHING,
     ) -> StepResult:
@@ -238,6 +243,7 @@ class ModelExecutor:
             began_s=began_s,
             prepared_s=prepared_s,
             saved_s=saved_s,
+            experts=experts,
             pruning=self._forward.stats,
             draft_kv=self._held_by_drafter(plan),
             num_cut=num_cut,

@@ -94,6 +94,7 @@ class NativeBackend:
         self.has_fp8 = False
         self.has_low_bit = True
         self.has_experts = True
+        self._read_one_by_one = 0  # experts
         self.prefers_low_bit = True
         self.num_threads = num_threads
         self._path = library
@@ -119,6 +120,11 @@ class NativeBackend:
         self._gate_call = kernels.faser_gate
         self._rope_append_call = kernels.faser_rope_append
         self._attend_call = kernels.faser_attend
+
+    @property
+    def experts_read(self) -> int:
+        """See Backend. A lane's pool has a count of its own."""
+        return self._read_one_by_one + int(self._library.faser_experts_read(self._pools.address))
 
     def use(self, processors: Processors | None) -> None:
         """See Backend. Does not change any bits. Takes microseconds for a set of cores used before."""
@@ -282,7 +288,7 @@ class NativeBackend:
         assert x.shape == hidden.shape, (x.shape, hidden.shape)
         assert x.dtype is hidden.dtype, (x.dtype, hidden.dtype)
         if not is_grouped(block):
-            experts_one_by_one(self, x, block, hidden, size=block.down[0].depth)
+            self._read_one_by_one += experts_one_by_one(self, x, block, hidden, size=block.down[0].depth)
             return
         struct = experts_struct(block)
         self._library.faser_experts(

@@ -97,6 +97,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def experts_read(self) -> int:
+        """How many experts' weights it has read so far; those of each layer and each call count by themselves."""
+        ...
+
+    @property
     def prefers_low_bit(self) -> bool:
         """Whether low-bit weights are multiplied faster as they are than dequantised."""
         ...

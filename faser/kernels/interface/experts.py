@@ -9,13 +9,14 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import Experts
 
 
-def experts_one_by_one(backend: Backend, x: Tensor, block: Experts, hidden: Tensor, *, size: int) -> None:
-    """See Backend.experts. size: of an expert's inner network."""
+def experts_one_by_one(backend: Backend, x: Tensor, block: Experts, hidden: Tensor, *, size: int) -> int:
+    """See Backend.experts. size: of an expert's inner network. Returns how many experts any row has chosen."""
     rows, width = hidden.shape
     logits = backend.linear(x, block.router, x.new_empty((rows, len(block.gate_up)), dtype=torch.float32))
     chosen, weights = routed(logits, block)
     given = x.new_empty((rows, block.top_k, width), dtype=torch.float32)
-    for expert in sorted(set(chosen.flatten().tolist())):
+    experts = sorted(set(chosen.flatten().tolist()))
+    for expert in experts:
         at, places = (chosen == expert).nonzero(as_tuple=True)
         gate_up = backend.linear(x[at], block.gate_up[expert], x.new_empty((len(at), 2 * size)))
         inner = backend.gate(gate_up, x.new_empty((len(at), size)), block.activation)
@@ -25,6 +26,7 @@ def experts_one_by_one(backend: Backend, x: Tensor, block: Experts, hidden: Tens
     for place in range(block.top_k):
         total += weights[:, place, None] * given[:, place]
     hidden.copy_(hidden + total)
+    return len(experts)
 
 
 def routed(logits: Tensor, block: Experts) -> tuple[Tensor, Tensor]:

@@ -381,6 +381,7 @@ def test_a_check_without_time_is_noted_as_not_checked(tmp_path: Path) -> None:
     assert all(each["ok"] is None and "skipped" not in each for each in checks)
 
 
+@pytest.mark.full
 def test_no_engine_is_alive_when_the_next_one_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the engine of the acceptance before this one, still named; a device has no room for two."""
     built: list[weakref.ref[Engine]] = []

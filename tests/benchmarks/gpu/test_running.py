@@ -129,6 +129,7 @@ def killed(folder: Path, name: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.full(but=("checks", "environment"))
 def test_a_run_that_is_killed_in_any_phase_leaves_an_archive_of_those_before_it(name: str, tmp_path: Path) -> None:
     """Bugs seen caught: packed at the end alone; a phase's process that outlives its run."""
     process = killed(tmp_path, name)
@@ -142,6 +143,7 @@ def test_a_run_that_is_killed_in_any_phase_leaves_an_archive_of_those_before_it(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     killed(tmp_path, "plain")
     with started(tmp_path) as run:

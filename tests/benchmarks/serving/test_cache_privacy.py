@@ -55,6 +55,7 @@ def test_the_attack_reads_answers_under_ones_own_key(tiny_checkpoint: Path) -> N
         pytest.param({}, id="no keys", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.full(but=("keys",))
 def test_no_answer_shows_anything_of_another_clients(tiny_checkpoint: Path, settings: dict[str, Any]) -> None:
     found = attacked(tiny_checkpoint, **settings)
     assert not found.learned
@@ -64,6 +65,7 @@ def test_no_answer_shows_anything_of_another_clients(tiny_checkpoint: Path, sett
     assert found.prompts == Finding(right=0, wrong=0)
 
 
+@pytest.mark.full
 def test_a_trace_shows_ones_own_answers_and_those_of_no_other_key(tiny_checkpoint: Path) -> None:
     keys = (VICTIM, ATTACKER)
     found = attacked(tiny_checkpoint, attacker=VICTIM, api_keys=keys, trace=True)
@@ -74,6 +76,7 @@ def test_a_trace_shows_ones_own_answers_and_those_of_no_other_key(tiny_checkpoin
 
 
 @pytest.mark.parametrize("settings", [{"api_keys": (VICTIM, ATTACKER), "share_cache_across_keys": True}, {}])
+@pytest.mark.full(but=("settings0",))
 def test_where_past_answers_are_shared_a_trace_is_refused(tiny_checkpoint: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(httpx.HTTPStatusError, match="400"):
         attacked(tiny_checkpoint, trace=True, **settings)

@@ -80,12 +80,14 @@ def frontier_speed(acceptance: float, length: int, lanes: InterferenceTable) -> 
 
 @pytest.mark.parametrize("acceptance", [0.5, pytest.param(0.8, marks=pytest.mark.full), 0.9])
 @pytest.mark.parametrize("length", [2, 5])
+@pytest.mark.full(but=("5-0.9",))
 def test_a_fixed_length_ahead_brings_the_closed_form(acceptance: float, length: int) -> None:
     found = speed(contest(acceptance, FREE), f"fixed:{length}+overlap")
     assert found == pytest.approx(frontier_speed(acceptance, length, FREE), rel=0.06)
 
 
 @pytest.mark.parametrize("acceptance", [0.6, 0.9])
+@pytest.mark.full(but=("0.9",))
 def test_the_best_length_ahead_comes_near_the_best_closed_form(acceptance: float) -> None:
     best = max(frontier_speed(acceptance, length, FREE) for length in range(1, CAP + 1))
     assert speed(contest(acceptance, FREE), "faser+overlap") >= 0.93 * best
@@ -100,6 +102,7 @@ def test_auto_is_about_as_fast_as_the_best_mode(acceptance: float, clients: int,
     assert speed(given, "faser+auto") >= 0.97 * best
 
 
+@pytest.mark.full
 def test_lanes_that_cost_too_much_are_left_and_cheap_ones_are_used() -> None:
     cheap = dict(stats(contest(0.9, FREE), "faser+auto").mode_steps)
     dear = dict(stats(contest(0.9, DEAR), "faser+auto").mode_steps)

@@ -8,7 +8,7 @@ from benchmarks.simulator.simulation import Machine
 from benchmarks.simulator.trace import RequestTrace, Trace, iid_trace
 from benchmarks.simulator.workload import Workload, parse_workload
 from benchmarks.spec_bench.policy_spec import parse_policy
-from faser.engine.contract.step_times import StepTimes
+from faser.engine.contract.step_times import ExpertCosts, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
@@ -194,3 +194,22 @@ def test_faser_is_close_to_the_better_of_off_and_the_best_fixed_gamma() -> None:
             return run(trace, serving, policy, arrivals="closed:4", limit=16).tokens_per_s
 
         assert tokens_per_s("faser") > 0.93 * max(map(tokens_per_s, ("off", "fixed:1", "fixed:3", "fixed:7")))
+
+
+@pytest.mark.parametrize("clients", [1, 4, 16])
+def test_faser_is_close_to_the_best_where_draft_rows_read_experts_of_their_own(clients: int) -> None:
+    """A row passes 8 of 128 experts, which are most of its time: drafts pay as far as they share them."""
+    experts = ExpertCosts(total=1280, per_row=80, expert_s=2e-4)
+    times = StepTimes.proportional(step_s=0.004, row_s=0.002, text_s=1e-5, experts=experts)
+    trace, gains = iid_trace(0.6, method="ngram", max_tokens=CAP, output_len=150), {}
+    for share in (1.0, 0.2):
+        serving = Machine(costs=CostModel(times), max_model_len=1024, draft_share=share)
+
+        def tokens_per_s(policy: str, serving: Machine = serving) -> float:
+            return run(trace, serving, policy, arrivals=f"closed:{clients}", limit=3 * clients).tokens_per_s
+
+        fixed = max(map(tokens_per_s, ("fixed:1", "fixed:3", "fixed:5")))
+        off, found = tokens_per_s("off"), tokens_per_s("faser")
+        assert found > 0.97 * max(off, fixed)
+        gains[share] = fixed / off
+    assert gains[1.0] < gains[0.2]

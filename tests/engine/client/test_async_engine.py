@@ -114,6 +114,7 @@ def test_streamed_text_is_the_text_of_the_tokens(
 
 
 @both
+@pytest.mark.full(but=("thread",))
 def test_a_crowd_gets_what_each_would_get_alone(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -209,6 +210,7 @@ def test_leaving_a_stream_frees_its_blocks(
 
 
 @both
+@pytest.mark.full(but=("thread",))
 def test_what_cannot_be_served_is_refused_with_the_value_and_the_limit(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -295,6 +297,7 @@ def test_a_storm_of_preemptions_changes_no_token_holds_nothing_and_is_one_line(
 
 
 @both
+@pytest.mark.full(but=("thread",))
 def test_a_full_queue_refuses_and_recovers(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -372,6 +375,7 @@ def test_retry_after_is_the_time_until_there_is_room(tiny_checkpoint: Path, toke
 
 
 @both
+@pytest.mark.full(but=("thread",))
 def test_a_request_is_aborted_at_its_deadline(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -396,6 +400,7 @@ def test_a_request_is_aborted_at_its_deadline(
 
 
 @both
+@pytest.mark.full(but=("thread",))
 def test_draining_finishes_what_runs_and_takes_nothing_new(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:

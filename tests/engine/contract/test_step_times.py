@@ -12,13 +12,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.engine.contract.step_times import FACTORS, CostTable, InterferenceTable, Matrix, Role, StepTimes
+from faser.engine.contract.step_times import (
+    FACTORS,
+    CostTable,
+    ExpertCosts,
+    InterferenceTable,
+    Matrix,
+    Role,
+    StepTimes,
+)
 from faser.errors import ConfigError
 
 CONSTANT = {"share": 0.5, "verify": 1.6, "draft": 1.9, "verify_alone": 1.4, "draft_alone": 1.5}
@@ -300,3 +309,24 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_busy_share_is_a_part(busy_share: float) -> None:
     with pytest.raises(ConfigError, match="must be from 0 to 1"):
         StepTimes(tables={Role.STEP: TABLE}, busy_share=busy_share)
+
+
+def test_a_file_keeps_what_experts_cost(tmp_path: Path) -> None:
+    experts = ExpertCosts(total=6144, per_row=384, expert_s=2.5e-6, row_share=0.9)
+    times = StepTimes(tables={Role.STEP: replace(TABLE, experts=experts)})
+    times.save(tmp_path / "costs.json")
+    assert StepTimes.load(tmp_path / "costs.json") == times
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("per_row", 8, "8 of 8 experts"),
+        ("per_row", 0, "0 of 8 experts"),
+        ("expert_s", -1.0, "expert_s"),
+        ("row_share", math.inf, "row_share"),
+    ],
+)
+def test_costs_of_experts_out_of_range_are_refused(field: str, value: Any, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        replace(ExpertCosts(total=8, per_row=2, expert_s=1e-6), **{field: value})

@@ -49,6 +49,7 @@ def idle(engine: Engine) -> AuditStats:
 
 
 @pytest.mark.parametrize("feature", ["plain", "penalties", "endings", "scores"])
+@pytest.mark.full(but=("scores",))
 def test_answers_are_equal_without_drafts(checkpoints: Checkpoints, feature: str) -> None:
     engine = audited(checkpoints)
     answer(engine, 6, **FEATURES[feature])

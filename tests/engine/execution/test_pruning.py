@@ -152,6 +152,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     ],
     ids=["coupled", "greedy", "auto"],
 )
+@pytest.mark.full(but=("coupled-greedy", "greedy-sampled"))
 def test_whatever_is_pruned_tokens_and_log_probabilities_are_those_without_speculation(
     world: World, sampling: str, given_config: dict[str, Any], layer: int
 ) -> None:
@@ -215,6 +216,7 @@ def overlapping(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) ->
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("overlap", [None, OVERLAP], ids=["serial", "overlapped"])
+@pytest.mark.full(but=("serial-greedy",))
 def test_tokens_flagged_at_random_leave_in_steps_with_and_without_overlap_and_change_nothing(
     overlapping: World, sampling: str, overlap: OverlapOptions | None
 ) -> None:

@@ -96,6 +96,7 @@ def test_whatever_happens_everybody_hears_what_a_plain_engine_says(world: World)
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_whatever_happens_in_many_more_lives_everybody_hears_what_a_plain_engine_says(
     world: World, full: bool
 ) -> None:

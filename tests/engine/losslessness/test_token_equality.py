@@ -60,6 +60,9 @@ def drafting(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.full(
+    but=("auto-off", "suffix-goodput", "ngram_model-off", "draft_model-goodput", "coupled draft_model-off")
+)
 def test_greedy_tokens_are_those_without_speculation(
     drafting: tuple[str, Engine], policy: str, greedy_answers: dict[tuple[str, int], Answer], full: bool
 ) -> None:
@@ -92,6 +95,7 @@ def test_greedy_tokens_are_those_without_speculation(
         ),
     ],
 )
+@pytest.mark.full(but=("penalties-greedy", "schema-coupled", "plain-coupled"))
 def test_sampled_tokens_and_scores_are_those_without_speculation(
     checkpoints: tuple[Path, Path], feature: str, draft_sample_method: str
 ) -> None:

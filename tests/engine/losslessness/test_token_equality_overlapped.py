@@ -70,6 +70,7 @@ def mode_steps(engine: Engine) -> dict[str, int]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.full(but=("coupled-0.9", "greedy-0.0"))
 def test_tokens_are_those_without_speculation(
     checkpoints: tuple[Path, Path],
     name: str,
@@ -87,6 +88,7 @@ def test_tokens_are_those_without_speculation(
 
 
 @pytest.mark.parametrize("policy", ["fixed", "table", "goodput", "survival", "faser"])
+@pytest.mark.full(but=("survival",))
 def test_every_policy_may_have_its_drafts_made_ahead(
     checkpoints: tuple[Path, Path], policy: str, expected: Callable[[float], dict[tuple[str, int], Answer]]
 ) -> None:
@@ -105,6 +107,7 @@ def test_every_policy_may_have_its_drafts_made_ahead(
         *(pytest.param(each, marks=pytest.mark.full) for each in ("plain", "truncated", "endings", "schema")),
     ],
 )
+@pytest.mark.full(but=("penalties",))
 def test_whatever_was_asked_for_tokens_and_scores_are_those_without_speculation(
     checkpoints: tuple[Path, Path], feature: str
 ) -> None:
@@ -158,6 +161,7 @@ class Disordered:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_thousands_of_steps_with_random_delays_in_both_lanes_change_no_token(
     checkpoints: tuple[Path, Path], expected: Callable[[float], dict[tuple[str, int], Answer]], full: bool
 ) -> None:

@@ -145,6 +145,7 @@ def test_tokens_and_masses_are_those_of_the_reference(
 
 
 @pytest.mark.parametrize("spread", [1.0, 3.0, 12.0])
+@pytest.mark.full(but=("avx2-12.0",))
 def test_a_full_vocabulary_is_treated_as_the_reference_does(native: NativeBackend, spread: float) -> None:
     rng = np.random.default_rng(int(spread))
     temperatures = np.full(len(CUTS), 0.8, dtype=np.float32)

@@ -166,6 +166,7 @@ def test_closed_texts_leave_nothing_but_a_bounded_corpus(library: ctypes.CDLL, r
     assert max(sizes[60:]) == max(sizes[:60]) < (2000 if rules is NGRAM else 1_000_000)
 
 
+@pytest.mark.full
 def test_memory_is_given_back(library: ctypes.CDLL) -> None:
     """By closing a text as well as with the index: each of 16 texts has some 2 MB."""
     tokens = np.random.default_rng(0).integers(0, 100_000, 10_000).tolist()

@@ -277,8 +277,13 @@ class DecoderSpec:
         return max((each.size for each in networks if isinstance(each, DenseSpec)), default=0)
 
     @property
+    def mixtures(self) -> tuple[ExpertsSpec, ...]:
+        """Of the layers that have one."""
+        return tuple(each.feed_forward for each in self.layers if isinstance(each.feed_forward, ExpertsSpec))
+
+    @property
     def has_experts(self) -> bool:
-        return any(isinstance(each.feed_forward, ExpertsSpec) for each in self.layers)
+        return bool(self.mixtures)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -442,7 +442,7 @@ class SpeculationControl:
             self._costs.observe(Role.STEP, predicted_s, device_s)
             self._statistics.time_step(predicted_s, device_s)
             if prediction.verified is not None and not result.saved_s:
-                self._costs.observe_verification(*prediction.verified, device_s)
+                self._costs.observe_verification(*prediction.verified, device_s, experts=result.experts)
         else:
             self._learn_overlapped(plan, result, sampled, overlapped, verify_s=predicted_s)
         num_accepted = 0

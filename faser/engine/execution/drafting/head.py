@@ -264,6 +264,11 @@ class HeadRunner:
     def sampling_kernels(self) -> SamplingKernels | None:
         return self._backend.sampling_kernels
 
+    @property
+    def experts_read(self) -> int:
+        """See Backend."""
+        return self._backend.experts_read
+
     def read(self, batch: RowBatch, states: Tensor) -> Tensor:
         """A pass over committed tokens. states: [R, K * H] of the positions before them.
 

@@ -70,6 +70,11 @@ class Runner:
         """Kernels that sample from this model's logits, on the threads that run the model; None: no kernels."""
         return self._backend.sampling_kernels
 
+    @property
+    def experts_read(self) -> int:
+        """See Backend."""
+        return self._backend.experts_read
+
     def forward(self, batch: RowBatch) -> None:
         """Run all layers over the rows; their keys and values enter the cache."""
         self.begin(batch)

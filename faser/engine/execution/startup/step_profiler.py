@@ -2,19 +2,20 @@
 
 Steps look like verification: a few sequences with several rows each. Each row count is timed as often as it needs
 and the time budget allows. The slopes of attention come from pairs of equal steps at a short and a long context:
-everything else in them takes the same time, so it cancels out.
+everything else in them takes the same time, so it cancels out. What an expert of a mixture takes comes from a pair
+too: its rows have different tokens, or all the same one, which then choose few experts.
 """
 
 import logging
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from faser.engine.contract.step_times import CostTable
+from faser.engine.contract.step_times import CostTable, ExpertCosts
 from faser.engine.execution.drafting.head import HeadRunner
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
@@ -34,6 +35,7 @@ SHORT_CONTEXT, LONG_CONTEXT = 64, 1024
 # less sensitive to noise; with more rows of each, further rows take more of the time.
 _SLOPES = ((4, 8, 1), (16, 4, 8))
 _LEAST_S = 1e-9  # of a step without its attention
+_ALIKE_ROWS = 8  # of the step of a mixture that is timed with equal tokens too
 
 ROWS_EACH = 4  # rows of each sequence in a step that verifies
 # A shape is timed for so long in all, within these limits: short steps vary more and cost little. One step must do
@@ -69,11 +71,15 @@ class DummyBatchLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShape:
-    """A dummy step: rows_each rows of every sequence, the rest for the last one. They end at `context` tokens."""
+    """A dummy step: rows_each rows of every sequence, the rest for the last one. They end at `context` tokens.
+
+    alike: all rows have the same token.
+    """
 
     rows: int
     rows_each: int
     context: int
+    alike: bool = False
 
     @property
     def counts(self) -> NDArray[np.int32]:
@@ -95,10 +101,22 @@ class BatchShape:
         return int(((counts - 1) * (2 * self.context - counts)).sum()) // 2
 
 
-def table_shapes(limits: DummyBatchLimits, rows_each: int) -> list[tuple[BatchShape, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertReads:
+    """Experts that timed steps of a mixture have read. total, per_row: as in ExpertCosts."""
+
+    total: int
+    per_row: int
+    of: dict[BatchShape, int] = field(default_factory=dict)
+
+
+def table_shapes(
+    limits: DummyBatchLimits, rows_each: int, *, mixture: bool = False
+) -> list[tuple[BatchShape, ...]]:
     """One group for each row count of the table, in their order: the step of that many rows, and steps for slopes.
 
-    rows_each: 1 for passes, which have no further rows, so that only the slope over context is measured.
+    rows_each: 1 for passes, which have no further rows, so that only the slope over context is measured. mixture:
+    with a step for the slope over experts.
     """
     short, long = (min(each, limits.longest) for each in (SHORT_CONTEXT, LONG_CONTEXT))
     row_counts = [each for each in ROW_COUNTS if each <= limits.max_rows]
@@ -110,11 +128,27 @@ def table_shapes(limits: DummyBatchLimits, rows_each: int) -> list[tuple[BatchSh
         if count:
             group = groups[max(rows for rows in row_counts if rows <= wanted)]
             group += [BatchShape(rows=count * each, rows_each=each, context=context) for context in (short, long)]
+    if mixture:
+        group = groups[max(rows for rows in row_counts if rows <= _ALIKE_ROWS)]
+        group.append(replace(group[0], alike=True))
     return [(*dict.fromkeys(group),) for group in groups.values()]
 
 
-def fit_table(seconds: Mapping[BatchShape, float], groups: Sequence[tuple[BatchShape, ...]]) -> CostTable:
-    """The table of measured seconds. groups: of table_shapes; those that were not measured are left out."""
+def fit_table(
+    seconds: Mapping[BatchShape, float],
+    groups: Sequence[tuple[BatchShape, ...]],
+    reads: ExpertReads | None = None,
+) -> CostTable:
+    """The table of measured seconds. groups: of table_shapes; those that were not measured are left out.
+
+    reads: of these steps, where the model is a mixture.
+    """
+    experts = None
+    if reads is not None:
+        experts = _fit_experts(seconds, reads)
+        seconds = {
+            shape: each - experts.expert_s * reads.of[shape] for shape, each in seconds.items() if not shape.alike
+        }
     by_kind: dict[tuple[int, int], list[BatchShape]] = {}
     for shape in seconds:
         by_kind.setdefault((shape.rows, shape.rows_each), []).append(shape)
@@ -134,7 +168,24 @@ def fit_table(seconds: Mapping[BatchShape, float], groups: Sequence[tuple[BatchS
         for shape, *_ in groups
         if shape in seconds
     }
-    return CostTable.measured(net, kv_token_s=kv_token_s, kv_row_token_s=kv_row_token_s)
+    return CostTable.measured(net, kv_token_s=kv_token_s, kv_row_token_s=kv_row_token_s, experts=experts)
+
+
+def _fit_experts(seconds: Mapping[BatchShape, float], reads: ExpertReads) -> ExpertCosts:
+    """By what the steps with equal and with different tokens differ, and by how alike different tokens choose."""
+    expert_s = 0.0
+    for alike in (shape for shape in seconds if shape.alike):
+        different = replace(alike, alike=False)
+        if (more := reads.of[different] - reads.of[alike]) > 0:
+            expert_s = max(seconds[different] - seconds[alike], 0.0) / more
+    costs = ExpertCosts(total=reads.total, per_row=reads.per_row, expert_s=expert_s)
+    found = [(shape.rows - 1, costs.further(reads.of[shape])) for shape in seconds if not shape.alike]
+    weights = [rows * costs.slope(further) ** 2 for rows, further in found]  # of least squares in experts
+    total = sum(weight * rows for weight, (rows, _) in zip(weights, found, strict=True))
+    if not total:
+        return costs
+    share = sum(weight * further for weight, (_, further) in zip(weights, found, strict=True)) / total
+    return replace(costs, row_share=share)
 
 
 @dataclass(slots=True)
@@ -162,7 +213,8 @@ def undisturbed_s(seconds: list[float]) -> float:
 class StepProfiler:
     """Times forwards of one runner. rows_each: rows per sequence: several in verification, one in a pass.
 
-    clock: gives seconds.
+    reads: filled with the experts that steps read; None: the runner has no mixture, or they have no price of their
+    own. clock: gives seconds.
     """
 
     def __init__(
@@ -171,12 +223,14 @@ class StepProfiler:
         limits: DummyBatchLimits,
         *,
         rows_each: int = ROWS_EACH,
+        reads: ExpertReads | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._runner = runner
         self._clock = clock
         self._limits = limits
         self._rows_each = rows_each
+        self._reads = reads
 
     def table(self, budget_s: float, progress: StageProgress) -> CostTable:
         """Step times by row count, measured within about budget_s seconds.
@@ -185,7 +239,7 @@ class StepProfiler:
         moment of the machine slows all shapes alike. The first group is timed even where there is no time.
         """
         ends_s = self._clock() + budget_s
-        groups = table_shapes(self._limits, self._rows_each)
+        groups = table_shapes(self._limits, self._rows_each, mixture=self._reads is not None)
         self._fill_cache([shape for group in groups for shape in group])
         self.time_s(self.batch_of(groups[0][0]))  # meets cold memory
         batches: dict[BatchShape, RowBatch] = {}
@@ -196,13 +250,16 @@ class StepProfiler:
                 continue
             for shape in group:
                 batches[shape] = self.batch_of(shape)
+                before = self._runner.experts_read
                 times[shape] = [self.time_s(batches[shape])]
+                if self._reads is not None:
+                    self._reads.of[shape] = self._runner.experts_read - before
             progress.advance()
         self._repeat(batches, times, ends_s)
         measured, largest = (max(group[0].rows for group in some) for some in (_timed(groups, times), groups))
         if measured < largest:
             _log.info("step times: measured up to %d rows within %.0f s, extrapolated above", measured, budget_s)
-        return fit_table({shape: undisturbed_s(each) for shape, each in times.items()}, groups)
+        return fit_table({shape: undisturbed_s(each) for shape, each in times.items()}, groups, self._reads)
 
     def seconds_now(self, row_counts: Sequence[int], budget_s: float) -> dict[BatchShape, float]:
         """Seconds of a few steps of the table, repeated for about budget_s seconds, at least three times."""
@@ -242,8 +299,9 @@ class StepProfiler:
         np.cumsum(counts, out=query_start[1:])
         starts = shape.context - counts
         positions = np.arange(shape.rows, dtype=np.int32) + np.repeat(starts - query_start[:-1], counts)
+        token_ids = np.arange(shape.rows, dtype=np.int64) % self._runner.vocab_size
         return RowBatch(
-            token_ids=torch.from_numpy(np.arange(shape.rows, dtype=np.int64) % self._runner.vocab_size),
+            token_ids=torch.from_numpy(np.zeros_like(token_ids) if shape.alike else token_ids),
             layout=RowLayout(
                 query_start=torch.from_numpy(query_start),
                 seq_len=torch.full((len(counts),), shape.context, dtype=torch.int32),

@@ -24,6 +24,7 @@ from faser.engine.execution.startup.step_profiler import (
     ROW_COUNTS,
     BatchShape,
     DummyBatchLimits,
+    ExpertReads,
     StageProgress,
     StepProfiler,
 )
@@ -89,7 +90,12 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
 
 def _profilers(parts: EngineParts, limits: DummyBatchLimits) -> dict[Role, StepProfiler]:
     """Steps of the target; passes of what drafts."""
-    found = {Role.STEP: StepProfiler(parts.target.runner, limits)}
+    mixtures = parts.target.files.spec.mixtures
+    reads = ExpertReads(
+        total=sum(each.num_experts for each in mixtures), per_row=sum(each.top_k for each in mixtures)
+    )
+    priced = 0 < reads.per_row < reads.total
+    found = {Role.STEP: StepProfiler(parts.target.runner, limits, reads=reads if priced else None)}
     for each in parts.drafting:
         found[Role.PASS] = StepProfiler(each.runner, limits, rows_each=1)
     return found

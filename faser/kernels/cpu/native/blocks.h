@@ -62,7 +62,7 @@ void faser_layers(faser::Pool* pool, const FaserLayer* layers, int64_t first, in
                   const FaserNormedLinear* following, const FaserBlockRows* rows, const FaserCache* cache,
                   FaserPlan* plan, void* hidden, void* qkv, void* mixed, int32_t captures);
 
-int64_t faser_experts(faser::Pool* pool, const FaserExperts* experts, const void* x, int64_t rows, void* hidden,
+void faser_experts(faser::Pool* pool, const FaserExperts* experts, const void* x, int64_t rows, void* hidden,
                       int32_t dtype);
 
 // out [rows, N] = product(norm(hidden [rows, K])). stride: values from one row of hidden to the next.

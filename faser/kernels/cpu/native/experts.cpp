@@ -103,10 +103,10 @@ char* grown(std::vector<char>& memory, int64_t bytes) {
 
 extern "C" {
 
-// hidden += experts(x). x, hidden: [rows, H] in dtype, without gaps. Returns how many experts were chosen by any row.
-int64_t faser_experts(Pool* pool, const FaserExperts* experts, const void* x, int64_t rows, void* hidden,
-                      int32_t dtype) {
-    if (rows == 0) return 0;
+// hidden += experts(x). x, hidden: [rows, H] in dtype, without gaps. The pool counts the experts that any row chose.
+void faser_experts(Pool* pool, const FaserExperts* experts, const void* x, int64_t rows, void* hidden,
+                   int32_t dtype) {
+    if (rows == 0) return;
     static thread_local Routing own_routing;
     Routing& routing = own_routing;  // other threads read that of this one
     static thread_local std::vector<char> logit_memory, gathered_memory, gate_memory, inner_memory, given_memory;
@@ -135,6 +135,8 @@ int64_t faser_experts(Pool* pool, const FaserExperts* experts, const void* x, in
     } else {
         combine(*pool, routing, experts->top_k, given, width, rows, (bf16*)hidden);
     }
-    return count;
+    pool->experts_read += count;
 }
+
+int64_t faser_experts_read(const Pool* pool) { return pool->experts_read; }
 }

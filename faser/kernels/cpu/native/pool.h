@@ -51,6 +51,9 @@ class Pool {
 
     int num_threads() const { return num_threads_; }
 
+    // The experts whose weights its jobs have read, those of each layer and step by themselves; for the caller alone.
+    int64_t experts_read = 0;
+
     // Whether every thread is pinned to its core.
     bool placed() const { return placed_; }
 

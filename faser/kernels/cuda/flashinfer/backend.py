@@ -138,6 +138,7 @@ class FlashInferBackend:
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
         self.has_experts = False
+        self.experts_read = 0
         self.prefers_low_bit = False
         separate = SeparateBlocks(self)
         self.blocks = kernels.few_row_blocks(

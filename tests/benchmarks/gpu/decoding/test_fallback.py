@@ -36,6 +36,7 @@ class AsOnAGpu(Plan):
         )
 
 
+@pytest.mark.full
 def test_an_engine_that_loses_at_once_is_traced_instead_of_measured_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ class Refusing:
         return Divided(asked=name, partition=self.given[-1], refusal=WORDS if name == "sm" else None)
 
 
+@pytest.mark.full
 def test_drafting_ahead_by_a_partition_that_came_for_another_is_measured_once(tmp_path: Path) -> None:
     """Planted: an engine for the fallback too; a refusal that ends the phase; a partition left open."""
     driver = Refusing()

@@ -71,6 +71,7 @@ def test_a_model_with_a_tied_head_cannot_walk(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_models_walk_whoever_drafts_and_drafts_are_accepted_as_often_as_wanted(tmp_path: Path) -> None:
     """Planted: the drafter's guesses for the target's successors, and the inverse of the walk."""
     plan = Plan(out=tmp_path, dry_run=True)

@@ -44,6 +44,7 @@ def make_world(directory: Path, seed: int = 0, *, max_positions: int = MAX_LEN) 
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.full(but=("0",))
 def test_whatever_happens_drafts_are_the_models_own_tokens(
     tiny_checkpoint: Path, oracle: Oracle, seed: int
 ) -> None:

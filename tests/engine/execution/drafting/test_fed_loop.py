@@ -640,6 +640,9 @@ def speculation(**given: Any) -> SpeculationConfig:
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("how", ["draft_model", "coupled", "beside"])
+@pytest.mark.full(
+    but=("draft_model-fixed-greedy", "draft_model-faser-greedy", "coupled-goodput-greedy", "beside-fixed-greedy")
+)
 def test_engines_give_the_tokens_that_they_give_without_drafts(
     engines: Engines, sampling: str, policy: str, how: str
 ) -> None:

@@ -276,6 +276,7 @@ class Drafting:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.full(but=("0",))
 def test_drafts_are_those_of_a_head_that_read_the_states_of_the_tokens_before(
     directories: tuple[Path, Path], seed: int
 ) -> None:
@@ -311,11 +312,13 @@ def test_sampled_drafts_have_the_random_numbers_of_their_positions(directories: 
 
 
 @pytest.mark.parametrize("ring_rows", [2 * MAX_ROWS, 40])
+@pytest.mark.full(but=("24",))
 def test_states_that_are_lost_leave_a_gap_and_no_error(directories: tuple[Path, Path], ring_rows: int) -> None:
     drafting = Drafting(directories, random.Random(5), ring_rows=ring_rows)
     drafting.run(15, exact=False)
 
 
+@pytest.mark.full
 def test_a_slot_that_has_no_room_begins_anew(directories: tuple[Path, Path]) -> None:
     drafting = Drafting(directories, random.Random(6), num_blocks=24)
     drafting.run(20, exact=False)

@@ -53,5 +53,13 @@ def test_the_joint_distribution_of_an_answer_is_the_targets(case: Case) -> None:
     [case for case in cases.WRONG if case.at_least < 100_000],
     ids=lambda case: f"{case.name}, {case.sampling}",
 )
+@pytest.mark.full(
+    but=(
+        "target instead of residual, all",
+        "one number for acceptance and replacement, T 1",
+        "dropped by own probability, T 1",
+        "one number for all rows of a step, T 1",
+    )
+)
 def test_a_planted_mistake_is_seen(case: Case) -> None:
     assert case_p_value(case, max(2 * NUM_SAMPLES, case.at_least)) < UNLIKELY

@@ -3,6 +3,8 @@
 How a cost table is measured within a time budget. Oracle: a machine whose steps take a known time.
 """
 
+from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,13 +12,14 @@ import numpy as np
 import pytest
 
 from faser.engine.contract.plan import SequenceRows, StepPlan, StepRows
-from faser.engine.contract.step_times import CostTable
+from faser.engine.contract.step_times import CostTable, ExpertCosts
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.step_profiler import (
     ROW_COUNTS,
     BatchShape,
     DummyBatchLimits,
+    ExpertReads,
     StageProgress,
     StepProfiler,
     fit_table,
@@ -58,6 +61,39 @@ def test_the_fit_finds_the_slopes_and_the_table_of_a_machine(rows_each: int) -> 
     assert table.kv_token_s == pytest.approx(TRUE.kv_token_s)
     assert table.kv_row_token_s == pytest.approx(TRUE.kv_row_token_s if rows_each > 1 else 0.0)
     assert table.seconds == pytest.approx([TRUE.seconds_at(rows) for rows in table.rows])
+
+
+def test_the_fit_finds_what_an_expert_takes_and_how_alike_rows_choose() -> None:
+    """Planted bug: the step with equal tokens taken for one of a pair of contexts."""
+    experts = ExpertCosts(total=1000, per_row=80, expert_s=2e-5, row_share=0.7)
+    true, reads = replace(TRUE, experts=experts), ExpertReads(total=1000, per_row=80)
+    groups = table_shapes(LIMITS, 4, mixture=True)
+    seconds = {}
+    for shape in chain.from_iterable(groups):
+        reads.of[shape] = round(experts.read(0.2 if shape.alike else 0.7 * (shape.rows - 1)))
+        apart_s = true.seconds_at(shape.rows, shape.kv_tokens, shape.kv_row_tokens) - experts.expert_s * (
+            experts.read(0.7 * (shape.rows - 1)) - reads.of[shape]
+        )
+        seconds[shape] = apart_s
+    table = fit_table(seconds, groups, reads)
+    assert table.experts is not None
+    assert table.experts.expert_s == pytest.approx(2e-5)
+    assert table.experts.row_share == pytest.approx(0.7, rel=0.01)
+    assert table.kv_token_s == pytest.approx(TRUE.kv_token_s)
+    assert table.kv_row_token_s == pytest.approx(TRUE.kv_row_token_s)
+    assert table.seconds == pytest.approx([TRUE.seconds_at(rows) for rows in table.rows])
+
+
+def test_equal_tokens_that_take_as_long_as_different_ones_leave_experts_without_a_price() -> None:
+    groups = table_shapes(LIMITS, 4, mixture=True)
+    shapes = [*chain.from_iterable(groups)]
+    for alike_reads, faster_s in ((80, 0.0), (80, -0.01), (300, 0.01)):
+        reads = ExpertReads(total=1000, per_row=80)
+        reads.of.update({shape: alike_reads if shape.alike else 300 for shape in shapes})
+        seconds = {shape: 0.1 - (faster_s if shape.alike else 0.0) for shape in shapes}
+        table = fit_table(seconds, groups, reads)
+        assert table.experts is not None
+        assert table.experts.expert_s == 0.0
 
 
 def test_a_slope_whose_steps_were_not_measured_is_zero() -> None:
@@ -106,7 +142,7 @@ class KnownMachine(StepProfiler):
     """A step takes fixed_s and row_s for every row. steps: the rows of each, in order."""
 
     def __init__(self, fixed_s: float, row_s: float, *, disturbed: frozenset[int] = frozenset()) -> None:
-        runner = SimpleNamespace(vocab_size=100, fill_cache=lambda _layout: None)
+        runner = SimpleNamespace(vocab_size=100, experts_read=0, fill_cache=lambda _layout: None)
         super().__init__(cast(Runner, runner), KNOWN_LIMITS, clock=lambda: self.now_s)
         self.now_s = 0.0
         self.steps: list[int] = []

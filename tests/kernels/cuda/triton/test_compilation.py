@@ -10,6 +10,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_every_kernel_compiles_for_sm_90_and_rounds_every_product(tmp_path: Path) -> None:
     """The interpreter rounds each product alone; compilers fuse them with sums unless an option forbids it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -17,6 +17,7 @@ import pytest
     ("width", "cap"),
     [(40, 5), pytest.param(33, 9, marks=pytest.mark.slow), pytest.param(6400, 1, marks=pytest.mark.slow)],
 )
+@pytest.mark.full(but=("40-5",))
 def test_requests_ask_for_no_kernel_that_the_rehearsal_did_not(width: int, cap: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(

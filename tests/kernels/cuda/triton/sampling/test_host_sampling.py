@@ -146,6 +146,7 @@ def test_rows_of_all_kinds_are_taken_in_one_go(cut: Cut) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_truncated_draws_and_masses_are_those_of_the_tensor_operations() -> None:
     case = make_case(5, 20, [NO_CUT] * 3)
     rows, noise = np.array([2, 0]), np.random.default_rng(5).random(2)
@@ -170,6 +171,7 @@ def test_no_rows_are_no_work() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_sampler_chooses_the_same_tokens_with_it() -> None:
     """Greedy and random requests side by side, penalties and masks, a row that is no numbers, several steps."""
     width, params = 40, [

@@ -59,12 +59,14 @@ def test_tokens_are_those_of_the_tensor_operations(width: int, temperature: floa
 
 @pytest.mark.parametrize("cuts", [CUTS, EDGES])
 @pytest.mark.slow
+@pytest.mark.full(but=("cuts1",))
 def test_truncated_masses_are_those_of_the_tensor_operations(cuts: list[Cut]) -> None:
     case = make_case(len(cuts), 32, cuts)
     assert torch.equal(fixed_probs(case), expected_probs(case))
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_of_tied_tokens_those_with_lower_ids_are_kept_across_chunks() -> None:
     """Whole logits from -2 to 1: the edges of all cuts lie within ties, and the ties within several chunks."""
     case = make_case(1, 40, [(0.0, 7, 1.0), (0.0, 0, 0.6), (0.0, 20, 0.9)], temperature=1.0)

@@ -109,6 +109,7 @@ def cases(draw: st.DrawFn) -> Case:
     return case_of(-below, cuts, draw(st.sampled_from([1.0, 0.7])))
 
 
+@pytest.mark.full
 @settings(max_examples=10)
 @given(case=cases(), most_gathered=st.sampled_from([2, 4096]))
 def test_what_is_kept_is_what_a_sorted_vocabulary_keeps(case: Case, most_gathered: int) -> None:
@@ -116,6 +117,7 @@ def test_what_is_kept_is_what_a_sorted_vocabulary_keeps(case: Case, most_gathere
 
 
 @pytest.mark.parametrize("most_gathered", [4, 32])
+@pytest.mark.full(but=("32",))
 def test_of_equal_tokens_the_lower_ids_are_kept(most_gathered: int) -> None:
     """Also where there are more of them than a program keeps in registers."""
     cuts: list[Cut] = [(0.0, 20, 1.0), (0.0, 18, 0.6)]
@@ -126,6 +128,7 @@ def test_of_equal_tokens_the_lower_ids_are_kept(most_gathered: int) -> None:
 
 @pytest.mark.parametrize("most_gathered", [4, 32])
 @pytest.mark.parametrize("nats", [0.0, 5.0])
+@pytest.mark.full(but=("5.0-4",))
 def test_tokens_of_one_range_are_told_apart(nats: float, most_gathered: int) -> None:
     """min_p and top_k end in that range, too."""
     cuts: list[Cut] = [(0.0, 9, 1.0), (0.0, 9, 0.5), (0.0, 0, 0.6)]
