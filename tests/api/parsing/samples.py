@@ -209,7 +209,6 @@ NO_CALLS = {
         "<|channel|>commentary to=functions.now<|message|>[1]<|call|>",
         '<|channel|>commentary to=functions.weather<|message|>{"city": "Oslo"<|call|>',
         "<|channel|>commentary to=functions.now {}",
-        "<|channel|>" + "x" * 600 + " to=functions.now<|message|>{}",
     ),
     "pythonic": (
         "[1, 2]",

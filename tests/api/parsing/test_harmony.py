@@ -111,6 +111,11 @@ def test_a_call_of_a_function_that_is_not_declared_is_content() -> None:
     assert parsed([text], tools=True) == (Message(content=text), 0)
 
 
+def test_a_header_longer_than_any_is_content() -> None:
+    text = CALL.replace("commentary", "x" * 600)
+    assert parsed([text], tools=True) == (Message(content=text.removesuffix("<|call|>")), 0)
+
+
 def test_analysis_arrives_as_it_is_written_and_is_left_out_where_nobody_sees_it() -> None:
     parser = AnswerParsing(tokenizer=TOKENIZER, reasoning=True, harmony=True).start(PROMPT)
     pieces = ["<|channel|>analysis", "<|message|>", "Hm", ", so"]
