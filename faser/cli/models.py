@@ -64,6 +64,7 @@ other mixtures of experts, and whatever else is not in the table are refused by 
 | safetensors in bfloat16, float16 or float32 | all |
 | GGUF, with [these types of tensors](quantization.md#gguf-files-as-they-are-stored) | those named in the column |
 | fp8, AWQ, GPTQ, compressed-tensors | tested with Llama only; what else has such tensors is read alike |
+| MXFP4 | the experts of gpt-oss |
 
 ## What is tested
 
@@ -144,7 +145,7 @@ def families_text() -> str:
     lines = [line for row in (head, *rows) for line in _lines(row, widths)]
     lines += [
         "",
-        "Weights: safetensors (16 or 32 bits, fp8, AWQ, GPTQ, compressed-tensors); GGUF where it is named.",
+        "Weights: safetensors (16 or 32 bits, fp8, AWQ, GPTQ, compressed-tensors, MXFP4); GGUF if named.",
     ]
     lines += ["Tested: every family against transformers, on tiny models. Served with real weights:"]
     lines += [f"  {each.name:<{widths[0]}}  {file}" for each in FAMILIES for file in each.files]

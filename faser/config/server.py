@@ -227,14 +227,13 @@ class ServerConfig:
         Kind.TEXT,
         "auto",
         "Format in which the model writes tool calls. auto: as its chat template suggests.",
-        choices=("auto", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"),
+        choices=("auto", "hermes", "llama3_json", "mistral", "openai", "pythonic", "qwen3_coder"),
         synonyms=(
             ("llama4_json", "llama3_json"),
             ("llama4_pythonic", "pythonic"),
             ("qwen3_xml", "qwen3_coder"),
             ("qwen", "hermes"),
         ),
-        refused=(("openai", "no model family that FASER serves writes calls in the harmony format"),),
     )
     enable_auto_tool_choice: bool = setting(
         OUTPUT, Kind.SWITCH, True, "Let requests leave it to the model whether it calls a tool."
@@ -244,9 +243,9 @@ class ServerConfig:
         Kind.TEXT,
         "auto",
         "How answers are divided into reasoning and content. auto: as the chat template suggests. none: they are "
-        "not. qwen3: reasoning is between <think> and </think>. deepseek_r1: it may lack the first of them.",
-        choices=("auto", "none", "qwen3", "deepseek_r1"),
-        refused=(("openai_gptoss", "no model family that FASER serves writes the harmony format"),),
+        "not. qwen3: reasoning is between <think> and </think>. deepseek_r1: it may lack the first of them. "
+        "openai_gptoss: it is in the channel analysis of the harmony format.",
+        choices=("auto", "none", "qwen3", "deepseek_r1", "openai_gptoss"),
     )
     generation_config: str = setting(
         OUTPUT,

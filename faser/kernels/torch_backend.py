@@ -251,6 +251,9 @@ class TorchBackend:
 
     def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
+        if activation == "swigluoai":
+            gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+            return torch.mul(gate * torch.sigmoid(1.702 * gate), up + 1, out=out)
         return torch.mul(_ACTIVATIONS[activation](gate), up, out=out)
 
     def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:

@@ -21,7 +21,7 @@ from faser.engine.checkpoints.files import read_model_config
 from faser.engine.engine import Engine
 from faser.types import EngineStats, Request
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
-from tests.engine.checkpoints.family_models import write_family_model
+from tests.engine.checkpoints.family_models import store_in_mxfp4, write_family_model
 from tests.engine.execution.drafting.seeded_heads import head_spec, write_seeded
 from tests.engine.losslessness.equality import Answer, add_noise, answers, build, requests
 
@@ -36,11 +36,12 @@ TEMPERATURES = (0.0, 0.8)
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny model. fields: see write_family_model. settings: of its engines."""
+    """A tiny model. fields: see write_family_model. settings: of its engines. mxfp4: its experts are stored so."""
 
     model_type: str
     fields: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
+    mxfp4: bool = False
 
 
 _GEMMA3 = {
@@ -78,6 +79,21 @@ _MIXTURE = {
     "norm_topk_prob": True,
     "mlp_only_layers": [1],
 }
+_GPT_OSS = {
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "num_local_experts": 7,
+    "num_experts_per_tok": 3,
+    "sliding_window": 13,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "truncate": False,
+    },
+}
 CASES = {
     "gemma3": Case("gemma3_text", _GEMMA3),
     "phi3": Case("phi3", _PHI3),
@@ -85,6 +101,7 @@ CASES = {
     "qwen3-moe-int8": Case(
         "qwen3_moe", _MIXTURE | {"num_hidden_layers": 8}, {"quantization": "int8", "dtype": "bfloat16"}
     ),
+    "gpt-oss": Case("gpt_oss", _GPT_OSS, {"dtype": "bfloat16"}, mxfp4=True),
 }
 DRAFTERS: dict[str, dict[str, Any]] = {
     "off": {},
@@ -154,6 +171,9 @@ def make_world(case: Case, folder: Path) -> World:
         write_family_model(folder / name, case.model_type, fields)
         write_tokenizer(folder / name)
     add_noise(folder / "drafter")
+    if case.mxfp4:
+        store_in_mxfp4(folder / "target")
+        store_in_mxfp4(folder / "drafter")
     write_seeded(folder / "head", head_spec(state_layers=(0, 1, 3)))
     world = World(case, folder / "target", folder / "drafter", folder / "head", {})
     alone = world.engine(
@@ -190,6 +210,7 @@ _RUNS = [
     ("qwen3-moe", "off"),
     ("qwen3-moe", "text"),
     ("qwen3-moe-int8", "draft_model"),
+    ("gpt-oss", "text"),
 ]
 _LONGER_RUNS = [
     (name, drafter) for name in CASES for drafter in (*DRAFTERS, *LONGER) if (name, drafter) not in _RUNS

@@ -1,5 +1,7 @@
 """The reference backend against formulas written out in float64: it is the oracle of all others."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -62,6 +64,17 @@ def test_silu_mul_gates_the_second_half_by_the_first(backend: TorchBackend) -> N
     gate_up = torch.randn(3, 8)
     wanted = [[g / (1 + (-g).exp()) * u for g, u in zip(row[:4], row[4:], strict=True)] for row in gate_up]
     assert_close(backend.gate(gate_up, torch.empty(3, 4)), torch.tensor(wanted))
+
+
+def test_the_gate_of_gpt_oss_clamps_both_halves_and_adds_one(backend: TorchBackend) -> None:
+    """The gate from above alone: at -20 it would give as little as at -7, but for the other half."""
+    gate = torch.tensor([-20.0, -2.0, 0.5, 6.5, 9.0])
+    up = torch.tensor([[9.0], [7.5], [0.25], [-6.0], [-9.0]])
+    wanted = [
+        [g / (1 + math.exp(-1.702 * g)) * (u + 1) for g in (-20, -2, 0.5, 6.5, 7)] for u in (7, 7, 0.25, -6, -7)
+    ]
+    both = torch.cat((gate.expand(5, 5), up.expand(5, 5)), 1)
+    assert_close(backend.gate(both, torch.empty(5, 5), "swigluoai"), torch.tensor(wanted), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("window", [None, 1, 5])

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from faser.api.parsing.events import AnswerEvent, ContentText, ReasoningText, ToolCallArguments
+from faser.api.parsing.harmony import HarmonyParser, HarmonyTokens, opening_of
 from faser.api.parsing.text_cursor import Reading, TextCursor
 from faser.api.parsing.tool_parser import Schema, ToolCallReader, ToolParser
 from faser.engine.text.tokenizer import Tokenizer
@@ -102,9 +103,9 @@ class AnswerParser:
 
     def __init__(
         self,
-        reasoning: ThinkParser | None = None,
+        reasoning: ThinkParser | HarmonyParser | None = None,
         tool_calls: ToolCallReader | None = None,
-        tokens: ReasoningTokens | None = None,
+        tokens: ReasoningTokens | HarmonyTokens | None = None,
         *,
         shows_reasoning: bool = True,
     ) -> None:
@@ -147,13 +148,15 @@ class AnswerParsing:
     """How the answers to one request are parsed.
 
     reasoning: whether reasoning is divided off. always_reasons: answers begin within it, even if neither they nor
-    the prompt have its mark. shows_reasoning: the client wants to see it. tool_parser: None: calls are not looked
-    for. declared: the parameters' schema of each function that may be called. parallel: more than one call.
+    the prompt have its mark. harmony: answers are in that format. shows_reasoning: the client wants to see it.
+    tool_parser: None: calls are not looked for. declared: the parameters' schema of each function that may be
+    called. parallel: more than one call.
     """
 
     tokenizer: Tokenizer
     reasoning: bool = False
     always_reasons: bool = False
+    harmony: bool = False
     shows_reasoning: bool = True
     tool_parser: ToolParser | None = None
     declared: Mapping[str, Schema] = field(default_factory=dict)
@@ -166,6 +169,14 @@ class AnswerParsing:
             if self.tool_parser is None
             else ToolCallReader(self.tool_parser, self.declared, parallel=self.parallel)
         )
+        if self.harmony:
+            opening = opening_of(prompt)
+            return AnswerParser(
+                HarmonyParser(opening=opening),
+                tool_calls,
+                HarmonyTokens(self.tokenizer, opening=opening),
+                shows_reasoning=self.shows_reasoning,
+            )
         within = begins_within(prompt)
         if not self.reasoning or within is False:
             return AnswerParser(tool_calls=tool_calls)

@@ -5,7 +5,8 @@ Names are vLLM's. config/server.py has them too, for --help; a test compares the
 
 from dataclasses import dataclass
 
-from faser.api.parsing.answer_parser import END_THINK
+from faser.api.parsing.answer_parser import END_THINK, THINK
+from faser.api.parsing.harmony import CHANNEL, MARKS, OpenAiParser
 from faser.api.parsing.json_formats import HermesParser, Llama3JsonParser, MistralParser
 from faser.api.parsing.pythonic import PythonicParser
 from faser.api.parsing.qwen3_coder import Qwen3CoderParser
@@ -15,12 +16,14 @@ TOOL_PARSERS: dict[str, ToolParser] = {
     "hermes": HermesParser(),
     "llama3_json": Llama3JsonParser(),
     "mistral": MistralParser(),
+    "openai": OpenAiParser(),
     "pythonic": PythonicParser(),
     "qwen3_coder": Qwen3CoderParser(),
 }
 
 # What a template has in it if its model writes calls in a format; the first one that fits is taken.
 _SIGNS = (
+    (CHANNEL, "openai"),
     ("<parameter=", "qwen3_coder"),
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),
@@ -32,14 +35,20 @@ _SIGNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningStyle:
-    """always: answers begin within the reasoning, even if neither they nor the prompt have its mark."""
+    """always: answers begin within the reasoning, even if neither they nor the prompt have its mark.
 
-    always: bool
+    harmony: answers are in that format. marks: texts of the format that may be special tokens.
+    """
+
+    always: bool = False
+    harmony: bool = False
+    marks: tuple[str, ...] = (THINK, END_THINK)
 
 
 REASONING_PARSERS = {
-    "qwen3": ReasoningStyle(always=False),
+    "qwen3": ReasoningStyle(),
     "deepseek_r1": ReasoningStyle(always=True),
+    "openai_gptoss": ReasoningStyle(harmony=True, marks=MARKS),
 }
 
 
@@ -55,6 +64,8 @@ def tool_parser_of(template: str) -> str | None:
 
 def reasoning_parser_of(template: str) -> str | None:
     """The name of the parser for a model with this chat template; None: it does not reason."""
+    if CHANNEL in template:
+        return "openai_gptoss"
     return "qwen3" if END_THINK in template else None
 
 

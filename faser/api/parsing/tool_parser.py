@@ -29,8 +29,11 @@ class NotACall(Exception):
 class CallTag:
     """How a call is written where its arguments are a JSON object: begin, the object, end."""
 
-    def __init__(self, *, trigger: str, begin: str, end: str) -> None:
-        """trigger: text with which every call begins. begin: has NAME for the function, within a JSON string."""
+    def __init__(self, *, trigger: str | None, begin: str, end: str) -> None:
+        """trigger: text with which every call begins; None: no grammar finds calls among other text.
+
+        begin: has NAME for the function.
+        """
         self.trigger, self._begin, self.end = trigger, begin, end
 
     def begin(self, name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from faser.api.bodies.chat import ChatBody, Tool, ToolChoice, ToolMode, parameters_of, read_tool_choice
 from faser.api.parsing.answer_parser import END_THINK, THINK, AnswerParsing, begins_within
+from faser.api.parsing.harmony import ANALYSIS, ENDS, FINAL, MESSAGE, START, is_analysis, opening_of
 from faser.api.parsing.registry import TOOL_PARSERS, ServerParsers
 from faser.api.parsing.tool_parser import CallTag, ToolParser
 from faser.engine.text.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ class ToolUse:
             tokenizer=tokenizer,
             reasoning=style is not None,
             always_reasons=style is not None and style.always,
+            harmony=style is not None and style.harmony,
             shows_reasoning=self.shows_reasoning,
             tool_parser=self.parser,
             declared={name: schema for name, schema in declared.items() if name in self.choice.names},
@@ -62,9 +64,13 @@ class ToolUse:
 
         Raises RequestError for demands that no answer can meet together.
         """
-        structure = self._structure(sampling.structured_output)
-        if structure is not None and self.parsers.reasoning is not None:
-            structure = self._after_reasoning(structure, prompt)
+        style, asked = self.parsers.reasoning, sampling.structured_output
+        if style is not None and style.harmony:
+            structure = self._in_harmony(asked, opening_of(prompt))
+        else:
+            structure = self._structure(asked)
+            if structure is not None and style is not None:
+                structure = self._after_reasoning(structure, prompt)
         shows_special = sampling.skip_special_tokens and any(
             (token_id := tokenizer.token_id(mark)) is not None and tokenizer.is_special(token_id)
             for mark in self._marks()
@@ -77,7 +83,7 @@ class ToolUse:
 
     def _marks(self) -> tuple[str, ...]:
         marks = () if self.parser is None else self.parser.marks + self.parser.inner_marks
-        return marks if self.parsers.reasoning is None else (*marks, THINK, END_THINK)
+        return marks if self.parsers.reasoning is None else marks + self.parsers.reasoning.marks
 
     def _structure(self, asked: StructuredOutput | None) -> StructuredOutput | None:
         """What the answer must match once its reasoning is over. asked: by other fields of the request."""
@@ -96,7 +102,7 @@ class ToolUse:
         strict = [tool for tool in self._callable() if tool.function.strict]
         if not strict:
             return None
-        if self.parser.tag is None:
+        if self.parser.tag is None or self.parser.tag.trigger is None:
             _log.debug("strict tools are not enforced: no grammar writes the model's format of calls")
             return None
         return _structural_tag(
@@ -149,6 +155,26 @@ class ToolUse:
         reasoning = {"type": "tag", "begin": THINK, "content": ends, "end": END_THINK}
         reasoned = {"type": "sequence", "elements": [reasoning, *rest]}
         return _structural_tag({"type": "or", "elements": [reasoned, answer]}, structure.param)
+
+    def _in_harmony(self, asked: StructuredOutput | None, opening: str) -> StructuredOutput | None:
+        """The structure follows an analysis, or begins the answer. opening: see opening_of.
+
+        What other fields ask for is in the channel final, which the prompt may have opened.
+        """
+        is_open = MESSAGE in opening
+        in_answer = is_open and not is_analysis(opening)
+        if asked is not None and not in_answer:
+            final = {"type": "const_string", "value": FINAL}
+            asked = _structural_tag({"type": "sequence", "elements": [final, _as_format(asked)]}, asked.param)
+        structure = self._structure(asked)
+        if structure is None or in_answer:
+            return structure
+        begin, text = "" if is_open else ANALYSIS, {"type": "any_text"}
+        analysis = {"type": "tag", "begin": begin, "content": text, "end": ENDS[0]}
+        answer, following = _as_format(structure), {"type": "const_string", "value": f"{START}assistant"}
+        reasoned = {"type": "sequence", "elements": [analysis, following, answer]}
+        form = reasoned if is_open else {"type": "or", "elements": [reasoned, answer]}
+        return _structural_tag(form, structure.param)
 
 
 def read_tool_use(body: ChatBody, parsers: ServerParsers, *, asks_structure: bool = False) -> ToolUse:

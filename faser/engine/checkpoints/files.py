@@ -12,7 +12,7 @@ from typing import Any
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.families.wrappers import text_half
-from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, stored_quantization
+from faser.engine.checkpoints.quantized import StoredQuantization, stored_quantization
 from faser.errors import ModelError
 
 GGUF_WEIGHTS = "model.gguf"  # in a directory whose other files are those of the hub
@@ -45,7 +45,7 @@ class ModelConfig:
     spec: DecoderSpec
     dtype: str | None
     eos_token_ids: tuple[int, ...]
-    quantization: StoredFp8 | StoredLowBit | None = None
+    quantization: StoredQuantization | None = None
     wrapper: str | None = None
 
 

@@ -26,7 +26,7 @@ from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.families.fields import Fields, windowed
 from faser.engine.checkpoints.files import tensor_names
-from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, stored_quantization
+from faser.engine.checkpoints.quantized import StoredFp8, StoredMxfp4, StoredQuantization, stored_quantization
 from faser.errors import ModelError
 
 EAGLE3 = "eagle3"  # the method, as vLLM and speculators name it
@@ -92,9 +92,11 @@ class HeadSpec:
     norm_output: bool = False
     num_draft_tokens: int | None = None
     target_name: str | None = None
-    quantization: StoredFp8 | StoredLowBit | None = None
+    quantization: StoredQuantization | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.quantization, StoredMxfp4):
+            raise ModelError("the head is quantised (mxfp4), which is read of gpt-oss alone")
         if self.draft_vocab_size > self.decoder.vocab_size:
             raise ModelError(
                 f"draft_vocab_size is {self.draft_vocab_size}; the target's vocabulary has "

@@ -11,7 +11,7 @@ from typing import Any
 
 from faser.errors import ModelError
 
-_SUPPORTED = "supported are fp8, awq, gptq and compressed-tensors"
+_SUPPORTED = "supported are fp8, awq, gptq, compressed-tensors and mxfp4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,15 @@ class StoredLowBit:
     bits: tuple[int, ...]
     zero_offset: int = 0
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMxfp4:
+    """Weights of experts as floats of four bits, 32 of which share a power of two; all others are unquantised."""
+
+    method: str = "mxfp4"
+
+
+StoredQuantization = StoredFp8 | StoredLowBit | StoredMxfp4
 
 _FLOATS = ("float-quantized", "naive-quantized")
 _FORMATS = (*_FLOATS, Layout.PACKED.value, Layout.INTEGERS.value)
@@ -85,7 +94,7 @@ class ConfigObject:
             raise ModelError(f"{self.path}.{name} is {size!r}; only -1 and multiples of 32 can be read")
 
 
-def stored_quantization(config: Mapping[str, Any]) -> StoredFp8 | StoredLowBit | None:
+def stored_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
     """The quantisation in quantization_config (compression_config in old checkpoints). None: there is none.
 
     Raises ModelError that names the unsupported method or field.
@@ -104,6 +113,8 @@ def stored_quantization(config: Mapping[str, Any]) -> StoredFp8 | StoredLowBit |
         return awq(config_object)
     if method == "gptq":
         return gptq(config_object)
+    if method == "mxfp4":
+        return StoredMxfp4()
     raise ModelError(f"config.json: {name} is {method!r}; {_SUPPORTED}")
 
 

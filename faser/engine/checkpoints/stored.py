@@ -9,7 +9,7 @@ from pathlib import Path
 
 from faser.engine.checkpoints.files import ModelConfig, gguf_file, tensor_headers
 from faser.engine.checkpoints.gguf.file import GgufFile
-from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
+from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, StoredMxfp4
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # general.file_type of GGUF files, which names the recipe and not the type of each tensor: LLAMA_FTYPE in llama.h.
@@ -17,7 +17,7 @@ _FIRST_RECIPES = (
     "F32 F16 Q4_0 Q4_1 - - - Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K"
 )
 RECIPES = {number: name for number, name in enumerate(_FIRST_RECIPES.split()) if name != "-"}
-RECIPES |= {25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16"}
+RECIPES |= {25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16", 38: "MXFP4_MOE"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,8 @@ def stored_weights(path: Path, config: ModelConfig) -> StoredWeights:
             form = "fp8" if method == "fp8" else f"fp8 ({method})"
         case StoredLowBit(method=method, bits=bits):
             form = f"{' and '.join(f'int{each}' for each in bits)} ({method})"
+        case StoredMxfp4(method=method):
+            form = f"{method} experts"
         case None:
             form = _floats(path) or config.dtype or "floats"
     return StoredWeights(form=form, num_bytes=num_bytes)

@@ -54,6 +54,16 @@ def _words_and_digits(digit_count: str) -> str:
     )  # fmt: skip
 
 
+def _words_by_case() -> str:
+    """The pattern of GPT-4o: a word begins with its capitals and ends with its small letters."""
+    small, capital = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+    before, after = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    return (
+        f"{before}{capital}*{small}+{after}|{before}{capital}+{small}*{after}"
+        + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
 _GPT2 = _Splitting()
 _LLAMA3 = _Splitting(pattern=_words_and_digits("{1,3}"), ignore_merges=True, add_bos=True)
 _SPLITTINGS = {
@@ -65,6 +75,7 @@ _SPLITTINGS = {
     "llama-bpe": _LLAMA3,
     "smaug-bpe": _Splitting(pattern=_words_and_digits("{1,3}")),
     "qwen2": _Splitting(pattern=_words_and_digits(""), compose=True),
+    "gpt-4o": _Splitting(pattern=_words_by_case()),
 }
 
 

@@ -14,7 +14,7 @@ from faser.errors import ConfigError
 FLOAT32 = 0
 BFLOAT16 = 1
 INT8 = 2  # of a cache only
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}  # FaserActivation
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swigluoai": 2}  # FaserActivation
 _MOST_LANES = 8  # pools of pinned threads to keep: both lanes of three shares, and two to spare
 
 

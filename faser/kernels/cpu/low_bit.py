@@ -13,19 +13,20 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu.library import BFLOAT16, FLOAT32, LowBitPartStruct, LowBitStruct
-from faser.kernels.interface.low_bit.formats import MemoryForm
+from faser.kernels.interface.low_bit.formats import BlockFormat, MemoryForm
 from faser.kernels.interface.low_bit.rows import BlockRows, FloatRows, GroupRows, LowBitPart, LowBitRows
 
 _COLUMNS = 16  # of a panel; vectors read a bias in whole panels
 _SMALLEST_DEPTH = 32
 
 
-class _Factors(IntEnum):
+class Factors(IntEnum):
     """How scales and minimums are stored. Numbered as in layout.h."""
 
     HALVES = 0
     INTEGERS = 1
     FLOATS = 2
+    EXPONENTS = 3
 
 
 class LowBitLinear:
@@ -79,13 +80,18 @@ def pack_low_bit(
     return LowBitLinear(weight, parts, bias)
 
 
+def factors_of(found: BlockFormat) -> Factors:
+    if found.form is MemoryForm.FLOATS_OF_4:
+        return Factors.EXPONENTS
+    return Factors.INTEGERS if found.has_superblocks else Factors.HALVES
+
+
 def _struct(part: LowBitPart, first: int) -> LowBitPartStruct:
     if isinstance(part, BlockRows):
         found = part.format
-        factors = _Factors.INTEGERS if found.has_superblocks else _Factors.HALVES
         group = 16 if found.form is MemoryForm.SIXES_OF_16 else 32
         return LowBitPartStruct(
-            None, first, part.num_rows, found.form, found.zero_point, factors, found.has_minimums, group
+            None, first, part.num_rows, found.form, found.zero_point, factors_of(found), found.has_minimums, group
         )
     if isinstance(part, FloatRows):
         scheme = part.scheme
@@ -95,11 +101,11 @@ def _struct(part: LowBitPart, first: int) -> LowBitPartStruct:
             part.num_rows,
             scheme.form,
             scheme.zero_point,
-            _Factors.HALVES,
+            Factors.HALVES,
             scheme.has_minimums,
             scheme.group_size,
         )
-    factors = _Factors.HALVES if part.has_half_factors else _Factors.FLOATS
+    factors = Factors.HALVES if part.has_half_factors else Factors.FLOATS
     has_minimums = part.minimums is not None
     return LowBitPartStruct(
         None, first, part.num_rows, part.form, part.zero_point, factors, has_minimums, part.group_size

@@ -236,7 +236,7 @@ class Backend(Protocol):
     def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
         """out = activation(gate) * up, with gate_up [R, 2 F] = gate then up; out: [R, F].
 
-        activation: silu or gelu_tanh (families/architecture.py).
+        activation: silu, gelu_tanh or swigluoai (families/architecture.py).
         """
         ...
 

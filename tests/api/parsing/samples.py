@@ -136,10 +136,35 @@ QWEN3_CODER: dict[str, Sample] = {
     ),
     "in JSON": ('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>', "", OSLO),
 }
+OPENAI: dict[str, Sample] = {
+    "one": (
+        '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>',
+        "",
+        OSLO,
+    ),
+    "recipient of the role": (
+        '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "Oslo"}',
+        "",
+        OSLO,
+    ),
+    "two": (
+        "I look.\n<|channel|>commentary to=functions.weather <|constrain|>json<|message|> "
+        '{"city": "Oslo", "days": 2}'
+        "<|call|><|start|>assistant<|channel|>commentary to=functions.now<|message|>{}\n<|call|>",
+        "I look.",
+        BOTH,
+    ),
+    "another channel": (
+        "<|channel|>analysis to=functions.now code<|message|>{}<|end|>Done.",
+        "Done.",
+        [("now", {})],
+    ),
+}
 SAMPLES = {
     "hermes": HERMES,
     "llama3_json": LLAMA3,
     "mistral": MISTRAL,
+    "openai": OPENAI,
     "pythonic": PYTHONIC,
     "qwen3_coder": QWEN3_CODER,
 }
@@ -174,6 +199,17 @@ NO_CALLS = {
         "<|python_tag|>print(1)",
     ),
     "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS] weather", "[TOOL_CALLS]weather[ARGS]x", "[TOOL_CALLS][]", "[1]"),
+    "openai": (
+        "<|channel|>",
+        "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+        "<|channel|>commentary<|message|>I look.",
+        "<|channel|>commentary to=browser.search<|message|>{}",
+        "<|channel|>commentary to=now<|message|>{}<|call|>",
+        "<|channel|>commentary to=functions.unknown<|message|>{}<|call|>",
+        "<|channel|>commentary to=functions.now<|message|>[1]<|call|>",
+        '<|channel|>commentary to=functions.weather<|message|>{"city": "Oslo"<|call|>',
+        "<|channel|>commentary to=functions.now {}",
+    ),
     "pythonic": (
         "[1, 2]",
         "[weather]",

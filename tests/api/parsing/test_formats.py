@@ -71,7 +71,7 @@ def test_damaged_calls_lose_nothing_and_give_the_same_in_pieces(name: str, data:
         assert whole[0] == damaged
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"])
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "openai", "pythonic", "qwen3_coder"])
 def test_arguments_are_sent_while_the_model_writes_them(name: str) -> None:
     text, _, _ = SAMPLES[name]["two"] if "two" in SAMPLES[name] else SAMPLES[name]["two in a list"]
     events = events_of(name, list(text))

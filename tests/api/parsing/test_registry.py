@@ -26,6 +26,7 @@ def test_the_flags_offer_every_parser() -> None:
         ("{% if tools %}<tools></tools><tool_call>", "hermes"),
         ("{% if tools %}<tool_call>\n<function=name>\n<parameter=a>", "qwen3_coder"),
         ("{% if tools %}[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS][TOOL_CALLS]", "mistral"),
+        ("{% if tools %}{{ tools }}{% endif %}<|start|>assistant<|channel|>final<|message|>", "openai"),
         ('{% if tools %}{"name": "x", "parameters": {}}{{ \'"parameters": \' }}', "llama3_json"),
         ("{% if tools %}[func_name1(params_name1=params_value1)]", "pythonic"),
         ("{% if tools %}{{ tools }}", None),
@@ -37,6 +38,7 @@ def test_the_template_tells_the_format_of_calls(template: str, name: str | None)
 
 def test_the_template_tells_whether_the_model_reasons() -> None:
     assert reasoning_parser_of("{{ content.split('</think>') }}") == "qwen3"
+    assert reasoning_parser_of("<|start|>assistant<|channel|>final<|message|>") == "openai_gptoss"
     assert reasoning_parser_of("{{ messages }}") is None
 
 

@@ -149,6 +149,48 @@ def test_the_structure_begins_where_the_reasoning_ends(
     assert tuple(name for name, text in texts.items() if allows(compiler, asked, text)) == allowed
 
 
+_ANALYSIS = "<|channel|>analysis<|message|>So: [2]?<|end|><|start|>assistant"
+_HARMONY_CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}'
+
+
+@pytest.mark.parametrize(
+    "fields, prompt, asked, allowed",
+    [
+        (RULES, "<|start|>assistant", None, ("call", "thought call")),
+        ({}, "<|start|>assistant", ANSWER, ("call", "thought call", "final", "thought final")),
+        ({"tools": []}, "<|start|>assistant", ANSWER, ("final", "thought final")),
+        ({"tools": []}, "<|start|>assistant<|channel|>final<|message|>", ANSWER, ("bare",)),
+        (
+            {"tools": []},
+            "<|start|>assistant<|channel|>analysis<|message|>Hm, ",
+            ANSWER,
+            ("thought final", "within"),
+        ),
+    ],
+)
+def test_structures_follow_the_analysis_in_the_channel_that_they_belong_to(
+    compiler: GrammarCompiler, fields: dict[str, Any], prompt: str, asked: Any, allowed: tuple[str, ...]
+) -> None:
+    final = "<|channel|>final<|message|>[1]"
+    texts = {
+        "call": _HARMONY_CALL,
+        "thought call": _ANALYSIS + _HARMONY_CALL,
+        "wrong call": _HARMONY_CALL.replace("Oslo", "Rome"),
+        "final": final,
+        "thought final": _ANALYSIS + final,
+        "wrong final": _ANALYSIS + final.replace("1", "2"),
+        "bare": "[1]",
+        "within": _ANALYSIS.removeprefix("<|channel|>analysis<|message|>") + final,
+        "endless": "<|channel|>analysis<|message|>So",
+    }
+    found = structure(fields, parser="openai", reasons="openai_gptoss", prompt=prompt, asked=asked)
+    assert tuple(name for name, text in texts.items() if allows(compiler, found, text)) == allowed
+
+
+def test_strict_functions_among_other_text_are_not_enforced_in_harmony() -> None:
+    assert structure({"tools": STRICT}, parser="openai", reasons="openai_gptoss") is None
+
+
 @pytest.mark.parametrize(
     "kind, text, fits",
     [
@@ -184,3 +226,10 @@ def test_special_tokens_that_mark_calls_are_kept_in_the_text() -> None:
     for special, skips in ((True, False), (False, True)):
         tokenizer = byte_tokenizer(special_tokens=("<tool_call>",) if special else ())
         assert use.constrain(SamplingParams(), "", tokenizer).skip_special_tokens is skips
+
+
+def test_the_marks_of_harmony_are_kept_without_tools() -> None:
+    parsers = ServerParsers(tool_parser=None, auto=True, reasoning=REASONING_PARSERS["openai_gptoss"])
+    use = read_tool_use(ChatBody.model_validate({"messages": []}), parsers)
+    tokenizer = byte_tokenizer(special_tokens=("<|message|>",))
+    assert not use.constrain(SamplingParams(), "", tokenizer).skip_special_tokens

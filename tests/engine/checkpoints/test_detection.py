@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, stored_quantization
+from faser.engine.checkpoints.quantized import StoredFp8, StoredMxfp4, StoredQuantization, stored_quantization
 from faser.errors import ModelError
 from tests.engine.checkpoints.fp8_checkpoints import FP8_DYNAMIC, FP8_STATIC, arguments, compressed_tensors
 
@@ -13,7 +13,7 @@ DYNAMIC_INPUTS = arguments(dynamic=True, strategy="token")
 STATIC_INPUTS = arguments(strategy="tensor")
 
 
-def read(quantization: Any) -> StoredFp8 | StoredLowBit | None:
+def read(quantization: Any) -> StoredQuantization | None:
     return stored_quantization({"quantization_config": quantization})
 
 
@@ -59,10 +59,15 @@ def test_the_old_name_of_the_field_is_understood() -> None:
     assert stated == StoredFp8(method="compressed-tensors", static_inputs=False)
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "mxfp4", "modelopt", "fbgemm_fp8", "quark", "torchao"])
+def test_mxfp4_is_read() -> None:
+    assert read({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}) == StoredMxfp4()
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "nvfp4", "modelopt", "fbgemm_fp8", "quark", "torchao"])
 def test_other_methods_are_refused_by_name_with_what_is_read(method: str) -> None:
     with pytest.raises(
-        ModelError, match=f"quantization_config is '{method}'; supported are fp8, awq, gptq and compressed-tensors"
+        ModelError,
+        match=f"quantization_config is '{method}'; supported are fp8, awq, gptq, compressed-tensors and mxfp4",
     ):
         read({"quant_method": method, "bits": 4})
 

@@ -5,7 +5,8 @@ attention factor; a ramp that is not rounded; rotation of a layer that must not 
 or with another epsilon; keys of all layers in one place; a bias or a residual dropped; defaults of another
 family (rope base, tied embedding, interval, window); no norm of what attention adds; weights of Gemma's norms
 without the 1; one rope base for layers with and without a window; a pair too many that rotates; the short
-factors of longrope in a long context; Granite's epsilon not divided.
+factors of longrope in a long context; Granite's epsilon not divided. Of gpt-oss: no sinks, or sinks with a value;
+no bias of the router; gate or up not clamped; up without the 1; gate and up swapped, or as halves of their tensor.
 """
 
 import json
@@ -89,6 +90,13 @@ _TWO_ROPES = {
     },
 }
 
+_GPT_OSS = {
+    "head_dim": 32,
+    "num_local_experts": 7,
+    "num_experts_per_tok": 3,
+    "sliding_window": 13,
+    "rope_parameters": _YARN | {"beta_fast": 8.0, "truncate": False},
+}
 _MIXTURE = {"head_dim": 32, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
 CASES = [
@@ -129,6 +137,7 @@ CASES = [
     Case("qwen3-moe-all", "qwen3_moe", _MIXTURE | {"norm_topk_prob": True, "tie_word_embeddings": True}),
     Case("qwen3-moe-other", "qwen3_moe", _MIXTURE | {"decoder_sparse_step": 2, "attention_bias": True}),
     Case("mixtral", "mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 30}),
+    Case("gpt-oss", "gpt_oss", _GPT_OSS),
     Case("glm4", "glm4", {"attention_bias": True, "head_dim": 32, "pad_token_id": 0}),
 ]
 
@@ -205,7 +214,8 @@ def native(kernel_cache: Path) -> NativeBackend:
     "name",
     [
         case.name
-        if "window" in case.name or case.name in ("smollm3", "gemma3", "ministral3", "phi3-longrope", "qwen3-moe")
+        if "window" in case.name
+        or case.name in ("smollm3", "gemma3", "ministral3", "phi3-longrope", "qwen3-moe", "gpt-oss")
         else pytest.param(case.name, marks=pytest.mark.full)
         for case in CASES
         if case.name != "gemma3-tied"  # with its embeddings that large it repeats its last token
@@ -311,6 +321,10 @@ def test_a_qwen_window_starts_at_its_layer(from_layer: int, windows: tuple[int |
         ("qwen3-moe", {"num_experts_per_tok": 2}),
         ("qwen3-moe-other", {"norm_topk_prob": True}),
         ("mixtral", {"num_experts_per_tok": 1}),
+        ("gpt-oss", {"num_experts_per_tok": 2}),
+        ("gpt-oss", {"sliding_window": 12}),
+        ("gpt-oss", {"layer_types": ["full_attention", "sliding_attention"] * 3}),
+        ("gpt-oss", {"rope_parameters": _YARN | {"beta_fast": 8.0, "truncate": True}}),
         ("glm4", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}}),
     ],
 )

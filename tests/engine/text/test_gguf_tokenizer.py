@@ -38,6 +38,11 @@ def test_a_byte_level_vocabulary_encodes_as_the_one_it_was_written_from(tmp_path
         ("gpt-2", "don't 1234  x!\n\ny", ["don", "'t", " 1234", " ", " x", "!", "\n", "\n", "y"]),
         ("smollm", "a 123 b", ["a", " ", "1", "2", "3", " b"]),
         ("llama-bpe", "DON'T 12345!!\n\n x", ["DON", "'T", " ", "123", "45", "!!\n\n", " x"]),
+        (
+            "gpt-4o",
+            "DON'T getHTTPUrl 12345 a/b\n\n",
+            ["DON'T", " get", "HTTPUrl", " ", "123", "45", " a", "/b", "\n\n"],
+        ),
         ("qwen2", "DON'T 12 \u212a", ["DON", "'T", " ", "1", "2", " K"]),
     ],
 )

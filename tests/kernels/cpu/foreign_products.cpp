@@ -20,7 +20,7 @@ void faser_low_bit_linear(Pool* pool, const FaserLowBit* linear, const void* x, 
 }
 
 struct Case {
-    int64_t stored, form, zero_point, has_superblocks, has_minimums, columns, depth, rows, num_bytes;
+    int64_t stored, form, zero_point, factors, has_minimums, columns, depth, rows, num_bytes;
 };
 
 template <class T>
@@ -41,7 +41,7 @@ int main() {
                              given.columns,
                              int32_t(given.form),
                              int32_t(given.zero_point),
-                             given.has_superblocks ? kIntegers : kHalves,
+                             int32_t(given.factors),
                              int32_t(given.has_minimums),
                              int32_t(group_of(int32_t(given.form)))};
         std::vector<char> panels(faser_low_bit_bytes(&part, given.depth) + 64);

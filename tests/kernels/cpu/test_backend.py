@@ -157,7 +157,7 @@ def test_rms_norm_matches_the_reference(native: NativeBackend, rows: int, width:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, width", [(1, 1536), (3, 50), (40, 1536)])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swigluoai"])
 def test_a_gate_matches_the_reference(
     native: NativeBackend, activation: str, rows: int, width: int, dtype: torch.dtype
 ) -> None:
@@ -166,6 +166,14 @@ def test_a_gate_matches_the_reference(
     wanted = REFERENCE.gate(gate_up.float(), torch.empty(rows, width), activation)
     out = native.gate(gate_up, torch.empty(rows, width, dtype=dtype), activation)
     check(out, wanted, dtype)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swigluoai"])
+def test_a_gate_hides_no_nan(native: NativeBackend, activation: str) -> None:
+    gate_up = torch.zeros(2, 40)
+    gate_up[0, 3] = gate_up[1, 25] = float("nan")
+    found = native.gate(gate_up, torch.empty(2, 20), activation)
+    assert found.isnan().nonzero().tolist() == [[0, 3], [1, 5]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from faser.kernels.cpu.build import SOURCE_DIR, Isa, compiler_flags
+from faser.kernels.cpu.low_bit import factors_of
 from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.rows import BlockRows, LowBitRows
 from faser.kernels.torch_backend import TorchBackend
@@ -52,7 +53,7 @@ def case(weight: LowBitRows, x: npt.NDArray[np.float32]) -> bytes:
     part, (columns, depth) = weight.parts[0], weight.shape
     assert isinstance(part, BlockRows)
     found = part.format
-    flags = (found.form, found.zero_point, found.has_superblocks, found.has_minimums)
+    flags = (found.form, found.zero_point, factors_of(found), found.has_minimums)
     numbers = (found.number, *flags, columns, depth, len(x), part.blocks.nbytes)
     return np.array(numbers, np.int64).tobytes() + part.blocks.tobytes() + x.tobytes()
 

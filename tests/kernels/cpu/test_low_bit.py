@@ -2,7 +2,7 @@
 
 Bugs these tests have been seen to catch: sums without their zero point, one panel's scales for all, halves of a
 byte swapped, a short last stretch left out, a fused multiply-add, activations rounded towards zero, 16-bit sums
-that overflow on AVX2.
+that overflow on AVX2, the codes of another table, exponents one too high.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ from faser.kernels.interface.low_bit.rows import (
 )
 from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.conftest import other_isas
-from tests.kernels.interface.low_bit.blocks import random_blocks
+from tests.kernels.interface.low_bit.blocks import by_gguf, random_blocks
 from tests.kernels.interface.low_bit.group_weights import random_groups
 
 DEFINITION = TorchBackend()
@@ -65,7 +65,7 @@ def test_a_product_has_the_bits_of_its_definition(native: NativeBackend, name: s
 
 
 @pytest.mark.parametrize("depth", [32, 96, 128, 160, 576, 800])
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"])
 def test_depths_that_end_within_a_span_or_a_stretch_are_whole(
     native: NativeBackend, name: str, depth: int
 ) -> None:
@@ -77,7 +77,9 @@ def test_depths_that_end_within_a_span_or_a_stretch_are_whole(
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(
     native: NativeBackend, native_alone: NativeBackend, rows: int
 ) -> None:
-    weight = stack_low_bit([random_blocks("Q4_K", 64, 512), random_blocks("Q6_K", 33, 512)])
+    weight = stack_low_bit(
+        [random_blocks(name, n, 512) for name, n in (("Q4_K", 48), ("Q6_K", 33), ("MXFP4", 16))]
+    )
     x, packed = random(rows, 512), native.pack(weight)
     together = native.linear(x, packed, torch.empty(rows, 97))
     assert torch.equal(together, native_alone.linear(x, packed, torch.empty(rows, 97)))
@@ -218,6 +220,19 @@ def test_embedding_rows_are_the_dequantised_ones(native: NativeBackend, name: st
     ids = torch.tensor([99, 0, 69, 70, 17, 64, 17])
     found = native.embed(ids, native.pack(weight), torch.empty(len(ids), 512, dtype=dtype))
     assert torch.equal(found, torch.from_numpy(weight.dequantised())[ids].to(dtype))
+
+
+def test_every_exponent_of_mxfp4_is_exact(native: NativeBackend) -> None:
+    """Down to those of numbers that are not normal; 255, which is none, makes no finite weight."""
+    weight = random_blocks("MXFP4", 256, 32)
+    part = weight.parts[0]
+    assert isinstance(part, BlockRows)
+    part.blocks[:, 0] = np.arange(256)
+    found = native.embed(torch.arange(256), native.pack(weight), torch.empty(256, 32))
+    with np.errstate(over="ignore"):
+        wanted = torch.from_numpy(by_gguf(weight))
+    assert torch.equal(found[:255], wanted[:255])
+    assert not found[255].isfinite().any()
 
 
 def test_inputs_that_no_kernel_takes_are_refused_with_their_number(native: NativeBackend) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from faser.engine.checkpoints.families import (
     gemma,
     glm4,
+    gpt_oss,
     granite,
     llama,
     mistral,
@@ -161,6 +162,15 @@ FAMILIES = (
         examples=("mistralai/Mixtral-8x7B-Instruct-v0.1",),
         gguf=("llama",),
         note="A mixture of experts. Its kernels for GPUs have run in Triton's interpreter alone.",
+    ),
+    Family(
+        name="gpt-oss",
+        model_type="gpt_oss",
+        architecture="GptOssForCausalLM",
+        to_spec=gpt_oss.spec,
+        examples=("openai/gpt-oss-20b", "openai/gpt-oss-120b"),
+        gguf=("gpt-oss",),
+        note="A mixture of experts, stored in MXFP4: on CPUs only.",
     ),
 )
 

@@ -91,11 +91,13 @@ class RopeSpec:
 class Activation(StrEnum):
     """What a feed-forward network does to the gate g before it multiplies the other half.
 
-    SILU: g σ(g). GELU_TANH: g (1 + tanh(√(2/π) (g + 0.044715 g³))) / 2.
+    SILU: g σ(g). GELU_TANH: g (1 + tanh(√(2/π) (g + 0.044715 g³))) / 2. SWIGLU_OAI: g σ(1.702 g), of a g that is
+    cut off at 7; the other half is clamped to ±7, and one is added.
     """
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
+    SWIGLU_OAI = "swigluoai"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,8 @@ class AttentionSpec:
     scale: of the scores; None: 1 / √head_dim. rope: None: queries and keys are not rotated. window: how many
     positions a token attends to, itself included; None: all. qk_norm: RMS norm of each query and key head before
     the rotation. bias: on queries, keys and values; out_bias: on the output product. score_cap: c: a score s
-    becomes c tanh(s / c); None: it stays.
+    becomes c tanh(s / c); None: it stays. sinks: one learned score a head counts in the sum that weights are
+    divided by, and has no value.
 
     Raises ModelError that names the value and the limit.
     """
@@ -120,6 +123,7 @@ class AttentionSpec:
     bias: bool = False
     out_bias: bool = False
     score_cap: float | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -163,7 +167,8 @@ class ExpertsSpec:
     """A mixture of gated networks: a row passes the top_k that a router likes most. Checked when built.
 
     The router is a product without activation; its softmax over all experts weighs what the chosen ones give.
-    size: of gate and up of each. renormalise: the weights of the chosen ones are divided by their sum.
+    size: of gate and up of each. renormalise: the weights of the chosen ones are divided by their sum. bias: on
+    the router and on all three products of an expert.
 
     Raises ModelError that names the value and the limit.
     """
@@ -173,6 +178,7 @@ class ExpertsSpec:
     size: int
     renormalise: bool
     activation: Activation = Activation.SILU
+    bias: bool = False
 
     def __post_init__(self) -> None:
         if self.top_k > self.num_experts:
@@ -197,7 +203,8 @@ class TensorNames:
 
     norm_after_attention, norm_after_feed_forward: of layers with norms_after. fused_qkv: queries, keys and values
     are one tensor, qkv_proj. fused_gate_up: gate and up are one, gate_up_proj. router, expert: of a mixture; {} is
-    the number of an expert, whose expert_parts are gate, up and down.
+    the number of an expert, whose expert_parts are gate, up and down. stacked_experts: safetensors have these
+    parts of all experts of a layer in one tensor (execution/models/stacked_experts.py).
     """
 
     norm_before_feed_forward: str = "post_attention_layernorm"
@@ -208,6 +215,7 @@ class TensorNames:
     router: str = "mlp.gate"
     expert: str = "mlp.experts.{}."
     expert_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    stacked_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

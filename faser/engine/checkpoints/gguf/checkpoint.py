@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from faser.engine.checkpoints.gguf.families import EXPERT, architecture_of
+from faser.engine.checkpoints.gguf.families import EXPERT, SINKS, architecture_of
 from faser.engine.checkpoints.gguf.file import Bytes, FloatArray, GgufFile
 from faser.engine.checkpoints.gguf.rope import LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS
 from faser.errors import ModelError
@@ -103,7 +103,8 @@ def _hf_name(name: str, layer_tensors: Mapping[str, str], path: Path) -> str:
     match = _LAYER_TENSOR.fullmatch(name)
     if match is None or match[2] not in layer_tensors:
         raise ModelError(f"{path} has a tensor {name}, which no supported model of its architecture has")
-    return f"model.layers.{match[1]}.{layer_tensors[match[2]]}.{match[3]}"
+    hub = layer_tensors[match[2]]
+    return f"model.layers.{match[1]}.{hub}" + ("" if hub == SINKS else f".{match[3]}")
 
 
 def _unpermute(rows: npt.NDArray[Number], num_heads: int) -> npt.NDArray[Number]:

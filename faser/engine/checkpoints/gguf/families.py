@@ -40,6 +40,15 @@ _LLAMA = _LAYER | {  # a mixture is a Mixtral
     "ffn_up_exps": f"block_sparse_moe.experts.{EXPERT}.w3",
     "ffn_down_exps": f"block_sparse_moe.experts.{EXPERT}.w2",
 }
+SINKS = "self_attn.sinks"  # the one name of the hub's without an ending
+_GPT_OSS = {name: hub for name, hub in _LAYER.items() if not name.startswith("ffn_")} | {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": SINKS,
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": f"mlp.experts.{EXPERT}.gate_proj",
+    "ffn_up_exps": f"mlp.experts.{EXPERT}.up_proj",
+    "ffn_down_exps": f"mlp.experts.{EXPERT}.down_proj",
+}
 _PHI3 = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -62,6 +71,7 @@ _SMOLLM3_ROPE_INTERVAL = 4
 # The number of layers of the 27B models, which scale scores by the hidden size a head, not by the head's width.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 _GEMMA3_PERIOD = 6
+_CALL = "<|call|>"
 
 
 def _no_fields(_file: GgufFile, _config: Config) -> Config:
@@ -115,6 +125,23 @@ def _qwen3_moe_fields(file: GgufFile, _config: Config) -> Config:
         "moe_intermediate_size": file.size("qwen3moe.expert_feed_forward_length"),
         "norm_topk_prob": True,
         "mlp_only_layers": [each for each in layers if not file.has_tensor(f"blk.{each}.ffn_gate_exps.weight")],
+    }
+
+
+def _gpt_oss_fields(file: GgufFile, config: Config) -> Config:
+    """Files leave out that the ends of YaRN's ramp are not rounded, and that calls end generation too."""
+    scaling, ends = config["rope_scaling"] or {}, config["eos_token_id"]
+    if scaling.get("rope_type") == "yarn":
+        scaling = scaling | {"truncate": False}
+    if file.has("tokenizer.ggml.tokens") and _CALL in (tokens := file.require_list("tokenizer.ggml.tokens", str)):
+        ends = list(dict.fromkeys((*ends, tokens.index(_CALL))))
+    return {
+        "num_local_experts": file.size("gpt-oss.expert_count"),
+        "num_experts_per_tok": file.size("gpt-oss.expert_used_count"),
+        "intermediate_size": file.size("gpt-oss.expert_feed_forward_length"),
+        "sliding_window": file.size("gpt-oss.attention.sliding_window"),
+        "rope_scaling": scaling or {"rope_type": "default"},
+        "eos_token_id": ends,
     }
 
 
@@ -266,6 +293,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         tensors=_GLM4,
         partial_rotary=True,
         own_fields=_glm4_fields,
+    ),
+    "gpt-oss": Architecture(
+        class_name="GptOssForCausalLM",
+        model_type="gpt_oss",
+        tensors=_GPT_OSS,
+        windows=True,
+        experts=True,
+        own_fields=_gpt_oss_fields,
     ),
 }
 

@@ -242,6 +242,7 @@ def decoder_layer(
         k_norm=weights.k_norm,
         eps=spec.rms_norm_eps,
         feed_forward=_feed_forward(spec, layer, weights),
+        sinks=weights.sinks,
         states=states,
     )
 

@@ -13,7 +13,7 @@ import torch
 
 from faser.engine.checkpoints.files import ModelConfig, gguf_file, read_model_config
 from faser.engine.checkpoints.gguf.checkpoint import GgufSource, open_gguf
-from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
+from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, StoredMxfp4
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import RotaryTables
@@ -26,6 +26,7 @@ from faser.engine.execution.models.sources import (
     gguf_rows,
     rounded_rows,
 )
+from faser.engine.execution.models.stacked_experts import StackedExperts
 from faser.engine.execution.models.stored_codes import CodeSource
 from faser.engine.execution.models.weights import (
     ByteProgress,
@@ -149,6 +150,8 @@ def _form(
         return _Form(source=source, quantise=quantise_weight if quantization == "fp8" else None)
     if quantization not in (None, "none") and not (quantization == "fp8" and isinstance(stored, StoredFp8)):
         raise ConfigError(f"--quantization is {quantization}; {directory} is quantised already ({stored.method})")
+    if isinstance(stored, StoredMxfp4):
+        return _mxfp4_form(directory, source, backend, dtype, quantization)
     if isinstance(stored, StoredLowBit):
         codes = CodeSource(source, stored, tensors.tensor_shapes(config.spec))
         if quantization == "none":
@@ -176,6 +179,21 @@ def _form(
     if stored.static_inputs:
         _log.info("%s fixes the scales of inputs; they are not used, each row gets its own", directory)
     return _Form(source=floats, stored=floats.fp8)
+
+
+def _mxfp4_form(
+    directory: Path, source: WeightSource, backend: Backend, dtype: torch.dtype, quantization: str | None
+) -> _Form:
+    """The experts as they are stored; all other products are floats."""
+    if not isinstance(source, StackedExperts):
+        raise ConfigError(f"{directory} is quantised (mxfp4), which is read of gpt-oss alone")
+    if quantization == "none":
+        return _Form(source=source)
+    if not backend.has_low_bit:
+        _warn_of_dequantising(directory, "mxfp4", "low-bit", backend, dtype)
+        return _Form(source=source)
+    _log.info("%s: experts (mxfp4) are multiplied as they are stored, by activations in 8 bits", directory)
+    return _Form(source=source, blocks=source.rows)
 
 
 def _gguf_form(path: Path, source: WeightSource) -> _Form:
@@ -215,5 +233,7 @@ def open_source(path: Path) -> WeightSource:
     weights = gguf_file(path)
     if weights is not None:
         return open_gguf(weights)
-    source = SafetensorsSource(path)
-    return source if read_model_config(path).wrapper is None else TextSource(source)
+    source, config = SafetensorsSource(path), read_model_config(path)
+    if config.spec.names.stacked_experts:
+        return StackedExperts(source)
+    return source if config.wrapper is None else TextSource(source)

@@ -27,7 +27,7 @@ _LENGTH_BYTES = 8  # the first bytes of a file: the length of its header
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
-_INTEGERS = (torch.int32, torch.int8, torch.int64)  # of quantised weights
+_INTEGERS = (torch.int32, torch.int8, torch.uint8, torch.int64)  # of quantised weights
 _DTYPES = (*_FLOATS, *_INTEGERS, torch.bool)  # booleans: the vocabulary of a head
 _LARGEST = 2.0**15  # half floats hold the scales and minimums of smaller weights
 # Scales that FASER does not use. Activations get a scale per row in every step, finer than one fixed scale for all

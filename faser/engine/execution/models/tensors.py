@@ -17,6 +17,7 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 NORM_BEFORE_ATTENTION = "input_layernorm"
+SINKS = "self_attn.sinks"
 
 
 def layer_prefix(layer: int) -> str:
@@ -67,18 +68,20 @@ def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
         shapes["self_attn.q_norm.weight"] = (attention.head_dim,)
         shapes["self_attn.k_norm.weight"] = (attention.head_dim,)
     shapes |= _product("self_attn.o_proj", hidden, q_size, attention.out_bias)
+    if attention.sinks:
+        shapes[SINKS] = (attention.num_heads,)
     if layer.norms_after:
         shapes[f"{names.norm_after_attention}.weight"] = (hidden,)
     shapes[f"{names.norm_before_feed_forward}.weight"] = (hidden,)
     network = layer.feed_forward
     if isinstance(network, ExpertsSpec):
         gate, up, down = names.expert_parts
-        shapes[f"{names.router}.weight"] = (network.num_experts, hidden)
+        shapes |= _product(names.router, network.num_experts, hidden, network.bias)
         for number in range(network.num_experts):
             prefix = names.expert.format(number)
-            shapes |= _product(prefix + gate, network.size, hidden, bias=False)
-            shapes |= _product(prefix + up, network.size, hidden, bias=False)
-            shapes |= _product(prefix + down, hidden, network.size, bias=False)
+            shapes |= _product(prefix + gate, network.size, hidden, network.bias)
+            shapes |= _product(prefix + up, network.size, hidden, network.bias)
+            shapes |= _product(prefix + down, hidden, network.size, network.bias)
         return shapes
     for name in ("gate_up_proj",) if names.fused_gate_up else ("gate_proj", "up_proj"):
         width = network.size * (2 if names.fused_gate_up else 1)

@@ -70,12 +70,14 @@ class LayerWeights:
     """qkv: queries, keys, values stacked. Norms: float32 [H], q_norm and k_norm [D].
 
     input_norm: None in the first layer of some heads, never in a decoder. Another norm that is None is absent.
+    sinks: float32 [Hq]; None: there are none.
     """
 
     input_norm: Tensor | None
     qkv: PackedLinear
     q_norm: Tensor | None
     k_norm: Tensor | None
+    sinks: Tensor | None
     attention_out: PackedLinear
     norm_after_attention: Tensor | None
     post_norm: Tensor
@@ -177,7 +179,7 @@ class Packer:
             if isinstance(spec, DenseSpec):
                 gate_up = ("mlp.gate_up_proj",) if names.fused_gate_up else ("mlp.gate_proj", "mlp.up_proj")
                 return NetworkWeights(gate_up=stack(*gate_up), down=stack("mlp.down_proj"))
-            router = self._pack(self._stacked((f"{prefix}{names.router}.weight",)), None)
+            router = self._floats(f"{prefix}{names.router}")
             gate, up, down = names.expert_parts
             experts = [names.expert.format(number) for number in range(spec.num_experts)]
             found = (NetworkWeights(gate_up=stack(of + gate, of + up), down=stack(of + down)) for of in experts)
@@ -195,12 +197,18 @@ class Packer:
             qkv=qkv,
             q_norm=norm("self_attn.q_norm", order),
             k_norm=norm("self_attn.k_norm", order),
+            sinks=self.norm(f"{prefix}{tensors.SINKS}") if attention.sinks else None,
             attention_out=stack("self_attn.o_proj"),
             norm_after_attention=norm(names.norm_after_attention) if layer.norms_after else None,
             post_norm=post_norm,
             network=network(layer.feed_forward),
             norm_after=norm(names.norm_after_feed_forward) if layer.norms_after else None,
         )
+
+    def _floats(self, name: str) -> PackedLinear:
+        """A product that no setting quantises, with its bias if the spec has one."""
+        bias = self._stacked((f"{name}.bias",)) if f"{name}.bias" in self._shapes else None
+        return self._pack(self._stacked((f"{name}.weight",)), bias)
 
     def product(self, name: str) -> PackedLinear:
         """The product of a weight outside the layers: without a bias, never quantised to fp8 here."""
@@ -223,7 +231,7 @@ class Packer:
         return self._pack(weight, bias)
 
     def norm(self, name: str, *, plus_one: bool = False, order: Ints | None = None) -> Tensor:
-        """The weight of a norm, float32. plus_one: one is added. order: of its values."""
+        """A vector, such as the weight of a norm, float32. plus_one: one is added. order: of its values."""
         norm = self._stacked((name,), (order,), torch.float32).to(self._backend.device)
         self.packed_bytes += norm.nbytes
         return norm + 1 if plus_one else norm

@@ -63,7 +63,7 @@ int64_t faser_low_bit_embed(faser::Pool*, const FaserLowBit*, const int64_t* ids
                             int32_t out_dtype);
 
 // rows.cpp
-enum FaserActivation : int32_t { kSilu = 0, kGeluTanh = 1 };
+enum FaserActivation : int32_t { kSilu = 0, kGeluTanh = 1, kSwigluOai = 2 };
 
 // residual: [rows, width] as far apart as those of out, or null; may be out.
 void faser_rms_norm(faser::Pool*, const void* x, int64_t stride, int64_t rows, int64_t width, const float* weight,

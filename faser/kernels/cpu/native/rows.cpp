@@ -75,27 +75,37 @@ void rms_norm(Pool& pool, const T* x, int64_t stride, int64_t rows, int64_t widt
 constexpr float kLog2e = 1.4426950408889634f;
 
 struct Silu {
-    static vf of(vf x) { return x / (1.0f + exp2(x * -kLog2e)); }
+    static vf of(vf gate, vf up) { return gate / (1.0f + exp2(gate * -kLog2e)) * up; }
 };
 
 struct GeluTanh {  // x (1 + tanh(y)) / 2 = x / (1 + e^(-2 y))
-    static vf of(vf x) {
-        const vf y = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-        return x / (1.0f + exp2(y * (-2 * kLog2e)));
+    static vf of(vf gate, vf up) {
+        const vf y = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
+        return gate / (1.0f + exp2(y * (-2 * kLog2e))) * up;
+    }
+};
+
+struct SwigluOai {  // comparisons leave what is no number as it is
+    static vf of(vf gate, vf up) {
+        const vf most = splat(7.0f);
+        gate = gate > most ? most : gate;
+        up = up > most ? most : up < -most ? -most : up;
+        return gate / (1.0f + exp2(gate * (-1.702f * kLog2e))) * (up + 1.0f);
     }
 };
 
 template <class Activation, class T>
 void gate(Pool& pool, const T* gate_up, int64_t stride, int64_t rows, int64_t width, T* out, int64_t out_stride) {
-    auto apply = [&](vf gate, vf up) { return Activation::of(gate) * up; };
     by_rows(pool, rows, width, [&](int64_t row, int64_t end) {
         for (; row < end; row++) {
             const T* gate = gate_up + row * stride;
             const T* up = gate + width;
             T* to = out + row * out_stride;
             int64_t i = 0;
-            for (; i + kLanes <= width; i += kLanes) store(to + i, apply(load(gate + i), load(up + i)));
-            for (; i < width; i++) narrow(apply(splat(widen(gate[i])), splat(widen(up[i])))[0], to + i);
+            for (; i + kLanes <= width; i += kLanes) store(to + i, Activation::of(load(gate + i), load(up + i)));
+            for (; i < width; i++) {
+                narrow(Activation::of(splat(widen(gate[i])), splat(widen(up[i])))[0], to + i);
+            }
         }
     });
 }
@@ -238,7 +248,7 @@ void faser_gate(Pool* pool, const void* gate_up, int64_t stride, int64_t rows, i
         }
         gate<A>(*pool, (const bf16*)gate_up, stride, rows, width, (bf16*)out, out_stride);
     };
-    activation == kGeluTanh ? run(GeluTanh{}) : run(Silu{});
+    activation == kGeluTanh ? run(GeluTanh{}) : activation == kSwigluOai ? run(SwigluOai{}) : run(Silu{});
 }
 
 // dtype: of qkv. query_angles: of queries; null: those of keys.

@@ -2,7 +2,8 @@
 
 In every format a weight stands for (code - zero point) * scale + minimum. Its code is an unsigned integer of up
 to eight bits; scale and minimum belong to a group of 32 (Q6_K: 16) consecutive values of a row, and are float32
-numbers without rounding: half floats, or half floats of a block of 256 times integers of six to eight bits.
+numbers without rounding: half floats, half floats of a block of 256 times integers of six to eight bits, or powers
+of two.
 
     format    values  bytes  code     zero point  group  scale        minimum        memory form
     Q4_0          32     18  0 … 15            8     32  half         -              nibbles
@@ -15,6 +16,10 @@ numbers without rounding: half floats, or half floats of a block of 256 times in
     Q6_K         256    210  0 … 63           32     16  half * int8  -              six bits
     IQ4_NL        32     18  16 codes        128     32  half         -              nibbles that name codes
     IQ4_XS       256    136  16 codes        128     32  half * int6  -              nibbles that name codes
+    MXFP4         32     17  16 codes         12     32  power of 2   -              floats of four bits
+
+A nibble of MXFP4 is a float with a sign, two bits of exponent and one of mantissa (E2M1), whose code is 12 plus
+twice its value; its group's byte e (E8M0) scales the code by 2^(e - 128).
 
 Source: the layouts of ggml (ggml-org/llama.cpp, ggml-common.h), as the package gguf reads them.
 """
@@ -31,6 +36,9 @@ Floats = npt.NDArray[np.float32]
 
 # Signed values that the nibbles of IQ4_NL and IQ4_XS name.
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# Twice the values of floats of four bits.
+_FLOAT4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_FLOAT4_ZERO = 12
 _SIGNED = 128  # added to a signed byte to make it a code
 
 
@@ -42,10 +50,12 @@ class MemoryForm(IntEnum):
     BYTES = 2
     SIXES = 3
     SIXES_OF_16 = 4  # groups of 16
+    FLOATS_OF_4 = 5
 
     @property
     def description(self) -> str:
-        bits = 8 if self is MemoryForm.BYTES else 4 if self < MemoryForm.BYTES else 6
+        sixes = (MemoryForm.SIXES, MemoryForm.SIXES_OF_16)
+        bits = 8 if self is MemoryForm.BYTES else 6 if self in sixes else 4
         return f"{bits}-bit codes"
 
 
@@ -183,6 +193,14 @@ def _iq4_xs(blocks: Bytes) -> tuple[Bytes, Floats, None]:
     return _named(_nibbles(blocks[:, 8:], 16)), scales * _halves(blocks, 0), None
 
 
+def _mxfp4(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    """The byte 255, which is no number in E8M0, scales by infinity."""
+    codes = np.array([value + _FLOAT4_ZERO for value in _FLOAT4_VALUES], np.uint8)
+    exponents = blocks[:, :1].astype(np.uint32)
+    twice = np.where(exponents == 0, np.uint32(0x00400000), exponents << np.uint32(23)).view(np.float32)
+    return codes[_nibbles(blocks[:, 1:], 16)], twice * np.float32(0.5), None
+
+
 def _format(
     name: str,
     number: int,
@@ -220,5 +238,6 @@ FORMATS = {
         _format("Q6_K", 14, (256, 210), MemoryForm.SIXES_OF_16, 32, _q6_k),
         _format("IQ4_NL", 20, (32, 18), MemoryForm.NAMED_NIBBLES, _SIGNED, _iq4_nl),
         _format("IQ4_XS", 23, (256, 136), MemoryForm.NAMED_NIBBLES, _SIGNED, _iq4_xs),
+        _format("MXFP4", 39, (32, 17), MemoryForm.FLOATS_OF_4, _FLOAT4_ZERO, _mxfp4),
     )
 }

@@ -182,13 +182,14 @@ def convert(
     architecture: str,
     *,
     quantization: GGMLQuantizationType = GGMLQuantizationType.F32,
+    experts: GGMLQuantizationType | None = None,
     changed: bool = True,
 ) -> None:
     """Write a checkpoint of the hub as llama.cpp's converter does.
 
     config: as transformers 5 saves it. weights: under the hub's names. Names of tensors and keys are those of the
-    gguf library, which the converter uses as well. changed: rows are put into llama.cpp's order, and one is added
-    to norms, where the converter does so.
+    gguf library, which the converter uses as well. experts: of their matrices; None: as the others.
+    changed: rows are put into llama.cpp's order, and one is added to norms, where the converter does so.
     """
     writer = GGUFWriter(path, architecture)
     _add_sizes(writer, config)
@@ -206,7 +207,9 @@ def convert(
             values = values + np.float32(1)
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, f"the gguf library has no name for {name}"
-        kept = GGMLQuantizationType.F32 if values.ndim == 1 else quantization
+        stored += ".weight" if name.endswith(".sinks") else ""
+        kept = experts or quantization if values.ndim == 3 else quantization
+        kept = GGMLQuantizationType.F32 if values.ndim == 1 or name.endswith("bias") else kept
         writer.add_tensor(stored, quants.quantize(values, kept), raw_dtype=kept)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -215,11 +218,11 @@ def convert(
 
 
 def _stacked_experts(weights: dict[str, Array]) -> dict[str, Array]:
-    """With the matrices of all experts of a layer in one tensor, [E, N, K]."""
+    """With the matrices of all experts of a layer in one tensor, [E, N, K], and so their biases, [E, N]."""
     found: dict[str, Array] = {}
     parts: dict[str, dict[int, Array]] = {}
     for name, values in weights.items():
-        if match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+\.weight)", name):
+        if match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+\.(?:weight|bias))", name):
             parts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = values
         else:
             found[name] = values
@@ -260,8 +263,9 @@ def _add_rope(writer: GGUFWriter, config: dict[str, Any], architecture: str) -> 
             writer.add_rope_scaling_factor(rope["factor"])
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
-            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
-            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow", 1.0))
+            if "mscale_all_dim" in rope:
+                writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         case "longrope":
             original = config["original_max_position_embeddings"]
             growth = config["max_position_embeddings"] / original
@@ -291,6 +295,11 @@ def _add_own_keys(writer: GGUFWriter, config: dict[str, Any], architecture: str)
             writer.add_attn_temperature_scale(beta)
         case "qwen3vl":
             writer.add_num_deepstack_layers(2)
+        case "gpt-oss":
+            writer.add_expert_count(config["num_local_experts"])
+            writer.add_expert_used_count(config["num_experts_per_tok"])
+            writer.add_expert_feed_forward_length(config["intermediate_size"])
+            writer.add_sliding_window(config["sliding_window"])
         case "qwen3moe" | "llama":
             writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
             writer.add_expert_used_count(config["num_experts_per_tok"])

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
-from safetensors.numpy import load_file
 
 from faser.engine.checkpoints.families import FAMILIES
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.gguf.checkpoint import open_gguf
 from faser.engine.checkpoints.gguf.config import gguf_config
 from faser.engine.checkpoints.gguf.families import ARCHITECTURES
+from faser.engine.execution.models.loader import open_source
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import Array, convert, write_gguf
 from tests.engine.checkpoints.test_families import CASES, VOCAB_SIZE, edited, make_oracle
@@ -44,6 +44,7 @@ FILES: list[tuple[str, str, dict[str, Any]]] = [
     ("glm4", "glm4", {}),
     ("qwen3-moe-all", "qwen3moe", {}),
     ("mixtral", "llama", {}),
+    ("gpt-oss", "gpt-oss", {}),
     ("qwen2", "qwen2vl", {}),
     ("qwen3", "qwen3vl", {}),
 ]
@@ -73,7 +74,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
         )
         directory = edited(original.directory, tmp_path_factory.mktemp(name), changes)
         config = json.loads((directory / "config.json").read_text())
-        weights = load_file(directory / "model.safetensors")
+        source = open_source(directory)
+        weights = {each: np.ascontiguousarray(source.get(each).numpy()) for each in source.names()}
         if config["tie_word_embeddings"]:
             weights.pop("lm_head.weight", None)
         pair = Pair(directory, config, weights)
@@ -163,6 +165,19 @@ def test_scores_of_the_27b_gemmas_are_scaled_by_the_hidden_size_a_head(
         metadata = keys | {f"{architecture}.block_count": layers}
         write_gguf(tmp_path / "m.gguf", architecture, metadata=metadata, extra=extra)
         assert gguf_config(tmp_path / "m.gguf")["query_pre_attn_scalar"] == scalar
+
+
+def test_calls_of_gpt_oss_end_generation_too(tmp_path: Path) -> None:
+    keys = {
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 96,
+        "attention.sliding_window": 8,
+    }
+    tokens = {"tokenizer.ggml.tokens": ["a", "b", "<|return|>", "<|call|>"]}
+    metadata = {f"gpt-oss.{key}": value for key, value in keys.items()} | tokens
+    write_gguf(tmp_path / "m.gguf", "gpt-oss", metadata=metadata)
+    assert gguf_config(tmp_path / "m.gguf")["eos_token_id"] == [2, 3]
 
 
 def test_a_gemma_3_without_a_window_has_none_in_any_layer(tmp_path: Path) -> None:

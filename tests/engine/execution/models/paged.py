@@ -99,11 +99,18 @@ def load(
     num_sequences: int = 1,
     dtype: torch.dtype = torch.float32,
     backend: Backend | None = None,
+    quantization: str | None = None,
 ) -> PagedModel:
-    """The checkpoint on a backend; None: the reference."""
+    """The checkpoint on a backend; None: the reference. quantization: see load_decoder."""
     backend = backend or TorchBackend()
     decoder = load_decoder(
-        directory, backend, dtype, max_model_len=MAX_POSITIONS, max_rows=MAX_POSITIONS, progress=lambda *_: None
+        directory,
+        backend,
+        dtype,
+        max_model_len=MAX_POSITIONS,
+        max_rows=MAX_POSITIONS,
+        quantization=quantization,
+        progress=lambda *_: None,
     )
     size = 16 if backend.name == "native" else BLOCK_SIZE
     return PagedModel(decoder, backend, num_sequences=num_sequences, block_size=size)

@@ -19,11 +19,13 @@ _HALVES = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "MXFP4": (),
 }
 
 
 def random_blocks(name: str, rows: int, depth: int, *, seed: int = 0) -> LowBitRows:
-    """Every code, scale and minimum is random; half floats are between a half and two percent, of either sign."""
+    """Every code, scale and minimum is random; half floats are between a half and two percent, of either sign,
+    and powers of two of that size."""
     rng = np.random.default_rng((seed, rows, depth))
     found = FORMATS[name]
     count = rows * depth // found.values
@@ -31,6 +33,8 @@ def random_blocks(name: str, rows: int, depth: int, *, seed: int = 0) -> LowBitR
     for at in _HALVES[name]:
         sizes = rng.uniform(0.005, 0.02, count) * rng.choice([-1, 1], count)
         blocks[:, at : at + 2] = sizes.astype(np.float16)[:, None].view(np.uint8)
+    if name == "MXFP4":
+        blocks[:, 0] = rng.integers(119, 124, count)
     return block_rows(name, blocks.reshape(rows, -1), depth)
 
 

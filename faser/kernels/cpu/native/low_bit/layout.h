@@ -11,8 +11,8 @@
 //                 vectors for 16 values. Two hold the low halves of codes, of values 8 v ... 8 v + 3 in the low halves of
 //                 their bytes and of 8 v + 4 ... in the high ones; the third has the upper two bits of values 4 v ... at
 //                 bit 2 v of its bytes
-//     scales      16 half floats or 16 floats; or, of formats with superblocks, 16 small integers, followed by 16
-//                 half floats of the span, which multiply them. Each is exactly a float.
+//     scales      16 half floats, 16 floats or 16 exponents; or, of formats with superblocks, 16 small integers, followed
+//                 by 16 half floats of the span, which multiply them. Each is exactly a float.
 //     minimums    as the scales, if the format has them
 #pragma once
 
@@ -50,6 +50,7 @@ enum Form : int32_t {
     kBytes = 2,    // groups of 32; codes 0 ... 255
     kSixes = 3,    // groups of 32; codes 0 ... 63
     kSixes16 = 4,  // groups of 16
+    kFloats4 = 5,  // nibbles that are floats of four bits (E2M1)
 };
 
 // How scales and minimums are stored.
@@ -57,12 +58,15 @@ enum Factors : int32_t {
     kHalves = 0,
     kIntegers = 1,  // multiplied by half floats of the span
     kFloats = 2,
+    kExponents = 3,  // a byte e that stands for 2^(e - 128): half of what it is in E8M0
 };
 
 constexpr int64_t kSpan = 256;
 
 // Codes of the nibbles of IQ4_NL and IQ4_XS: its table of signed values, 128 added.
 constexpr uint8_t kCodesOfNibbles[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+// Codes of floats of four bits: twice their values 0, 0.5, 1, 1.5, 2, 3, 4, 6 and the negative ones, 12 added.
+constexpr uint8_t kCodesOfFloats4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 // Where the pieces of a span lie, in bytes from its start.
 struct SpanLayout {
@@ -74,7 +78,7 @@ inline int64_t group_of(int32_t form) { return form == kSixes16 ? 16 : 32; }
 inline int64_t bits_of(int32_t form) { return form == kBytes ? 8 : form == kSixes || form == kSixes16 ? 6 : 4; }
 
 inline int64_t factor_bytes(const FaserLowBitPart& part) {
-    return part.factors == kIntegers ? 1 : part.factors == kHalves ? 2 : 4;
+    return part.factors == kHalves ? 2 : part.factors == kFloats ? 4 : 1;
 }
 
 inline SpanLayout span_layout(const FaserLowBitPart& part, int64_t values) {
@@ -115,6 +119,26 @@ inline float half(uint16_t bits) {
     float value;
     std::memcpy(&value, &wide, 4);
     return value;
+}
+
+// Exponents of kExponents to floats, exactly; the byte 255, which is no number in E8M0, to infinity.
+inline float power_of_two(uint8_t exponent) {
+    const uint32_t bits = exponent ? uint32_t(exponent) << 23 : 0x00400000u;
+    float twice;
+    std::memcpy(&twice, &bits, 4);
+    return 0.5f * twice;
+}
+
+inline vf load_exponents(const char* from) {
+#if defined(__AVX512F__)
+    const vu exponents = (vu)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+    const vu exponents = (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    vu exponents;
+    for (int i = 0; i < kLanes; i++) exponents[i] = uint8_t(from[i]);
+#endif
+    return 0.5f * (vf)(exponents << 23 | ((vu)(exponents == 0) & 0x00400000u));
 }
 
 inline vf load_halves(const char* from) {

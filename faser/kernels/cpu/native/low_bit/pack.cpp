@@ -19,6 +19,7 @@ float factor_of(const FaserLowBitPart& part, const char* at, const char* super_a
         std::memcpy(&bits, at + (group * kPanel + column) * 2, 2);
         return half(bits);
     }
+    if (part.factors == kExponents) return power_of_two(uint8_t(at[group * kPanel + column]));
     std::memcpy(&bits, super_at + column * 2, 2);
     return float(int8_t(at[group * kPanel + column])) * half(bits);
 }
@@ -33,7 +34,7 @@ int32_t code_of(int32_t form, const uint8_t* group, int64_t k, int64_t column) {
         return (place % 8 < 4 ? low & 15 : low >> 4) | upper << 4;
     }
     const int both = byte(k % 16 / 4, k), code = k < 16 ? both & 15 : both >> 4;
-    return form == kTable ? kCodesOfNibbles[code] : code;
+    return form == kTable ? kCodesOfNibbles[code] : form == kFloats4 ? kCodesOfFloats4[code] : code;
 }
 
 template <class Out>

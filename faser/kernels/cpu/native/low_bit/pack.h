@@ -64,10 +64,11 @@ inline void put_span(const FaserLowBitPart& part, const SpanOfRow* rows, int64_t
         }
         return;
     }
-    put<uint16_t>(to + layout.super_scales, [&](int64_t n) { return rows[n].super_scale; });
     for (int64_t g = 0; g < groups; g++) {
         put<int8_t>(to + layout.scales + g * kPanel, [&](int64_t n) { return rows[n].small_scales[g]; });
     }
+    if (part.factors == kExponents) return;
+    put<uint16_t>(to + layout.super_scales, [&](int64_t n) { return rows[n].super_scale; });
     if (!part.has_minimums) return;
     put<uint16_t>(to + layout.super_minimums, [&](int64_t n) { return rows[n].super_minimum; });
     for (int64_t g = 0; g < groups; g++) {

@@ -28,8 +28,9 @@ constexpr int64_t kFetchBytes = 256 * 1024;  // of the next product, by each thr
 // Of a form's groups.
 template <int Form>
 struct CodesOf {
-    static constexpr bool kHalves = Form == kNibbles || Form == kTable, kSixBits = Form == kSixes || Form == kSixes16;
-    static constexpr bool kSmall = kSmallDiffers && (Form == kNibbles || kSixBits);
+    static constexpr bool kNamed = Form == kTable || Form == kFloats4, kHalves = Form == kNibbles || kNamed;
+    static constexpr bool kSixBits = Form == kSixes || Form == kSixes16;
+    static constexpr bool kSmall = kSmallDiffers && (Form == kNibbles || Form == kFloats4 || kSixBits);
     static constexpr int kGroup = Form == kSixes16 ? 16 : 32;
     static constexpr int kPairs = kGroup / 8;  // of vectors with a code a byte
     static constexpr int kBytes = kPairs * kStepBytes * (kHalves ? 4 : kSixBits ? 6 : 8) / 4;
@@ -40,8 +41,8 @@ struct CodesOf {
 };
 
 #if defined(__AVX2__)
-inline vi table_codes(vi nibbles) {
-    const __m128i table = _mm_loadu_si128((const __m128i*)kCodesOfNibbles);
+inline vi named_codes(vi nibbles, const uint8_t (&codes)[16]) {
+    const __m128i table = _mm_loadu_si128((const __m128i*)codes);
 #if defined(__AVX512BW__)
     return (vi)_mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xffff, table), (__m512i)nibbles);
 #else
@@ -49,10 +50,10 @@ inline vi table_codes(vi nibbles) {
 #endif
 }
 #else
-inline vi table_codes(vi nibbles) {
+inline vi named_codes(vi nibbles, const uint8_t (&codes)[16]) {
     uint8_t bytes[sizeof(vi)];
     std::memcpy(bytes, &nibbles, sizeof(vi));
-    for (auto& byte : bytes) byte = kCodesOfNibbles[byte];
+    for (auto& byte : bytes) byte = codes[byte];
     std::memcpy(&nibbles, bytes, sizeof(vi));
     return nibbles;
 }
@@ -70,9 +71,10 @@ inline __attribute__((always_inline)) void read_pair(const char* group, int pair
     const vi halves = vector(CodesOf<C>::kHalves ? pair : pair / 2 * 3 + pair % 2);
     first = halves & 0x0f0f0f0f;
     second = (vi)((vu)halves >> 4) & 0x0f0f0f0f;
-    if constexpr (C == kTable) {
-        first = table_codes(first);
-        second = table_codes(second);
+    if constexpr (CodesOf<C>::kNamed) {
+        constexpr auto& codes = C == kTable ? kCodesOfNibbles : kCodesOfFloats4;
+        first = named_codes(first, codes);
+        second = named_codes(second, codes);
     }
     if constexpr (CodesOf<C>::kSixBits) {
         const vu upper = (vu)vector(pair / 2 * 3 + 2);
@@ -108,6 +110,8 @@ struct Factors {
             vf super[kParts];
             for (int i = 0; i < kParts; i++) super[i] = load_halves(span + super_at + i * kLanes * 2);
             spread(groups, repeats, to, [&](int64_t place, int i) { return load_bytes(span + at + place) * super[i]; });
+        } else if (part.factors == kExponents) {
+            spread(groups, repeats, to, [&](int64_t place, int) { return load_exponents(span + at + place); });
         } else if (part.factors == kHalves) {
             spread(groups, repeats, to, [&](int64_t place, int) { return load_halves(span + at + place * 2); });
         } else {
@@ -301,11 +305,11 @@ void add_block(TileSpan tile, const FaserLowBitPart& part, int64_t values, int64
         at.starts += first * (kSpan / CodesOf<C>::kGroup);
         at.totals += first * kWidth;
         with_count<kMostRows>(int(tile_rows), [&](auto number) {
-            constexpr bool kMinimums = C != kTable && C != kSixes16;
+            constexpr bool kMinimums = !CodesOf<C>::kNamed && C != kSixes16, kReadsHalves = C != kFloats4;
             const bool minimums = kMinimums && part.has_minimums;
-            if (reads_halves<CodesOf<C>::kGroup>(part)) {
-                if (minimums) return add_tiles<C, kMinimums, true, number.value>(at, values, count);
-                return add_tiles<C, false, true, number.value>(at, values, count);
+            if (kReadsHalves && reads_halves<CodesOf<C>::kGroup>(part)) {
+                if (minimums) return add_tiles<C, kMinimums, kReadsHalves, number.value>(at, values, count);
+                return add_tiles<C, false, kReadsHalves, number.value>(at, values, count);
             }
             if (minimums) return add_tiles<C, kMinimums, false, number.value>(at, values, count);
             add_tiles<C, false, false, number.value>(at, values, count);
@@ -376,6 +380,8 @@ Multiply multiply_of(int32_t form) {
             return multiply_panels<kBytes>;
         case kSixes:
             return multiply_panels<kSixes>;
+        case kFloats4:
+            return multiply_panels<kFloats4>;
         default:
             return multiply_panels<kSixes16>;
     }

@@ -19,10 +19,11 @@ enum Stored : int32_t {
     kQ6_K = 14,
     kIQ4_NL = 20,
     kIQ4_XS = 23,
+    kMXFP4 = 39,
 };
 
-// A span of one row. Scales and minimums are half floats or floats; or integers, which super_scale and super_minimum
-// multiply.
+// A span of one row. Scales and minimums are half floats or floats; or small integers, which super_scale and
+// super_minimum multiply, or which are exponents.
 struct SpanOfRow {
     uint8_t codes[kSpan];
     uint16_t scales[kSpan / 16], minimums[kSpan / 16];
@@ -37,6 +38,8 @@ inline int64_t stored_block_values(int32_t stored) {
 
 inline int64_t stored_block_bytes(int32_t stored) {
     switch (stored) {
+        case kMXFP4:
+            return 17;
         case kQ4_0:
         case kIQ4_NL:
             return 18;
@@ -71,6 +74,10 @@ inline void read_nibbles(const uint8_t* from, int count, uint8_t* low, uint8_t* 
 // A block of 32 values; group: its number in the span.
 inline void read_block(int32_t stored, const uint8_t* block, int64_t group, SpanOfRow& span) {
     uint8_t* codes = span.codes + group * 32;
+    if (stored == kMXFP4) {
+        span.small_scales[group] = int8_t(block[0]);
+        return read_nibbles(block + 1, 16, codes, codes + 16);
+    }
     span.scales[group] = two_bytes(block);
     block += 2;
     if (stored == kQ4_1 || stored == kQ5_1) {

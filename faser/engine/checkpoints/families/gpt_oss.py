@@ -1,0 +1,59 @@
+"""gpt-oss (20B, 120B): a mixture of experts in every layer, biases on all products, attention sinks, YaRN.
+
+Of two layers the first has a window.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from faser.engine.checkpoints.families.architecture import (
+    Activation,
+    DecoderSpec,
+    ExpertsSpec,
+    LayerSpec,
+    TensorNames,
+)
+from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec, windowed
+
+_DEFAULTS: Mapping[str, Any] = {
+    "head_dim": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 128,
+    "rope_theta": 150_000.0,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+_NAMES = TensorNames(router="mlp.router", stacked_experts=True)
+
+
+def spec(config: Mapping[str, Any]) -> DecoderSpec:
+    """Experts clamp what they multiply at 7 and have a gain of 1.702, as in all published models."""
+    given = dict(_DEFAULTS) | {name: value for name, value in config.items() if value is not None}
+    if not (given.get("rope_scaling") or given.get("rope_parameters")):
+        given["rope_scaling"] = _YARN
+    fields = Fields(given)
+    fields.expect("swiglu_limit", (7,), "experts of gpt-oss clamp at 7")
+    fields.expect("swiglu_alpha", (1.702,), "the gain of experts of gpt-oss is 1.702")
+    bias = fields.flag("attention_bias", True)
+    layer = LayerSpec(
+        attention=attention(fields, rope_spec(fields), bias=bias, out_bias=bias, sinks=True),
+        feed_forward=ExpertsSpec(
+            num_experts=fields.positive_int("num_local_experts", fields.positive_int("num_experts", 128)),
+            top_k=fields.positive_int("num_experts_per_tok", 4),
+            size=fields.positive_int("intermediate_size", 2880),
+            renormalise=True,
+            activation=Activation.SWIGLU_OAI,
+            bias=True,
+        ),
+    )
+    window = fields.positive_int("sliding_window")
+    usual = tuple(None if number % 2 else window for number in range(fields.num_layers()))
+    return decoder(fields, windowed(layer, fields.windows(usual)), names=_NAMES)

@@ -1,0 +1,101 @@
+"""A checkpoint whose tensors have the parts of all experts of a layer: gives them expert by expert.
+
+E experts of F channels, a hidden size of H; rows of gate and up alternate, gate first:
+
+    tensor               floats        MXFP4: _blocks              _scales
+    gate_up_proj         [E, H, 2 F]   [E, 2 F, H / 32, 16] uint8  [E, 2 F, H / 32] uint8
+    down_proj            [E, F, H]     [E, H, F / 32, 16] uint8    [E, H, F / 32] uint8
+    gate_up_proj_bias    [E, 2 F]
+    down_proj_bias       [E, H]
+
+A byte of blocks has two neighbours, the first in its low half. A block of MXFP4 in a GGUF file, which is what
+products take, has a scale, then values i and i + 16 in a byte. Knows neither configs nor backends.
+
+Source: transformers, integrations/mxfp4.py and models/gpt_oss.
+"""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from faser.engine.execution.models.weights import WeightSource
+from faser.errors import ConfigError, ModelError
+from faser.kernels.interface.low_bit.formats import Bytes
+from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows
+
+_STACKED = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
+_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_GROUP = 32
+_Place = tuple[str, int | None, slice]  # tensor; of which expert, None: it is of none; which of its rows
+
+
+class StackedExperts:
+    """A WeightSource over such a checkpoint: `get` dequantises, and `names` are those of single experts."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._stored: dict[str, _Place] = {}
+        known = set(source.names())
+        for name in source.names():
+            if name.endswith("_blocks") and scales_of(name) not in known:
+                raise ModelError(f"the checkpoint has tensor {name} but no {scales_of(name)}")
+            self._stored |= dict(self._places(name))
+
+    def names(self) -> list[str]:
+        return list(self._stored)
+
+    def get(self, name: str) -> Tensor:
+        """The tensor: float32 if it is quantised, else in the stored dtype."""
+        if (quantised := self.rows(name)) is not None:
+            return torch.from_numpy(quantised.dequantised())
+        stored, expert, rows = self._stored[name]
+        if expert is None:
+            return self._source.get(stored)
+        found = self._source.get(stored)[expert]
+        return found.T[rows] if found.dim() == 2 else found[rows]
+
+    def rows(self, name: str) -> LowBitRows | None:
+        """A matrix of an expert in blocks of MXFP4; None: it is not stored so.
+
+        Raises ModelError that names tensors whose types or shapes do not fit.
+        """
+        stored, expert, rows = self._stored[name]
+        if expert is None or not stored.endswith("_blocks"):
+            return None
+        blocks, scales = self._source.get(stored), self._source.get(scales_of(stored))
+        expected = (*scales.shape, _GROUP // 2)
+        if blocks.dtype is not torch.uint8 or scales.dtype is not torch.uint8 or blocks.shape != expected:
+            raise ModelError(
+                f"tensors {stored} and {scales_of(stored)} are {blocks.dtype} {list(blocks.shape)} and "
+                f"{scales.dtype} {list(scales.shape)}; they must be bytes, {_GROUP // 2} for each scale"
+            )
+        found = in_blocks(blocks[expert, rows].numpy(), scales[expert, rows].numpy())
+        try:
+            return block_rows("MXFP4", found, _GROUP * scales.shape[-1])
+        except ConfigError as error:
+            raise ModelError(f"{name}: {error}") from None
+
+    def _places(self, name: str) -> Iterator[tuple[str, _Place]]:
+        """Names of single experts, and where each lies in a tensor."""
+        match = _STACKED.fullmatch(name)
+        if match is None:
+            yield name, (name, None, slice(None))
+        elif match[3] != "_scales":
+            parts, ending = _PARTS[match[2]], "bias" if match[3] == "_bias" else "weight"
+            for expert in range(len(self._source.get(name))):
+                for first, part in enumerate(parts):
+                    yield f"{match[1]}{expert}.{part}.{ending}", (name, expert, slice(first, None, len(parts)))
+
+
+def scales_of(blocks: str) -> str:
+    return f"{blocks.removesuffix('_blocks')}_scales"
+
+
+def in_blocks(pairs: Bytes, scales: Bytes) -> Bytes:
+    """[N, bytes of a row]: as GGUF files store MXFP4. pairs: [N, G, 16], two neighbours a byte. scales: [N, G]."""
+    codes = np.stack((pairs & np.uint8(15), pairs >> np.uint8(4)), -1).reshape(*scales.shape, _GROUP)
+    halves = codes[..., : _GROUP // 2] | codes[..., _GROUP // 2 :] << np.uint8(4)
+    return np.concatenate((scales[..., None], halves), -1).reshape(len(scales), -1)
