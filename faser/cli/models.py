@@ -39,6 +39,7 @@ Weights are not read and no network is used. The exit status is 0 if the model l
 
 T = TypeVar("T")
 _WIDTH = 100
+_PAGE_WIDTH = 115
 _PAGE = """# Models
 
 Made by `faser models --markdown`.
@@ -65,6 +66,15 @@ other mixtures of experts, and whatever else is not in the table are refused by 
 | GGUF, with [these types of tensors](quantization.md#gguf-files-as-they-are-stored) | those named in the column |
 | fp8, AWQ, GPTQ, compressed-tensors | tested with Llama only; what else has such tensors is read alike |
 | MXFP4 | the experts of gpt-oss |
+
+The tokenizer of a GGUF file is rebuilt from its metadata. By `tokenizer.ggml.model` it is `llama` (sentencepiece),
+`gemma4`, or `gpt2` that splits text in one of these ways of `tokenizer.ggml.pre`:
+
+{splittings}
+
+Others are refused by name, and so is `gpt2` without `tokenizer.ggml.pre`; `--tokenizer` then names a directory
+with the model's own tokenizer. A GGUF file does not say which special tokens absorb the white space around them:
+those of Phi-3 with sentencepiece do, no others.
 
 ## What is tested
 
@@ -162,6 +172,8 @@ def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 def markdown() -> str:
     """The page docs/models.md."""
+    from faser.engine.text.gguf_tokenizer import SPLITTINGS  # imports the tokenizers library
+
     rows = [
         "| family | architecture | GGUF | models, among others | real weights |",
         "| --- | --- | --- | --- | --- |",
@@ -170,7 +182,9 @@ def markdown() -> str:
         gguf = ", ".join(f"`{each}`" for each in each.gguf) or "no"
         files = "; ".join(each.files) or "no"
         rows.append(f"| {each.name} | `{each.architecture}` | {gguf} | {', '.join(each.examples)} | {files} |")
+    splittings = ", ".join(f"`{each}`" for each in SPLITTINGS)
     return _PAGE.format(
+        splittings="\n".join(textwrap.wrap(splittings, _PAGE_WIDTH, break_on_hyphens=False)),
         table="\n".join(rows),
         notes="\n".join(f"- {each.name}: {each.note}" for each in FAMILIES if each.note),
         served="\n".join(f"- {file}" for each in FAMILIES for file in each.files),

@@ -1,7 +1,8 @@
 """Rebuilds the tokenizer of a GGUF file for the tokenizers library.
 
-Supports the two kinds of vocabulary of the served architectures: GPT-2's byte-level BPE, where
-tokenizer.ggml.pre names the rule that splits text, and sentencepiece BPE with byte fallback.
+Supports the kinds of vocabulary of the served architectures. GPT-2's is byte-level BPE: tokenizer.ggml.pre names
+the rule that splits text. Sentencepiece's is BPE with byte fallback: text is not split, and scores say what is
+merged first. Newer files of Gemma have the latter kind with stored merges.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,12 @@ from faser.engine.text.tokenizer_settings import TokenizerSettings
 from faser.errors import ModelError
 
 _SPACE = "\u2581"
+_GEMMA = "gemma4"
 _MAX_PIECE_CHARS = 1024  # every way to cut a piece in two is tried
+
+# All other added tokens of Phi-3 absorb the white space after them, which a GGUF file cannot say.
+# Source: the model's tokenizer_config.json.
+_PHI3_KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 class TokenType(IntEnum):
@@ -35,47 +41,72 @@ class TokenType(IntEnum):
 class _Splitting:
     """How byte-level text is split before merging.
 
-    pattern: a regular expression; None: GPT-2's. single_digits: every digit is a piece of its own.
+    patterns: regular expressions, in order; each cuts its matches out of the pieces that the ones before it left.
     ignore_merges: a piece that is a token is not merged. compose: text is normalised to NFC first.
+    add_bos: a text begins with BOS, unless the file says otherwise.
     """
 
-    pattern: str | None = None
-    single_digits: bool = False
+    patterns: tuple[str, ...]
     ignore_merges: bool = False
     compose: bool = False
     add_bos: bool = False
 
 
-def _words_and_digits(digit_count: str) -> str:
-    """The pattern of Llama 3 and Qwen, which differ only in how many digits stay together."""
-    return (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + digit_count
-        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )  # fmt: skip
+_DIGIT = r"\p{N}"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
-def _words_by_case() -> str:
-    """The pattern of GPT-4o: a word begins with its capitals and ends with its small letters."""
-    small, capital = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-    before, after = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+def _words(digits: str, marks: str = "") -> str:
+    """cl100k's pattern and its kin. digits: how many stay together. marks: a class that counts as letters."""
     return (
-        f"{before}{capital}*{small}+{after}|{before}{capital}+{small}*{after}"
-        + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}{marks}]+|\p{{N}}{digits}"
+        rf"| ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*|{_LINES_AND_SPACES}"
     )
 
 
-_GPT2 = _Splitting()
-_LLAMA3 = _Splitting(pattern=_words_and_digits("{1,3}"), ignore_merges=True, add_bos=True)
-_SPLITTINGS = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "smollm": _Splitting(single_digits=True),
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama-bpe": _LLAMA3,
-    "smaug-bpe": _Splitting(pattern=_words_and_digits("{1,3}")),
-    "qwen2": _Splitting(pattern=_words_and_digits(""), compose=True),
-    "gpt-4o": _Splitting(pattern=_words_by_case()),
+def _cased_words(digits: str, contraction: str = "") -> str:
+    """o200k's pattern and its kin: a word ends where case rises. contraction: part of the word before it."""
+    return (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{contraction}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{contraction}"
+        rf"|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}"
+    )
+
+
+# By the values of tokenizer.ggml.pre. The patterns are those of each model's own tokenizer.json. No model is named
+# "default"; its patterns are llama.cpp's. Source of the names, of which mean the same, and of ignore_merges and
+# add_bos: llama.cpp, src/llama-vocab.cpp and conversion/base.py.
+SPLITTINGS = {
+    name: splitting
+    for names, splitting in (
+        (("default",), _Splitting(patterns=(r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}"))),
+        (("gpt-2",), _Splitting(patterns=(_GPT2,))),
+        # SmolLM 1 and 2; Refact and Granite 3; StarCoder 2
+        (("smollm", "refact", "starcoder"), _Splitting(patterns=(_DIGIT, _GPT2))),
+        # Llama 3 and SmolLM3; Falcon 3; Pixtral
+        (
+            ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"),
+            _Splitting(patterns=(_words("{1,3}"),), ignore_merges=True, add_bos=True),
+        ),
+        # Smaug; Phi-4 and Granite 4; GLM-4 as THUDM published it first
+        (("smaug-bpe", "dbrx", "chatglm-bpe"), _Splitting(patterns=(_words("{1,3}"),))),
+        (("glm4",), _Splitting(patterns=(_words("{1,3}"),), ignore_merges=True)),
+        # Qwen 1.5 to 3, and the Qwen that DeepSeek-R1 was distilled into
+        (("qwen2", "deepseek-r1-qwen"), _Splitting(patterns=(_words(""),), compose=True)),
+        (("qwen35",), _Splitting(patterns=(_words("", r"\p{M}"),), compose=True)),
+        # Mistral NeMo, Mistral Small 3, Ministral 3
+        (("tekken",), _Splitting(patterns=(_cased_words(""),), ignore_merges=True, add_bos=True)),
+        # Phi-4-mini, gpt-oss
+        (("gpt-4o",), _Splitting(patterns=(_cased_words("{1,3}", f"{_CONTRACTION}?"),))),
+        (
+            ("deepseek-coder",),
+            _Splitting(patterns=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u0800-\u9fa5\uac00-\ud7ff]+", _DIGIT)),
+        ),
+    )
+    for name in names
 }
 
 
@@ -95,12 +126,19 @@ def tokenizer_of(file: GgufFile) -> tuple[tokenizers.Tokenizer, TokenizerSetting
         types = file.require_list("tokenizer.ggml.token_type", int)
     if len(types) != len(tokens):
         raise ModelError(f"{file.path} has {len(tokens)} tokens but {len(types)} token types")
-    core, add_bos = _builder(file)(file, tokens, types)
+    model = _model(file)
+    core, add_bos = _BUILDERS[model](file, tokens, types)
+    absorbs = model == "llama" and file.get("general.architecture", str) == "phi3"
     core.add_tokens(
         [
-            AddedToken(token, special=kind == TokenType.CONTROL, normalized=False)
+            AddedToken(
+                token,
+                special=kind != TokenType.USER_DEFINED,
+                normalized=False,
+                rstrip=absorbs and token not in _PHI3_KEEPS_SPACE,
+            )
             for token, kind in zip(tokens, types, strict=True)
-            if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+            if kind in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
         ]
     )
     bos, eos = _named_token(file, tokens, "bos"), _named_token(file, tokens, "eos")
@@ -114,18 +152,14 @@ def tokenizer_of(file: GgufFile) -> tuple[tokenizers.Tokenizer, TokenizerSetting
     return core, TokenizerSettings(bos_token=bos, eos_token=eos, chat_template=_chat_template(file))
 
 
-_Builder = Callable[[GgufFile, list[str], list[int]], tuple[tokenizers.Tokenizer, bool]]
-
-
-def _builder(file: GgufFile) -> _Builder:
-    """The function that builds this kind of vocabulary; it returns whether a BOS is added by default."""
-    match file.require("tokenizer.ggml.model", str):
-        case "gpt2":
-            return _byte_level
-        case "llama":
-            return _sentencepiece
-        case other:
-            raise ModelError(f"{file.path} has a tokenizer of kind {other}; supported are gpt2 and llama")
+def _model(file: GgufFile) -> str:
+    """The kind of vocabulary. A Gemma converted from its tokenizer.json is gpt2 with gemma4's way to split."""
+    model = file.require("tokenizer.ggml.model", str)
+    if model == "gpt2" and file.get("tokenizer.ggml.pre", str) == _GEMMA:
+        return _GEMMA
+    if model not in _BUILDERS:
+        raise ModelError(f"{file.path} has a tokenizer of kind {model}; supported are {', '.join(_BUILDERS)}")
+    return model
 
 
 def _core(file: GgufFile, build: Callable[[], models.BPE]) -> tokenizers.Tokenizer:
@@ -137,23 +171,23 @@ def _core(file: GgufFile, build: Callable[[], models.BPE]) -> tokenizers.Tokeniz
 
 
 def _byte_level(file: GgufFile, tokens: list[str], _types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
-    name = file.get("tokenizer.ggml.pre", str, "default")
-    splitting = _SPLITTINGS.get(name)
+    name = file.require("tokenizer.ggml.pre", str)
+    splitting = SPLITTINGS.get(name)
     if splitting is None:
-        raise ModelError(f"{file.path} splits text the {name} way; supported are {', '.join(_SPLITTINGS)}")
-    pairs = file.require_list("tokenizer.ggml.merges", str)
-    merges = [(left, right) for left, _, right in (pair.partition(" ") for pair in pairs)]
+        raise ModelError(
+            f"{file.path} splits text the {name} way; supported are {', '.join([*SPLITTINGS, _GEMMA])}"
+        )
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    merges = _stored_merges(file)
     core = _core(file, lambda: models.BPE(vocabulary, merges, ignore_merges=splitting.ignore_merges))
     if splitting.compose:
         core.normalizer = normalizers.NFC()
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitting.pattern is None)
-    steps: list[pre_tokenizers.PreTokenizer] = [byte_level]
-    if splitting.pattern is not None:
-        steps.insert(0, pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
-    if splitting.single_digits:
-        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
-    core.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splitting.patterns),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     core.decoder = decoders.ByteLevel()
     return core, splitting.add_bos
 
@@ -166,25 +200,48 @@ def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> tuple
         raise ModelError(f"{file.path} has {len(tokens)} tokens but {len(scores)} scores")
     if (longest := max(map(len, tokens), default=0)) > _MAX_PIECE_CHARS:
         raise ModelError(f"{file.path} has a token of {longest} characters; the limit is {_MAX_PIECE_CHARS}")
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     pieces = {
         token: score for token, kind, score in zip(tokens, types, scores, strict=True) if kind == TokenType.NORMAL
     }
+    prefixed = file.get("tokenizer.ggml.add_space_prefix", bool, True)
+    return _byte_fallback(file, tokens, types, _merges_by_score(pieces), prefixed=prefixed), True
+
+
+def _gemma(file: GgufFile, tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
+    return _byte_fallback(file, tokens, types, _stored_merges(file), prefixed=False), True
+
+
+def _byte_fallback(
+    file: GgufFile, tokens: list[str], types: list[int], merges: list[tuple[str, str]], *, prefixed: bool
+) -> tokenizers.Tokenizer:
+    """A tokenizer that writes a space as U+2581, and what the vocabulary lacks as bytes.
+
+    prefixed: a space is put before a text, and before what follows a special token.
+    """
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.UNKNOWN), None)
     core = _core(
         file,
-        lambda: models.BPE(
-            vocabulary, _merges_by_score(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=True
-        ),
+        lambda: models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True),
     )
-    prefixed = file.get("tokenizer.ggml.add_space_prefix", bool, True)
     before: list[normalizers.Normalizer] = [normalizers.Prepend(_SPACE)] if prefixed else []
     core.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
     after: list[decoders.Decoder] = [decoders.Strip(" ", 1, 0)] if prefixed else []
     core.decoder = decoders.Sequence(
         [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
     )
-    return core, True
+    return core
+
+
+_Builder = Callable[[GgufFile, list[str], list[int]], tuple[tokenizers.Tokenizer, bool]]
+
+# By tokenizer.ggml.model. Each returns whether a text begins with BOS unless the file says otherwise.
+_BUILDERS: dict[str, _Builder] = {"gpt2": _byte_level, "llama": _sentencepiece, _GEMMA: _gemma}
+
+
+def _stored_merges(file: GgufFile) -> list[tuple[str, str]]:
+    pairs = file.require_list("tokenizer.ggml.merges", str)
+    return [(left, right) for left, _, right in (pair.partition(" ") for pair in pairs)]
 
 
 def _merges_by_score(pieces: dict[str, float]) -> list[tuple[str, str]]:
