@@ -68,6 +68,10 @@ SHAPES = {
     ),
 }
 _YARN_FACTOR, _YARN_CONTEXT, _WINDOW = 32.0, 4096, 128  # of gpt-oss
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 _STD = 0.02  # of a weight, about
 _COPIED = ("model", "pre", "tokens", "token_type", "merges")
 _Bytes = npt.NDArray[np.uint8]
@@ -108,6 +112,7 @@ def write(out: Path, vocabulary: GgufFile, shape: Shape, num_layers: int) -> Non
         writer.add_expert_count(shape.experts[0])
         writer.add_expert_used_count(shape.experts[1])
         writer.add_expert_feed_forward_length(shape.inner)
+    writer.add_chat_template(_CHAT_TEMPLATE)
     _add_vocabulary(writer, vocabulary, shape.vocabulary)
 
     def add(name: str, columns: int, depth: int, kind: Kind) -> None:

@@ -139,6 +139,7 @@ class FlashInferBackend:
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
         self.has_experts = kernels.experts is not None
+        self.has_sinks = False
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         self.prefers_low_bit = False
@@ -254,7 +255,7 @@ class FlashInferBackend:
         return 0 if self._experts_read is None else int(self._experts_read)
 
     def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:
-        """See Backend. Raises ConfigError for weights in 8 bits."""
+        """See Backend. Raises ConfigError for weights in 8 bits, and for biases."""
         if self._experts_read is None:
             self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
         run = self._experts.get(block)
@@ -271,6 +272,8 @@ class FlashInferBackend:
             for each in matrices:
                 if not isinstance(each, _CudaLinear):
                     raise ConfigError("the flashinfer backend multiplies experts in 16 bits, not in fp8")
+                if each.bias is not None:
+                    raise ConfigError("the flashinfer backend has no kernels for experts with biases")
             return tuple(each.weight for each in matrices)
 
         return self._kernels.experts(block, plain(block.gate_up), plain(block.down))

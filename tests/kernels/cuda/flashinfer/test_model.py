@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from faser.engine.execution.models.loader import load_decoder
+from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.graph_capture import GraphBatchSize
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionPlan
@@ -107,6 +109,18 @@ def test_a_mixture_says_what_it_says_on_the_reference_backend(mixture: Path) -> 
     graphs = GraphModel(mixture, torch.float16)
     again = torch.cat([graphs.step(batch) for batch in steps()])
     assert float((again - wanted).square().mean().sqrt()) < 0.02 * float(wanted.std())
+
+
+def test_attention_sinks_and_biases_of_experts_are_refused(tmp_path: Path) -> None:
+    fields = {"vocab_size": VOCAB_SIZE, "head_dim": 64, "num_hidden_layers": 2, "num_local_experts": 4}
+    write_family_model(tmp_path, "gpt_oss", fields)
+    with pytest.raises(ConfigError, match="has attention sinks; the flashinfer backend computes none"):
+        logits(fake_backend(), tmp_path, torch.float16)
+    backend = fake_backend()
+    packed = tuple(backend.pack(torch.zeros(8, 8).half(), torch.zeros(8)) for _ in range(2))
+    block = Experts(router=packed[0], gate_up=packed, down=packed, top_k=1, renormalise=True)
+    with pytest.raises(ConfigError, match="no kernels for experts with biases"):
+        backend.experts(torch.zeros(1, 8).half(), block, torch.zeros(1, 8).half())
 
 
 def test_logits_of_the_head_are_not_rounded_to_its_type(checkpoint: Path) -> None:
