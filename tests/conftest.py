@@ -6,6 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# A process for each core has one thread: threads of several processes that wait for each other on the same cores
+# took seven times as long. This must be said before anything imports torch; programs that tests start inherit it.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 from hypothesis import settings
 
