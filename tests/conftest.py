@@ -57,6 +57,14 @@ def _is_longer(item: pytest.Item) -> bool:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _short_measuring() -> Iterator[None]:
+    """Engines of this process measure step times for half a second: next to other tests no time is kept anyway."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("faser.engine.execution.startup.step_times._CPU_STEPS_S", 0.5)
+        yield
+
+
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether tests that could go on for minutes do."""

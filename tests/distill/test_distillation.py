@@ -119,6 +119,7 @@ def test_the_written_head_drafts_what_the_trained_one_does(head_folder: Path, ta
     assert compared > 20
 
 
+@pytest.mark.full
 def test_measured_acceptance_is_that_of_served_drafts(head_folder: Path, target: FrozenTarget) -> None:
     """Seen to catch: a step of the training that sees a later state, whose drafts are served far worse."""
     work = distillation(head_folder, target)

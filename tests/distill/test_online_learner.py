@@ -126,6 +126,7 @@ def test_a_head_that_has_learned_is_better_and_can_be_served(
     assert again.before == pytest.approx(found.after)
 
 
+@pytest.mark.full
 def test_what_is_held_out_is_never_learned_from(
     target: FrozenTarget, beginner: Path, answers: list[LearnableAnswer], tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def point_masses() -> Pair:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("verify, rule", EXACT_RULES)
+@pytest.mark.full(but=("by_rejection-everything-0", "by_rejection-drop_before_a_low_best_probability-0"))
 def test_chunks_whose_first_token_was_verified_a_step_earlier_leave_the_distribution(
     verify: Verification, rule: Rule, seed: int
 ) -> None:
@@ -142,11 +143,13 @@ def test_a_bonus_token_may_be_verified_by_rejection_as_well(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", WRONG_RULES)
+@pytest.mark.full(but=("cut0",))
 def test_a_cut_that_has_seen_the_token_is_biased_in_chunks_too(rule: AheadRule) -> None:
     assert most_biased(by_rejection, rule) > VISIBLE
 
 
 @pytest.mark.parametrize("verify", BIASED_VERIFICATIONS)
+@pytest.mark.full(but=("verify0",))
 def test_an_outcome_that_mixes_rules_is_biased_in_chunks_too(verify: Verification) -> None:
     assert most_biased(verify) > VISIBLE
 
