@@ -3,7 +3,7 @@
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
 
-Analysis is reasoning; final is content, and so is commentary that is to nobody. The prompt ends with
+Analysis is reasoning; final is content, and so is commentary without a recipient. The prompt ends with
 <|start|>assistant, and generation stops at <|return|> and <|call|>. HarmonyParser divides an answer and leaves a
 call as it is written; OpenAiParser reads it.
 

@@ -317,7 +317,7 @@ class ExpertPrice:
         return self._costs.expert_s * read
 
     def add(self, rows: int, drafts: int, read: int) -> None:
-        """A step of these rows has read so many experts."""
+        """Fit the shares to a step of `rows` rows and `drafts` draft rows, which has read `read` experts."""
         if read > _NEARLY_ALL * self._costs.total:
             return
         further = self._costs.further(read)

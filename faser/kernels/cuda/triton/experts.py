@@ -121,6 +121,14 @@ def _sums(rows, piece, sums, WIDE: tl.constexpr):
     return tl.dot(rows, tl.trans(piece), sums)
 
 
+@jit
+def _pairs_from(pairs, first, count, ROWS: tl.constexpr):
+    """ROWS pairs of an expert, from the first on, int64, and which of them there are."""
+    place = first + tl.arange(0, ROWS)
+    there = place < count
+    return tl.load(pairs + place, mask=there, other=0).to(tl.int64), there
+
+
 @jit_for_any("num_rows")
 def _gate_up(x, stride, first_weight, offsets, pairs, counts, num_rows, inner, width, size,
              TOP: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
@@ -130,9 +138,7 @@ def _gate_up(x, stride, first_weight, offsets, pairs, counts, num_rows, inner, w
     count = tl.load(counts + expert)
     first = tl.program_id(2) * ROWS
     if first < count:
-        place = first + tl.arange(0, ROWS)
-        there = place < count
-        pair = tl.load(pairs + expert * num_rows + place, mask=there, other=0).to(tl.int64)
+        pair, there = _pairs_from(pairs + expert * num_rows, first, count, ROWS)
         weight = first_weight + tl.multiple_of(tl.load(offsets + expert), _ALIGNED)
         output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
         gate_at = weight + output.to(tl.int64)[:, None] * width
@@ -161,9 +167,7 @@ def _down(inner, first_weight, offsets, pairs, counts, num_rows, given, width, s
     count = tl.load(counts + expert)
     first = tl.program_id(2) * ROWS
     if first < count:
-        place = first + tl.arange(0, ROWS)
-        there = place < count
-        pair = tl.load(pairs + expert * num_rows + place, mask=there, other=0).to(tl.int64)
+        pair, there = _pairs_from(pairs + expert * num_rows, first, count, ROWS)
         weight = first_weight + tl.multiple_of(tl.load(offsets + expert), _ALIGNED)
         output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
         weight_at = weight + output.to(tl.int64)[:, None] * size
