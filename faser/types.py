@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from faser.errors import RequestError
 
@@ -477,6 +477,20 @@ class PruneStats:
 STEP_ERROR_EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 
 
+class PaidRatio(NamedTuple):
+    """How many times the tokens per second drafts bring at a load, as measured in pairs of phases of steps.
+
+    sequences: the fewest and the most that decode at this load. low, high: of the 95 % interval of ratio. drafts:
+    whether sequences draft for it; None: it is being measured.
+    """
+
+    sequences: tuple[int, int]
+    ratio: float
+    low: float
+    high: float
+    drafts: bool | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStats:
     """Counters since the start of the engine.
@@ -489,7 +503,7 @@ class SpeculationStats:
     the configured one; else empty. mode_steps: steps by mode. switches: (from, to, times). bypasses: (reason,
     sequence-steps) without a draft, reason one of load, gain, memory, request. plain_s: time that the tokens of
     all steps would have taken without drafts, by the cost model. decide_s: host time of policy and bookkeeping.
-    catchup_tokens: draft KV recomputed after a pause. pruning: None if early pruning is off.
+    catchup_tokens: draft KV recomputed after a pause. pruning: None if early pruning is off. paid: by load.
     """
 
     policy: str
@@ -511,6 +525,7 @@ class SpeculationStats:
     partition: str = "serial"
     partition_fallback: str = ""
     pruning: PruneStats | None = None
+    paid: tuple[PaidRatio, ...] = ()
 
     @property
     def accepted_per_position(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from benchmarks.simulator.executor import SimulatedExecutor
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import Arrival
 from faser.engine.contract.drafts import Drafts
-from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan, StepResult
+from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan, StepResult, StepSpan
 from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
@@ -135,6 +135,7 @@ class Simulation:
         )
         self._open: dict[str, Served] = {}
         self._outcome = Outcome()
+        self._began_s: float | None = None  # the step before, if it left something to do
 
     def run(
         self,
@@ -171,6 +172,7 @@ class Simulation:
     def step(self, duration_s: float | None = None) -> None:
         """One step of the engine. Needs work."""
         before_s = self.clock.now()
+        last = None if self._began_s is None else StepSpan(before_s - self._began_s, 0.0)
         self._draft()
         plan = self.scheduler.plan()
         assert plan is not None, "work, but nothing to compute"
@@ -186,8 +188,9 @@ class Simulation:
             self.clock.advance(self._machine.draft_overhead_s)
         self.clock.advance(result.run_s + self._machine.step_overhead_s)
         self._count(plan, result)
-        for delta in self.scheduler.commit(plan, result):
+        for delta in self.scheduler.commit(plan, result, last=last):
             self._hear(delta, duration_s)
+        self._began_s = before_s if self.scheduler.has_work() else None
         self._outcome.busy_s += self.clock.now() - before_s
 
     def _draft(self) -> Drafts | None:

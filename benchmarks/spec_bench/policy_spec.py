@@ -37,12 +37,19 @@ class PolicySpec:
         cap: int,
         num_slots: int,
         lanes: tuple[InterferenceTable, ...] = (),
+        guarded: bool = True,
     ) -> SpeculationControl:
         """The control of speculation of a live engine with this drafter and these lanes."""
         config = SpeculationConfig(method=drafter, policy=self.name, num_speculative_tokens=cap, table=self.table)
         overlap = OverlapOptions(name=LANES, lanes=lanes, mode=self.overlap or OFF) if lanes else None
         control = SpeculationControl(
-            config, costs, num_slots=num_slots, clock=clock, overlap=overlap, times_itself=False
+            config,
+            costs,
+            num_slots=num_slots,
+            clock=clock,
+            overlap=overlap,
+            times_itself=False,
+            guarded=guarded,
         )
         if self.gamma is not None:
             control.use_policy(self.name, self.gamma)

@@ -114,7 +114,7 @@ class Engine:
     def _commit(self, plan: StepPlan, result: StepResult, overlapped_drafts: Drafts | None) -> StepDeltas:
         """Commit a step whose work has just ended."""
         self._gaps.ran(result, overlapped_drafts)
-        deltas = self._scheduler.commit(plan, result, last_gap_s=self._gaps.last_gap_s)
+        deltas = self._scheduler.commit(plan, result, last=self._gaps.last)
         if not self.has_work():
             self._gaps.restart()
         return deltas

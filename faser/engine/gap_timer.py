@@ -1,4 +1,4 @@
-"""GapTimer: for how long the device had no work in a step, from what the engine sees of it.
+"""GapTimer: how long a step was, and how long the device had no work in it, from what the engine sees of it.
 
     begin | propose | drafts' run_s | keep, plan | the step's run_s | commit, statistics, messages | next begin
           '-- gap --'               '--- gap ----'                  '------------ gap -------------'
@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 
 from faser.engine.contract.drafts import Drafts
-from faser.engine.contract.plan import StepResult
+from faser.engine.contract.plan import StepResult, StepSpan
 
 
 class GapTimer:
-    """now: the clock, in seconds. last_gap_s: of the step before the one that began last; None: not known."""
+    """now: the clock, in seconds. last: the step before the one that began last; None: not known."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self.last_gap_s: float | None = None
+        self.last: StepSpan | None = None
         self._now = now
         self._began_s: float | None = None  # None: the step before left nothing to do
         self._worked_s = 0.0  # since then
@@ -26,7 +26,7 @@ class GapTimer:
     def begin_step(self) -> None:
         """The step before has ended, and so has all that it left to do."""
         now_s, before_s = self._now(), self._began_s
-        self.last_gap_s = None if before_s is None else now_s - before_s - self._worked_s
+        self.last = None if before_s is None else StepSpan(now_s - before_s, now_s - before_s - self._worked_s)
         self._began_s, self._worked_s = now_s, 0.0
 
     def drafted(self, drafts: Drafts) -> None:

@@ -10,6 +10,7 @@ from faser.engine.contract.plan import (
     StepPlan,
     StepResult,
     StepRows,
+    StepSpan,
 )
 from faser.engine.engine import Engine
 from faser.types import EngineStats
@@ -33,7 +34,7 @@ LOOKED_UP, FROM_MODEL, SELECTED = (
 class ScriptedScheduler:
     """Answers as it was set up and records every call with its arguments. answers: of drafted, in turn.
 
-    gaps: of all commits. has_more: what has_work says.
+    spans: that came with all commits. has_more: what has_work says.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class ScriptedScheduler:
         self._answers = answers
         self._before = before
         self._overlapped = overlapped
-        self.gaps: list[float | None] = []
+        self.spans: list[StepSpan | None] = []
         self.has_more = True
 
     def propose(self) -> DraftPlan | None:
@@ -75,10 +76,10 @@ class ScriptedScheduler:
         plan: StepPlan,
         result: StepResult,
         *,
-        last_gap_s: float | None = None,
+        last: StepSpan | None = None,
     ) -> StepDeltas:
         self._calls.append(("commit", plan, result))
-        self.gaps.append(last_gap_s)
+        self.spans.append(last)
         return StepDeltas()
 
 
@@ -174,8 +175,8 @@ def test_the_gap_before_a_step_goes_with_its_commit_unless_there_was_nothing_to_
     for has_more in (True, True, False, True, True):
         scheduler.has_more = has_more
         engine.step()
-    assert [gap is None for gap in scheduler.gaps] == [True, False, False, True, False]
-    assert all(gap >= 0 for gap in scheduler.gaps if gap is not None)
+    assert [span is None for span in scheduler.spans] == [True, False, False, True, False]
+    assert all(span.seconds >= span.gap_s >= 0 for span in scheduler.spans if span is not None)
 
 
 def test_steps_are_counted_with_the_rows_of_the_last() -> None:

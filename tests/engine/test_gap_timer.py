@@ -24,8 +24,8 @@ def test_what_a_step_leaves_to_do_is_part_of_its_own_gap() -> None:
     kinds = "DDDPDPPD"
     for last, kind in zip(" " + kinds, kinds, strict=False):
         timer.begin_step()
-        if timer.last_gap_s is not None:
-            found[last].append(timer.last_gap_s)
+        if timer.last is not None:
+            found[last].append(timer.last.gap_s)
         before_s, after_s = (50e-6, 130e-6) if kind == "D" else (5e-6, 10e-6)
         clock.advance(before_s)
         if kind == "D":
@@ -41,13 +41,13 @@ def test_preparing_a_step_is_no_work_of_the_device() -> None:
     clock = SimulatedClock()
     timer = GapTimer(clock.now)
     timer.begin_step()
-    assert timer.last_gap_s is None
+    assert timer.last is None
     timer.drafted(drafting(1.0))
     timer.drafted(drafting(2.0))
     timer.ran(step(4.0, prepared_s=0.5))
     clock.advance(9.0)
     timer.begin_step()
-    assert timer.last_gap_s == pytest.approx(9 - 3 - 4 + 0.5)
+    assert timer.last == pytest.approx((9.0, 9 - 3 - 4 + 0.5))
 
 
 def test_a_step_and_its_overlapped_drafts_work_from_the_first_begin_to_the_last_end() -> None:
@@ -57,7 +57,7 @@ def test_a_step_and_its_overlapped_drafts_work_from_the_first_begin_to_the_last_
     timer.ran(step(4.0, began_s=3.0), drafting(5.0, began_s=4.0))
     clock.advance(10.0)
     timer.begin_step()
-    assert timer.last_gap_s == pytest.approx(10 - 6)
+    assert timer.last == pytest.approx((10.0, 10 - 6))
 
 
 def test_a_step_before_waiting_for_requests_has_no_gap() -> None:
@@ -68,8 +68,8 @@ def test_a_step_before_waiting_for_requests_has_no_gap() -> None:
     timer.restart()
     clock.advance(1000.0)
     timer.begin_step()
-    assert timer.last_gap_s is None
+    assert timer.last is None
     timer.ran(step(1.0))
     clock.advance(1.5)
     timer.begin_step()
-    assert timer.last_gap_s == pytest.approx(0.5)
+    assert timer.last == pytest.approx((1.5, 0.5))

@@ -16,7 +16,7 @@ it. StepDeltas are what a committed step reports to the front-end. All are plain
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from faser.engine.contract.drafts import Drafts
 from faser.types import (
@@ -307,6 +307,13 @@ class SequenceDelta:
     error: SequenceError | None = None
     speculation: SpeculationSummary | None = None
     trace: StepTrace | None = None
+
+
+class StepSpan(NamedTuple):
+    """How long a step was, from its beginning to that of the next one. gap_s: without work for the device."""
+
+    seconds: float
+    gap_s: float
 
 
 @dataclass(slots=True, kw_only=True)

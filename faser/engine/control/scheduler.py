@@ -27,6 +27,7 @@ from faser.engine.contract.plan import (
     StepPlan,
     StepResult,
     StepRows,
+    StepSpan,
 )
 from faser.engine.control.clock import Clock
 from faser.engine.control.kv_cache import KvManager
@@ -336,11 +337,11 @@ class Scheduler:
         )
         return self._speculation.first_round(drafts, draft_plan)
 
-    def commit(self, plan: StepPlan, result: StepResult, *, last_gap_s: float | None = None) -> StepDeltas:
+    def commit(self, plan: StepPlan, result: StepResult, *, last: StepSpan | None = None) -> StepDeltas:
         """Take the result of a step; deltas in the order of plan.rows, for sequences with something to report.
 
-        The drafts of the plan from propose_overlapped must be there. last_gap_s: seconds in which the device had
-        no work in the step before this one; None: not known.
+        The drafts of the plan from propose_overlapped must be there. last: the step before this one; None: the
+        engine had nothing to do in between.
         """
         assert self._in_flight, f"no step is in flight; step {plan.step} cannot be committed"
         first = self._in_flight[0]
@@ -358,7 +359,7 @@ class Scheduler:
                 prediction=first.prediction,
                 drafts=first.drafts,
                 overlapped=overlapped,
-                last_gap_s=last_gap_s,
+                last=last,
             )
         deltas = StepDeltas()
         for at, (sequence, token_ids) in enumerate(zip(first.sequences, sampled, strict=True)):

@@ -87,6 +87,10 @@ class CostModel:
             found += self._experts.seconds(rows)
         return found * step.factor
 
+    def by_table_s(self, rows: int, kv_tokens: int = 0) -> float:
+        """The same as it was measured at the start, whatever steps take now, and without a mixture's experts."""
+        return self._step.by_table(rows) + self._step.table.kv_token_s * kv_tokens
+
     def steps_s(self, fewest: int, most: int, kv_tokens: int = 0, row_context: float = 0.0) -> Floats:
         """[most - fewest + 1] seconds of steps of fewest … most rows; kv_tokens as in step_s.
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from faser.config.speculation import AUTO, DRAFT_METHODS, MOST_STATES_READ, SpeculationConfig
 from faser.engine.contract.drafts import FIRST_TEXT, Drafts, DraftTable, Ints
-from faser.engine.contract.plan import DraftPlan, StepPlan, StepResult
+from faser.engine.contract.plan import DraftPlan, StepPlan, StepResult, StepSpan
 from faser.engine.contract.step_times import Role
 from faser.engine.control.clock import Clock
 from faser.engine.control.sequence import Sequence, Status
@@ -37,6 +37,7 @@ from faser.engine.control.speculation.acceptance import (
     sampled_tokens,
     with_dropped,
 )
+from faser.engine.control.speculation.guard import Guard, GuardedStep
 from faser.engine.control.speculation.overlap import OFF, OverlapControl, OverlapOptions
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates, DraftingSequences, Policy, StepFacts
@@ -78,13 +79,26 @@ class StepPrediction:
 
     predicted_s: how long the step should take. verified: rows, draft rows, cached tokens of its sequences and of
     draft rows; None: the step has prompts. undrafted_s, token_s: how long the step should take without its
-    draft rows, and each accepted token in a further step without drafts; 0 if the step has no draft rows.
+    draft rows, and each accepted token in a further step without drafts; 0 if the step has no draft rows. guarded:
+    None: the guard was not asked.
     """
 
     predicted_s: float
     verified: tuple[int, int, int, int] | None
     undrafted_s: float = 0.0
     token_s: float = 0.0
+    guarded: GuardedStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _LastStep:
+    """A step whose end is not known yet. kind: of its gap; None: it is an example of none."""
+
+    kind: GapKind | None
+    num_sequences: int
+    deciding_s: float
+    guarded: GuardedStep | None
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +115,8 @@ class SpeculationControl:
     """One per engine with a drafter. policy: None makes the one that config names.
 
     details: summaries of requests list every draft. overlap: None never overlaps. times_itself: the host time that
-    drafting exposes counts as a cost of it; False where time is simulated.
+    drafting exposes counts as a cost of it; False where time is simulated. guarded: where drafts made before steps
+    by the policy `faser` turn out not to pay, no sequence drafts (Guard).
 
     A decision for a large batch serves several steps (CachedDecision). While no sequence drafts, the policy
     pauses: 1, 2, 3, 4, 8, 16, … steps, up to a pause that is long enough for the time of asking to be a small
@@ -119,6 +134,7 @@ class SpeculationControl:
         details: bool = False,
         overlap: OverlapOptions | None = None,
         times_itself: bool = True,
+        guarded: bool = True,
     ) -> None:
         cap = config.cap
         self._config, self._costs, self._times_itself = config, costs, times_itself
@@ -147,7 +163,11 @@ class SpeculationControl:
         self._pause = self._paused = 0  # steps for which no decision is to be made, and has not been
         self._long_enough = _Pauses()
         self._changes_seen = 0
-        self._timed: tuple[GapKind, int, float] | None = None  # the step before, while its gap is not over
+        self._last: _LastStep | None = None
+        self._clock, self._guarded = clock, guarded
+        self._guard = self._new_guard()
+        self._allowed: bool | None = None  # drafts in the next step, by the guard; None: it was not asked
+        self._num_decoding = 0  # sequences of that step
 
     # What the scheduler says of policies and sequences.
 
@@ -173,6 +193,7 @@ class SpeculationControl:
             self._acceptance.forget()
         self._pause = self._paused = 0
         self._long_enough = _Pauses()
+        self._guard = self._new_guard()
         self._overlap.reset(overlap)
 
     def start(self, sequence: Sequence) -> None:
@@ -201,22 +222,32 @@ class SpeculationControl:
             cycle=self._overlap.stats() if self._overlap.has_lanes else None,
             draft_share=self._overlap.share,
             partition_fallback=self._fallback,
+            paid=() if self._guard is None else self._guard.paid(),
         )
+
+    def _new_guard(self) -> Guard | None:
+        return Guard(self._clock) if self._guarded and self._policy.name == FASER else None
 
     # Before a step.
 
-    def skip_policy(self, count: int, *, launches_ahead: bool = True) -> bool:
+    def skip_policy(self, count: int, *, others: int = 0, launches_ahead: bool = True) -> bool:
         """Whether the next step, of count sequences, has no drafts, whatever the step in flight samples.
 
         If so it counts as a step for which the policy was not asked. 0 sequences: the step has prompts alone.
-        launches_ahead: the step can be launched before the one in flight has ended, unless the policy is asked.
+        others: further sequences, which may not draft. launches_ahead: the step can be launched before the one in
+        flight has ended, unless the policy is asked.
         """
+        self._allowed = None
         if launches_ahead and (self.drafts_overlapped or not count):
             return not self.drafts_overlapped
         reason = GAIN
         if not self._state.any_may_draft:
             reason = REQUEST
-        elif not self._policy.never_drafts and self._pause_ends(count, launches_ahead=launches_ahead):
+        elif (
+            not self._policy.never_drafts
+            and self._is_allowed(count + others)
+            and self._pause_ends(count, launches_ahead=launches_ahead)
+        ):
             return False
         self._paused += 1
         self._since += 1
@@ -235,7 +266,7 @@ class SpeculationControl:
 
     def _decide(self, sequences: Many[Sequence], others: OtherRows, budget: int, room: Room) -> StepDrafts | None:
         count = len(sequences)
-        if self.skip_policy(count, launches_ahead=False):
+        if self.skip_policy(count, others=others.sequences, launches_ahead=False):
             return None
         num_steps, self._paused, self._changes_seen = 1 + self._paused, 0, self._state.num_changes
         batch = self._state.batch(sequences)
@@ -264,6 +295,7 @@ class SpeculationControl:
                 return None
         drafts = self._with_room(sequences, candidates, lengths, room)
         if drafts is None:
+            self._expect()
             return None
         if cached is not None and cached.num_drafting >= len(drafts.lengths):
             drafts.stop = cached.stop
@@ -292,6 +324,7 @@ class SpeculationControl:
         """The policy says what of the drafts the step verifies."""
         with self._statistics.deciding():
             self._keep(step)
+            self._expect()
 
     def chunks(self, sequences: Many[Sequence], others: OtherRows, *, budget: int) -> StepDrafts | None:
         """What the next step verifies of the drafts made during the last one.
@@ -387,7 +420,19 @@ class SpeculationControl:
             token_s = decode_s / num_sequences
             undrafted_s = decode_s if verified else self._costs.step_s(num_rows - num_drafts, plan.kv_tokens)
         self._statistics.launch(drafts=num_drafts > 0)
-        return StepPrediction(predicted_s=predicted_s, verified=verified, undrafted_s=undrafted_s, token_s=token_s)
+        guarded = None
+        if self._guard is not None and self._allowed is not None and verified and not plan.started:
+            plain_s = self._costs.by_table_s(num_sequences, plan.kv_tokens)
+            guarded = GuardedStep(num_sequences=num_sequences, drafts=self._allowed, plain_s=plain_s)
+            self._guard.launched(guarded)
+        self._allowed = None
+        return StepPrediction(
+            predicted_s=predicted_s,
+            verified=verified,
+            undrafted_s=undrafted_s,
+            token_s=token_s,
+            guarded=guarded,
+        )
 
     # After a step.
 
@@ -401,20 +446,20 @@ class SpeculationControl:
         prediction: StepPrediction,
         drafts: StepDrafts | None = None,
         overlapped: StepDrafts | None = None,
-        last_gap_s: float | None = None,
+        last: StepSpan | None = None,
     ) -> None:
         """Take in what the step sampled, before its tokens are committed.
 
         sequences, sampled: of plan.rows, in their order; sequences that have ended meanwhile teach nothing.
-        drafts: that the step verified. overlapped: made during the step. last_gap_s: as in Scheduler.commit.
+        drafts: that the step verified. overlapped: made during the step. last: as in Scheduler.commit.
         """
         with self._statistics.deciding():
             kind = self._learn(plan, result, sequences, sampled, prediction, drafts, overlapped)
         deciding_s = self._statistics.end_step()
-        if self._timed is not None and last_gap_s is not None and not plan.started:
-            last_kind, num_sequences, last_deciding_s = self._timed
-            self._costs.host_gaps.observe(last_kind, last_gap_s, num_sequences, deciding_s=last_deciding_s)
-        self._timed = (kind, len(plan.rows), deciding_s) if self._times_itself and kind is not None else None
+        if self._last is not None and last is not None and not plan.started:
+            self._learn_span(self._last, last)
+        guarded = prediction.guarded if overlapped is None else None
+        self._last = _LastStep(kind, len(plan.rows), deciding_s, guarded, sum(result.counts))
 
     def _learn(
         self,
@@ -473,6 +518,13 @@ class SpeculationControl:
             return GapKind.DRAFTED
         return GapKind.ASKED if asked else GapKind.UNASKED
 
+    def _learn_span(self, step: _LastStep, span: StepSpan) -> None:
+        """The step is over, and so has all that it left to do."""
+        if step.kind is not None and self._times_itself:
+            self._costs.host_gaps.observe(step.kind, span.gap_s, step.num_sequences, deciding_s=step.deciding_s)
+        if step.guarded is not None and step.num_tokens and span.seconds > 0 and self._guard is not None:
+            self._guard.observe(step.guarded, step.num_tokens, span.seconds)
+
     def trace(self, drafts: StepDrafts | None, slot: int, *, gamma: int, num_tokens: int) -> StepTrace:
         """Where num_tokens tokens of one sequence come from, in a step that verified gamma draft tokens of it."""
         if drafts is None or not gamma:
@@ -480,6 +532,18 @@ class SpeculationControl:
         at = int(np.flatnonzero(drafts.table.slots == slot)[0])
         drafter = DRAFT_METHODS[drafts.table.methods.item(at)]
         return StepTrace(drafter=drafter, gamma=gamma, accepted=num_tokens - 1)
+
+    def _is_allowed(self, num_decoding: int) -> bool:
+        """The guard allows drafts in the next step, of num_decoding sequences."""
+        if self._guard is None or self.drafts_overlapped:
+            return True
+        self._num_decoding, self._allowed = num_decoding, self._guard.allows(num_decoding)
+        return self._allowed
+
+    def _expect(self) -> None:
+        """Tell the guard what the policy expects of the step."""
+        if self._guard is not None and self._allowed is not None:
+            self._guard.expect(self._num_decoding, self._policy.gain)
 
     def _pause_ends(self, count: int, *, launches_ahead: bool) -> bool:
         longest = self._long_enough.launched_ahead if launches_ahead else self._long_enough.waiting

@@ -3,10 +3,10 @@
 G, the expected tokens per second of the whole step with its drafting (see draft_lengths.py), is maximised twice:
 over draft lengths before drafting, and over verified tokens once the drafts' confidences are known. In between the
 stop rule ends a model's drafting where another pass does not pay: its prices are those of Dinkelbach's method,
-seconds times G. Where steps without drafts are better, no sequence drafts, except for probes, which take a fixed
-share of the time.
+seconds times G. Where steps without a model's drafts are better, no sequence drafts with it, except for probes,
+which take a fixed share of the time.
 
-    drafts from text    cost little, so all sequences look up, or none: _TextSwitch
+    drafts from text    cost little, so all sequences look up; the Guard sees whether that pays
     drafts by a model   the lengths with the largest G: draft_lengths.py, with hysteresis
     both                all sequences look up; then the model drafts for those for which G rises by it
 """
@@ -121,8 +121,6 @@ _SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with a model's drafts over G without
 _DWELL_STEPS = 2  # between two switches: noise of the load must not flap them
 _DEEPER = 2  # tokens beyond the expected optimum that a confident draft may go
 _BEND = 1.5  # a row this many times as dear as the rows before it lies beyond a bend of the step time
-_FOLLOW, _FOLLOW_PROBE = 0.05, 0.2  # weight of the newest look in the gain of drafts from text: probes are rare
-_FIRST_GAIN = 2.0  # of drafts from text, before any was looked up
 
 
 class Faser(Policy):
@@ -137,7 +135,7 @@ class Faser(Policy):
         self._costs = costs
         self._acceptance = acceptance
         self._method = method
-        self._text = _TextSwitch() if has_text else None
+        self._has_text = has_text
         self._probes = Probes()
         self._probed: Ints = np.zeros(0, dtype=np.int64)  # slots whose step probes the model
         self._on = False
@@ -146,33 +144,31 @@ class Faser(Policy):
         self._row_price = 0.0  # tokens that this G brings in the time of one of their rows
 
     def lengths(self, candidates: Candidates) -> Ints:
-        if not np.count_nonzero(candidates.limit):
-            return np.zeros_like(candidates.limit)
+        if not self._costs.has_passes or not np.count_nonzero(candidates.limit):
+            return candidates.limit
         objective = Objective(self._costs, candidates)
         lengths = np.zeros_like(candidates.limit)
-        if self._costs.has_passes:
-            choice = best_lengths(candidates, objective, self._costs)
-            self._switch(choice.rate / objective.rate_without_drafts, candidates.step.since)
-            if self._on:
-                lengths = self._bounds(choice, candidates, objective)
-            lengths = self._probes.add(candidates, lengths, objective, self._costs)
-        if self._text is None:
+        choice = best_lengths(candidates, objective, self._costs)
+        self.gain = choice.rate / objective.rate_without_drafts
+        self._switch(self.gain, candidates.step.since)
+        if self._on:
+            lengths = self._bounds(choice, candidates, objective)
+        lengths = self._probes.add(candidates, lengths, objective, self._costs)
+        if not self._has_text:
             return lengths
         if not self._on:
             self._probed = candidates.slots[lengths > 0]
-        looking_s = self._costs.text_s(candidates.num_sequences) + objective.drafting_gap_s
-        looks_up = self._text.looks_up(looking_s / objective.seconds_without_drafts, candidates.step.since)
-        return candidates.limit if looks_up else np.where(lengths > 0, candidates.limit, 0)
+        return candidates.limit
 
     def model_lengths(self, candidates: Candidates, by_text: Candidates) -> Ints:
         objective = Objective(self._costs, candidates)
         text = text_drafts(by_text, objective)
-        assert self._text is not None, "an engine without text drafts has no second round"
-        self._text.follow(text.rate / objective.rate_without_drafts)
         if not self._on:
+            self.gain = text.rate / objective.rate_without_drafts
             probed = np.isin(candidates.slots, self._probed) & (text.rows == 0)
             return np.where(probed, np.minimum(candidates.limit, PROBE_TOKENS), 0)
         choice = best_lengths(candidates, objective, self._costs, text)
+        self.gain = choice.rate / objective.rate_without_drafts
         return self._bounds(choice, candidates, objective)
 
     def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:
@@ -195,16 +191,15 @@ class Faser(Policy):
 
     def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
         """Drafting time is spent: only what verification adds counts, and to verify no token may be best."""
-        text = None if self._costs.has_passes else self._text  # with a model, model_lengths follows text drafts
         if not np.count_nonzero(lengths):
-            if text is not None:
-                text.follow(1.0)
+            if not self._costs.has_passes:
+                self.gain = 1.0
             return lengths
         objective = Objective(self._costs, candidates)
         values = candidates.survival[:, 1:] * candidates.sequences.weight[:, None]
         choice = best_prefixes(objective, values, lengths)
-        if text is not None:
-            text.follow(choice.rate / objective.rate_without_drafts)
+        if not self._costs.has_passes:  # with a model, the gain is that before its passes
+            self.gain = choice.rate / objective.rate_without_drafts
         return choice.lengths
 
     def _bounds(self, choice: Choice, candidates: Candidates, objective: Objective) -> Ints:
@@ -228,25 +223,3 @@ class Faser(Policy):
         wanted = gain > (_STAY_ON if self._on else _SWITCH_ON)
         if wanted != self._on and self._since_switch >= _DWELL_STEPS:
             self._on, self._since_switch = wanted, 0
-
-
-class _TextSwitch:
-    """Whether to look drafts up: whether following what was found has lately gained more than looking takes.
-
-    Where it has not, sequences look up now and then, for the same share of the time as probes with a model.
-    """
-
-    def __init__(self) -> None:
-        self._gain = _FIRST_GAIN  # G with drafts from text over G without, in the steps that looked
-        self._saved = 0.0  # time for looking, in steps
-        self._probes = False
-
-    def looks_up(self, cost: float, since: int) -> bool:
-        """cost: of looking up, in steps without drafts. since: steps since the last call; they did as it said."""
-        self._saved = min(self._saved + (SHARE - cost * self._probes) * since, 0.0)
-        pays = self._gain > 1.0 + cost
-        self._probes = not pays and self._saved >= 0.0
-        return pays or self._probes
-
-    def follow(self, gain: float) -> None:
-        self._gain += (_FOLLOW_PROBE if self._probes else _FOLLOW) * (gain - self._gain)

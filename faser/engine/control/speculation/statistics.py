@@ -16,7 +16,15 @@ from faser.config.speculation import DRAFT_METHODS
 from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints
 from faser.engine.contract.step_times import Role
 from faser.engine.control.step_cost import ErrorTracker
-from faser.types import DEFAULT_CLASS, MethodStats, PruneStats, RoleStats, SpeculationStats, SpeculationSummary
+from faser.types import (
+    DEFAULT_CLASS,
+    MethodStats,
+    PaidRatio,
+    PruneStats,
+    RoleStats,
+    SpeculationStats,
+    SpeculationSummary,
+)
 
 PLAIN, SERIAL = "plain", "serial"  # modes: a step without drafts; one whose drafts were made before it
 REQUEST, MEMORY, LOAD, GAIN = "request", "memory", "load", "gain"
@@ -202,6 +210,7 @@ class SpeculationStatistics:
         cycle: RoleStats | None,
         draft_share: float,
         partition_fallback: str,
+        paid: tuple[PaidRatio, ...],
     ) -> SpeculationStats:
         """All counters. roles: the cost model's times; its role of whole forwards is reported as verify.
 
@@ -232,6 +241,7 @@ class SpeculationStatistics:
             partition=self._partition,
             partition_fallback=partition_fallback,
             pruning=self.pruning,
+            paid=paid,
         )
 
     def _method_stats(self) -> tuple[MethodStats, ...]:

@@ -23,7 +23,7 @@ STEPS = {
     "bend": CostTable(rows=(1, 16, 32, 64, 128, 1024), seconds=(0.020, 0.020, 0.022, 0.036, 0.070, 0.56)),
 }
 PASS = CostTable(rows=(1, 256), seconds=(0.002, 0.004))
-TEXT = CostTable(rows=(1, 2), seconds=(3e-5, 6e-5))
+TEXT = CostTable(rows=(1, 64), seconds=(1e-5, 2e-4))
 CONFIDENCE = {"draft_model": 2.0, "suffix": 0.6}  # the same for every token: it tells nothing
 
 

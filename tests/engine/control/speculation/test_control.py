@@ -14,7 +14,7 @@ import pytest
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Drafts, Ints, empty_table
-from faser.engine.contract.plan import StopRule
+from faser.engine.contract.plan import StepSpan, StopRule
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Sequence
@@ -390,7 +390,8 @@ def step_after(driver: Driver, last_gap_s: float | None) -> None:
     """A step. last_gap_s: of the one before it."""
     plan = driver.plan()
     assert plan is not None
-    driver.scheduler.commit(plan, driver.executor.run(plan), last_gap_s=last_gap_s)
+    last = None if last_gap_s is None else StepSpan(1.0, last_gap_s)
+    driver.scheduler.commit(plan, driver.executor.run(plan), last=last)
 
 
 def test_the_gap_of_a_step_with_drafts_counts_for_drafts_and_that_of_a_plain_one_for_asking() -> None:

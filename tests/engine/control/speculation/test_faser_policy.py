@@ -1,19 +1,16 @@
-"""`faser` with drafts from text: when it looks up, and when a model drafts instead.
+"""`faser` with drafts from text: when a model drafts instead.
 
-Oracles: the account of time of every step, the objective. Planted bugs that these tests have caught: look-ups that
-probe are not paid for; their debt is forgiven; the gain of drafts from text is not followed; what was looked up is
-followed twice; a probe counts no more than any other look; the model drafts whatever text has found; a probe
+Oracle: the objective. Planted bugs that these tests have caught: the model drafts whatever text has found; a probe
 replaces a draft from text; drafts go on across a bend of the step time.
 """
 
 import numpy as np
-import pytest
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance import Acceptance
-from faser.engine.control.speculation.faser_policy import PROBE_TOKENS, SHARE, Faser
+from faser.engine.control.speculation.faser_policy import PROBE_TOKENS, Faser
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
@@ -43,62 +40,6 @@ def nothing(each: Candidates) -> Candidates:
     survival = np.zeros_like(each.survival)
     survival[:, 0] = 1.0
     return each.drafted(np.zeros_like(each.limit), survival)
-
-
-def looked_up(policy: Faser, each: Candidates, alpha: float) -> bool:
-    """One step, whose look-ups find CAP tokens of this acceptance each. Whether it looked up."""
-    lengths = policy.lengths(each)
-    if not lengths.any():
-        return False
-    survival = constant(alpha, each.num_sequences, CAP)
-    policy.keep(each.drafted(each.limit, survival), each.limit) if alpha else policy.keep(each, 0 * each.limit)
-    return True
-
-
-@pytest.mark.parametrize("cost", [0.02, 0.1, 0.5])
-@pytest.mark.parametrize("since", [1, 4])
-def test_where_nothing_is_found_looking_up_stops_and_costs_no_more_than_its_share(cost: float, since: int) -> None:
-    """cost: of a look-up, in steps. A decision serves `since` steps."""
-    policy, each = faser(costs_of(cost * STEP_S)), candidates(constant(0.3, 2, CAP), since=since)
-    looks = []
-    for _ in range(12_000 // since):
-        looks.append(looked_up(policy, each, 0.0))
-        for _ in range((since - 1) * looks[-1]):
-            policy.keep(each, np.zeros_like(each.limit))
-    assert looks[0]
-    late = looks[400 // since :]
-    assert 0 < sum(late) * cost <= 1.1 * SHARE * len(late) + cost
-
-
-def test_a_look_up_that_costs_less_than_the_share_goes_on() -> None:
-    policy, each = faser(costs_of(0.5 * SHARE * STEP_S)), candidates(constant(0.3, 2, CAP))
-    assert all(looked_up(policy, each, 0.0) for _ in range(500))
-
-
-@pytest.mark.parametrize("cost, bound", [(0.02, 20), (0.1, 150)])
-def test_looking_up_comes_back_soon_after_drafts_have_become_good(cost: float, bound: int) -> None:
-    """bound: steps. One look-up in cost / SHARE steps, and a few must have found something."""
-    policy, each = faser(costs_of(cost * STEP_S)), candidates(constant(0.3, 2, CAP))
-    for _ in range(1000):
-        looked_up(policy, each, 0.0)
-    looks = [looked_up(policy, each, 0.9) for _ in range(bound + 50)]
-    assert not all(looks[: int(cost / SHARE) - 1])
-    assert all(looks[bound:])
-
-
-def test_a_few_probes_tell_that_drafts_pay_again_where_looking_up_is_dear() -> None:
-    """Drafts gain twice what looking up takes, and a probe comes once in 50 steps."""
-    policy, each = faser(costs_of(0.2 * STEP_S)), candidates(constant(0.3, 2, CAP))
-    for _ in range(1000):
-        looked_up(policy, each, 0.0)
-    looks = [looked_up(policy, each, 0.3) for _ in range(400)]
-    assert sum(looks[:100]) < 5
-    assert all(looks[250:])
-
-
-def test_drafts_that_gain_more_than_looking_takes_are_looked_up_in_every_step() -> None:
-    policy, each = faser(costs_of(0.1 * STEP_S)), candidates(constant(0.3, 2, CAP))
-    assert all(looked_up(policy, each, 0.3) for _ in range(500))  # they gain more than a third
 
 
 def switched_on(policy: Faser, each: Candidates) -> None:
@@ -153,21 +94,6 @@ def test_a_model_that_does_not_pay_drafts_probes_alone_and_none_in_place_of_text
         assert step % 2 or not found[:8].any()
         probes += int(found.any())
     assert 3 < probes < 300
-
-
-def test_model_and_text_look_up_less_once_text_finds_nothing() -> None:
-    """The model is off. What text has found is followed where the model's turn is decided, and there alone."""
-    policy = faser(costs_of(0.1 * STEP_S, pass_s=0.02), has_model=True)
-    each = candidates(constant(0.02, 2, CAP))
-    looks = []
-    for _ in range(400):
-        looks.append(bool(policy.lengths(each).any()))
-        if looks[-1]:
-            policy.model_lengths(each, nothing(each))
-            policy.keep(each, np.zeros_like(each.limit))
-    first_stop = looks.index(False)
-    assert 30 < first_stop < 60  # one observation in each step: 1.05 ** -n reaches a tenth at 45
-    assert sum(looks[first_stop:]) <= 0.2 * len(looks[first_stop:])
 
 
 def test_no_draft_goes_on_across_a_bend_of_the_step_time() -> None:

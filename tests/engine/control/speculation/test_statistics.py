@@ -59,6 +59,7 @@ def snapshot(
         cycle=cycle,
         draft_share=0.0,
         partition_fallback="",
+        paid=(),
     )
 
 
