@@ -126,11 +126,19 @@ class DecoderStack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBuffers:
-    """Room for R rows; arbitrary afterwards. qkv: [R, (Hq + 2 Hkv) * D]; mixed: [R, Hq * D]."""
+    """Room for R rows; arbitrary afterwards. qkv: [R, (Hq + 2 Hkv) * D]; mixed: [R, Hq * D]; of the widest layers.
+
+    Another layer uses the beginning of their memory, see columns_of.
+    """
 
     qkv: Tensor
     mixed: Tensor
     block: BlockBuffers
+
+
+def columns_of(room: Tensor, columns: int) -> Tensor:
+    """[R, columns] without gaps, at the beginning of the memory of room, [R, at least as many]."""
+    return room if room.shape[1] == columns else room.view(-1)[: room.shape[0] * columns].view(-1, columns)
 
 
 class Blocks(Protocol):

@@ -220,13 +220,11 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """A pre-norm decoder with grouped-query attention. Checked when built.
+    """A pre-norm decoder with grouped-query attention.
 
     embedding_scale: multiplies embeddings, rounded to the type of the activations first. logit_scale: multiplies
     the logits. logit_cap: c: a logit l, scaled, becomes c tanh(l / c); None: it stays. plus_one: a norm multiplies
     by one plus its weight.
-
-    Raises ModelError that names the value and the limit.
     """
 
     vocab_size: int
@@ -241,27 +239,27 @@ class DecoderSpec:
     plus_one: bool = False
     names: TensorNames = TensorNames()
 
-    def __post_init__(self) -> None:
-        shapes = {(each.attention.num_kv_heads, each.attention.head_dim) for each in self.layers}
-        if len(shapes) != 1:
-            raise ModelError(f"layers have key-value heads of several shapes, {sorted(shapes)}; one is supported")
-
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     @property
-    def num_kv_heads(self) -> int:
-        return self.layers[0].attention.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.layers[0].attention.head_dim
+    def kv_heads(self) -> tuple[tuple[int, int], ...]:
+        """Of each layer: how many key-value heads, and the channels of one."""
+        return tuple((each.attention.num_kv_heads, each.attention.head_dim) for each in self.layers)
 
     @property
     def attention(self) -> AttentionSpec:
-        """Of the first layer: in all of them heads are as many and as large."""
+        """Of the first layer."""
         return self.layers[0].attention
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.attention.head_dim
 
     @property
     def feed_forward(self) -> DenseSpec:

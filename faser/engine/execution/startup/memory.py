@@ -202,13 +202,6 @@ def _too_little(budget: MemoryBudget, needed: int, max_model_len: int, fitting: 
 
 def cache_shapes(config: EngineConfig, models: Sequence[CachedModel], num_blocks: int) -> list[KvShape]:
     return [
-        KvShape(
-            num_layers=each.spec.num_layers,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            num_kv_heads=each.spec.num_kv_heads,
-            head_dim=each.spec.head_dim,
-            dtype=each.kv_dtype,
-        )
+        KvShape(heads=each.spec.kv_heads, num_blocks=num_blocks, block_size=config.block_size, dtype=each.kv_dtype)
         for each in models
     ]

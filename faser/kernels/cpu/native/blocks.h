@@ -55,11 +55,11 @@ struct FaserBlockRows {
     void* inner;
 };
 
-// Layers [first, last) over hidden [rows, H], in place; their keys and values enter the cache. layers: from number 0
-// on. following: the product after them, which is not computed here, or null. qkv, mixed: room for the rows. captures:
-// layers that have room for their inputs copy them there.
+// Layers [first, last) over hidden [rows, H], in place; their keys and values enter the cache. layers, caches: of
+// each layer, from number 0 on. following: the product after them, which is not computed here, or null. qkv, mixed:
+// room for the rows. captures: layers that have room for their inputs copy them there.
 void faser_layers(faser::Pool* pool, const FaserLayer* layers, int64_t first, int64_t last,
-                  const FaserNormedLinear* following, const FaserBlockRows* rows, const FaserCache* cache,
+                  const FaserNormedLinear* following, const FaserBlockRows* rows, const FaserCache* caches,
                   FaserPlan* plan, void* hidden, void* qkv, void* mixed, int32_t captures);
 
 void faser_experts(faser::Pool* pool, const FaserExperts* experts, const void* x, int64_t rows, void* hidden,
