@@ -122,13 +122,16 @@ class HeadsStruct(ctypes.Structure):
 
 
 class LayerStruct(ctypes.Structure):
-    """FaserLayer. angles, query_angles, q_norm, k_norm, states: addresses."""
+    """FaserLayer. Angles, norms, states: addresses."""
 
     _fields_ = (
         ("qkv", NormedLinearStruct),
         ("feed_forward", FeedForwardStruct),
         ("heads", HeadsStruct),
-        *((name, c_void_p) for name in ("angles", "query_angles", "q_norm", "k_norm")),
+        *(
+            (name, c_void_p)
+            for name in ("angles", "query_angles", "q_norm", "k_norm", "wide_q_norm", "wide_k_norm")
+        ),
         ("eps", c_float),
         ("states", c_void_p),
         ("states_stride", c_int64),

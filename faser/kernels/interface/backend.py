@@ -183,7 +183,8 @@ class Backend(Protocol):
     ) -> Tensor:
         """out[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight (+ residual[r]), inner arithmetic in float32.
 
-        x, out: [R, D]. weight: [D] float32. residual: [R, D] in the type of both; may be out.
+        x, out: [R, D], rows at any distance; out may be x. weight: [D] float32. residual: [R, D] in the type of
+        both, as far apart as out; may be out.
         """
         ...
 
@@ -335,8 +336,13 @@ class SeparateLayers:
             mixed = columns_of(buffers.mixed, layer.shape.q_size)
             if captures and layer.states is not None:
                 layer.states[: len(hidden)].copy_(hidden)
+            qkv, keys_from = columns_of(buffers.qkv, layer.shape.qkv_size), layer.shape.q_size
+            if layer.wide_norms is not None:
+                q_norm, k_norm = layer.wide_norms
+                for part, norm in ((qkv[:, :keys_from], q_norm), (qkv[:, keys_from:][:, : len(k_norm)], k_norm)):
+                    backend.rms_norm(part, norm, layer.eps, part)
             queries = backend.rope_append(
-                columns_of(buffers.qkv, layer.shape.qkv_size),
+                qkv,
                 layer.angles,
                 cache,
                 number,

@@ -101,6 +101,7 @@ class DecoderLayer:
     """A layer. angles, query_angles, q_norm, k_norm, eps: see Backend.rope_append; sinks: see Backend.attend.
 
     qkv: None: its caller computes it, of something else than the layer's inputs.
+    wide_norms: float32 weights of RMS norms of all queries of a row together, [Hq * D], and of all its keys.
     states: [max_rows, H], rows at any distance: room for the inputs of the layer, in a step that captures.
     """
 
@@ -111,6 +112,7 @@ class DecoderLayer:
     k_norm: Tensor | None
     eps: float
     feed_forward: FeedForward | MixedFeedForward
+    wide_norms: tuple[Tensor, Tensor] | None = None
     query_angles: Tensor | None = None
     sinks: Tensor | None = None
     states: Tensor | None = None

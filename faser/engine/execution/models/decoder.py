@@ -229,6 +229,11 @@ def decoder_layer(
 ) -> DecoderLayer:
     """A layer with its weights. states: see DecoderLayer. projects: it computes its own qkv."""
     layer: LayerSpec = spec.layers[number]
+    head_norms, wide_norms = (weights.q_norm, weights.k_norm), None
+    if layer.attention.wide_qk_norm:
+        assert weights.q_norm is not None
+        assert weights.k_norm is not None
+        head_norms, wide_norms = (None, None), (weights.q_norm, weights.k_norm)
 
     def normed(norm: Tensor | None, linear: PackedLinear) -> NormedLinear:
         assert norm is not None, "a layer of a decoder has an input norm"
@@ -239,8 +244,9 @@ def decoder_layer(
         shape=attention_shape(layer.attention),
         angles=rotary.keys(layer.attention),
         query_angles=rotary.queries(layer.attention),
-        q_norm=weights.q_norm,
-        k_norm=weights.k_norm,
+        q_norm=head_norms[0],
+        k_norm=head_norms[1],
+        wide_norms=wide_norms,
         eps=spec.rms_norm_eps,
         feed_forward=_feed_forward(spec, layer, weights),
         sinks=weights.sinks,

@@ -60,6 +60,13 @@ void feed_forward(Pool* pool, const FaserFeedForward& layer, const FaserBlockRow
 void attend(Pool* pool, const FaserLayer& layer, const FaserBlockRows& rows, const FaserCache* cache, FaserPlan* plan,
             void* qkv, void* mixed) {
     const int64_t stride = layer.qkv.product.columns, width = layer.feed_forward.attention_out.depth;
+    if (layer.wide_q_norm) {
+        char* keys = (char*)qkv + width * (rows.dtype == kFloat32 ? 4 : 2);
+        faser_rms_norm(pool, qkv, stride, rows.rows, width, layer.wide_q_norm, layer.eps, qkv, stride, rows.dtype,
+                       nullptr);
+        faser_rms_norm(pool, keys, stride, rows.rows, cache->num_kv_heads * cache->head_dim, layer.wide_k_norm,
+                       layer.eps, keys, stride, rows.dtype, nullptr);
+    }
     faser_rope_append(pool, cache, plan, layer.heads.num_heads, qkv, stride, layer.angles,
                       layer.query_angles, layer.q_norm, layer.k_norm, layer.eps, rows.dtype);
     faser_attend(pool, cache, plan, &layer.heads, qkv, stride, mixed, width, rows.dtype);

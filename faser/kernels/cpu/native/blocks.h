@@ -41,6 +41,8 @@ struct FaserLayer {
     const float* query_angles;
     const float* q_norm;
     const float* k_norm;
+    const float* wide_q_norm;  // of all queries of a row together, and of all its keys; or null
+    const float* wide_k_norm;
     float eps;
     void* states;  // room for the inputs of the layer, or null
     int64_t states_stride;
