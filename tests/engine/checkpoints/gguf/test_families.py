@@ -1,7 +1,8 @@
 """GGUF files of every family against the checkpoints they were converted from: specs, weights, logits.
 
 Planted bugs that these tests have caught: no row order undone, or in a family that has none; norms without one
-taken off; the norms of another family; a rope base, a part of a head or a window that is not read.
+taken off; the norms of another family; a rope base, a part of a head or a window that is not read; the weights
+of OLMoE's experts divided by their sum.
 """
 
 import json
