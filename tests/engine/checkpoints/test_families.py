@@ -7,8 +7,8 @@ family (rope base, tied embedding, interval, window); no norm of what attention 
 without the 1; one rope base for layers with and without a window; a pair too many that rotates; the short
 factors of longrope in a long context; Granite's epsilon not divided. Of gpt-oss: no sinks, or sinks with a value;
 no bias of the router; gate or up not clamped; up without the 1; gate and up swapped, or as halves of their tensor.
-Of OLMoE and Granite-MoE: weights of experts divided by their sum, or not; norms of queries and keys head by head, or
-of the first key head alone; a multiplier left out; gate and up of a tensor of all experts alternating.
+Of OLMoE and Granite-MoE: weights of experts divided by their sum, or not; norms of queries and keys head by head,
+or of the first key head alone; a multiplier left out; gate and up of a tensor of all experts alternating.
 """
 
 import json
