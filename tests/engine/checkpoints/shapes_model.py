@@ -103,10 +103,11 @@ def _attention(x: Tensor, own: dict[str, Tensor], of: AttentionSpec, eps: float)
     back = torch.arange(length)[:, None] - torch.arange(length)
     seen = (back >= 0) & (back < (of.window or length))
     scores = (q @ k.mT / width**0.5).masked_fill(~seen, -torch.inf)
-    return (scores.softmax(-1) @ v).transpose(0, 1).reshape(length, -1)
+    mixed: Tensor = scores.softmax(-1) @ v
+    return mixed.transpose(0, 1).reshape(length, -1)
 
 
 def _rotated(x: Tensor, angles: Tensor, rotated: int) -> Tensor:
-    first, second, rest = x.split((rotated // 2, rotated // 2, x.shape[-1] - rotated), -1)
+    first, second, rest = x[..., : rotated // 2], x[..., rotated // 2 : rotated], x[..., rotated:]
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)

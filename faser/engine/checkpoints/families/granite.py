@@ -19,6 +19,7 @@ from faser.engine.checkpoints.families.architecture import (
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
 from faser.errors import ModelError
 
+_NAMES = TensorNames()
 _MOE_NAMES = TensorNames(
     router="block_sparse_moe.router.layer",
     expert="block_sparse_moe.experts.{}.",
@@ -31,7 +32,7 @@ _ATTENTION = ("attention", "full_attention")
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     fields = Fields(config)
-    return _decoder(fields, rope_spec(fields), dense(fields, bias=fields.flag("mlp_bias", False)))
+    return _decoder(fields, rope_spec(fields), dense(fields, bias=fields.flag("mlp_bias", False)), _NAMES)
 
 
 def moe_spec(config: Mapping[str, Any]) -> DecoderSpec:
@@ -44,7 +45,7 @@ def moe_spec(config: Mapping[str, Any]) -> DecoderSpec:
         renormalise=True,
         activation=fields.activation(),
     )
-    return _decoder(fields, rope_spec(fields), mixture, names=_MOE_NAMES)
+    return _decoder(fields, rope_spec(fields), mixture, _MOE_NAMES)
 
 
 def hybrid_spec(config: Mapping[str, Any]) -> DecoderSpec:
@@ -63,11 +64,11 @@ def hybrid_spec(config: Mapping[str, Any]) -> DecoderSpec:
     fields.expect("position_embedding_type", ("rope", "nope"), "only rope, or none, is supported")
     rope = rope_spec(fields) if config.get("position_embedding_type") == "rope" else None
     network = DenseSpec(size=fields.positive_int("shared_intermediate_size", 1024), activation=fields.activation())
-    return _decoder(fields, rope, network, names=_HYBRID_NAMES)
+    return _decoder(fields, rope, network, _HYBRID_NAMES)
 
 
 def _decoder(
-    fields: Fields, rope: RopeSpec | None, network: DenseSpec | ExpertsSpec, **options: TensorNames
+    fields: Fields, rope: RopeSpec | None, network: DenseSpec | ExpertsSpec, names: TensorNames
 ) -> DecoderSpec:
     """attention_bias applies to queries, keys, values and the output."""
     bias = fields.flag("attention_bias", False)
@@ -82,5 +83,5 @@ def _decoder(
         rms_norm_eps=fields.positive_float("rms_norm_eps", 1e-6) / residual**2,
         embedding_scale=fields.positive_float("embedding_multiplier", 1.0) / residual,
         logit_scale=1 / fields.positive_float("logits_scaling", 1.0),
-        **options,
+        names=names,
     )
