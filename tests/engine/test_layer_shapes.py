@@ -69,12 +69,6 @@ def test_logits_of_a_paged_cache_are_those_of_no_cache(
     torch.testing.assert_close(found, Reference(target).logits(token_ids), atol=1e-4, rtol=0)
 
 
-@pytest.fixture(scope="module")
-def wanted(checkpoints: tuple[Path, Path, Path]) -> list[list[int]]:
-    reference = Reference(checkpoints[0])
-    return [reference.greedy(list(each.prompt_token_ids), NUM_TOKENS) for each in asked()]
-
-
 def asked() -> list[Request]:
     found = requests(temperature=0.0, max_tokens=NUM_TOKENS)
     return [found[i] for i in (3, 6, 7, 12)]
@@ -103,14 +97,18 @@ def crowded(checkpoints: tuple[Path, Path, Path], speculation: dict[str, Any], *
 
 @pytest.mark.full(but=("off", "suffix", "eagle3"))
 @pytest.mark.parametrize("method", ["off", "suffix", "ngram", "draft_model", "eagle3"])
-def test_a_whole_engine_answers_as_no_cache_does(
-    method: str, checkpoints: tuple[Path, Path, Path], wanted: list[list[int]]
-) -> None:
+def test_a_whole_engine_answers_as_no_cache_does(method: str, checkpoints: tuple[Path, Path, Path]) -> None:
     """Twice: the second time prompts are in the prefix cache."""
-    engine = crowded(checkpoints, {} if method == "off" else {"method": method})
+    engine, reference = (
+        crowded(checkpoints, {} if method == "off" else {"method": method}),
+        Reference(checkpoints[0]),
+    )
     for _ in range(2):
         found = answers(engine, asked())
-        assert [list(found[each.request_id, 0][0]) for each in asked()] == wanted
+        for each in asked():
+            answer = list(found[each.request_id, 0][0])
+            assert len(answer) == NUM_TOKENS
+            assert reference.follows(list(each.prompt_token_ids), answer)
     stats = engine.stats()
     assert stats.prefix_cache_hits > 0
     if method != "eagle3":  # whose sequences hold blocks of the head too: fewer start at once
@@ -121,7 +119,7 @@ def test_a_whole_engine_answers_as_no_cache_does(
 
 
 def test_an_engine_with_an_int8_cache_answers_as_each_request_alone(checkpoints: tuple[Path, Path, Path]) -> None:
-    some = requests(temperature=0.0, max_tokens=NUM_TOKENS)[:11]
+    some = requests(temperature=0.0, max_tokens=NUM_TOKENS)[:9]
     alone = build(checkpoints[:2], None, max_num_seqs=1, max_model_len=224, kv_cache_dtype="int8")
     expected = {key: found for each in some for key, found in answers(alone, [each]).items()}
     engine = crowded(

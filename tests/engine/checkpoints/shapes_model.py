@@ -79,11 +79,10 @@ class Reference:
             hidden = hidden + gated @ own["mlp.down_proj"].T
         return rms_norm(hidden, (_HIDDEN,), weights["model.norm.weight"], eps) @ weights["lm_head.weight"].T
 
-    def greedy(self, token_ids: list[int], count: int) -> list[int]:
-        known = list(token_ids)
-        while len(known) < len(token_ids) + count:
-            known.append(int(self.logits(known)[-1].argmax()))
-        return known[len(token_ids) :]
+    def follows(self, token_ids: list[int], answer: list[int]) -> bool:
+        """Whether an answer to token_ids has the likeliest token at each place: greedy decoding has no other."""
+        best = self.logits(token_ids + answer[:-1])[len(token_ids) - 1 :].argmax(-1)
+        return best.tolist() == answer
 
 
 def _attention(x: Tensor, own: dict[str, Tensor], of: AttentionSpec, eps: float) -> Tensor:
