@@ -124,11 +124,9 @@ def _fill(
 
 def _kv(shape: AttentionShape, num_blocks: int, num_layers: int, dtype: torch.dtype) -> KvShape:
     return KvShape(
-        num_layers=num_layers,
+        heads=((shape.num_kv_heads, shape.head_dim),) * num_layers,
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
         dtype=dtype,
     )
 

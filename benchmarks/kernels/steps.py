@@ -176,11 +176,9 @@ class _Arm:
         self.layers_flop, self.head_flop = 2 * layer * spec.num_layers, 2 * spec.vocab_size * spec.hidden_size
         self._cache: Any = self._backend.allocate_kv(
             KvShape(
-                num_layers=spec.num_layers,
+                heads=spec.kv_heads,
                 num_blocks=most_rows * (CONTEXT // BLOCK_SIZE + 1),
                 block_size=BLOCK_SIZE,
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
                 dtype=torch.bfloat16,
             )
         )

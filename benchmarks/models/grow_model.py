@@ -82,7 +82,13 @@ def copy_model(directory: Path, source: WeightSource, out: Path, dtype: torch.dt
 def grown_spec(spec: DecoderSpec, hidden: int) -> DecoderSpec:
     """The sizes at another width: heads and units grow with it, their own size and grouping stay."""
     attention = spec.attention
-    if attention.qk_norm or attention.bias or attention.out_bias or spec.feed_forward.bias:
+    if (
+        attention.qk_norm
+        or attention.wide_qk_norm
+        or attention.bias
+        or attention.out_bias
+        or spec.feed_forward.bias
+    ):
         raise ValueError("only models without biases and without norms of queries and keys can be grown")
     if hidden < spec.hidden_size:
         raise ValueError(f"hidden is {hidden}; it must be at least the source's, {spec.hidden_size}")

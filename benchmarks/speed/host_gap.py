@@ -318,11 +318,9 @@ def _runner(
     )
     spec = decoder.spec
     kv = KvShape(
-        num_layers=spec.num_layers,
+        heads=spec.kv_heads,
         num_blocks=slots * _WIDTH,
         block_size=_BLOCK,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
         dtype=torch.bfloat16,
     )
     chooser = DeviceTokenSampler(

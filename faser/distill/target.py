@@ -69,11 +69,9 @@ class TargetStates:
         spec = decoder.spec
         self._cache: KvCache = backend.allocate_kv(
             KvShape(
-                num_layers=spec.num_layers,
+                heads=spec.kv_heads,
                 num_blocks=-(-max_rows // _BLOCK_SIZE),
                 block_size=_BLOCK_SIZE,
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
                 dtype=decoder.dtype,
             )
         )

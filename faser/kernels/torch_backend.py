@@ -36,16 +36,18 @@ class _TorchLinear:
 
 @dataclass(frozen=True, slots=True)
 class _TorchCache:
-    keys: Tensor  # [L, blocks, block_size, Hkv, D]
-    values: Tensor
-    scales: tuple[Tensor, Tensor] | None  # of keys and values, [L, blocks, block_size, Hkv], if these are int8
+    """keys, values: of each layer, [blocks, block_size, Hkv, D]; scales: of int8 keys and values, without D."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    scales: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None
     block_size: int
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """slots: [R], block * block_size + offset. keys, values: [R, Hkv, D]."""
         for i, (part, heads) in enumerate(((self.keys, keys), (self.values, values))):
             if self.scales is None:
-                as_bytes(part[layer]).flatten(0, 1)[slots] = as_bytes(stored(heads, part.dtype))
+                as_bytes(part[layer]).flatten(0, 1)[slots] = as_bytes(stored(heads, part[layer].dtype))
             else:
                 codes, scales = quantise_heads(heads)
                 part[layer].flatten(0, 1)[slots] = codes
@@ -158,11 +160,14 @@ class TorchBackend:
         return out.copy_(normed if residual is None else normed + residual)
 
     def allocate_kv(self, shape: KvShape) -> _TorchCache:
-        size = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        keys, values = (torch.zeros(size, dtype=shape.dtype, device=self.device) for _ in range(2))
-        scales = None
+        def zeros(dtype: torch.dtype, *, scales: bool = False) -> tuple[Tensor, ...]:
+            sizes = ((count,) if scales else (count, head_dim) for count, head_dim in shape.heads)
+            first = (shape.num_blocks, shape.block_size)
+            return tuple(torch.zeros((*first, *each), dtype=dtype, device=self.device) for each in sizes)
+
+        keys, values, scales = zeros(shape.dtype), zeros(shape.dtype), None
         if shape.dtype is torch.int8:
-            scales = (keys.new_zeros(size[:-1], dtype=SCALE_DTYPE), keys.new_zeros(size[:-1], dtype=SCALE_DTYPE))
+            scales = (zeros(SCALE_DTYPE, scales=True), zeros(SCALE_DTYPE, scales=True))
         return _TorchCache(keys, values, scales, shape.block_size)
 
     def plan(self, layout: RowLayout, block_size: int) -> _TorchPlan:

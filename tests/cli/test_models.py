@@ -76,8 +76,8 @@ def test_the_recipes_are_those_of_the_library() -> None:
     "changes, problems",
     [
         (
-            {"architectures": ["OlmoeForCausalLM"], "num_experts": 128},
-            ["architecture OlmoeForCausalLM is not supported (num_experts: it is a mixture of experts); "],
+            {"architectures": ["DbrxForCausalLM"], "num_experts": 128},
+            ["architecture DbrxForCausalLM is not supported (num_experts: it is a mixture of experts); "],
         ),
         (
             {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"hidden_size": 1}},

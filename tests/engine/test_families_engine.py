@@ -79,6 +79,12 @@ _MIXTURE = {
     "norm_topk_prob": True,
     "mlp_only_layers": [1],
 }
+_SMALL_EXPERTS = {
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 4,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 32,
+}
 _GPT_OSS = {
     "num_hidden_layers": 8,
     "num_key_value_heads": 4,
@@ -100,6 +106,11 @@ CASES = {
     "qwen3-moe": Case("qwen3_moe", _MIXTURE),
     "qwen3-moe-int8": Case(
         "qwen3_moe", _MIXTURE | {"num_hidden_layers": 8}, {"quantization": "int8", "dtype": "bfloat16"}
+    ),
+    "olmoe": Case("olmoe", _SMALL_EXPERTS | {"num_experts": 7, "pad_token_id": None}),
+    "granite-moe": Case(
+        "granitemoe",
+        _SMALL_EXPERTS | {"num_local_experts": 7, "residual_multiplier": 0.7, "attention_multiplier": 0.2},
     ),
     "gpt-oss": Case("gpt_oss", _GPT_OSS, {"dtype": "bfloat16"}, mxfp4=True),
 }
@@ -210,6 +221,8 @@ _RUNS = [
     ("qwen3-moe", "off"),
     ("qwen3-moe", "text"),
     ("qwen3-moe-int8", "draft_model"),
+    ("olmoe", "text"),
+    ("granite-moe", "off"),
     ("gpt-oss", "text"),
 ]
 _LONGER_RUNS = [

@@ -44,11 +44,9 @@ def kv_shape(
     shape: AttentionShape, num_blocks: int, dtype: torch.dtype, block_size: int = BLOCK_SIZE, num_layers: int = 2
 ) -> KvShape:
     return KvShape(
-        num_layers=num_layers,
+        heads=((shape.num_kv_heads, shape.head_dim),) * num_layers,
         num_blocks=num_blocks,
         block_size=block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
         dtype=dtype,
     )
 

@@ -147,7 +147,7 @@ def _layer_errors(
     """By step: relative errors of queries and of attention."""
     shape = attention_shape(spec.attention)
     tables = RotaryTables(spec, num_positions=_BLOCKS_EACH * BLOCK_SIZE, device=torch.device(plan.device))
-    angles = tables.keys(spec.attention.rope)
+    angles = tables.keys(spec.attention)
     table, kv = _table(), _kv(spec, torch.bfloat16)
     sides = [(backend, backend.allocate_kv(kv)), (reference, reference.allocate_kv(kv))]
     generator = torch.Generator(plan.device).manual_seed(1)
@@ -222,11 +222,9 @@ def _positions(rows: Rows) -> range:
 
 def _kv(spec: DecoderSpec, dtype: torch.dtype) -> KvShape:
     return KvShape(
-        num_layers=spec.num_layers,
+        heads=spec.kv_heads,
         num_blocks=_SEQUENCES * _BLOCKS_EACH,
         block_size=BLOCK_SIZE,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
         dtype=dtype,
     )
 

@@ -124,11 +124,9 @@ def layers(config: Config, directory: Path, *, few_rows: bool) -> None:
         progress=lambda *_: None,
     )
     kv = KvShape(
-        num_layers=1,
+        heads=((spec.num_kv_heads, spec.head_dim),),
         num_blocks=most,
         block_size=BLOCK_SIZE,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
         dtype=torch.bfloat16,
     )
     runner = Runner(decoder, backend, kv)

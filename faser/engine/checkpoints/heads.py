@@ -171,7 +171,7 @@ def untrainable(spec: HeadSpec, directory: Path) -> str | None:
         "norm_before_residual is false": not spec.norm_before_residual,
         "norm_output is true": spec.norm_output,
         "its layer has biases": attention.bias or attention.out_bias or network.bias,
-        "its layer normalises queries and keys": attention.qk_norm,
+        "its layer normalises queries and keys": attention.qk_norm or attention.wide_qk_norm,
         "its layer has a sliding window": attention.window is not None,
         "its layer has no rotary embedding": attention.rope is None,
         "its weights are stored in fp8": isinstance(spec.quantization, StoredFp8),

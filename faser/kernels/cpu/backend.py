@@ -51,23 +51,25 @@ class _NativeLinear:
 
 
 class _NativeCache:
-    """A paged cache. address: of its FaserCache."""
+    """A paged cache. address: of its FaserCaches, one for each layer."""
 
     __slots__ = ("_kept", "address", "shape")
 
     def __init__(self, data: Tensor, shape: KvShape) -> None:
         self.shape = shape
-        struct = native_library.CacheStruct(
-            data.data_ptr(),
-            shape.num_layers,
-            shape.num_blocks,
-            shape.block_size,
-            shape.num_kv_heads,
-            shape.head_dim,
-            _KV_DTYPES[shape.dtype],
-        )
-        self.address = ctypes.addressof(struct)
-        self._kept = (struct, data)
+        layers = (native_library.CacheStruct * len(shape.heads))()
+        start = data.data_ptr()
+        for layer, heads, size in zip(layers, shape.heads, shape.layer_block_bytes, strict=True):
+            layer.data, layer.block_size, layer.dtype = start, shape.block_size, _KV_DTYPES[shape.dtype]
+            layer.num_kv_heads, layer.head_dim = heads
+            start += shape.num_blocks * size
+        self.address = ctypes.addressof(layers)
+        self._kept = (layers, data)
+
+    def layer(self, number: int) -> int:
+        """Address of the FaserCache of a layer."""
+        assert 0 <= number < len(self.shape.heads), number
+        return self.address + number * ctypes.sizeof(native_library.CacheStruct)
 
 
 class _NativePlan:
@@ -304,14 +306,15 @@ class NativeBackend:
     def allocate_kv(self, shape: KvShape) -> _NativeCache:
         """See Backend. Raises ConfigError for a block_size or head_dim that is no multiple of 16, and a dtype."""
         check_cache_dtype(self.name, shape.dtype, tuple(_KV_DTYPES))
-        for name, value in (("block_size", shape.block_size), ("head_dim", shape.head_dim)):
+        sizes = sorted({head_dim for _, head_dim in shape.heads})
+        for name, value in (("block_size", shape.block_size), *(("head_dim", each) for each in sizes)):
             if value < 1 or value % _MULTIPLE:
                 raise ConfigError(
                     f"the native backend needs a {name} that is a multiple of {_MULTIPLE}, not {value}"
                 )
-        if shape.dtype is torch.int8 and shape.head_dim > _MOST_HEAD_DIM:
+        if shape.dtype is torch.int8 and sizes[-1] > _MOST_HEAD_DIM:
             raise ConfigError(
-                f"the native backend keeps heads of up to {_MOST_HEAD_DIM} in int8; head_dim is {shape.head_dim}"
+                f"the native backend keeps heads of up to {_MOST_HEAD_DIM} in int8; head_dim is {sizes[-1]}"
             )
         return _NativeCache(_allocate(shape.total_bytes), shape)
 
@@ -349,11 +352,11 @@ class NativeBackend:
         assert cache.shape.dtype in (qkv.dtype, torch.int8), (qkv.dtype, cache.shape.dtype)
         rows, stride = _rows(qkv, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
         assert rows == plan.num_rows, (rows, plan.num_rows)
+        assert cache.shape.heads[layer] == (shape.num_kv_heads, shape.head_dim), (cache.shape.heads[layer], shape)
         self._rope_append_call(
             self._pools.address,
-            cache.address,
+            cache.layer(layer),
             plan.address,
-            layer,
             shape.num_heads,
             qkv.data_ptr(),
             stride,
@@ -386,10 +389,9 @@ class NativeBackend:
         heads = self._heads_of(shape) if sinks is None else heads_struct(shape, sinks)
         self._attend_call(
             self._pools.address,
-            cache.address,
+            cache.layer(layer),
             plan.address,
             ctypes.addressof(heads),
-            layer,
             q.data_ptr(),
             stride,
             out.data_ptr(),

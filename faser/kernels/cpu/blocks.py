@@ -211,7 +211,8 @@ def reorders(packed: PackedLinear | None) -> bool:
 
 
 def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
-    addresses = map(_address, (layer.angles, layer.query_angles, layer.q_norm, layer.k_norm))
+    norms = (layer.q_norm, layer.k_norm, *(layer.wide_norms or (None, None)))
+    addresses = map(_address, (layer.angles, layer.query_angles, *norms))
     states, shape = layer.states, layer.shape
     columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     width = layer.feed_forward.attention_out.columns

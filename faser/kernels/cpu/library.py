@@ -98,12 +98,10 @@ class BlockRowsStruct(ctypes.Structure):
 
 
 class CacheStruct(ctypes.Structure):
-    """FaserCache. data: address."""
+    """FaserCache, of one layer. data: address."""
 
     _fields_ = (
         ("data", c_void_p),
-        ("num_layers", c_int64),
-        ("num_blocks", c_int64),
         ("block_size", c_int64),
         ("num_kv_heads", c_int64),
         ("head_dim", c_int64),
@@ -124,13 +122,16 @@ class HeadsStruct(ctypes.Structure):
 
 
 class LayerStruct(ctypes.Structure):
-    """FaserLayer. angles, query_angles, q_norm, k_norm, states: addresses."""
+    """FaserLayer. Angles, norms, states: addresses."""
 
     _fields_ = (
         ("qkv", NormedLinearStruct),
         ("feed_forward", FeedForwardStruct),
         ("heads", HeadsStruct),
-        *((name, c_void_p) for name in ("angles", "query_angles", "q_norm", "k_norm")),
+        *(
+            (name, c_void_p)
+            for name in ("angles", "query_angles", "q_norm", "k_norm", "wide_q_norm", "wide_k_norm")
+        ),
         ("eps", c_float),
         ("states", c_void_p),
         ("states_stride", c_int64),
@@ -247,7 +248,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_feed_forward": ((_P, _P, _P, _P, _P, _P, _P), None),
     "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P, _I), None),
     "faser_eagle3_draft": ((_P, _P, _P, _P, _P, _P, _P), _L),
-    "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _P, _F, _I), None),
+    "faser_rope_append": ((_P, _P, _P, _L, _P, _L, _P, _P, _P, _P, _F, _I), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
     "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P), None),
     "faser_nearest": ((_P, _P, _L, _L, _P, _L, _P, _D, _P, _P), None),
@@ -256,7 +257,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_mask": ((_P, _P, _L, _L, _P, _L, _P, _L), None),
     "faser_plan_new": ((_P, _P, _P, _L, _L, _L, _L), _P),
     "faser_plan_free": ((_P,), None),
-    "faser_attend": ((_P, _P, _P, _P, _L, _P, _L, _P, _L, _I), None),
+    "faser_attend": ((_P, _P, _P, _P, _P, _L, _P, _L, _I), None),
     "faser_ngrams_new": ((_P, _L, _P, _P, _L), _P),
     "faser_ngrams_free": ((_P,), None),
     "faser_texts_new": ((_P,), _P),

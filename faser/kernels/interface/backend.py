@@ -22,6 +22,7 @@ from faser.kernels.interface.blocks import (
     Layers,
     MixedFeedForward,
     NormedLinear,
+    columns_of,
 )
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
@@ -182,7 +183,8 @@ class Backend(Protocol):
     ) -> Tensor:
         """out[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight (+ residual[r]), inner arithmetic in float32.
 
-        x, out: [R, D]. weight: [D] float32. residual: [R, D] in the type of both; may be out.
+        x, out: [R, D], rows at any distance; out may be x. weight: [D] float32. residual: [R, D] in the type of
+        both, as far apart as out; may be out.
         """
         ...
 
@@ -326,14 +328,19 @@ class SeparateLayers:
         *,
         captures: bool = False,
     ) -> None:
-        backend, blocks, layers = self._backend, self._blocks, stack.layers
-        qkv, mixed, scratch = buffers.qkv, buffers.mixed, buffers.block
+        backend, blocks, layers, scratch = self._backend, self._blocks, stack.layers, buffers.block
         if first < last and (product := layers[first].qkv) is not None:
-            blocks.normed_linear(hidden, product, qkv, scratch)
+            blocks.normed_linear(hidden, product, columns_of(buffers.qkv, layers[first].shape.qkv_size), scratch)
         for number in range(first, last):
             layer = layers[number]
+            mixed = columns_of(buffers.mixed, layer.shape.q_size)
             if captures and layer.states is not None:
                 layer.states[: len(hidden)].copy_(hidden)
+            qkv, keys_from = columns_of(buffers.qkv, layer.shape.qkv_size), layer.shape.q_size
+            if layer.wide_norms is not None:
+                q_norm, k_norm = layer.wide_norms
+                for part, norm in ((qkv[:, :keys_from], q_norm), (qkv[:, keys_from:][:, : len(k_norm)], k_norm)):
+                    backend.rms_norm(part, norm, layer.eps, part)
             queries = backend.rope_append(
                 qkv,
                 layer.angles,
@@ -347,5 +354,7 @@ class SeparateLayers:
                 eps=layer.eps,
             )
             backend.attend(queries, cache, number, layer.shape, plan, mixed, sinks=layer.sinks)
-            following = layers[number + 1].qkv if number + 1 < last else None
-            blocks.feed_forward(mixed, hidden, layer.feed_forward, following, qkv, scratch)
+            following, out = None, buffers.qkv
+            if number + 1 < last:
+                following, out = layers[number + 1].qkv, columns_of(out, layers[number + 1].shape.qkv_size)
+            blocks.feed_forward(mixed, hidden, layer.feed_forward, following, out, scratch)

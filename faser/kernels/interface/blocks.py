@@ -101,6 +101,7 @@ class DecoderLayer:
     """A layer. angles, query_angles, q_norm, k_norm, eps: see Backend.rope_append; sinks: see Backend.attend.
 
     qkv: None: its caller computes it, of something else than the layer's inputs.
+    wide_norms: float32 weights of RMS norms of all queries of a row together, [Hq * D], and of all its keys.
     states: [max_rows, H], rows at any distance: room for the inputs of the layer, in a step that captures.
     """
 
@@ -111,6 +112,7 @@ class DecoderLayer:
     k_norm: Tensor | None
     eps: float
     feed_forward: FeedForward | MixedFeedForward
+    wide_norms: tuple[Tensor, Tensor] | None = None
     query_angles: Tensor | None = None
     sinks: Tensor | None = None
     states: Tensor | None = None
@@ -126,11 +128,19 @@ class DecoderStack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBuffers:
-    """Room for R rows; arbitrary afterwards. qkv: [R, (Hq + 2 Hkv) * D]; mixed: [R, Hq * D]."""
+    """Room for R rows; arbitrary afterwards. qkv: [R, (Hq + 2 Hkv) * D]; mixed: [R, Hq * D]; of the widest layers.
+
+    Another layer uses the beginning of their memory, see columns_of.
+    """
 
     qkv: Tensor
     mixed: Tensor
     block: BlockBuffers
+
+
+def columns_of(room: Tensor, columns: int) -> Tensor:
+    """[R, columns] without gaps, at the beginning of the memory of room, [R, at least as many]."""
+    return room if room.shape[1] == columns else room.view(-1)[: room.shape[0] * columns].view(-1, columns)
 
 
 class Blocks(Protocol):

@@ -47,21 +47,28 @@ _LEAST_SCALE = 2.0**-126
 class KvShape:
     """Size of a paged KV cache. Bytes count the keys and values of all layers, and their scales.
 
-    dtype: of the stored numbers: the type of the activations, float8_e4m3fn, or int8.
+    heads: of each layer: how many key-value heads, and the channels of one. All layers have the same blocks, and a
+    block holds its tokens in all of them. dtype: of the stored numbers: the type of the activations,
+    float8_e4m3fn, or int8.
     """
 
-    num_layers: int
+    heads: tuple[tuple[int, int], ...]
     num_blocks: int
     block_size: int
-    num_kv_heads: int
-    head_dim: int
     dtype: torch.dtype
 
     @property
-    def block_bytes(self) -> int:
+    def layer_block_bytes(self) -> tuple[int, ...]:
+        """Of a block in each layer."""
         scale_bytes = SCALE_DTYPE.itemsize if self.dtype is torch.int8 else 0
-        head_bytes = self.head_dim * self.dtype.itemsize + scale_bytes
-        return 2 * self.num_layers * self.block_size * self.num_kv_heads * head_bytes
+        return tuple(
+            2 * self.block_size * count * (head_dim * self.dtype.itemsize + scale_bytes)
+            for count, head_dim in self.heads
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self.layer_block_bytes)
 
     @property
     def total_bytes(self) -> int:

@@ -52,6 +52,14 @@ class AttentionShape:
     window: int | None = None
     score_cap: float | None = None
 
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLane:

@@ -7,6 +7,8 @@ family (rope base, tied embedding, interval, window); no norm of what attention 
 without the 1; one rope base for layers with and without a window; a pair too many that rotates; the short
 factors of longrope in a long context; Granite's epsilon not divided. Of gpt-oss: no sinks, or sinks with a value;
 no bias of the router; gate or up not clamped; up without the 1; gate and up swapped, or as halves of their tensor.
+Of OLMoE and Granite-MoE: weights of experts divided by their sum, or not; norms of queries and keys head by head,
+or of the first key head alone; a multiplier left out; gate and up of a tensor of all experts alternating.
 """
 
 import json
@@ -23,6 +25,7 @@ from transformers import AutoConfig
 
 from faser.engine.checkpoints.families import FAMILIES, decoder_spec, find_family
 from faser.engine.checkpoints.files import read_model_config
+from faser.errors import ModelError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from tests.checkpoints import tiny_llama_config, write_json
@@ -97,6 +100,28 @@ _GPT_OSS = {
     "sliding_window": 13,
     "rope_parameters": _YARN | {"beta_fast": 8.0, "truncate": False},
 }
+_OLMOE = {
+    "pad_token_id": None,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 96,
+    "rms_norm_eps": 0.05,
+    "rope_parameters": _LINEAR,
+}
+_GRANITE_MOE = _GRANITE | {
+    "num_local_experts": 7,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 32,
+    "rms_norm_eps": 0.05,
+    "rope_parameters": _LINEAR,
+}
+_GRANITE_4 = _GRANITE | {
+    "num_local_experts": 0,
+    "shared_intermediate_size": 48,
+    "layer_types": ["attention"] * 3,
+    "mamba_n_heads": 8,
+    "rms_norm_eps": 0.05,
+}
 _MIXTURE = {"head_dim": 32, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
 CASES = [
@@ -137,6 +162,18 @@ CASES = [
     Case("qwen3-moe-all", "qwen3_moe", _MIXTURE | {"norm_topk_prob": True, "tie_word_embeddings": True}),
     Case("qwen3-moe-other", "qwen3_moe", _MIXTURE | {"decoder_sparse_step": 2, "attention_bias": True}),
     Case("mixtral", "mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 30}),
+    Case("olmoe", "olmoe", _OLMOE),
+    Case(
+        "olmoe-other",
+        "olmoe",
+        _OLMOE | {"norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    Case("granite-moe", "granitemoe", _GRANITE_MOE),
+    Case("granite-moe-biases", "granitemoe", _GRANITE_MOE | {"attention_bias": True, "tie_word_embeddings": True}),
+    Case(
+        "granite-4", "granitemoehybrid", _GRANITE_4 | {"attention_bias": True, "position_embedding_type": "rope"}
+    ),
+    Case("granite-4-nope", "granitemoehybrid", _GRANITE_4),
     Case("gpt-oss", "gpt_oss", _GPT_OSS),
     Case("glm4", "glm4", {"attention_bias": True, "head_dim": 32, "pad_token_id": 0}),
 ]
@@ -215,7 +252,8 @@ def native(kernel_cache: Path) -> NativeBackend:
     [
         case.name
         if "window" in case.name
-        or case.name in ("smollm3", "gemma3", "ministral3", "phi3-longrope", "qwen3-moe", "gpt-oss")
+        or case.name
+        in ("smollm3", "gemma3", "ministral3", "phi3-longrope", "qwen3-moe", "gpt-oss", "olmoe", "granite-moe")
         else pytest.param(case.name, marks=pytest.mark.full)
         for case in CASES
         if case.name != "gemma3-tied"  # with its embeddings that large it repeats its last token
@@ -246,10 +284,26 @@ def test_the_spelling_of_transformers_4_means_the_same(name: str, oracles: Oracl
         "rope_parameters": None,
         "dtype": None,
         "torch_dtype": config["dtype"],
-        "layer_types": None,
+        "layer_types": ["attention"] * 3 if name.startswith("granite-4") else None,
     }
     same = edited(directory, tmp_path, changes)
     assert read_model_config(same) == read_model_config(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("granite-4", {"layer_types": ["attention", "mamba", "attention"]}, r"layer_types\[1\] is 'mamba'"),
+        ("granite-4", {"layer_types": None}, r"layer_types\[0\] is 'mamba'"),
+        ("granite-4", {"num_local_experts": 4}, "num_local_experts is 4"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused(
+    name: str, changes: dict[str, Any], words: str, oracles: Oracles, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        read_model_config(edited(oracles(name).directory, tmp_path, changes))
 
 
 def test_every_family_has_a_case_and_the_class_that_transformers_gives_it(oracles: Oracles) -> None:
@@ -263,7 +317,7 @@ def test_every_family_has_a_case_and_the_class_that_transformers_gives_it(oracle
 
 @pytest.mark.parametrize("model_type", [each.model_type for each in FAMILIES])
 def test_a_field_that_is_not_stated_has_the_value_it_has_in_transformers(model_type: str) -> None:
-    stated = {
+    stated: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 512,
         "intermediate_size": 96,
@@ -272,6 +326,8 @@ def test_a_field_that_is_not_stated_has_the_value_it_has_in_transformers(model_t
         "num_key_value_heads": 2,
         "max_position_embeddings": 64,
     }
+    if model_type == "granitemoehybrid":  # what it leaves out would be layers of Mamba, and experts
+        stated |= {"layer_types": ["attention"] * 30, "num_local_experts": 0}
     completed = AutoConfig.for_model(model_type, **stated).to_dict()
     assert decoder_spec(stated | {"model_type": model_type}) == decoder_spec(completed)
 

@@ -89,11 +89,9 @@ def make_runner(directory: Path, backend: Backend, chooser: TokenSampler | None 
     decoder = make_decoder(directory, backend)
     spec = decoder.spec
     shape = KvShape(
-        num_layers=spec.num_layers,
+        heads=spec.kv_heads,
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
         dtype=torch.float32,
     )
     return Runner(decoder, backend, shape, chooser)

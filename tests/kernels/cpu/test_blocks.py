@@ -117,11 +117,9 @@ def run_layers(
     )
     cache = backend.allocate_kv(
         KvShape(
-            num_layers=count,
+            heads=((KV_HEADS, HEAD_DIM),) * count,
             num_blocks=table.numel(),
             block_size=BLOCK_SIZE,
-            num_kv_heads=KV_HEADS,
-            head_dim=HEAD_DIM,
             dtype=dtype,
         )
     )

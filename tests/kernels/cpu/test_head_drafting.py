@@ -96,11 +96,9 @@ class Loops:
             head = load_head(folder / "head", decoder, backend, max_positions=MAX_PLACES, max_rows=MAX_ROWS)
             assert head.draft_ids is not None
             shape = KvShape(
-                num_layers=1,
+                heads=((spec.decoder.num_kv_heads, spec.decoder.head_dim),),
                 num_blocks=4 * NUM_SLOTS,
                 block_size=BLOCK_SIZE,
-                num_kv_heads=spec.decoder.num_kv_heads,
-                head_dim=spec.decoder.head_dim,
                 dtype=dtype,
             )
             runner = HeadRunner(head, backend, shape, states=decoder.states, vocab_size=VOCAB_SIZE)

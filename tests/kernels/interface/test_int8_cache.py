@@ -77,7 +77,7 @@ def test_a_block_takes_the_bytes_of_codes_and_scales() -> None:
     size = kv_shape(attention_shape(4, 2, 64), 3, torch.int8)
     cache = BACKEND.allocate_kv(size)
     assert cache.scales is not None
-    tensors = (cache.keys, cache.values, *cache.scales)
+    tensors = (*cache.keys, *cache.values, *cache.scales[0], *cache.scales[1])
     assert sum(each.nbytes for each in tensors) == size.total_bytes
     assert replace(size, dtype=torch.bfloat16).block_bytes / size.block_bytes == 128 / 66
 

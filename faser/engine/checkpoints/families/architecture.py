@@ -108,7 +108,8 @@ class AttentionSpec:
     positions a token attends to, itself included; None: all. qk_norm: RMS norm of each query and key head before
     the rotation. bias: on queries, keys and values; out_bias: on the output product. score_cap: c: a score s
     becomes c tanh(s / c); None: it stays. sinks: one learned score a head counts in the sum that weights are
-    divided by, and has no value.
+    divided by, and has no value. wide_qk_norm: in place of qk_norm, RMS norm of all query heads together, and
+    of all key heads.
 
     Raises ModelError that names the value and the limit.
     """
@@ -120,6 +121,7 @@ class AttentionSpec:
     scale: float | None = None
     window: int | None = None
     qk_norm: bool = False
+    wide_qk_norm: bool = False
     bias: bool = False
     out_bias: bool = False
     score_cap: float | None = None
@@ -202,16 +204,17 @@ class TensorNames:
     """How the hub names a layer's tensors, where families differ.
 
     norm_after_attention, norm_after_feed_forward: of layers with norms_after. fused_qkv: queries, keys and values
-    are one tensor, qkv_proj. fused_gate_up: gate and up are one, gate_up_proj. router, expert: of a mixture; {} is
-    the number of an expert, whose expert_parts are gate, up and down. stacked_experts: safetensors have these
-    parts of all experts of a layer in one tensor (execution/models/stacked_experts.py).
+    are one tensor, qkv_proj. gate_up, down: of a dense network; gate and up may be one tensor. router, expert: of
+    a mixture; {} is the number of an expert, whose expert_parts are gate, up and down. stacked_experts:
+    safetensors have these parts of all experts of a layer in one tensor (execution/models/stacked_experts.py).
     """
 
     norm_before_feed_forward: str = "post_attention_layernorm"
     norm_after_attention: str = ""
     norm_after_feed_forward: str = ""
     fused_qkv: bool = False
-    fused_gate_up: bool = False
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     expert: str = "mlp.experts.{}."
     expert_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
@@ -220,13 +223,11 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """A pre-norm decoder with grouped-query attention. Checked when built.
+    """A pre-norm decoder with grouped-query attention.
 
     embedding_scale: multiplies embeddings, rounded to the type of the activations first. logit_scale: multiplies
     the logits. logit_cap: c: a logit l, scaled, becomes c tanh(l / c); None: it stays. plus_one: a norm multiplies
     by one plus its weight.
-
-    Raises ModelError that names the value and the limit.
     """
 
     vocab_size: int
@@ -241,27 +242,27 @@ class DecoderSpec:
     plus_one: bool = False
     names: TensorNames = TensorNames()
 
-    def __post_init__(self) -> None:
-        shapes = {(each.attention.num_kv_heads, each.attention.head_dim) for each in self.layers}
-        if len(shapes) != 1:
-            raise ModelError(f"layers have key-value heads of several shapes, {sorted(shapes)}; one is supported")
-
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     @property
-    def num_kv_heads(self) -> int:
-        return self.layers[0].attention.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.layers[0].attention.head_dim
+    def kv_heads(self) -> tuple[tuple[int, int], ...]:
+        """Of each layer: how many key-value heads, and the channels of one."""
+        return tuple((each.attention.num_kv_heads, each.attention.head_dim) for each in self.layers)
 
     @property
     def attention(self) -> AttentionSpec:
-        """Of the first layer: in all of them heads are as many and as large."""
+        """Of the first layer."""
         return self.layers[0].attention
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.attention.head_dim
 
     @property
     def feed_forward(self) -> DenseSpec:

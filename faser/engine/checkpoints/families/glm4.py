@@ -10,7 +10,7 @@ _DEFAULTS = {"partial_rotary_factor": 0.5, "head_dim": 128, "rms_norm_eps": 1.56
 _NAMES = TensorNames(
     norm_after_attention="post_self_attn_layernorm",
     norm_after_feed_forward="post_mlp_layernorm",
-    fused_gate_up=True,
+    gate_up=("mlp.gate_up_proj",),
 )
 
 

@@ -14,7 +14,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     layer = LayerSpec(attention=attention(fields, rope_spec(fields)), feed_forward=dense(fields))
     window = fields.optional_int("sliding_window")
     layers = windowed(layer, fields.windows((window,) * fields.num_layers()))
-    return decoder(fields, layers, names=TensorNames(fused_qkv=True, fused_gate_up=True))
+    return decoder(fields, layers, names=TensorNames(fused_qkv=True, gate_up=("mlp.gate_up_proj",)))
 
 
 def _renamed(config: Mapping[str, Any]) -> dict[str, Any]:

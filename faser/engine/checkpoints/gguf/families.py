@@ -40,6 +40,7 @@ _LLAMA = _LAYER | {  # a mixture is a Mixtral
     "ffn_up_exps": f"block_sparse_moe.experts.{EXPERT}.w3",
     "ffn_down_exps": f"block_sparse_moe.experts.{EXPERT}.w2",
 }
+_GRANITE_MOE = _LLAMA | {"ffn_gate_inp": "block_sparse_moe.router.layer"}
 SINKS = "self_attn.sinks"  # the one name of the hub's without an ending
 _GPT_OSS = {name: hub for name, hub in _LAYER.items() if not name.startswith("ffn_")} | {
     "post_attention_norm": "post_attention_layernorm",
@@ -128,6 +129,15 @@ def _qwen3_moe_fields(file: GgufFile, _config: Config) -> Config:
     }
 
 
+def _olmoe_fields(file: GgufFile, _config: Config) -> Config:
+    """llama.cpp never renormalises the weights of these experts."""
+    return {
+        "num_experts": file.size("olmoe.expert_count"),
+        "num_experts_per_tok": file.size("olmoe.expert_used_count"),
+        "norm_topk_prob": False,
+    }
+
+
 def _gpt_oss_fields(file: GgufFile, config: Config) -> Config:
     """Files leave out that the ends of YaRN's ramp are not rounded, and that calls end generation too."""
     scaling, ends = config["rope_scaling"] or {}, config["eos_token_id"]
@@ -177,17 +187,24 @@ def _mistral3_fields(file: GgufFile, config: Config) -> Config:
     return plain | ministral | {"rope_scaling": scaling | {"llama_4_scaling_beta": beta}}
 
 
-def _granite_fields(file: GgufFile, config: Config) -> Config:
+def _granite_fields(file: GgufFile, config: Config, name: str = "granite") -> Config:
     """attention.scale: of the scores; none, or 0: 1 / √head_dim."""
-    if not file.get("granite.rope.scaling.finetuned", bool, True):
+    if not file.get(f"{name}.rope.scaling.finetuned", bool, True):
         raise ModelError(
-            f"{file.path}: granite.rope.scaling.finetuned is false; only models with rope are supported"
+            f"{file.path}: {name}.rope.scaling.finetuned is false; only models with rope are supported"
         )
     return {
-        "attention_multiplier": file.number("granite.attention.scale", 0.0) or config["head_dim"] ** -0.5,
-        "embedding_multiplier": file.number("granite.embedding_scale", 0.0) or 1.0,
-        "residual_multiplier": file.number("granite.residual_scale", 0.0) or 1.0,
-        "logits_scaling": file.number("granite.logit_scale", 0.0) or 1.0,
+        "attention_multiplier": file.number(f"{name}.attention.scale", 0.0) or config["head_dim"] ** -0.5,
+        "embedding_multiplier": file.number(f"{name}.embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": file.number(f"{name}.residual_scale", 0.0) or 1.0,
+        "logits_scaling": file.number(f"{name}.logit_scale", 0.0) or 1.0,
+    }
+
+
+def _granite_moe_fields(file: GgufFile, config: Config) -> Config:
+    return _granite_fields(file, config, "granitemoe") | {
+        "num_local_experts": file.size("granitemoe.expert_count"),
+        "num_experts_per_tok": file.size("granitemoe.expert_used_count"),
     }
 
 
@@ -270,6 +287,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "granite": Architecture(
         class_name="GraniteForCausalLM", model_type="granite", permuted=True, own_fields=_granite_fields
+    ),
+    "granitemoe": Architecture(
+        class_name="GraniteMoeForCausalLM",
+        model_type="granitemoe",
+        tensors=_GRANITE_MOE,
+        permuted=True,
+        experts=True,
+        own_fields=_granite_moe_fields,
+    ),
+    "olmoe": Architecture(
+        class_name="OlmoeForCausalLM",
+        model_type="olmoe",
+        tensors=_QWEN3_MOE,
+        experts=True,
+        own_fields=_olmoe_fields,
     ),
     "gemma2": Architecture(
         class_name="Gemma2ForCausalLM",

@@ -23,6 +23,7 @@ from faser.kernels.interface.blocks import (
     LayerBuffers,
     MixedFeedForward,
     NormedLinear,
+    columns_of,
 )
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 
@@ -31,7 +32,7 @@ from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCach
 class Buffers:
     """Activations of a step, on the backend's device; every step overwrites them. R: the most rows of a step.
 
-    hidden, normed: [R, H]; qkv: [R, (Hq + 2 Hkv) * D]; mixed: [R, Hq * D]; gate_up: [R, 2 F]; inner: [R, F];
+    hidden, normed: [R, H]; qkv, mixed: see LayerBuffers; gate_up: [R, 2 F]; inner: [R, F];
     logits: [max_logit_rows, V] float32. states: [R, K * H], of the K state_layers, ascending, side by side;
     state layer i is the residual stream before layer i, num_layers that after the last one.
     """
@@ -64,12 +65,12 @@ class Buffers:
         def rows(width: int) -> Tensor:
             return torch.empty((max_rows, width), dtype=dtype, device=device)
 
-        attention, inner = spec.attention, spec.inner_size
+        attentions, inner = [each.attention for each in spec.layers], spec.inner_size
         return cls(
             hidden=rows(spec.hidden_size),
             normed=rows(spec.hidden_size),
-            qkv=rows(attention.q_size + 2 * attention.kv_size),
-            mixed=rows(attention.q_size),
+            qkv=rows(max(each.q_size + 2 * each.kv_size for each in attentions)),
+            mixed=rows(max(each.q_size for each in attentions)),
             gate_up=rows(2 * inner),
             inner=rows(inner),
             logits=torch.empty((max_logit_rows, spec.vocab_size), dtype=torch.float32, device=device),
@@ -184,7 +185,7 @@ class Decoder:
         qkv.normal_(generator=torch.Generator(qkv.device).manual_seed(num_rows))
         for number, layer in enumerate(self._stack.layers):
             self._backend.rope_append(
-                qkv,
+                columns_of(qkv, layer.shape.qkv_size),
                 layer.angles,
                 cache,
                 number,
@@ -228,6 +229,11 @@ def decoder_layer(
 ) -> DecoderLayer:
     """A layer with its weights. states: see DecoderLayer. projects: it computes its own qkv."""
     layer: LayerSpec = spec.layers[number]
+    head_norms, wide_norms = (weights.q_norm, weights.k_norm), None
+    if layer.attention.wide_qk_norm:
+        assert weights.q_norm is not None
+        assert weights.k_norm is not None
+        head_norms, wide_norms = (None, None), (weights.q_norm, weights.k_norm)
 
     def normed(norm: Tensor | None, linear: PackedLinear) -> NormedLinear:
         assert norm is not None, "a layer of a decoder has an input norm"
@@ -236,10 +242,11 @@ def decoder_layer(
     return DecoderLayer(
         qkv=normed(weights.input_norm, weights.qkv) if projects else None,
         shape=attention_shape(layer.attention),
-        angles=rotary.keys(layer.attention.rope),
-        query_angles=rotary.queries(layer.attention.rope),
-        q_norm=weights.q_norm,
-        k_norm=weights.k_norm,
+        angles=rotary.keys(layer.attention),
+        query_angles=rotary.queries(layer.attention),
+        q_norm=head_norms[0],
+        k_norm=head_norms[1],
+        wide_norms=wide_norms,
         eps=spec.rms_norm_eps,
         feed_forward=_feed_forward(spec, layer, weights),
         sinks=weights.sinks,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.families.architecture import (
+    AttentionSpec,
     DecoderSpec,
     LinearScaling,
     Llama3Scaling,
@@ -20,26 +21,27 @@ from faser.engine.checkpoints.families.architecture import (
 
 
 class RotaryTables:
-    """The angles of a model's layers, on a device: a table for each rotary embedding that a layer has."""
+    """The angles of a model's layers, on a device: a table for each rotary embedding and size of heads."""
 
     def __init__(self, spec: DecoderSpec, *, num_positions: int, device: torch.device) -> None:
-        self._keys: dict[RopeSpec, Tensor] = {}
-        self._queries: dict[RopeSpec, Tensor] = {}
-        for rope in {each.attention.rope for each in spec.layers} - {None}:
-            assert rope is not None
-            angles = rotary_angles(rope, head_dim=spec.head_dim, num_positions=num_positions)
-            self._keys[rope] = angles.to(device)
+        self._keys: dict[tuple[RopeSpec | None, int], Tensor] = {}
+        self._queries: dict[tuple[RopeSpec | None, int], Tensor] = {}
+        for rope, head_dim in {(each.attention.rope, each.attention.head_dim) for each in spec.layers}:
+            if rope is None:
+                continue
+            angles = rotary_angles(rope, head_dim=head_dim, num_positions=num_positions)
+            self._keys[rope, head_dim] = angles.to(device)
             if rope.query_growth is not None:
                 growth = query_factors(rope.query_growth, num_positions)
-                self._queries[rope] = (angles * growth[:, None]).to(device)
+                self._queries[rope, head_dim] = (angles * growth[:, None]).to(device)
 
-    def keys(self, rope: RopeSpec | None) -> Tensor | None:
+    def keys(self, attention: AttentionSpec) -> Tensor | None:
         """[P, D] float32, see rotary_angles; None: no channel rotates."""
-        return None if rope is None else self._keys[rope]
+        return self._keys.get((attention.rope, attention.head_dim))
 
-    def queries(self, rope: RopeSpec | None) -> Tensor | None:
+    def queries(self, attention: AttentionSpec) -> Tensor | None:
         """The same for queries; None: they have the angles of keys."""
-        return None if rope is None else self._queries.get(rope)
+        return self._queries.get((attention.rope, attention.head_dim))
 
 
 def rotary_angles(rope: RopeSpec, *, head_dim: int, num_positions: int) -> Tensor:

@@ -1,12 +1,15 @@
 """A checkpoint whose tensors have the parts of all experts of a layer: gives them expert by expert.
 
-E experts of F channels, a hidden size of H; rows of gate and up alternate, gate first:
+E experts of F channels, a hidden size of H. Of gpt-oss; rows of gate and up alternate, gate first:
 
     tensor               floats        MXFP4: _blocks              _scales
     gate_up_proj         [E, H, 2 F]   [E, 2 F, H / 32, 16] uint8  [E, 2 F, H / 32] uint8
     down_proj            [E, F, H]     [E, H, F / 32, 16] uint8    [E, H, F / 32] uint8
     gate_up_proj_bias    [E, 2 F]
     down_proj_bias       [E, H]
+
+Of Granite-MoE, in floats; the rows of gate come before those of up: input_linear [E, 2 F, H], output_linear
+[E, H, F].
 
 A byte of blocks has two neighbours, the first in its low half. A block of MXFP4 in a GGUF file, which is what
 products take, has a scale, then values i and i + 16 in a byte. Knows neither configs nor backends.
@@ -28,6 +31,8 @@ from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows
 
 _STACKED = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_OF_GRANITE = re.compile(r"(.*\.block_sparse_moe\.)(input_linear|output_linear)\.weight")
+_PARTS_OF_GRANITE = {"input_linear": ("w1", "w3"), "output_linear": ("w2",)}
 _GROUP = 32
 _Place = tuple[str, int | None, slice]  # tensor; of which expert, None: it is of none; which of its rows
 
@@ -55,7 +60,7 @@ class StackedExperts:
         if expert is None:
             return self._source.get(stored)
         found = self._source.get(stored)[expert]
-        return found.T[rows] if found.dim() == 2 else found[rows]
+        return found.T[rows] if found.dim() == 2 and not _OF_GRANITE.fullmatch(stored) else found[rows]
 
     def rows(self, name: str) -> LowBitRows | None:
         """A matrix of an expert in blocks of MXFP4; None: it is not stored so.
@@ -80,6 +85,15 @@ class StackedExperts:
 
     def _places(self, name: str) -> Iterator[tuple[str, _Place]]:
         """Names of single experts, and where each lies in a tensor."""
+        if match := _OF_GRANITE.fullmatch(name):
+            parts = _PARTS_OF_GRANITE[match[2]]
+            count, rows = self._source.get(name).shape[:2]
+            size = rows // len(parts)
+            for expert in range(count):
+                for number, part in enumerate(parts):
+                    place = name, expert, slice(number * size, (number + 1) * size)
+                    yield f"{match[1]}experts.{expert}.{part}.weight", place
+            return
         match = _STACKED.fullmatch(name)
         if match is None:
             yield name, (name, None, slice(None))

@@ -67,6 +67,9 @@ def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     if attention.qk_norm:
         shapes["self_attn.q_norm.weight"] = (attention.head_dim,)
         shapes["self_attn.k_norm.weight"] = (attention.head_dim,)
+    if attention.wide_qk_norm:
+        shapes["self_attn.q_norm.weight"] = (q_size,)
+        shapes["self_attn.k_norm.weight"] = (kv_size,)
     shapes |= _product("self_attn.o_proj", hidden, q_size, attention.out_bias)
     if attention.sinks:
         shapes[SINKS] = (attention.num_heads,)
@@ -83,10 +86,9 @@ def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
             shapes |= _product(prefix + up, network.size, hidden, network.bias)
             shapes |= _product(prefix + down, hidden, network.size, network.bias)
         return shapes
-    for name in ("gate_up_proj",) if names.fused_gate_up else ("gate_proj", "up_proj"):
-        width = network.size * (2 if names.fused_gate_up else 1)
-        shapes |= _product(f"mlp.{name}", width, hidden, network.bias)
-    shapes |= _product("mlp.down_proj", hidden, network.size, network.bias)
+    for name in names.gate_up:
+        shapes |= _product(name, 2 * network.size // len(names.gate_up), hidden, network.bias)
+    shapes |= _product(names.down, hidden, network.size, network.bias)
     if layer.norms_after:
         shapes[f"{names.norm_after_feed_forward}.weight"] = (hidden,)
     return shapes

@@ -67,7 +67,7 @@ class ExpertsWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """qkv: queries, keys, values stacked. Norms: float32 [H], q_norm and k_norm [D].
+    """qkv: queries, keys, values stacked. Norms: float32 [H]; q_norm and k_norm [D], or of all heads together.
 
     input_norm: None in the first layer of some heads, never in a decoder. Another norm that is None is absent.
     sinks: float32 [Hq]; None: there are none.
@@ -167,6 +167,7 @@ class Packer:
         names, attention = spec.names, layer.attention
         order = tensors.head_order(attention)
         turning = (attention.num_heads, attention.num_kv_heads)
+        of_norms = [_rows_of_heads(order, heads) if attention.wide_qk_norm else order for heads in turning]
 
         def stack(*names: str, orders: Sequence[Ints | None] = ()) -> PackedLinear:
             return self.layer_product(*(f"{prefix}{name}.weight" for name in names), orders=orders)
@@ -177,8 +178,7 @@ class Packer:
 
         def network(spec: DenseSpec | ExpertsSpec) -> NetworkWeights | ExpertsWeights:
             if isinstance(spec, DenseSpec):
-                gate_up = ("mlp.gate_up_proj",) if names.fused_gate_up else ("mlp.gate_proj", "mlp.up_proj")
-                return NetworkWeights(gate_up=stack(*gate_up), down=stack("mlp.down_proj"))
+                return NetworkWeights(gate_up=stack(*names.gate_up), down=stack(names.down))
             router = self._floats(f"{prefix}{names.router}")
             gate, up, down = names.expert_parts
             experts = [names.expert.format(number) for number in range(spec.num_experts)]
@@ -195,8 +195,8 @@ class Packer:
         return LayerWeights(
             input_norm=norm(tensors.NORM_BEFORE_ATTENTION),
             qkv=qkv,
-            q_norm=norm("self_attn.q_norm", order),
-            k_norm=norm("self_attn.k_norm", order),
+            q_norm=norm("self_attn.q_norm", of_norms[0]),
+            k_norm=norm("self_attn.k_norm", of_norms[1]),
             sinks=self.norm(f"{prefix}{tensors.SINKS}") if attention.sinks else None,
             attention_out=stack("self_attn.o_proj"),
             norm_after_attention=norm(names.norm_after_attention) if layer.norms_after else None,

@@ -40,6 +40,7 @@ class Runner:
         kv: KvShape,
         token_sampler: TokenSampler | None = None,
     ) -> None:
+        assert kv.heads == decoder.spec.kv_heads, (kv.heads, decoder.spec.kv_heads)
         self._decoder = decoder
         self._backend = backend
         self._token_sampler = token_sampler

@@ -10,7 +10,7 @@ import torch
 
 from faser.config.declaration import show_bytes
 from faser.config.engine import EngineConfig
-from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.families.architecture import DecoderSpec, ExpertsSpec
 from faser.engine.checkpoints.files import ModelConfig
 from faser.engine.execution.drafting.text import CORPUS_TOKENS
 from faser.errors import ConfigError
@@ -88,6 +88,11 @@ _TEXT_BYTES_PER_TOKEN = 200
 _TEXT_SHARE = 1 / 64
 _TEXT_MOST_BYTES = 256 << 20
 
+# Of the kernels for mixtures (kernels/cpu/native): activations in 8 bits come in spans of so many, with up to as
+# many bytes of scales and sums; and the place, weight and row of a pair.
+_LOW_BIT_SPAN = 256
+_ROUTING_BYTES = 24
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -146,6 +151,22 @@ def text_index_bytes(config: EngineConfig, max_model_len: int) -> int:
     return min(tokens * _TEXT_BYTES_PER_TOKEN, limit)
 
 
+def experts_bytes(config: EngineConfig, model: CachedModel) -> int:
+    """What the kernels for mixtures on a CPU take for the rows of the largest step, and keep; 0: there are none.
+
+    For each pair of a row and an expert: its input, as it is and in 8 bits; gate and up, and their product; its
+    result in float32; and where it is among the others. Layers take turns in the same memory.
+    """
+    hidden, value = model.spec.hidden_size, model.dtype.itemsize
+
+    def of_pair(mixture: ExpertsSpec) -> int:
+        quantised = 2 * -(-max(hidden, mixture.size) // _LOW_BIT_SPAN) * _LOW_BIT_SPAN
+        return (value + 4) * hidden + 3 * value * mixture.size + quantised + _ROUTING_BYTES
+
+    largest = (each.top_k * of_pair(each) + 4 * each.num_experts for each in model.spec.mixtures)
+    return config.max_num_batched_tokens * max(largest, default=0)
+
+
 def kv_shapes(
     config: EngineConfig,
     models: Sequence[CachedModel],
@@ -156,8 +177,8 @@ def kv_shapes(
     """The KV cache of each model. All have the same blocks, so a block costs its bytes in all of them together.
 
     They hold at least one whole context, and no more than all sequences can fill. budget: of a GPU; None: on a
-    CPU, where text_bytes of the same memory go to the index of texts. Raises ConfigError where the configured
-    memory, or the GPU's, is too small.
+    CPU, where text_bytes of the same memory go to the index of texts, and experts_bytes to mixtures. Raises
+    ConfigError where the configured memory, or the GPU's, is too small.
     """
     block_bytes = sum(each.block_bytes for each in cache_shapes(config, models, 1))
     one_context = -(-max_model_len // config.block_size)
@@ -172,6 +193,7 @@ def kv_shapes(
             raise ConfigError(_too_little(budget, one_context * block_bytes, max_model_len, fitting))
     else:
         share = min(int(available_memory() * _CPU_KV_SHARE), _CPU_KV_MOST_BYTES) - text_bytes
+        share -= sum(experts_bytes(config, each) for each in models)
         num_blocks = max(one_context, min(share // block_bytes, most))
     return cache_shapes(config, models, num_blocks)
 
@@ -202,13 +224,6 @@ def _too_little(budget: MemoryBudget, needed: int, max_model_len: int, fitting: 
 
 def cache_shapes(config: EngineConfig, models: Sequence[CachedModel], num_blocks: int) -> list[KvShape]:
     return [
-        KvShape(
-            num_layers=each.spec.num_layers,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            num_kv_heads=each.spec.num_kv_heads,
-            head_dim=each.spec.head_dim,
-            dtype=each.kv_dtype,
-        )
+        KvShape(heads=each.spec.kv_heads, num_blocks=num_blocks, block_size=config.block_size, dtype=each.kv_dtype)
         for each in models
     ]

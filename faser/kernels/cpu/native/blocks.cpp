@@ -57,12 +57,19 @@ void feed_forward(Pool* pool, const FaserFeedForward& layer, const FaserBlockRow
     add(pool, layer.down, layer.norm_after, eps, rows, rows.inner, hidden, following);
 }
 
-void attend(Pool* pool, const FaserLayer& layer, int64_t number, const FaserBlockRows& rows, const FaserCache* cache,
-            FaserPlan* plan, void* qkv, void* mixed) {
+void attend(Pool* pool, const FaserLayer& layer, const FaserBlockRows& rows, const FaserCache* cache, FaserPlan* plan,
+            void* qkv, void* mixed) {
     const int64_t stride = layer.qkv.product.columns, width = layer.feed_forward.attention_out.depth;
-    faser_rope_append(pool, cache, plan, number, layer.heads.num_heads, qkv, stride, layer.angles,
+    if (layer.wide_q_norm) {
+        char* keys = (char*)qkv + width * (rows.dtype == kFloat32 ? 4 : 2);
+        faser_rms_norm(pool, qkv, stride, rows.rows, width, layer.wide_q_norm, layer.eps, qkv, stride, rows.dtype,
+                       nullptr);
+        faser_rms_norm(pool, keys, stride, rows.rows, cache->num_kv_heads * cache->head_dim, layer.wide_k_norm,
+                       layer.eps, keys, stride, rows.dtype, nullptr);
+    }
+    faser_rope_append(pool, cache, plan, layer.heads.num_heads, qkv, stride, layer.angles,
                       layer.query_angles, layer.q_norm, layer.k_norm, layer.eps, rows.dtype);
-    faser_attend(pool, cache, plan, &layer.heads, number, qkv, stride, mixed, width, rows.dtype);
+    faser_attend(pool, cache, plan, &layer.heads, qkv, stride, mixed, width, rows.dtype);
 }
 
 void capture(const FaserLayer& layer, const FaserBlockRows& rows, const void* hidden) {
@@ -90,7 +97,7 @@ void faser_feed_forward(Pool* pool, const FaserFeedForward* layer, const FaserNo
 }
 
 void faser_layers(Pool* pool, const FaserLayer* layers, int64_t first, int64_t last, const FaserNormedLinear* following,
-                  const FaserBlockRows* rows, const FaserCache* cache, FaserPlan* plan, void* hidden, void* qkv,
+                  const FaserBlockRows* rows, const FaserCache* caches, FaserPlan* plan, void* hidden, void* qkv,
                   void* mixed, int32_t captures) {
     for (int64_t number = first; number < last; number++) {
         const FaserLayer& layer = layers[number];
@@ -100,7 +107,7 @@ void faser_layers(Pool* pool, const FaserLayer* layers, int64_t first, int64_t l
             normed_linear(pool, layer.qkv, *rows, hidden, layer.qkv.product.depth, qkv, rows->dtype,
                           &layer.feed_forward.attention_out);
         }
-        attend(pool, layer, number, *rows, cache, plan, qkv, mixed);
+        attend(pool, layer, *rows, &caches[number], plan, qkv, mixed);
         feed_forward(pool, layer.feed_forward, *rows, mixed, hidden, next ? &next->product : nullptr);
     }
 }

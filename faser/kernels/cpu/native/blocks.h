@@ -41,6 +41,8 @@ struct FaserLayer {
     const float* query_angles;
     const float* q_norm;
     const float* k_norm;
+    const float* wide_q_norm;  // of all queries of a row together, and of all its keys; or null
+    const float* wide_k_norm;
     float eps;
     void* states;  // room for the inputs of the layer, or null
     int64_t states_stride;
@@ -55,11 +57,11 @@ struct FaserBlockRows {
     void* inner;
 };
 
-// Layers [first, last) over hidden [rows, H], in place; their keys and values enter the cache. layers: from number 0
-// on. following: the product after them, which is not computed here, or null. qkv, mixed: room for the rows. captures:
-// layers that have room for their inputs copy them there.
+// Layers [first, last) over hidden [rows, H], in place; their keys and values enter the cache. layers, caches: of
+// each layer, from number 0 on. following: the product after them, which is not computed here, or null. qkv, mixed:
+// room for the rows. captures: layers that have room for their inputs copy them there.
 void faser_layers(faser::Pool* pool, const FaserLayer* layers, int64_t first, int64_t last,
-                  const FaserNormedLinear* following, const FaserBlockRows* rows, const FaserCache* cache,
+                  const FaserNormedLinear* following, const FaserBlockRows* rows, const FaserCache* caches,
                   FaserPlan* plan, void* hidden, void* qkv, void* mixed, int32_t captures);
 
 void faser_experts(faser::Pool* pool, const FaserExperts* experts, const void* x, int64_t rows, void* hidden,

@@ -70,7 +70,8 @@ void faser_rms_norm(faser::Pool*, const void* x, int64_t stride, int64_t rows, i
                     float eps, void* out, int64_t out_stride, int32_t dtype, const void* residual);
 void faser_gate(faser::Pool*, const void* gate_up, int64_t stride, int64_t rows, int64_t width, void* out,
                 int64_t out_stride, int32_t dtype, int32_t activation);
-void faser_rope_append(faser::Pool*, const FaserCache*, const FaserPlan*, int64_t layer, int64_t num_heads, void* qkv,
+// cache: of the layer.
+void faser_rope_append(faser::Pool*, const FaserCache* cache, const FaserPlan*, int64_t num_heads, void* qkv,
                        int64_t stride, const float* angles, const float* query_angles, const float* q_norm,
                        const float* k_norm, float eps, int32_t dtype);
 
@@ -78,7 +79,7 @@ void faser_rope_append(faser::Pool*, const FaserCache*, const FaserPlan*, int64_
 FaserPlan* faser_plan_new(const int32_t* query_start, const int32_t* positions, const int32_t* block_table,
                           int64_t num_sequences, int64_t num_rows, int64_t table_width, int64_t block_size);
 void faser_plan_free(FaserPlan*);
-void faser_attend(faser::Pool*, const FaserCache*, FaserPlan*, const FaserHeads*, int64_t layer, const void* q,
+void faser_attend(faser::Pool*, const FaserCache* cache, FaserPlan*, const FaserHeads*, const void* q,
                   int64_t q_stride, void* out, int64_t out_stride, int32_t dtype);
 
 // sampling.cpp

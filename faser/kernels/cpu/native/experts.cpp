@@ -95,7 +95,7 @@ void combine(Pool& pool, const Routing& routing, int64_t top, const float* given
 }
 
 char* grown(std::vector<char>& memory, int64_t bytes) {
-    if (int64_t(memory.size()) < bytes + 64) memory.resize(bytes + 64);
+    if (int64_t(memory.size()) < bytes + 64) memory = std::vector<char>(bytes + 64);  // resize may take twice as much
     return memory.data() + (64 - (uintptr_t)memory.data() % 64) % 64;
 }
 

@@ -186,7 +186,6 @@ void turn_head(T* head, int64_t width, const float* weight, float eps, const flo
 }
 
 struct Append {
-    int64_t layer;
     int64_t num_heads;
     int64_t stride;  // values from one row of qkv to the next
     const float* angles;
@@ -206,7 +205,7 @@ void append_row(const FaserCache& cache, const FaserPlan& plan, const Append& ca
     T* keys = heads + call.num_heads * width;
     T* values = keys + cache.num_kv_heads * width;
     for (int64_t h = 0; h < cache.num_kv_heads; h++) {
-        char* block = block_at(cache, call.layer, plan.row_block[row], h);
+        char* block = block_at(cache, plan.row_block[row], h);
         turn_head(keys + h * width, width, call.k_norm, call.eps, angles);
         if (cache.dtype == kInt8) {
             add_int8_key(cache, block, plan.row_offset[row], keys + h * width);
@@ -252,10 +251,10 @@ void faser_gate(Pool* pool, const void* gate_up, int64_t stride, int64_t rows, i
 }
 
 // dtype: of qkv. query_angles: of queries; null: those of keys.
-void faser_rope_append(Pool* pool, const FaserCache* cache, const FaserPlan* plan, int64_t layer, int64_t num_heads,
-                       void* qkv, int64_t stride, const float* angles, const float* query_angles, const float* q_norm,
+void faser_rope_append(Pool* pool, const FaserCache* cache, const FaserPlan* plan, int64_t num_heads, void* qkv,
+                       int64_t stride, const float* angles, const float* query_angles, const float* q_norm,
                        const float* k_norm, float eps, int32_t dtype) {
-    Append call{layer, num_heads, stride, angles, query_angles, q_norm, k_norm, eps};
+    Append call{num_heads, stride, angles, query_angles, q_norm, k_norm, eps};
     if (dtype == kFloat32) return append(*pool, *cache, *plan, call, (float*)qkv);
     append(*pool, *cache, *plan, call, (bf16*)qkv);
 }

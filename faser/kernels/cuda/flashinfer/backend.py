@@ -49,18 +49,11 @@ class _CudaLinear:
 
 @dataclass(frozen=True, slots=True)
 class _CudaCache:
-    """data: [L, 2, blocks, block_size, Hkv, D]; the keys of a layer are contiguous, and so are its values."""
+    """data: bytes. layers: keys and values of each in there, [blocks, block_size, Hkv, D], contiguous."""
 
     data: Tensor
-
-    @property
-    def block_size(self) -> int:
-        return self.data.shape[3]
-
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values, [blocks, block_size, Hkv, D] each, with the same strides, which the kernels need."""
-        keys, values = self.data[layer].unbind()
-        return keys, values
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    block_size: int
 
 
 @dataclass(slots=True)
@@ -281,12 +274,17 @@ class FlashInferBackend:
     def allocate_kv(self, shape: KvShape) -> _CudaCache:
         """See Backend. Raises ConfigError for a dtype or a head size without kernels."""
         check_cache_dtype(self.name, shape.dtype, KV_DTYPES)
-        if shape.head_dim not in HEAD_DIMS:
-            sizes = ", ".join(map(str, HEAD_DIMS))
-            raise ConfigError(f"the flashinfer backend has kernels for heads of {sizes}, not {shape.head_dim}")
-        size = (shape.num_layers, 2, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        zeros = torch.zeros(shape.total_bytes, dtype=torch.uint8, device=self.device)
-        return _CudaCache(zeros.view(shape.dtype).view(size))
+        for _, head_dim in shape.heads:
+            if head_dim not in HEAD_DIMS:
+                sizes = ", ".join(map(str, HEAD_DIMS))
+                raise ConfigError(f"the flashinfer backend has kernels for heads of {sizes}, not {head_dim}")
+        data = torch.zeros(shape.total_bytes, dtype=torch.uint8, device=self.device)
+        layers, rest = [], data
+        for size, heads in zip(shape.layer_block_bytes, shape.heads, strict=True):
+            part, rest = rest[: shape.num_blocks * size], rest[shape.num_blocks * size :]
+            keys, values = part.view(shape.dtype).view(2, shape.num_blocks, shape.block_size, *heads).unbind()
+            layers.append((keys, values))
+        return _CudaCache(data, tuple(layers), shape.block_size)
 
     def plan(self, layout: RowLayout, block_size: int) -> _EagerPlan:
         """See Backend. One transfer; the first layer of each kind plans its attention."""
@@ -308,7 +306,7 @@ class FlashInferBackend:
         eps: float = 1e-6,
     ) -> Tensor:
         """See Backend. Takes q_norm and k_norm together, or neither."""
-        keys, values = cache.layer(layer)
+        keys, values = cache.layers[layer]
         rows = plan.device
         return self._kernels.rope_append(
             qkv, angles, rows.positions, rows.slots, keys, values, shape, q_norm, k_norm, eps, query_angles
@@ -328,7 +326,8 @@ class FlashInferBackend:
         assert sinks is None, "this backend has no kernels for sinks"
         assert plan.block_size == cache.block_size, (plan.block_size, cache.block_size)
         assert out.is_contiguous(), out.stride()
-        wrapper = plan.attention(AttentionKind(shape, q.dtype, cache.data.dtype, plan.one_row_each))
+        pages = cache.layers[layer]
+        wrapper = plan.attention(AttentionKind(shape, q.dtype, pages[0].dtype, plan.one_row_each))
         size = (len(q), shape.num_heads, shape.head_dim)
-        wrapper.run(q=q.view(size), paged_kv_cache=cache.layer(layer), out=out.view(size))
+        wrapper.run(q=q.view(size), paged_kv_cache=pages, out=out.view(size))
         return out

@@ -200,7 +200,7 @@ def convert(
     names = get_tensor_name_map(kind, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, values in _stacked_experts(weights).items():
-        if changed and architecture in ("granite", "mistral3", "llama"):
+        if changed and architecture in ("granite", "granitemoe", "mistral3", "llama"):
             part = name.split(".")[-2]
             values = permute(values, heads[part]) if part in heads else values
         if changed and architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
@@ -248,7 +248,7 @@ def _add_rope(writer: GGUFWriter, config: dict[str, Any], architecture: str) -> 
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if architecture != "gemma2":
         writer.add_rope_freq_base(rope["rope_theta"])
-    if architecture in ("phi3", "glm4", "granite", "mistral3"):
+    if architecture in ("phi3", "glm4", "granite", "granitemoe", "mistral3"):
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if "sliding_attention" in given and given["sliding_attention"]["rope_theta"] != 10_000.0:
         writer.add_rope_freq_base_swa(given["sliding_attention"]["rope_theta"])
@@ -280,7 +280,9 @@ def _add_own_keys(writer: GGUFWriter, config: dict[str, Any], architecture: str)
     match architecture:
         case "phi3":
             writer.add_sliding_window(config["sliding_window"] or 0)
-        case "granite":
+        case "granite" | "granitemoe":
+            if architecture == "granitemoe":
+                _add_experts(writer, config)
             writer.add_attention_scale(config["attention_multiplier"])
             writer.add_embedding_scale(config["embedding_multiplier"])
             writer.add_residual_scale(config["residual_multiplier"])
@@ -296,14 +298,19 @@ def _add_own_keys(writer: GGUFWriter, config: dict[str, Any], architecture: str)
         case "qwen3vl":
             writer.add_num_deepstack_layers(2)
         case "gpt-oss":
-            writer.add_expert_count(config["num_local_experts"])
-            writer.add_expert_used_count(config["num_experts_per_tok"])
+            _add_experts(writer, config)
             writer.add_expert_feed_forward_length(config["intermediate_size"])
             writer.add_sliding_window(config["sliding_window"])
+        case "olmoe":
+            _add_experts(writer, config)
         case "qwen3moe" | "llama":
-            writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
-            writer.add_expert_used_count(config["num_experts_per_tok"])
+            _add_experts(writer, config)
             if architecture == "qwen3moe":
                 writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
             elif config["sliding_window"]:
                 writer.add_sliding_window(config["sliding_window"])
+
+
+def _add_experts(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])

@@ -1,7 +1,8 @@
 """GGUF files of every family against the checkpoints they were converted from: specs, weights, logits.
 
 Planted bugs that these tests have caught: no row order undone, or in a family that has none; norms without one
-taken off; the norms of another family; a rope base, a part of a head or a window that is not read.
+taken off; the norms of another family; a rope base, a part of a head or a window that is not read; the weights
+of OLMoE's experts divided by their sum.
 """
 
 import json
@@ -44,6 +45,9 @@ FILES: list[tuple[str, str, dict[str, Any]]] = [
     ("glm4", "glm4", {}),
     ("qwen3-moe-all", "qwen3moe", {}),
     ("mixtral", "llama", {}),
+    ("olmoe", "olmoe", {}),
+    ("granite-moe", "granitemoe", {}),
+    ("granite-moe-biases", "granitemoe", {}),
     ("gpt-oss", "gpt-oss", {}),
     ("qwen2", "qwen2vl", {}),
     ("qwen3", "qwen3vl", {}),

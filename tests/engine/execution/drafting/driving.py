@@ -51,11 +51,9 @@ def make_decoder(directory: Path, state_layers: tuple[int, ...] = ()) -> Decoder
 def kv_shape(decoder: Decoder) -> KvShape:
     spec = decoder.spec
     return KvShape(
-        num_layers=spec.num_layers,
+        heads=spec.kv_heads,
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
         dtype=torch.float32,
     )
 

@@ -162,11 +162,9 @@ class PagedHead:
         blocks_each = MAX_POSITIONS // BLOCK_SIZE
         self._cache = backend.allocate_kv(
             KvShape(
-                num_layers=decoder.num_layers,
+                heads=decoder.kv_heads,
                 num_blocks=num_sequences * blocks_each,
                 block_size=BLOCK_SIZE,
-                num_kv_heads=decoder.num_kv_heads,
-                head_dim=decoder.head_dim,
                 dtype=dtype,
             )
         )

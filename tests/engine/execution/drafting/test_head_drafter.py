@@ -135,11 +135,9 @@ class Oracle:
 
 def head_kv(num_kv_heads: int, head_dim: int, num_blocks: int) -> KvShape:
     return KvShape(
-        num_layers=1,
+        heads=((num_kv_heads, head_dim),),
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
         dtype=torch.float32,
     )
 

@@ -46,11 +46,9 @@ class PagedModel:
         blocks_each = -(-max_positions // block_size)
         self._cache = backend.allocate_kv(
             KvShape(
-                num_layers=decoder.spec.num_layers,
+                heads=decoder.spec.kv_heads,
                 num_blocks=num_sequences * blocks_each,
                 block_size=block_size,
-                num_kv_heads=decoder.spec.num_kv_heads,
-                head_dim=decoder.spec.head_dim,
                 dtype=kv_dtype or decoder.dtype,
             )
         )

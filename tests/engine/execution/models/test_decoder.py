@@ -58,11 +58,9 @@ def _hidden(decoder: Decoder, token_ids: list[int], cuts: tuple[int, ...]) -> to
     num_blocks = -(-rows // BLOCK_SIZE)
     cache = backend.allocate_kv(
         KvShape(
-            num_layers=spec.num_layers,
+            heads=spec.kv_heads,
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
             dtype=torch.float32,
         )
     )

@@ -83,11 +83,9 @@ class Side:
             progress=lambda *_: None,
         )
         self.kv = KvShape(
-            num_layers=NUM_LAYERS,
+            heads=((1, 64),) * NUM_LAYERS,
             num_blocks=NUM_BLOCKS,
             block_size=BLOCK_SIZE,
-            num_kv_heads=1,
-            head_dim=64,
             dtype=torch.bfloat16,
         )
         choice = self.backend.device_sampling_kernels(MAX_LOGIT_ROWS, VOCAB_SIZE)

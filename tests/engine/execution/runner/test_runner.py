@@ -92,11 +92,9 @@ class Line:
             checkpoint, backend, torch.float32, max_model_len=64, max_rows=96, progress=lambda *_: None
         )
         shape = KvShape(
-            num_layers=NUM_LAYERS,
+            heads=decoder.spec.kv_heads,
             num_blocks=16,
             block_size=BLOCK_SIZE,
-            num_kv_heads=decoder.spec.num_kv_heads,
-            head_dim=decoder.spec.head_dim,
             dtype=torch.float32,
         )
         self.runner = Runner(decoder, backend, shape)

@@ -3,11 +3,13 @@
 Oracle: a simulated device on which everything is then really taken. Bugs that these tests have caught: memory in
 the allocator's cache counted as needed, kernels that bypass the allocator forgotten, weights hidden by memory that
 another process freed, the share taken of the free memory, more granted than is free, a step counted from zero,
-workspaces forgotten.
+workspaces forgotten. Of mixtures: their results not counted, memory that grows to twice what it needs.
 
 How many blocks the KV cache gets, with one model or two, and what is refused.
 """
 
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +20,14 @@ from hypothesis import strategies as st
 
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.checkpoints.families.architecture import ExpertsSpec
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.startup import memory as sizing
 from faser.engine.execution.startup.memory import (
     CachedModel,
     MemoryBudget,
     compute_dtype,
+    experts_bytes,
     kv_cache_dtype,
     kv_shapes,
     most_logit_rows,
@@ -31,8 +35,13 @@ from faser.engine.execution.startup.memory import (
 )
 from faser.engine.execution.startup.warm_up import measure_budget
 from faser.errors import ConfigError
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import library_path
+from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.shapes import PackedLinear
 from tests.checkpoints import tiny_llama_config
 from tests.kernels.cuda.fake_memory import FakeMemory
+from tests.kernels.interface.low_bit.blocks import random_blocks
 
 SIZES = st.integers(min_value=0, max_value=100)
 
@@ -233,6 +242,79 @@ def test_the_index_of_texts_takes_what_sequences_can_fill_out_of_the_caches_memo
     (whole,), (less,) = (kv_shapes(config(), [TARGET], 128, text_bytes=each) for each in (0, taken))
     assert whole.num_blocks == min(share // BLOCK_BYTES, 4 * 128 // 16)
     assert less.num_blocks == (share - taken) // BLOCK_BYTES
+
+
+class _Mallinfo2(ctypes.Structure):
+    """What glibc's malloc has given out: hblkhd in mappings of their own, uordblks in others. Bytes."""
+
+    _names = (
+        "arena",
+        "ordblks",
+        "smblks",
+        "hblks",
+        "hblkhd",
+        "usmblks",
+        "fsmblks",
+        "uordblks",
+        "fordblks",
+        "keep",
+    )
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _names)
+
+
+def allocated_bytes() -> int:
+    malloc = ctypes.CDLL(None)
+    malloc.mallinfo2.restype = _Mallinfo2
+    found = malloc.mallinfo2()
+    return int(found.hblkhd + found.uordblks)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc is not glibc's")
+@pytest.mark.parametrize("form", ["float", "Q8_0"])
+def test_mixtures_count_with_what_their_kernels_allocate(form: str, kernel_cache: Path) -> None:
+    """Bytes of malloc before and after the largest step. A thread's memory is new; a smaller step came first."""
+    hidden, size, rows = 512, 256, 300
+    mixture = ExpertsSpec(num_experts=6, top_k=4, size=size, renormalise=True)
+    layer = replace(TARGET.spec.layers[0], feed_forward=mixture)
+    model = replace(TARGET, spec=replace(TARGET.spec, hidden_size=hidden, layers=(layer,)))
+    expected = experts_bytes(replace(config(), max_num_batched_tokens=rows), model)
+
+    def measured() -> int:
+        native = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
+
+        def packed(outputs: int, inputs: int) -> PackedLinear:
+            return native.pack(
+                torch.ones(outputs, inputs) if form == "float" else random_blocks(form, outputs, inputs)
+            )
+
+        block = Experts(
+            router=native.pack(torch.ones(6, hidden)),
+            gate_up=tuple(packed(2 * size, hidden) for _ in range(6)),
+            down=tuple(packed(hidden, size) for _ in range(6)),
+            top_k=4,
+            renormalise=True,
+        )
+        x = torch.ones(rows, hidden)
+        native.experts(x[:1], block, torch.ones(1, hidden))
+        before = allocated_bytes()
+        for count in (200, rows):
+            native.experts(x[:count], block, torch.ones(count, hidden))
+        return allocated_bytes() - before
+
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(measured).result()
+    assert expected * (0.7 if form == "float" else 0.8) < found <= expected
+
+
+def test_mixtures_leave_less_for_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixture = ExpertsSpec(num_experts=6, top_k=4, size=256, renormalise=True)
+    layers = tuple(replace(each, feed_forward=mixture) for each in TARGET.spec.layers)
+    mixed = replace(TARGET, spec=replace(TARGET.spec, layers=layers))
+    share = experts_bytes(config(), mixed) + 20 * BLOCK_BYTES
+    monkeypatch.setattr(sizing, "available_memory", lambda: 4 * share)
+    (whole,), (less,) = (kv_shapes(config(), [each], 128) for each in (TARGET, mixed))
+    assert (whole.num_blocks, less.num_blocks) == (4 * 128 // 16, 20)
+    assert experts_bytes(config(), TARGET) == 0
 
 
 def test_memory_for_less_than_one_context_is_refused_with_both_numbers() -> None:

@@ -61,11 +61,9 @@ def loaded(checkpoint: Path) -> Runner:
     )
     spec = decoder.spec
     shape = KvShape(
-        num_layers=spec.num_layers,
+        heads=spec.kv_heads,
         num_blocks=LIMITS.num_blocks,
         block_size=LIMITS.block_size,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
         dtype=torch.float32,
     )
     return Runner(decoder, backend, shape)
@@ -223,10 +221,10 @@ def test_every_key_and_value_that_a_timed_step_reads_was_written(tiny_checkpoint
     runner = loaded(tiny_checkpoint)
     StepProfiler(runner, LIMITS).table(0.0, StageProgress(silent, "", 1))
     blocks_each = -(-LIMITS.longest // LIMITS.block_size)
-    for stored in (runner._cache.keys, runner._cache.values):
+    for stored in (*runner._cache.keys, *runner._cache.values):
         for first in range(0, LIMITS.num_sequences(LIMITS.longest) * blocks_each, blocks_each):
-            tokens = stored[:, first : first + blocks_each].flatten(1, 2)[:, : LIMITS.longest]
-            assert tokens.flatten(2).any(dim=2).all()
+            tokens = stored[first : first + blocks_each].flatten(0, 1)[: LIMITS.longest]
+            assert tokens.flatten(1).any(dim=1).all()
 
 
 def test_a_cache_that_cannot_be_written_is_only_warned_about(

@@ -128,7 +128,7 @@ def test_steps_over_8_bit_keys_and_values_give_what_the_reference_gives(
         qkv = torch.randn(len(layout.positions), qkv_width(shape), generator=generator).to(dtype)
         wanted = step(REFERENCE, its_cache, shape, layout, qkv, angles)
         check(step(backend, cache, shape, layout, qkv, angles), wanted)
-    for part, its_part in zip(cache.layer(1), (its_cache.keys[1], its_cache.values[1]), strict=True):
+    for part, its_part in zip(cache.layers[1], (its_cache.keys[1], its_cache.values[1]), strict=True):
         assert torch.equal(as_bytes(part), as_bytes(its_part))
     for wrapper in library.wrappers:
         assert wrapper.static is not None
@@ -286,14 +286,19 @@ def test_small_operations_give_what_the_reference_gives(dtype: torch.dtype) -> N
 @pytest.mark.parametrize("kv_dtype", [*DTYPES, FP8])
 def test_a_cache_starts_at_zero_and_has_the_bytes_that_were_asked_for(kv_dtype: torch.dtype) -> None:
     backend, _, _ = fake()
-    size = kv_shape(attention_shape(1, 2, 64), 3, kv_dtype)
-    data = backend.allocate_kv(size).data
-    assert data.dtype is kv_dtype
-    assert not as_bytes(data).any()
-    assert data.numel() * data.itemsize == size.total_bytes
-    keys, values = data[0]
-    assert keys.stride() == values.stride()
-    assert keys.is_contiguous()
+    size = replace(kv_shape(attention_shape(1, 2, 64), 3, kv_dtype), heads=((2, 64), (1, 128), (3, 64)))
+    cache = backend.allocate_kv(size)
+    assert not cache.data.any()
+    assert cache.data.nbytes == size.total_bytes
+    for number, ((keys, values), heads) in enumerate(zip(cache.layers, size.heads, strict=True)):
+        assert keys.dtype is values.dtype is kv_dtype
+        assert keys.shape == values.shape == (3, size.block_size, *heads)
+        assert keys.stride() == values.stride()
+        assert keys.is_contiguous()
+        for each in (keys, values):
+            each.view(torch.uint8).fill_(number + 1)
+    counts = torch.bincount(cache.data.int(), minlength=4).tolist()
+    assert counts == [0, *(3 * each for each in size.layer_block_bytes)], "layers share no bytes, and leave none"
 
 
 def test_cores_are_refused() -> None:

@@ -141,11 +141,9 @@ class GraphModel:
         spec = decoder.spec
         self._table = shuffled_table(2, MAX_POSITIONS // BLOCK_SIZE)
         kv = KvShape(
-            num_layers=spec.num_layers,
+            heads=spec.kv_heads,
             num_blocks=self._table.numel(),
             block_size=BLOCK_SIZE,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
             dtype=dtype,
         )
         cache = backend.allocate_kv(kv)

@@ -54,11 +54,9 @@ def by_backend(
     """kv_dtype: of the cache; None: that of qkv."""
     backend = TorchBackend("cpu")
     kv = KvShape(
-        num_layers=1,
+        heads=((shape.num_kv_heads, shape.head_dim),),
         num_blocks=7,
         block_size=BLOCK_SIZE,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
         dtype=kv_dtype or qkv.dtype,
     )
     cache = backend.allocate_kv(kv)

@@ -123,12 +123,12 @@ extern "C" {
 
 // q: [rows, Hq * D] in dtype, rows q_stride values apart; out likewise. The cache must hold the step's own keys and
 // values.
-void faser_attend(Pool* pool, const FaserCache* cache, FaserPlan* plan, const FaserHeads* heads, int64_t layer,
-                  const void* q, int64_t q_stride, void* out, int64_t out_stride, int32_t dtype) {
+void faser_attend(Pool* pool, const FaserCache* cache, FaserPlan* plan, const FaserHeads* heads, const void* q,
+                  int64_t q_stride, void* out, int64_t out_stride, int32_t dtype) {
     const int64_t group = heads->num_heads / cache->num_kv_heads;
     const int64_t tile_rows = std::max<int64_t>(1, kQueries / group);
     const WorkList& work = plan->work(tile_rows, heads->window, cache->num_kv_heads, pool->num_threads());
-    Call call{*cache, *plan, *heads, work, layer, (const char*)q, q_stride, (char*)out, out_stride};
+    Call call{*cache, *plan, *heads, work, (const char*)q, q_stride, (char*)out, out_stride};
     if (cache->dtype == kInt8) {
         if (dtype == kFloat32) return attend<float, Int8Span<float>>(*pool, call);
         return attend<bf16, Int8Span<bf16>>(*pool, call);

@@ -1,6 +1,6 @@
 // The place of a key and a value in the paged cache.
 //
-// [layer][block][KV head], each holding the keys of the block's B tokens, then their values:
+// [block][KV head], each holding the keys of the block's B tokens, then their values:
 //     keys    [D / n][B][n]    n = values of a step (4 int8, 2 bf16, 1 float): 16 tokens are the columns of a panel
 //     values  [B / n][D][n]    16 channels are the columns of a panel
 // so that scores (queries x keys) and sums (weights x values) are the same product as a linear layer. Keys and values
@@ -15,11 +15,9 @@
 
 extern "C" {
 
-// Mirrored field by field in library.py.
+// Of one layer. Mirrored field by field in library.py.
 struct FaserCache {
     char* data;
-    int64_t num_layers;
-    int64_t num_blocks;
     int64_t block_size;  // tokens, a multiple of 16
     int64_t num_kv_heads;
     int64_t head_dim;  // D, a multiple of 16
@@ -42,8 +40,8 @@ inline int64_t scales_bytes(const FaserCache& cache) { return cache.dtype == kIn
 inline int64_t head_bytes(const FaserCache& cache) { return 2 * (keys_bytes(cache) + scales_bytes(cache)); }
 
 // The keys of one block and head.
-inline char* block_at(const FaserCache& cache, int64_t layer, int64_t block, int64_t head) {
-    return cache.data + ((layer * cache.num_blocks + block) * cache.num_kv_heads + head) * head_bytes(cache);
+inline char* block_at(const FaserCache& cache, int64_t block, int64_t head) {
+    return cache.data + (block * cache.num_kv_heads + head) * head_bytes(cache);
 }
 
 inline int64_t values_from(const FaserCache& cache) { return keys_bytes(cache) + 2 * scales_bytes(cache); }

@@ -32,7 +32,6 @@ struct Call {
     const FaserPlan& plan;
     const FaserHeads& heads;
     const WorkList& work;
-    int64_t layer;
     const char* q;
     int64_t q_stride;  // values
     char* out;
@@ -95,7 +94,7 @@ inline Chunks find_chunks(const Call& call, const Tile& tile, int64_t head, int 
     const int64_t end = std::min<int64_t>(tile.end, int64_t(span + 1) * kSpan);
     Chunks chunks{begin, 0, {}, {}, {}, {}};
     for (int64_t at = begin; at < end; at += kChunk) {
-        const char* block = block_at(cache, call.layer, table[at / cache.block_size], head);
+        const char* block = block_at(cache, table[at / cache.block_size], head);
         const int64_t chunk = at % cache.block_size / kChunk;
         const char* scales = block + keys_bytes(cache) + chunk * kChunk * sizeof(bf16);
         const int i = chunks.count++;
