@@ -1,8 +1,8 @@
 """Checks of mixtures of experts: alone, against the reference of all experts one by one, and in whole models.
 
 A router's choice is a step: where two experts are nearly as likely, bfloat16 decides, and a row that passes
-another expert than in float32 is off by far more than what rounding costs. So whole models are compared row by row:
-the usual row by its median error, and rows that are far off by how many there are, next to the reference that
+another expert than in float32 is off by far more than what rounding costs. So whole models are compared row by
+row: the usual row by its median error, and rows that are far off by how many there are, next to the reference that
 rounds the same.
 """
 

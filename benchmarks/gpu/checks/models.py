@@ -191,7 +191,7 @@ def step_logits(
     quantization: str | None = None,
     steps: Mapping[str, tuple[Rows, ...]] = STEPS,
 ) -> dict[str, Tensor]:
-    """By step, of all its rows, [R, V] float32 on the device. Biases are so wide that it shows if one is missing."""
+    """By step, of all its rows, [R, V] float32 on the device. Biases are so wide that a missing one shows."""
     decoder = load_decoder(
         plan.models / "checked",
         backend,

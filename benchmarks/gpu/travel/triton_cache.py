@@ -26,12 +26,15 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia_driver
 from triton.runtime.jit import JITFunction
 
-from benchmarks.gpu.models import BLOCK_SIZE, Config, MadeUp, write_shape
+from benchmarks.gpu.models import BLOCK_SIZE, Config, write_shape
 from benchmarks.gpu.plan import ON_DEVICE
 from benchmarks.gpu.steps import batch_of
 from benchmarks.runner import command_line
 from faser.config.speculation import SpeculationConfig
+from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import read_model_config
+from faser.engine.execution.models import tensors
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.warm_up import WarmUp
@@ -46,6 +49,7 @@ from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 
 _MANY_ROWS = 300  # of a mixture: experts then have more rows than few
 _ROWS = (1, 2, 3, 16, 17, 32)  # one, few and many; multiples of 16, which Triton compiles apart, and others
+_FP8_ROWS = (1, 32)
 _SLOTS = 7
 _SMALL_VOCAB = 512  # no kernel of a layer knows the vocabulary
 _DRIVER_CALL = re.compile(r"\bcu[A-Z]\w+")
@@ -109,6 +113,19 @@ def _compile_launcher(kernel: Any) -> None:
                 raise
 
 
+class _Zeros:
+    """A WeightSource: made in no time, whatever the shape."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        self._shapes = tensors.tensor_shapes(spec)
+
+    def names(self) -> list[str]:
+        return list(self._shapes)
+
+    def get(self, name: str) -> torch.Tensor:
+        return torch.zeros(self._shapes[name], dtype=torch.bfloat16)
+
+
 @torch.inference_mode()
 def layers(
     config: Config,
@@ -130,7 +147,7 @@ def layers(
         max_model_len=BLOCK_SIZE,
         max_rows=most,
         quantization=quantization,
-        source=MadeUp(spec, "cpu"),
+        source=_Zeros(spec),
         progress=lambda *_: None,
     )
     kv = KvShape(
@@ -179,9 +196,10 @@ def run() -> None:
         for place, config in enumerate((sizes.target, sizes.draft, *sizes.checked)):
             for few_rows in (False, True):
                 layers(config, Path(work, str(place)), few_rows=few_rows)
-        layers(sizes.target, Path(work, "fp8"), quantization="fp8", rows_of=sizes.fp8_batches[:-1])
+        layers(sizes.target, Path(work, "fp8"), quantization="fp8", rows_of=_FP8_ROWS)
         for place, config in enumerate(sizes.families):
-            layers(config, Path(work, f"family{place}"), rows_of=(*_ROWS, _MANY_ROWS))
+            is_mixture = decoder_spec(config).has_experts
+            layers(config, Path(work, f"family{place}"), rows_of=(*_ROWS, _MANY_ROWS) if is_mixture else _ROWS)
 
 
 def add_loader() -> None:

@@ -21,7 +21,7 @@ from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionPlan
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
-from tests.engine.checkpoints.family_models import write_family_model
+from tests.engine.checkpoints.family_models import store_in_mxfp4, write_family_model
 from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, PagedModel, Rows, prompt
 from tests.kernels.cuda.fake_graph import fake_backend
 from tests.kernels.layouts import Span, layout_of, shuffled_table
@@ -69,10 +69,16 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def logits(backend: Backend, checkpoint: Path, dtype: torch.dtype) -> Tensor:
+def logits(backend: Backend, checkpoint: Path, dtype: torch.dtype, *, quantization: str | None = None) -> Tensor:
     """Of all rows of the steps, eagerly."""
     decoder = load_decoder(
-        checkpoint, backend, dtype, max_model_len=MAX_POSITIONS, max_rows=MAX_POSITIONS, progress=lambda *_: None
+        checkpoint,
+        backend,
+        dtype,
+        max_model_len=MAX_POSITIONS,
+        max_rows=MAX_POSITIONS,
+        quantization=quantization,
+        progress=lambda *_: None,
     )
     model = PagedModel(decoder, backend, num_sequences=2)
     return torch.cat([model.step(batch) for batch in steps()])
@@ -121,6 +127,18 @@ def test_attention_sinks_and_biases_of_experts_say_what_they_say_on_the_referenc
     graphs = GraphModel(tmp_path, torch.float16)
     again = torch.cat([graphs.step(batch) for batch in steps()])
     assert float((again - wanted).square().mean().sqrt()) < near
+
+
+def test_experts_in_mxfp4_are_dequantised_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {"vocab_size": VOCAB_SIZE, "head_dim": 64, "num_hidden_layers": 2, "num_local_experts": 4}
+    write_family_model(tmp_path, "gpt_oss", fields)
+    store_in_mxfp4(tmp_path)
+    wanted = logits(TorchBackend(), tmp_path, torch.float32, quantization="none")
+    found = logits(fake_backend(), tmp_path, torch.float16)
+    assert float((found - wanted).square().mean().sqrt()) < 0.02 * float(wanted.std())
+    assert "mxfp4" in caplog.text
 
 
 def test_experts_in_8_bits_are_refused() -> None:
