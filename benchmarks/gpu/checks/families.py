@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.checks.models import STEPS, backend_of, relative_error, step_logits
+from benchmarks.gpu.checks.models import backend_of, relative_error, step_logits
 from benchmarks.gpu.families import experts_of
 from benchmarks.gpu.models import Config, write_shape
 from benchmarks.gpu.plan import Plan
@@ -89,7 +89,7 @@ def _compared(rows: int, hidden: int, device: str, ours: Side, theirs: Side) -> 
     return {
         "relative_error": round(relative_error(found, wanted), 6),
         "read": read,
-        "chosen": len(chosen.unique()),
+        "chosen": len(set(chosen.flatten().tolist())),
         "others_unharmed": same,
     }
 
@@ -114,7 +114,7 @@ def _row_errors(plan: Plan, config: Config) -> Json:
     spec = read_model_config(write_shape(plan.models / "checked", config)).spec
     reference = TorchBackend(plan.device)
     exact, usual, ours = (
-        torch.cat([step_logits(plan, spec, backend, dtype)[name] for name in STEPS])
+        torch.cat(list(step_logits(plan, spec, backend, dtype).values()))
         for backend, dtype in (
             (reference, torch.float32),
             (reference, torch.bfloat16),
@@ -128,8 +128,8 @@ def _row_errors(plan: Plan, config: Config) -> Json:
 
 def _errors(found: Tensor, exact: Tensor) -> Tensor:
     """[R]: relative, of each row by its norm; what is no number is infinitely far."""
-    errors = (found - exact).norm(dim=-1) / exact.norm(dim=-1)
-    return errors.nan_to_num(nan=math.inf)
+    errors: Tensor = (found - exact).norm(dim=-1) / exact.norm(dim=-1)
+    return torch.where(errors.isnan(), math.inf, errors)
 
 
 def far_rows(ours: Tensor, usual: Tensor) -> Json:

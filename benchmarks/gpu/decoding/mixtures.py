@@ -15,6 +15,7 @@ from benchmarks.gpu.models import Config, write_shape
 from benchmarks.gpu.plan import REFERENCE_BYTES_S, Plan
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.steps import WARM_STEPS, batch_of, clock_of, spread_ms, steps_s
+from faser.engine.execution.runner.graph_runner import GraphRunner
 
 _LOADING_S = 25.0
 
@@ -87,7 +88,7 @@ def _cell(plan: Plan, desk: Desk, opened: Opened, sequences: int, rows_each: int
         "sequences": sequences,
         "rows_each": rows_each,
         "context": sizes.context,
-        "graph": getattr(runner, "rows_replayed", lambda _: None)(batch),
+        "graph_rows": runner.rows_replayed(batch) if isinstance(runner, GraphRunner) else None,
         "step_ms": spread_ms(taken),
         "experts": round(experts, 2),
         "of_experts": num_experts(opened.spec),
