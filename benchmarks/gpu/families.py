@@ -81,6 +81,7 @@ _SHORT: Config = {"sliding_window": 48}
 CHECKED: tuple[Config, ...] = (
     QWEN3_30B_A3B | {"num_hidden_layers": 2},
     GPT_OSS_20B | _SHORT | {"num_hidden_layers": 4},
+    GEMMA3_1B | _SHORT | {"num_hidden_layers": 3, "sliding_window_pattern": 2},
 )
 
 _TINY_MIXTURE = TINY_SIZES | {"num_hidden_layers": 2}

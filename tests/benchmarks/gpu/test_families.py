@@ -83,7 +83,7 @@ def test_made_up_biases_and_sinks_are_no_ones() -> None:
 
 def test_modules_that_a_device_needs_are_those_of_all_shapes() -> None:
     found = {each.name for each in needed_modules(ON_DEVICE)}
-    assert {"prefill_64", "prefill_64_window", "prefill_128"} <= found
+    assert {"prefill_64", "prefill_64_window", "prefill_128", "prefill_256", "prefill_256_window"} <= found
     assert not found & {name + "_fp8" for name in MODULES}
 
 
