@@ -42,6 +42,7 @@ class Wanted:
     costs: what steps take; None: measured when it is built, but for dry runs.
     overlap: the setting. few_rows: steps of few rows on kernels of their own. partition: what
     divides the processors between lanes, to be closed when the engine is gone; None: the usual one.
+    quantization: the setting. graph_rows: of the steps that are captured; None: the usual ones.
     """
 
     target: Path
@@ -58,6 +59,8 @@ class Wanted:
     overlap: str = "off"
     partition: Partition | None = None
     few_rows: bool = False
+    quantization: str | None = None
+    graph_rows: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +176,8 @@ def config_of(plan: Plan, wanted: Wanted) -> EngineConfig:
         "enable_prefix_caching": wanted.prefix_caching,
         "spec_overlap": wanted.overlap,
         "few_row_kernels": wanted.few_rows,
+        "quantization": wanted.quantization,
+        "cudagraph_capture_sizes": wanted.graph_rows,
         "async_scheduling": not wanted.synchronous,
         "compile_kernels": plan.dry_run,  # there is no time for that on a device; what is missing is an error
     }

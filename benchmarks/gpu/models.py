@@ -58,7 +58,7 @@ _ROPE = {
 }
 
 # Heads of queries and keys have norms of their own.
-_QWEN3 = {
+QWEN3_FIELDS = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "hidden_act": "silu",
@@ -69,7 +69,7 @@ _QWEN3 = {
     "bos_token_id": 151643,
     "torch_dtype": "bfloat16",
 }
-QWEN3_8B: Config = _QWEN3 | {
+QWEN3_8B: Config = QWEN3_FIELDS | {
     "hidden_size": 4096,
     "intermediate_size": 12288,
     "num_hidden_layers": 36,
@@ -78,7 +78,7 @@ QWEN3_8B: Config = _QWEN3 | {
     "head_dim": 128,
     "tie_word_embeddings": False,
 }
-QWEN3_600M: Config = _QWEN3 | {
+QWEN3_600M: Config = QWEN3_FIELDS | {
     "hidden_size": 1024,
     "intermediate_size": 3072,
     "num_hidden_layers": 28,
@@ -107,7 +107,7 @@ LLAMA_1B: Config = _LLAMA | {
     "rope_scaling": _ROPE | {"factor": 32.0},
     "tie_word_embeddings": True,
 }
-_TINY_SIZES = {
+TINY_SIZES = {
     "vocab_size": 512,
     "bos_token_id": 0,
     "hidden_size": 64,
@@ -117,8 +117,8 @@ _TINY_SIZES = {
     "head_dim": 16,
     "max_position_embeddings": 4096,
 }
-_TINY = _LLAMA | _TINY_SIZES
-TINY_NORMED: Config = _QWEN3 | _TINY_SIZES | {"num_hidden_layers": 2, "tie_word_embeddings": False}
+_TINY = _LLAMA | TINY_SIZES
+TINY_NORMED: Config = QWEN3_FIELDS | TINY_SIZES | {"num_hidden_layers": 2, "tie_word_embeddings": False}
 TINY_TARGET: Config = _TINY | {"num_hidden_layers": 2, "tie_word_embeddings": False}
 TINY_DRAFT: Config = _TINY | {"num_hidden_layers": 1, "tie_word_embeddings": True}
 
@@ -166,7 +166,7 @@ BLOCK_SIZE = 16
 MORE_TOKENS = 1024  # that a sequence may say behind its prompt while it is measured
 _SPARE_BLOCKS = 256  # in addition to those of the sequences: of prompts that stay cached from one turn to the next
 _SAID_TOKENS = 40 << 10  # by all sequences of a turn together: half a second of 128 with five tokens a step
-_VALUE_BYTES = 2
+VALUE_BYTES = 2
 _USED = 0.9  # of a device's memory
 _OTHER_BYTES = 8 << 30  # logits, a step of 8192 rows, CUDA graphs, workspaces, CUDA itself
 
@@ -175,25 +175,30 @@ def kv_bytes(specs: Sequence[DecoderSpec], *, sequences: int, context: int) -> i
     """Of a cache for this number of sequences with prompts of context tokens, of all these models."""
     said = min(sequences * MORE_TOKENS, _SAID_TOKENS)
     tokens = sequences * context + max(said, MORE_TOKENS) + (sequences + _SPARE_BLOCKS) * BLOCK_SIZE
-    return tokens * sum(2 * spec.num_layers * spec.attention.kv_size * _VALUE_BYTES for spec in specs)
+    return tokens * sum(2 * spec.num_layers * spec.attention.kv_size * VALUE_BYTES for spec in specs)
 
 
 def has_room(memory_bytes: int, models: Sequence[Config], *, sequences: int, context: int) -> bool:
     """Whether a device holds these models, by their config.json, with these sequences."""
     specs = [decoder_spec(model) for model in models]
-    weights = sum(tensors.num_parameters(spec) for spec in specs) * _VALUE_BYTES
+    weights = sum(tensors.num_parameters(spec) for spec in specs) * VALUE_BYTES
     needed = weights + kv_bytes(specs, sequences=sequences, context=context) + _OTHER_BYTES
     return needed <= _USED * memory_bytes
 
 
 LOGIT_STD = 4.0
 _STD = 0.02
+_BIAS_STD = 0.01  # less than entries of embeddings: rows with much in common would all choose the same experts
+_SINK_STD = 2.0
 
 
 class MadeUp:
     """A WeightSource. Tensors lie on `device`, in bfloat16, each a function of the seed and of its place alone."""
 
-    def __init__(self, spec: DecoderSpec, device: torch.device | str, seed: int = 0) -> None:
+    def __init__(
+        self, spec: DecoderSpec, device: torch.device | str, seed: int = 0, *, bias_std: float = _BIAS_STD
+    ) -> None:
+        self._bias_std = bias_std
         self._shapes = tensors.tensor_shapes(spec)
         self._places = {name: place for place, name in enumerate(self._shapes)}
         self._head = tensors.EMBEDDING if spec.tie_word_embeddings else tensors.HEAD
@@ -210,11 +215,20 @@ class MadeUp:
 
     def get(self, name: str) -> Tensor:
         shape = self._shapes[name]
-        if len(shape) == 1:
+        std = self._std(name)
+        if std is None:
             return torch.ones(shape, dtype=torch.bfloat16, device=self._device)
         generator = torch.Generator(self._device).manual_seed((self._seed << 20) + self._places[name])
         made = torch.empty(shape, dtype=torch.bfloat16, device=self._device)
-        return made.normal_(0.0, self._head_std if name == self._head else _STD, generator=generator)
+        return made.normal_(0.0, std, generator=generator)
+
+    def _std(self, name: str) -> float | None:
+        """None: all entries are one."""
+        if len(self._shapes[name]) > 1:
+            return self._head_std if name == self._head else _STD
+        if name.endswith(".bias"):
+            return self._bias_std
+        return _SINK_STD if name.endswith(tensors.SINKS) else None
 
 
 Ints = NDArray[np.int64]

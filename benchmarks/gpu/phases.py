@@ -85,7 +85,7 @@ PHASES = (
     Phase(
         name="policies",
         run=(f"{_HERE}.decoding.policies", "run"),
-        share=0.16,
+        share=0.08,
         least_s=60.0,
         about="policies at given acceptance, 8B and its draft model",
     ),
@@ -100,14 +100,14 @@ PHASES = (
     Phase(
         name="overlap",
         run=(f"{_HERE}.decoding.overlap", "run"),
-        share=0.26,
+        share=0.18,
         least_s=60.0,
         about="drafting during verification, by mode",
     ),
     Phase(
         name="arrivals",
         run=(f"{_HERE}.decoding.real_text", "run_arrivals"),
-        share=0.12,
+        share=0.06,
         least_s=60.0,
         about="each part of speculation under a trace",
         needs="trace",
@@ -119,6 +119,27 @@ PHASES = (
         least_s=75.0,
         about="the same work by vLLM",
         needs="vllm",
+    ),
+    Phase(
+        name="family_checks",
+        run=(f"{_HERE}.checks.checks", "run_families"),
+        share=0.10,
+        least_s=40.0,
+        about="mixtures, sinks, windows and heads of 256 against the references",
+    ),
+    Phase(
+        name="mixtures",
+        run=(f"{_HERE}.decoding.mixtures", "run"),
+        share=0.08,
+        least_s=40.0,
+        about="steps of mixtures of experts",
+    ),
+    Phase(
+        name="fp8",
+        run=(f"{_HERE}.decoding.fp8", "run"),
+        share=0.04,
+        least_s=30.0,
+        about="decoding in 8 bits next to 16, 8B",
     ),
 )
 
@@ -158,6 +179,11 @@ RUNS: Mapping[str, Run] = {
         about="drafting during verification",
         budget_s=360.0,
         seconds={"environment": 15.0, "overlap": 290.0},
+    ),
+    "d": Run(
+        about="mixtures of experts, sinks, heads of 256, and products in 8 bits",
+        budget_s=420.0,
+        seconds={"environment": 15.0, "family_checks": 150.0, "mixtures": 120.0, "fp8": 60.0},
     ),
 }
 

@@ -3,6 +3,14 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.gpu.families import (
+    CHECKED,
+    GPT_OSS_20B,
+    QWEN3_30B_A3B,
+    TINY_GEMMA2,
+    TINY_GPT_OSS,
+    TINY_QWEN3_MOE,
+)
 from benchmarks.gpu.models import (
     LLAMA_1B,
     QWEN3_8B,
@@ -29,6 +37,8 @@ class Sizes:
     choice_rows, exact_rows, cases: of checks of tokens; own_tests: files. grown: (hidden, inner, KV heads).
     overlap_drafts: models to draft ahead with, by name; chunks: fixed lengths of their drafts. partitions: of
     phase overlap. arrival_s: in which the requests of a run come, at most.
+    mixtures: timed, whole; families: checked, with answers of answering and expert_rows rows of each mixture;
+    family_tests: files. mixture_…, fp8_batches: as those of the 8B.
     """
 
     target: Config
@@ -64,6 +74,15 @@ class Sizes:
     chunks: tuple[int, ...]
     partitions: tuple[str, ...]
     arrival_s: float
+    mixtures: tuple[Config, ...]
+    families: tuple[Config, ...]
+    answering: Config
+    family_tests: tuple[str, ...]
+    expert_rows: tuple[int, ...]
+    mixture_batches: tuple[int, ...]
+    mixture_verify_batches: tuple[int, ...]
+    mixture_verify_rows: tuple[int, ...]
+    fp8_batches: tuple[int, ...]
 
 
 ON_DEVICE = Sizes(
@@ -106,6 +125,21 @@ ON_DEVICE = Sizes(
     chunks=(2, 4),
     partitions=("sm", "streams"),
     arrival_s=20.0,
+    mixtures=(QWEN3_30B_A3B, GPT_OSS_20B),
+    families=CHECKED,
+    answering=GPT_OSS_20B | {"num_hidden_layers": 4},
+    family_tests=(
+        "tests/kernels/cuda/triton/test_rope_append.py",
+        "tests/kernels/cuda/triton/sampling/test_truncation.py",
+        "tests/kernels/cuda/triton/test_sinks.py",
+        "tests/kernels/cuda/triton/test_experts.py",
+        "tests/kernels/cuda/triton/test_gate.py",
+    ),
+    expert_rows=(1, 7, 64, 300),
+    mixture_batches=(1, 8, 32, 128),
+    mixture_verify_batches=(1, 8, 32),
+    mixture_verify_rows=(1, 2, 4, 8),
+    fp8_batches=(1, 8, 32, 128),
 )
 ON_CPU = Sizes(
     target=TINY_TARGET,
@@ -141,6 +175,15 @@ ON_CPU = Sizes(
     chunks=(1,),
     partitions=("cores",),
     arrival_s=0.3,
+    mixtures=(TINY_QWEN3_MOE, TINY_GPT_OSS),
+    families=(TINY_QWEN3_MOE, TINY_GPT_OSS, TINY_GEMMA2),
+    answering=TINY_GPT_OSS,
+    family_tests=("tests/kernels/cuda/triton/test_sinks.py",),
+    expert_rows=(1, 5),
+    mixture_batches=(1, 2),
+    mixture_verify_batches=(1, 2),
+    mixture_verify_rows=(1, 3),
+    fp8_batches=(1, 2),
 )
 
 

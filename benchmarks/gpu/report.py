@@ -219,6 +219,41 @@ def _verify(result: Json) -> str:
     return markdown(columns, rows) if rows else ""
 
 
+_FP8 = ("sequences", "16_bits_ms", "16_bits_times_floor", "fp8_ms", "times_16_bits")
+
+
+def _mixtures(result: Json) -> str:
+    """Models with fewer layers than they have are said below."""
+    rows = [
+        (
+            cell["model"],
+            f"{cell['sequences']} x {cell['rows_each']}",
+            _spread(cell["step_ms"]),
+            f"{cell['experts']:,.0f} of {cell['of_experts']:,}",
+            f"{cell['step_bytes'] / 1e9:.2f}",
+            f"{cell['floor_ms']:.3f}",
+            f"{cell['times_floor']:.2f}",
+            f"{cell['tokens_per_s']:,.0f}" if cell["rows_each"] == 1 else "–",
+        )
+        for cell in result.get("cells", [])
+    ]
+    columns = (
+        "model",
+        "sequences x rows",
+        "ms p10 / median / p90",
+        "experts read",
+        "GB",
+        "floor ms",
+        "times floor",
+    )
+    cut = [
+        f"{each['model']}: {each['layers']} of its {each['of']} layers."
+        for each in result.get("models", [])
+        if each["layers"] != each["of"]
+    ]
+    return "\n\n".join((markdown((*columns, "tokens/s"), rows), *cut)) if rows else ""
+
+
 def _cycle(result: Json) -> str:
     rows = [
         (
@@ -301,4 +336,7 @@ _TABLES: tuple[tuple[str, str, Table], ...] = (
     ("Drafting ahead: times drafting before the step", "overlap", overlap),
     ("Arrivals of a trace: against fixed:3", "arrivals", arrivals),
     ("vLLM and FASER: tokens/s", "vllm", vllm_side_by_side),
+    ("Checks of mixtures, sinks, windows and heads of 256", "family_checks", _checks),
+    ("Mixtures of experts", "mixtures", _mixtures),
+    ("Products in 8 bits", "fp8", lambda result: _table(result.get("rows", []), _FP8)),
 )

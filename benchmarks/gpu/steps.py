@@ -84,7 +84,7 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
     return {"median": round(float(middle), 4), "p10": round(float(low), 4), "p90": round(float(high), 4)}
 
 
-_WARM = 3
+WARM_STEPS = 3  # that are not measured
 
 
 def batch_of(
@@ -130,7 +130,7 @@ def steps_s(runner: Runner, batch: RowBatch, clock: DeviceClock, repeats: int) -
     requests = greedy_requests(batch.layout.positions.numpy().astype(np.int64) + 1)
     marks = []
     pending: PendingTokens | None = None
-    for _ in range(_WARM + repeats):
+    for _ in range(WARM_STEPS + repeats):
         marks.append(clock.mark())
         runner.forward(batch)
         behind = runner.sample(rows, requests)
@@ -138,10 +138,8 @@ def steps_s(runner: Runner, batch: RowBatch, clock: DeviceClock, repeats: int) -
             pending.wait()
         pending = behind
     marks.append(clock.mark())
-    return clock.between_s(marks)[_WARM:]
+    return clock.between_s(marks)[WARM_STEPS:]
 
-
-_WARM_STEPS = 3
 
 Tokens = tuple[int, ...]
 
@@ -196,7 +194,7 @@ class ClosedLoop:
 
     def warm(self) -> None:
         """A few steps that are not measured."""
-        for _ in range(_WARM_STEPS):
+        for _ in range(WARM_STEPS):
             self._step()
 
     def look(self, *, seconds: float, steps: int | None = None) -> Steps:

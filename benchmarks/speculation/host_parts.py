@@ -70,7 +70,8 @@ def main() -> None:
 def _measured(model: str | None, speculation: dict[str, Any], count: int, steps: int) -> dict[str, float]:
     config = EngineConfig(model=model, speculative_config=speculation, max_num_seqs=max(count, 1))
     engine = opened(config).engine
-    scheduler, executor, parts = engine._scheduler, engine._executor, _Parts()
+    scheduler, parts = engine._scheduler, _Parts()
+    executor: Any = engine._executor
     if scheduler._speculation is not None:
         scheduler._speculation._guard = None
     parts.wrap(scheduler, "propose", "propose")

@@ -301,6 +301,7 @@ def clock_backend(gpu: ClockGpu) -> FlashInferBackend:
         rope_append=lambda qkv, _angles, _positions, _slots, _keys, _values, shape, *_norms: qkv[
             :, : shape.num_heads * shape.head_dim
         ],
+        scale_by_sinks=lambda *_: None,
         sampling_kernels=lambda *_: nothing,
         device_sampling_kernels=lambda _rows, _width: _Choice(),
     )

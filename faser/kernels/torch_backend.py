@@ -86,7 +86,6 @@ class TorchBackend:
         self.has_fp8 = True
         self.has_low_bit = True
         self.has_experts = True
-        self.has_sinks = True
         self.experts_read = 0
         self.prefers_low_bit = False
         self._fp8 = ReferenceFp8()

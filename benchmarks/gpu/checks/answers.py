@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.gpu.checks.models import relative_error
 from benchmarks.gpu.engines import Opened, Wanted, made_up, made_up_costs, with_engine
-from benchmarks.gpu.models import write_shape
+from benchmarks.gpu.models import Config, write_shape
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.steps import Tokens, answers, batch_of, made_up_prompts, top_tokens
@@ -87,10 +87,13 @@ Note = Callable[[str, Callable[[], Json]], None]
 Ask = Callable[[Tokens], Mapping[int, float]]  # the likeliest tokens behind these, with their log probabilities
 
 
-def run(plan: Plan, desk: Desk, note: Note) -> None:
-    """The draft model is the model itself, so that nearly everything is accepted where verification is right."""
+def run(plan: Plan, desk: Desk, note: Note, config: Config | None = None) -> None:
+    """config: of the model; None: the usual draft model's.
+
+    It drafts for itself, so that nearly everything is accepted where verification is right.
+    """
     sizes = plan.sizes
-    model = write_shape(plan.models / "draft", sizes.draft)
+    model = write_shape(plan.models / ("draft" if config is None else "answers"), config or sizes.draft)
     plain = Wanted(
         target=model,
         sequences=sizes.compared,

@@ -7,11 +7,11 @@ their own: a memory checker around a step, and files of the project's tests.
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu.checks import answers, models, tokens
+from benchmarks.gpu.checks import answers, families, models, tokens
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json, run_child, tail_of
 from faser.config.environment import child_environment
@@ -45,8 +45,10 @@ def memory_checked(plan: Plan, seconds: float, which: Callable[[str], str | None
     return {"ok": status == 0, "says": said}
 
 
-def own_tests(plan: Plan, seconds: float) -> Json:
+def own_tests(plan: Plan, seconds: float, files: Sequence[str] | None = None) -> Json:
     """They choose the device by themselves. ok: None where pytest or what the tests need is missing.
+
+    files: None: those of the plan.
 
     Another machine has plugins of pytest and versions of libraries that these tests were not written for:
     plugins stay out, and warnings are no errors.
@@ -54,7 +56,7 @@ def own_tests(plan: Plan, seconds: float) -> Json:
     cache, log = plan.out.resolve() / "pytest", plan.out.resolve() / "own-tests.log"
     command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "-o", f"cache_dir={cache}"]
     status = run_child(
-        [*command, *plan.sizes.own_tests],
+        [*command, *(plan.sizes.own_tests if files is None else files)],
         environment=_tests_environment(),
         log=log,
         timeout_s=seconds,
@@ -71,7 +73,8 @@ def _tests_environment() -> dict[str, str]:
     return kept | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
-PROGRAMS: dict[str, Callable[[Plan, float], Json]] = {"memory of a step": memory_checked, "own tests": own_tests}
+Programs = Mapping[str, Callable[[Plan, float], Json]]
+PROGRAMS: Programs = {"memory of a step": memory_checked, "own tests": own_tests}
 
 
 Check = Callable[[Plan], Json]
@@ -80,7 +83,7 @@ _LEAST_S = 5.0  # a program is not begun with less time than that
 
 
 def run(plan: Plan, desk: Desk) -> None:
-    checks: dict[str, Check] = {
+    usual: dict[str, Check] = {
         "rope, append and attention": models.layers,
         "logits of whole models": models.logits,
         "chosen tokens": tokens.chosen,
@@ -90,13 +93,36 @@ def run(plan: Plan, desk: Desk) -> None:
         "distribution of chosen tokens": tokens.distribution_of_choice,
         "distribution of verified tokens": tokens.distribution_of_verification,
     }
-    for name, check in checks.items():
+    make(plan, desk, usual, partial(answers.run, plan, desk), PROGRAMS)
+
+
+def run_families(plan: Plan, desk: Desk) -> None:
+    """Phase `family_checks`: of mixtures of experts, sinks, windows, capped scores and heads of 256."""
+    tests = partial(own_tests, files=plan.sizes.family_tests)
+    make(
+        plan,
+        desk,
+        {
+            "experts": families.experts,
+            "rope, append and attention": partial(models.layers, configs=plan.sizes.families),
+            "logits of whole models": families.logits,
+        },
+        partial(answers.run, plan, desk, config=plan.sizes.answering),
+        {"own tests": tests},
+    )
+
+
+def make(
+    plan: Plan, desk: Desk, usual: Mapping[str, Check], answer: Callable[[answers.Note], None], programs: Programs
+) -> None:
+    """Each of them, and those of answers; what there was no time for is noted as not checked."""
+    for name, check in usual.items():
         _begin(desk, name, partial(check, plan))
-    answers.run(plan, desk, partial(_note, desk))
-    for name, program in PROGRAMS.items():
+    answer(partial(_note, desk))
+    for name, program in programs.items():
         _begin(desk, name, lambda program=program: program(plan, desk.left_s), needs_s=_LEAST_S)  # type: ignore[misc]
     there = {each["check"] for each in desk.result.get("checks", [])}
-    for name in (*checks, *answers.NAMES, *PROGRAMS):
+    for name in (*usual, *answers.NAMES, *programs):
         if name not in there:
             desk.append("checks", {"check": name, "ok": None, "says": "no time was left"})
 

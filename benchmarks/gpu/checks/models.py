@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.models import BLOCK_SIZE, MadeUp, write_shape
+from benchmarks.gpu.models import BLOCK_SIZE, Config, MadeUp, write_shape
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Json
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
-from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models.decoder import attention_shape
 from faser.engine.execution.models.loader import load_decoder
@@ -37,6 +37,7 @@ from faser.kernels.torch_backend import TorchBackend
 _SEQUENCES, _BLOCKS_EACH = 6, 24
 _MOST_ERROR = 1.25  # times what the reference backend loses by computing in bfloat16
 _MOST_ROWS = 512
+_BIAS_STD = 0.2
 # Kernels for few rows, and how products are quantised. From capability 9.0 on the former are dependent launches.
 WAYS: dict[str, tuple[bool, str | None]] = {
     "16 bits": (False, None),
@@ -88,19 +89,30 @@ STEPS: dict[str, tuple[Rows, ...]] = {
 }
 
 
-def layers(plan: Plan) -> Json:
-    """Queries after rotation, and attention over all that was stored, of one layer of each checked shape."""
+def layers(plan: Plan, configs: Sequence[Config] | None = None) -> Json:
+    """Queries after rotation, and attention over all that was stored, of each kind of layer of some shapes.
+
+    configs: of the shapes; None: the checked ones.
+    """
     backend, reference = backend_of(plan), TorchBackend(plan.device)
     found = {}
-    for config in plan.sizes.checked:
+    for config in plan.sizes.checked if configs is None else configs:
         spec = read_model_config(write_shape(plan.models / "checked", config)).spec
-        for name, (queries, mixed) in _layer_errors(plan, spec, backend, reference).items():
-            found[f"{spec.attention.num_heads}/{spec.num_kv_heads} x {spec.head_dim}, {name}"] = {
-                "queries": queries,
-                "attention": mixed,
-            }
+        for attention in dict.fromkeys(layer.attention for layer in spec.layers):
+            for name, (queries, mixed) in _layer_errors(plan, spec, attention, backend, reference).items():
+                found[f"{_described(attention)}, {name}"] = {"queries": queries, "attention": mixed}
     worst = max(max(each.values()) for each in found.values())
     return {"ok": worst < 2e-2, "worst": worst, "relative_errors": found}
+
+
+def _described(attention: AttentionSpec) -> str:
+    options = {
+        f"window {attention.window}": attention.window is not None,
+        "capped": attention.score_cap is not None,
+        "sinks": attention.sinks,
+    }
+    heads = f"{attention.num_heads}/{attention.num_kv_heads} x {attention.head_dim}"
+    return ", ".join((heads, *(name for name, has in options.items() if has)))
 
 
 def logits(plan: Plan) -> Json:
@@ -142,26 +154,29 @@ def backend_of(plan: Plan, *, few_rows: bool = False) -> Backend:
 
 
 def _layer_errors(
-    plan: Plan, spec: DecoderSpec, backend: Backend, reference: Backend
+    plan: Plan, spec: DecoderSpec, attention: AttentionSpec, backend: Backend, reference: Backend
 ) -> dict[str, tuple[float, float]]:
-    """By step: relative errors of queries and of attention."""
-    shape = attention_shape(spec.attention)
+    """By step: relative errors of queries and of attention, of one kind of layer."""
+    shape = attention_shape(attention)
     tables = RotaryTables(spec, num_positions=_BLOCKS_EACH * BLOCK_SIZE, device=torch.device(plan.device))
-    angles = tables.keys(spec.attention)
+    angles = tables.keys(attention)
     table, kv = _table(), _kv(spec, torch.bfloat16)
     sides = [(backend, backend.allocate_kv(kv)), (reference, reference.allocate_kv(kv))]
     generator = torch.Generator(plan.device).manual_seed(1)
+    sinks = None
+    if attention.sinks:
+        sinks = torch.randn(shape.num_heads, generator=generator, device=plan.device).mul_(4)
     errors = {}
     for name, rows in STEPS.items():
         batch = _batch(table, rows, spec.vocab_size)
-        size = (len(batch.token_ids), spec.attention.q_size + 2 * spec.attention.kv_size)
+        size = (len(batch.token_ids), attention.q_size + 2 * attention.kv_size)
         qkv = torch.randn(size, generator=generator, device=plan.device).to(torch.bfloat16)
         outcomes = []
         for side, cache in sides:
             planned = side.plan(batch.layout, BLOCK_SIZE)
             queries = side.rope_append(qkv.clone(), angles, cache, 0, shape, planned)
-            out = torch.full((size[0], spec.attention.q_size), torch.nan, dtype=torch.bfloat16, device=plan.device)
-            outcomes.append((queries.clone(), side.attend(queries, cache, 0, shape, planned, out)))
+            out = torch.full((size[0], attention.q_size), torch.nan, dtype=torch.bfloat16, device=plan.device)
+            outcomes.append((queries.clone(), side.attend(queries, cache, 0, shape, planned, out, sinks=sinks)))
         (queries, mixed), (wanted_queries, wanted_mixed) = outcomes
         errors[name] = (relative_error(queries, wanted_queries), relative_error(mixed, wanted_mixed))
     return errors
@@ -176,7 +191,7 @@ def step_logits(
     quantization: str | None = None,
     steps: Mapping[str, tuple[Rows, ...]] = STEPS,
 ) -> dict[str, Tensor]:
-    """By step, of all its rows, [R, V] float32 on the device."""
+    """By step, of all its rows, [R, V] float32 on the device. Biases are so wide that a missing one shows."""
     decoder = load_decoder(
         plan.models / "checked",
         backend,
@@ -184,7 +199,7 @@ def step_logits(
         max_model_len=_BLOCKS_EACH * BLOCK_SIZE,
         max_rows=_MOST_ROWS,
         quantization=quantization,
-        source=MadeUp(spec, plan.device),
+        source=MadeUp(spec, plan.device, bias_std=_BIAS_STD),
         progress=lambda _done, _total: None,
     )
     runner, table = Runner(decoder, backend, _kv(spec, dtype)), _table()

@@ -36,6 +36,7 @@ from faser.kernels.cuda.flashinfer.library import load_flashinfer
 def needed_modules(sizes: Sizes) -> tuple[Module, ...]:
     """For all models that phases run on a device."""
     shapes = (sizes.target, sizes.draft, *sizes.checked, *(config for _, config in sizes.overlap_drafts))
+    shapes += (*sizes.mixtures, *sizes.families, sizes.answering)
     models = [
         CachedModel(spec=decoder_spec(each), dtype=torch.bfloat16, kv_dtype=torch.bfloat16) for each in shapes
     ]

@@ -52,7 +52,7 @@ def run(plan: Plan, desk: Desk) -> None:
     few = tuple(each for each in plan.sizes.batches if each <= MOST_FEW_ROWS)
     if desk.may_begin("loading target, kernels for few rows", needs_s=0.0 if plan.dry_run else _LOADING_S):
         wanted = replace(_wanted(plan, target_of(plan)), sequences=max(few), few_rows=True)
-        with_engine(plan, wanted, partial(_bare_cells, plan, desk, "target few rows", few))
+        with_engine(plan, wanted, partial(bare_cells, plan, desk, "target few rows", few))
 
 
 def run_draft(plan: Plan, desk: Desk) -> None:
@@ -78,11 +78,12 @@ def _wanted(plan: Plan, directory: Path) -> Wanted:
 
 def _cells(plan: Plan, desk: Desk, name: str, opened: Opened) -> None:
     """The runner alone comes first: what the prefix cache holds is void afterwards, and nothing is in it yet."""
-    _bare_cells(plan, desk, name, plan.sizes.batches, opened)
+    bare_cells(plan, desk, name, plan.sizes.batches, opened)
     _engine_cells(plan, desk, opened, name)
 
 
-def _bare_cells(plan: Plan, desk: Desk, name: str, batches: Sequence[int], opened: Opened) -> None:
+def bare_cells(plan: Plan, desk: Desk, name: str, batches: Sequence[int], opened: Opened) -> None:
+    """The runner alone, by sequences; floors are those of 16 bits."""
     clock, info, runner = clock_of(plan.device), opened.info, opened.runner
     for sequences in sorted(batches):
         if not desk.may_begin(f"{name}: {sequences} rows, bare"):

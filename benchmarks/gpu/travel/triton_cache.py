@@ -6,7 +6,7 @@ To be run with that machine's versions of Python and Triton, on which every key 
 the phases launch: of the layers of all their models, by numbers of rows, and of sampling and verification over
 their vocabulary. The engine's own code launches them, over a backend whose device is emulated; instead of a launch
 a kernel is compiled, so keys are Triton's own. Results are whatever was in memory. --keys prints them and compiles
-nothing. Not among them: the kernels around products in 8 bits.
+nothing.
 """
 
 import argparse
@@ -26,12 +26,15 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia_driver
 from triton.runtime.jit import JITFunction
 
-from benchmarks.gpu.models import BLOCK_SIZE, Config, MadeUp, write_shape
+from benchmarks.gpu.models import BLOCK_SIZE, Config, write_shape
 from benchmarks.gpu.plan import ON_DEVICE
 from benchmarks.gpu.steps import batch_of
 from benchmarks.runner import command_line
 from faser.config.speculation import SpeculationConfig
+from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import read_model_config
+from faser.engine.execution.models import tensors
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.warm_up import WarmUp
@@ -39,11 +42,14 @@ from faser.kernels.cpu.build import find_compiler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
 from faser.kernels.cuda.triton import launcher
+from faser.kernels.cuda.triton.scaled_fp8 import ScaledFp8
 from faser.kernels.interface.kv_cache import KvShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 
+_MANY_ROWS = 300  # of a mixture: experts then have more rows than few
 _ROWS = (1, 2, 3, 16, 17, 32)  # one, few and many; multiples of 16, which Triton compiles apart, and others
+_FP8_ROWS = (1, 32)
 _SLOTS = 7
 _SMALL_VOCAB = 512  # no kernel of a layer knows the vocabulary
 _DRIVER_CALL = re.compile(r"\bcu[A-Z]\w+")
@@ -107,20 +113,41 @@ def _compile_launcher(kernel: Any) -> None:
                 raise
 
 
+class _Zeros:
+    """A WeightSource: made in no time, whatever the shape."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        self._shapes = tensors.tensor_shapes(spec)
+
+    def names(self) -> list[str]:
+        return list(self._shapes)
+
+    def get(self, name: str) -> torch.Tensor:
+        return torch.zeros(self._shapes[name], dtype=torch.bfloat16)
+
+
 @torch.inference_mode()
-def layers(config: Config, directory: Path, *, few_rows: bool) -> None:
-    """One layer of a model, and its logits, for every number of rows."""
+def layers(
+    config: Config,
+    directory: Path,
+    *,
+    few_rows: bool = False,
+    quantization: str | None = None,
+    rows_of: Sequence[int] = _ROWS,
+) -> None:
+    """One layer of a model, and its logits, for every number of rows. quantization: the setting."""
     one = config | {"num_hidden_layers": 1, "vocab_size": _SMALL_VOCAB, "bos_token_id": 0}
     spec = read_model_config(write_shape(directory, one)).spec
-    backend = _backend(few_rows=few_rows)
-    most = max(_ROWS)
+    backend = _backend(few_rows=few_rows, fp8=quantization == "fp8")
+    most = max(rows_of)
     decoder = load_decoder(
         directory,
         backend,
         torch.bfloat16,
         max_model_len=BLOCK_SIZE,
         max_rows=most,
-        source=MadeUp(spec, "cpu"),
+        quantization=quantization,
+        source=_Zeros(spec),
         progress=lambda *_: None,
     )
     kv = KvShape(
@@ -130,7 +157,7 @@ def layers(config: Config, directory: Path, *, few_rows: bool) -> None:
         dtype=torch.bfloat16,
     )
     runner = Runner(decoder, backend, kv)
-    for rows in _ROWS:
+    for rows in rows_of:
         batch = batch_of(
             sequences=rows,
             rows_each=1,
@@ -154,10 +181,10 @@ def sampling(vocab: int, cap: int) -> None:
         WarmUp(backend, logits, drafts, verifies=True, drafts=True).run(1)
 
 
-def _backend(*, few_rows: bool) -> FlashInferBackend:
+def _backend(*, few_rows: bool, fp8: bool = False) -> FlashInferBackend:
     device = FakeAccelerator()
     kernels = triton_kernels(device.device, few_rows=few_rows, dependent_launches=few_rows)
-    return FlashInferBackend(device, FakeFlashInfer(device), kernels)
+    return FlashInferBackend(device, FakeFlashInfer(device), kernels, ScaledFp8(device.device) if fp8 else None)
 
 
 def run() -> None:
@@ -167,6 +194,10 @@ def run() -> None:
         for place, config in enumerate((sizes.target, sizes.draft, *sizes.checked)):
             for few_rows in (False, True):
                 layers(config, Path(work, str(place)), few_rows=few_rows)
+        layers(sizes.target, Path(work, "fp8"), quantization="fp8", rows_of=_FP8_ROWS)
+        for place, config in enumerate(sizes.families):
+            is_mixture = decoder_spec(config).has_experts
+            layers(config, Path(work, f"family{place}"), rows_of=(*_ROWS, _MANY_ROWS) if is_mixture else _ROWS)
 
 
 def add_loader() -> None:

@@ -70,7 +70,8 @@ SIZES |= {
     "ADDS": True,
     "HAS_RESIDUAL": True,
     "HAS_SUMS": True,
-    "GELU": False,
+    "ACTIVATION": "silu",
+    "BIASED": False,
 }
 SIZES |= {"GATE": False, "SQUARES": False, "ROWS": 8, "PARTS": 256, "STEP": 256, "PDL": False, "WIDE": False}
 OTHERS: dict[str, dict[str, str]] = {
@@ -78,13 +79,22 @@ OTHERS: dict[str, dict[str, str]] = {
 }
 OTHERS |= {name: {"sums": "*fp32"} for name in ("_scale", "_gate")}
 SIZES |= {"RENORMALISE": True, "TOP": 8, "PLACES": 8, "PAIRS": 512, "OUTPUTS": 64, "DEPTH": 64}
-_PAIRS = {"pairs": "*i32", "offsets": "*i64", "size": "i32", "first_weight": "*bf16", "inner": "*bf16"}
+_PAIRS = {
+    "pairs": "*i32",
+    "offsets": "*i64",
+    "size": "i32",
+    "first_weight": "*bf16",
+    "inner": "*bf16",
+    "biases": "*bf16",
+}
 OTHERS |= {
     "_route": {"chosen": "*i32", "weights": "*fp32", "num_experts": "i32"},
     "_gather_pairs": {"chosen": "*i32", "pairs": "*i32", "read": "*i64", "num_pairs": "i32"},
     "_gate_up": _PAIRS,
     "_down": _PAIRS | {"given": "*fp32"},
     "_add": {"given": "*fp32", "weights": "*fp32"},
+    "_scale_by_sinks": {"mixed": "*bf16", "log2_sums": "*fp32", "sinks": "*fp32"}
+    | dict.fromkeys(("num_heads", "head_dim"), "i32"),
 }
 OTHERS |= {"_add_norm": {"sums": "*fp32", "weight": "*fp32"}, "_rms_norm": {"weight": "*fp32"}}
 OTHERS["_rope_append"] = {"q_weight": "*fp32", "k_weight": "*fp32"}
@@ -106,11 +116,15 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_chunk_draft": [{"GIVEN": True}],
     "_rope_append": [{"AS_FP8": True}, {"PDL": True, "launch_pdl": True}],
     "_rms_norm": [{"BLOCK": 4096, "num_warps": 8}, {"HAS_RESIDUAL": False}],
-    "_gate_rows": [{"GELU": True}],
+    "_gate_rows": [{"ACTIVATION": "gelu_tanh"}, {"ACTIVATION": "swigluoai"}],
     "_add_norm": [{"HAS_SUMS": False}, {"BLOCK": 4096, "num_warps": 8}],
     "_gate": [{"BLOCK": 16384, "num_warps": 32}],
-    "_gate_up": [{"ROWS": rows, "GELU": gelu} for rows in (16, 64) for gelu in (True, False)],
-    "_down": [{"ROWS": rows} for rows in (16, 64)],
+    "_gate_up": [
+        {"ROWS": rows, "ACTIVATION": activation, "BIASED": activation == "swigluoai"}
+        for rows in (16, 64)
+        for activation in ("silu", "gelu_tanh", "swigluoai")
+    ],
+    "_down": [{"ROWS": rows, "BIASED": biased} for rows in (16, 64) for biased in (False, True)],
     "_few_rows_product": [
         {
             "BLOCK": block,

@@ -96,7 +96,6 @@ class NativeBackend:
         self.has_fp8 = False
         self.has_low_bit = True
         self.has_experts = True
-        self.has_sinks = True
         self._read_one_by_one = 0  # experts
         self.prefers_low_bit = True
         self.num_threads = num_threads

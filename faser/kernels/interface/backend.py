@@ -98,11 +98,6 @@ class Backend(Protocol):
         ...
 
     @property
-    def has_sinks(self) -> bool:
-        """Whether its attention takes sinks."""
-        ...
-
-    @property
     def experts_read(self) -> int:
         """How many experts' weights it has read so far; those of each layer and each call count by themselves."""
         ...

@@ -13,6 +13,7 @@ from benchmarks.gpu import engines
 from benchmarks.gpu.__main__ import failed_checks, main, parser, plan_of
 from benchmarks.gpu.checks.checks import run as run_checks
 from benchmarks.gpu.decoding import overlap
+from benchmarks.gpu.decoding.mixtures import shapes
 from benchmarks.gpu.decoding.policies import run as run_policies
 from benchmarks.gpu.decoding.vllm_arm import run as run_vllm
 from benchmarks.gpu.decoding.vllm_arm import side_by_side
@@ -115,6 +116,30 @@ def test_every_check_holds_on_the_reference_backend(records: dict[str, Record]) 
 
 
 @pytest.mark.full
+def test_checks_of_families_hold_on_the_reference_backend(records: dict[str, Record]) -> None:
+    checks = records["family_checks"].result["checks"]
+    assert failed_checks([records["family_checks"]]) == [], checks
+    assert [each["check"] for each in checks if each["ok"] is None] == ["replays"]
+    found = next(each for each in checks if each["check"] == "rope, append and attention")["relative_errors"]
+    assert {"4/2 x 16, window 48, sinks, decoding", "4/2 x 16, sinks, decoding"} <= set(found)
+    assert "4/2 x 16, window 48, capped, decoding" in found
+
+
+@pytest.mark.full
+def test_mixtures_are_timed_for_every_shape_and_their_experts_are_counted(
+    plan: Plan, records: dict[str, Record]
+) -> None:
+    """Planted: the experts of the steps that warm up counted, and not divided by."""
+    cells = records["mixtures"].result["cells"]
+    wanted = [(sequences, rows) for _ in plan.sizes.mixtures for sequences, rows in shapes(plan)]
+    assert [(cell["sequences"], cell["rows_each"]) for cell in cells] == wanted
+    for cell in cells:
+        rows = cell["sequences"] * cell["rows_each"]
+        most = min(cell["of_experts"], rows * 2 * 2)  # two layers, of whose experts a row passes two
+        assert 4 <= cell["experts"] <= most, cell
+
+
+@pytest.mark.full
 def test_on_the_reference_backend_answers_do_not_depend_on_how_they_are_computed(
     records: dict[str, Record],
 ) -> None:
@@ -187,6 +212,9 @@ TABLES = {
     "overlap": ("lanes", "turns", "expected", "rows", "gaps", "promises"),
     "arrivals": ("bearing", "rows"),
     "vllm": ("arms", "rows"),
+    "family_checks": ("checks",),
+    "mixtures": ("models", "cells"),
+    "fp8": ("16 bits bare", "fp8 bare", "rows"),
 }
 
 

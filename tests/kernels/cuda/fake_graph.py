@@ -24,7 +24,7 @@ from torch.nn import functional
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.parameters import Purpose, uniforms
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, RunExperts
+from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, RunExperts
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.experts import routed
 from faser.kernels.interface.fp8 import FP8
@@ -47,6 +47,7 @@ def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
         rms_norm=partial(_fake_rms_norm, accelerator),
         gate=partial(_fake_gate, accelerator),
         rope_append=FakeRopeAppend(accelerator),
+        scale_by_sinks=lambda *tensors: accelerator.launch(partial(_scale_by_sinks, *tensors)),
         sampling_kernels=lambda _: TorchSamplingKernels(),
         device_sampling_kernels=lambda max_rows, width: FakeDeviceSamplingKernels(accelerator, max_rows, width),
         experts=partial(_fake_experts, accelerator),
@@ -54,20 +55,30 @@ def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
 
 
 def _fake_experts(
-    accelerator: FakeAccelerator, block: Experts, gate_up: tuple[Tensor, ...], down: tuple[Tensor, ...]
+    accelerator: FakeAccelerator, block: Experts, gate_up: ExpertMatrices, down: ExpertMatrices
 ) -> RunExperts:
+    def product(x: Tensor, matrices: ExpertMatrices, expert: int) -> Tensor:
+        found = x.float() @ matrices.weights[expert].float().T
+        return found if matrices.biases is None else found + matrices.biases[expert]
+
     def run(x: Tensor, logits: Tensor, hidden: Tensor, read: Tensor) -> None:
-        reference, inner, total = TorchBackend(), down[0].shape[1], torch.zeros(x.shape)
+        reference, inner, total = TorchBackend(), down.weights[0].shape[1], torch.zeros(x.shape)
         chosen, weights = routed(logits, block)
         for row, place in np.ndindex(*chosen.shape):
             expert = int(chosen[row, place])
             gated = x.new_empty((1, inner))
-            reference.gate(x[row : row + 1] @ gate_up[expert].T, gated, block.activation)
-            total[row] += weights[row, place] * (gated.float() @ down[expert].float().T)[0]
+            reference.gate(product(x[row : row + 1], gate_up, expert).to(x.dtype), gated, block.activation)
+            total[row] += weights[row, place] * product(gated, down, expert)[0]
         hidden.copy_(hidden + total)
         read += len(set(chosen.flatten().tolist()))
 
     return lambda *tensors: accelerator.launch(partial(run, *tensors))
+
+
+def _scale_by_sinks(mixed: Tensor, log2_sums: Tensor, sinks: Tensor) -> None:
+    assert sinks.dtype is torch.float32, sinks.dtype
+    sums = torch.exp2(log2_sums.double())
+    mixed *= (sums / (sums + sinks.double().exp()))[..., None]
 
 
 def _fake_rms_norm(

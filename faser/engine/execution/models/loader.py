@@ -81,11 +81,6 @@ def load_decoder(
             f"{directory} is a mixture of experts; the {backend.name} backend computes none; "
             "--backend native, on a CPU, does"
         )
-    if any(each.attention.sinks for each in spec.layers) and not backend.has_sinks:
-        raise ConfigError(
-            f"{directory} has attention sinks; the {backend.name} backend computes none; "
-            "--backend native, on a CPU, does"
-        )
     if config.wrapper is not None:
         _log.info("%s is a %s: its text half is loaded, images are not served", directory, config.wrapper)
     form = _form(directory, source or open_source(directory), config, backend, dtype, quantization)

@@ -18,7 +18,7 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import Accelerator, DeviceEvent
 from faser.kernels.cuda.flashinfer.build import HEAD_DIMS
-from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, RunExperts
+from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, RunExperts
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
 from faser.kernels.cuda.flashinfer.paged_attention import (
@@ -132,7 +132,6 @@ class FlashInferBackend:
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
         self.has_experts = kernels.experts is not None
-        self.has_sinks = False
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         self.prefers_low_bit = False
@@ -248,7 +247,7 @@ class FlashInferBackend:
         return 0 if self._experts_read is None else int(self._experts_read)
 
     def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:
-        """See Backend. Raises ConfigError for weights in 8 bits, and for biases."""
+        """See Backend. Raises ConfigError for weights in 8 bits."""
         if self._experts_read is None:
             self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
         run = self._experts.get(block)
@@ -261,15 +260,7 @@ class FlashInferBackend:
         if self._kernels.experts is None:
             raise ConfigError("this flashinfer backend has no kernels for mixtures of experts")
 
-        def plain(matrices: tuple[PackedLinear, ...]) -> tuple[Tensor, ...]:
-            for each in matrices:
-                if not isinstance(each, _CudaLinear):
-                    raise ConfigError("the flashinfer backend multiplies experts in 16 bits, not in fp8")
-                if each.bias is not None:
-                    raise ConfigError("the flashinfer backend has no kernels for experts with biases")
-            return tuple(each.weight for each in matrices)
-
-        return self._kernels.experts(block, plain(block.gate_up), plain(block.down))
+        return self._kernels.experts(block, _expert_matrices(block.gate_up), _expert_matrices(block.down))
 
     def allocate_kv(self, shape: KvShape) -> _CudaCache:
         """See Backend. Raises ConfigError for a dtype or a head size without kernels."""
@@ -323,11 +314,27 @@ class FlashInferBackend:
         *,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        assert sinks is None, "this backend has no kernels for sinks"
+        """See Backend. FlashInfer computes without sinks, which then scale what it mixed."""
         assert plan.block_size == cache.block_size, (plan.block_size, cache.block_size)
         assert out.is_contiguous(), out.stride()
         pages = cache.layers[layer]
         wrapper = plan.attention(AttentionKind(shape, q.dtype, pages[0].dtype, plan.one_row_each))
         size = (len(q), shape.num_heads, shape.head_dim)
-        wrapper.run(q=q.view(size), paged_kv_cache=pages, out=out.view(size))
+        mixed = out.view(size)
+        if sinks is None:
+            wrapper.run(q=q.view(size), paged_kv_cache=pages, out=mixed)
+            return out
+        log2_sums = torch.empty(size[:2], dtype=torch.float32, device=self.device)
+        wrapper.run(q=q.view(size), paged_kv_cache=pages, out=mixed, lse=log2_sums, return_lse=True)
+        self._kernels.scale_by_sinks(mixed, log2_sums, sinks)
         return out
+
+
+def _expert_matrices(products: tuple[PackedLinear, ...]) -> ExpertMatrices:
+    """Raises ConfigError for weights in 8 bits."""
+    for each in products:
+        if not isinstance(each, _CudaLinear):
+            raise ConfigError("the flashinfer backend multiplies experts in 16 bits, not in fp8")
+    biases = tuple(each.bias for each in products if each.bias is not None)
+    assert len(biases) in (0, len(products)), "some experts have biases and others have none"
+    return ExpertMatrices(weights=tuple(each.weight for each in products), biases=biases or None)

@@ -22,7 +22,18 @@ FewRowBlocksMaker = Callable[[int, Blocks], Blocks]
 RmsNorm = Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
 Gate = Callable[[Tensor, Tensor, str], Tensor]
 RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor], None]  # of x, logits, hidden, read; see triton/experts.py
-ExpertsKernels = Callable[[Experts, tuple[Tensor, ...], tuple[Tensor, ...]], RunExperts]
+ScaleBySinks = Callable[[Tensor, Tensor, Tensor], None]  # see triton/sinks.py
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertMatrices:
+    """One product of each expert. weights: [N, K] each. biases: [N] each; None: there are none."""
+
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor, ...] | None
+
+
+ExpertsKernels = Callable[[Experts, ExpertMatrices, ExpertMatrices], RunExperts]  # gate_up, down
 
 
 def as_other_rows(_num_processors: int, otherwise: Blocks) -> Blocks:
@@ -34,25 +45,26 @@ def as_other_rows(_num_processors: int, otherwise: Blocks) -> Blocks:
 class DeviceKernels:
     """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane.
 
-    experts: called with a mixture and its gate_up and down matrices, makes its kernels; None: there are none.
+    experts: called with a mixture and its products gate_up and down, makes its kernels; None: there are none.
     """
 
     rms_norm: RmsNorm
     gate: Gate
     rope_append: RopeAppend
+    scale_by_sinks: ScaleBySinks
     sampling_kernels: Callable[[Accelerator], SamplingKernels]
     device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
     few_row_blocks: FewRowBlocksMaker = as_other_rows
     experts: ExpertsKernels | None = None
 
 
-def experts_kernels(block: Experts, gate_up: tuple[Tensor, ...], down: tuple[Tensor, ...]) -> RunExperts:
+def experts_kernels(block: Experts, gate_up: ExpertMatrices, down: ExpertMatrices) -> RunExperts:
     """Those of triton/experts.py. Raises EngineError for matrices that are not alike."""
     from faser.kernels.cuda.triton.experts import ExpertWeights, experts
 
     return partial(
         experts,
-        ExpertWeights.of(gate_up, down),
+        ExpertWeights.of(gate_up.weights, down.weights, gate_up.biases, down.biases),
         top_k=block.top_k,
         renormalise=block.renormalise,
         activation=block.activation,
@@ -70,6 +82,7 @@ def triton_kernels(
     from faser.kernels.cuda.triton.layer_ops import gate, rms_norm, rope_append
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
     from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
+    from faser.kernels.cuda.triton.sinks import scale_by_sinks
 
     def few_row_blocks(num_processors: int, otherwise: Blocks) -> Blocks:
         from faser.kernels.cuda.triton.few_rows import FewRowBlocks, FewRowsProduct
@@ -81,6 +94,7 @@ def triton_kernels(
         rms_norm=rms_norm,
         gate=gate,
         rope_append=partial(rope_append, dependent=True) if dependent_launches else rope_append,
+        scale_by_sinks=scale_by_sinks,
         sampling_kernels=TritonSamplingKernels,
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),
         few_row_blocks=few_row_blocks if few_rows else as_other_rows,

@@ -42,6 +42,8 @@ _BIAS_STEP = tl.constexpr((127 - 7) << 3)  # between the exponents of float32 an
 _SUBNORMAL_UNIT = tl.constexpr(2.0**14)  # float32 numbers from here on are 2**-9 apart, as float8's subnormals
 _SUBNORMAL_BITS = tl.constexpr(0x46800000)  # the same number's bits
 _NOT_A_NUMBER = tl.constexpr(0x7F)
+_CLAMP, _GAIN = tl.constexpr(7.0), tl.constexpr(1.702)  # of swigluoai
+ACTIVATIONS = ("silu", "gelu_tanh", "swigluoai")
 
 
 def row_warps(width: int) -> int:
@@ -102,6 +104,27 @@ def gelu_gated(gate, up):
     wide = gate.to(tl.float32)
     inner = 0.7978845608028654 * (wide + 0.044715 * wide * wide * wide)
     return wide / (1.0 + tl.exp(-2.0 * inner)) * up.to(tl.float32)
+
+
+@jit
+def clamped_gated(gate, up):
+    """As swigluoai of families/architecture.py: clamped gate and up, float32. gate, up: any float type."""
+    wide, other = gate.to(tl.float32), up.to(tl.float32)
+    wide = tl.where(wide > _CLAMP, _CLAMP, wide)  # what is no number stays none
+    other = tl.where(other > _CLAMP, _CLAMP, tl.where(other < -_CLAMP, -_CLAMP, other))
+    return wide / (1.0 + tl.exp(wide * -_GAIN)) * (other + 1.0)
+
+
+@jit
+def activated(gate, up, ACTIVATION: tl.constexpr):
+    """What Backend.gate names so, float32. gate, up: any float type."""
+    if ACTIVATION == "gelu_tanh":
+        found = gelu_gated(gate, up)
+    elif ACTIVATION == "swigluoai":
+        found = clamped_gated(gate, up)
+    else:
+        found = gated(gate, up)
+    return found
 
 
 @jit

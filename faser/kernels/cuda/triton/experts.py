@@ -20,18 +20,17 @@ from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import (
+    ACTIVATIONS,
     EXACT,
+    activated,
     expect,
     expect_lines,
-    gated,
-    gelu_gated,
     jit,
     jit_for_any,
     next_power_of_2,
 )
 
 _TYPES = (torch.bfloat16, torch.float16)
-_IS_GELU = {"silu": False, "gelu_tanh": True}
 _MOST_EXPERTS = 4096  # whose logits one program keeps in registers
 _FEW, _MANY = 16, 64  # rows of a program; few where most experts have few pairs
 _OUTPUTS, _DEPTH = 64, 64  # of a program, and of a piece of the weights; never tuned
@@ -43,24 +42,43 @@ _ALIGNED = tl.constexpr(8)  # elements: weights begin at multiples of 16 bytes
 class ExpertWeights:
     """The matrices of E equal networks, where they lie. gate_up: [2 F, H] each, gate then up; down: [H, F] each.
 
-    gate_up_offsets, down_offsets: [E] int64, of each from the first one, in elements.
+    gate_up_offsets, down_offsets: [E] int64, of each from the first one, in elements. gate_up_bias: [E, 2 F];
+    down_bias: [E, H], of the weights' type; None: there are none.
     """
 
     gate_up: tuple[Tensor, ...]
     down: tuple[Tensor, ...]
     gate_up_offsets: Tensor
     down_offsets: Tensor
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
 
     @classmethod
-    def of(cls, gate_up: tuple[Tensor, ...], down: tuple[Tensor, ...]) -> "ExpertWeights":
-        """Raises EngineError that names the matrix that is not like the first one."""
+    def of(
+        cls,
+        gate_up: tuple[Tensor, ...],
+        down: tuple[Tensor, ...],
+        gate_up_biases: tuple[Tensor, ...] | None = None,
+        down_biases: tuple[Tensor, ...] | None = None,
+    ) -> "ExpertWeights":
+        """biases: of each expert, [2 F] and [H]; they are copied, the matrices are not.
+
+        Raises EngineError that names the matrix that is not like the first one.
+        """
         for name, matrices in (("gate_up", gate_up), ("down", down)):
             first = matrices[0]
             for number, each in enumerate(matrices):
                 expect(f"{name} of expert {number}", each, tuple(first.shape), *_TYPES, like=first)
                 if each.data_ptr() % 16 or each.dtype is not first.dtype:
                     raise EngineError(f"{name} of expert {number} is not aligned and of the type of the first one")
-        return cls(gate_up=gate_up, down=down, gate_up_offsets=_offsets(gate_up), down_offsets=_offsets(down))
+        return cls(
+            gate_up=gate_up,
+            down=down,
+            gate_up_offsets=_offsets(gate_up),
+            down_offsets=_offsets(down),
+            gate_up_bias=None if gate_up_biases is None else torch.stack(gate_up_biases),
+            down_bias=None if down_biases is None else torch.stack(down_biases),
+        )
 
     @property
     def size(self) -> int:
@@ -77,21 +95,23 @@ def _offsets(matrices: tuple[Tensor, ...]) -> Tensor:
 @jit
 def _route(logits, num_experts, chosen, weights,
            RENORMALISE: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """One row. Of equal logits the lower expert comes first."""
+    """One row. Of equal logits the lower expert comes first. Experts differ, also where no logit is a number."""
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
-    left = tl.load(logits + row * num_experts + expert, mask=expert < num_experts, other=float("-inf"))
-    most = tl.max(left)
-    total = tl.sum(tl.exp(left - most))
+    free = expert < num_experts
+    logit = tl.load(logits + row * num_experts + expert, mask=free, other=float("-inf"))
+    most = tl.max(logit)
+    total = tl.sum(tl.exp(logit - most))
     place = tl.arange(0, PLACES)
     found = tl.zeros((PLACES,), tl.int32)
     weight = tl.zeros((PLACES,), tl.float32)
     for number in tl.static_range(TOP):
-        best = tl.max(left)
-        at = tl.minimum(tl.min(tl.where(left == best, expert, BLOCK)), num_experts - 1)  # also of no numbers
+        best = tl.max(tl.where(free, logit, float("-inf")))
+        at = tl.min(tl.where(free & (logit == best), expert, BLOCK))
+        at = tl.where(at < BLOCK, at, tl.min(tl.where(free, expert, BLOCK)))
         found = tl.where(place == number, at, found)
         weight = tl.where(place == number, tl.exp(best - most), weight)
-        left = tl.where(expert == at, float("-inf"), left)
+        free = free & (expert != at)
     if RENORMALISE:
         total = tl.sum(weight)
     tl.store(chosen + row * TOP + place, found, mask=place < TOP)
@@ -130,9 +150,9 @@ def _pairs_from(pairs, first, count, ROWS: tl.constexpr):
 
 
 @jit_for_any("num_rows")
-def _gate_up(x, stride, first_weight, offsets, pairs, counts, num_rows, inner, width, size,
-             TOP: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
-             WIDE: tl.constexpr):  # fmt: skip
+def _gate_up(x, stride, first_weight, offsets, biases, pairs, counts, num_rows, inner, width, size,
+             TOP: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr,
+             OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """Some outputs of some pairs of one expert."""
     expert = tl.program_id(1).to(tl.int64)
     count = tl.load(counts + expert)
@@ -152,15 +172,18 @@ def _gate_up(x, stride, first_weight, offsets, pairs, counts, num_rows, inner, w
             rows = tl.load(row_at + depth[None, :], mask=there[:, None] & (depth < width)[None, :], other=0.0)
             gate = _sums(rows, tl.load(gate_at + depth[None, :], mask=inside, other=0.0), gate, WIDE)
             up = _sums(rows, tl.load(up_at + depth[None, :], mask=inside, other=0.0), up, WIDE)
+        if BIASED:
+            bias = biases + expert * 2 * size + output
+            gate += tl.load(bias, mask=output < size, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(bias + size, mask=output < size, other=0.0).to(tl.float32)[None, :]
         kind = x.dtype.element_ty
-        gate, up = gate.to(kind), up.to(kind)
-        found = gelu_gated(gate, up) if GELU else gated(gate, up)
+        found = activated(gate.to(kind), up.to(kind), ACTIVATION)
         at = inner + pair[:, None] * size + output[None, :]
         tl.store(at, found.to(kind), mask=there[:, None] & (output < size)[None, :])
 
 
 @jit_for_any("num_rows")
-def _down(inner, first_weight, offsets, pairs, counts, num_rows, given, width, size,
+def _down(inner, first_weight, offsets, biases, pairs, counts, num_rows, given, width, size, BIASED: tl.constexpr,
           ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """Some outputs of some pairs of one expert."""
     expert = tl.program_id(1).to(tl.int64)
@@ -178,6 +201,9 @@ def _down(inner, first_weight, offsets, pairs, counts, num_rows, given, width, s
             inside = (output < width)[:, None] & (depth < size)[None, :]
             rows = tl.load(row_at + depth[None, :], mask=there[:, None] & (depth < size)[None, :], other=0.0)
             sums = _sums(rows, tl.load(weight_at + depth[None, :], mask=inside, other=0.0), sums, WIDE)
+        if BIASED:
+            bias = tl.load(biases + expert * width + output, mask=output < width, other=0.0)
+            sums += bias.to(tl.float32)[None, :]
         at = given + pair[:, None] * width + output[None, :]
         tl.store(at, sums, mask=there[:, None] & (output < width)[None, :])
 
@@ -221,6 +247,10 @@ def experts(
     expect("down", networks.down[0], (width, size), first.dtype, like=first)
     expect("gate_up", first, (2 * size, width), *_TYPES, like=first)
     expect("read", read, (1,), torch.int64, like=first)
+    for name, bias, outputs in (("gate_up", networks.gate_up_bias, 2 * size), ("down", networks.down_bias, width)):
+        if bias is not None:
+            expect(f"the biases of {name}", bias, (count, outputs), first.dtype, like=first)
+    assert activation in ACTIVATIONS, activation
     if not 0 < top_k <= count <= _MOST_EXPERTS:
         raise EngineError(f"a row passes {top_k} of {count} experts; the kernel takes 1 to {_MOST_EXPERTS}")
     if not rows:
@@ -240,12 +270,15 @@ def experts(
     block = _FEW if rows * top_k <= _FEW * count else _MANY
     shape = {"ROWS": block, "OUTPUTS": _OUTPUTS, "DEPTH": _DEPTH, "WIDE": x.device.type == "cpu"}
     blocks = -(-rows // block)
+    gate_up_bias, down_bias = networks.gate_up_bias, networks.down_bias
     _gate_up[(-(-size // _OUTPUTS), count, blocks)](
-        x, x.stride(0), first, networks.gate_up_offsets, pairs, counts, rows, inner, width, size,
-        TOP=top_k, GELU=_IS_GELU[activation], **shape, **EXACT,
+        x, x.stride(0), first, networks.gate_up_offsets, first if gate_up_bias is None else gate_up_bias,
+        pairs, counts, rows, inner, width, size,
+        TOP=top_k, ACTIVATION=activation, BIASED=gate_up_bias is not None, **shape, **EXACT,
     )  # fmt: skip
     _down[(-(-width // _OUTPUTS), count, blocks)](
-        inner, networks.down[0], networks.down_offsets, pairs, counts, rows, given, width, size, **shape, **EXACT
+        inner, networks.down[0], networks.down_offsets, first if down_bias is None else down_bias,
+        pairs, counts, rows, given, width, size, BIASED=down_bias is not None, **shape, **EXACT,
     )  # fmt: skip
     _add[(rows, -(-width // _COLUMNS))](
         given, weights, hidden, hidden.stride(0), width, TOP=top_k, BLOCK=_COLUMNS, **EXACT

@@ -14,11 +14,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import (
+    ACTIVATIONS,
     EXACT,
+    activated,
     expect,
     expect_lines,
-    gated,
-    gelu_gated,
     jit,
     next_power_of_2,
     normalised,
@@ -29,7 +29,6 @@ from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.shapes import AttentionShape
 
 HEAD_DIMS = (64, 128, 256)
-_IS_GELU = {"silu": False, "gelu_tanh": True}
 _BLOCK = 1024
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -81,29 +80,29 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, residual: Tenso
 
 
 @jit
-def _gate_rows(gate_up, stride, gated_rows, out_stride, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_rows(gate_up, stride, gated_rows, out_stride, width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     """Some columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0)
     up = tl.load(gate_up + row * stride + width + column, mask=inside, other=0.0)
-    found = gelu_gated(gate, up) if GELU else gated(gate, up)
+    found = activated(gate, up, ACTIVATION)
     tl.store(gated_rows + row * out_stride + column, found.to(gate.dtype), mask=inside)
 
 
 def gate(gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
     """out = activation(gate) * up. gate_up: [R, 2 F], gate then up; out: [R, F]. One type, each row contiguous.
 
-    activation: silu or gelu_tanh. Returns out. Raises EngineError that names the tensor that does not fit.
+    activation: one of ACTIVATIONS. Returns out. Raises EngineError that names the tensor that does not fit.
     """
+    assert activation in ACTIVATIONS, activation
     rows, width = out.shape
     expect_lines("gate_up", gate_up, (rows, 2 * width), *_TYPES, like=out)
     expect_lines("out", out, (rows, width), gate_up.dtype, like=out)
     if rows:
-        gelu = _IS_GELU[activation]
         _gate_rows[(rows, -(-width // _BLOCK))](
-            gate_up, gate_up.stride(0), out, out.stride(0), width, GELU=gelu, BLOCK=_BLOCK, **EXACT
+            gate_up, gate_up.stride(0), out, out.stride(0), width, ACTIVATION=activation, BLOCK=_BLOCK, **EXACT
         )
     return out
 

@@ -111,7 +111,7 @@ def test_a_batch_that_grows_counts_for_neither_side() -> None:
 
 
 def test_rare_long_steps_decide_nothing() -> None:
-    """One step in 16 waits for a second, as chance has it only in phases with drafts, which bring twice the tokens."""
+    """One step in 16 waits for a second, by chance only in phases with drafts, which bring twice the tokens."""
     world = World(gain=2.0, num_sequences=16)
     for number in range(400):
         step = GuardedStep(num_sequences=16, drafts=world.guard.allows(16), plain_s=PLAIN_S)

@@ -275,11 +275,18 @@ class FakeWrapper:
 
     def run(self, *arguments: Any, **options: Any) -> Tensor:
         self.library.calls[f"{self.name}.run"] += 1
-        given = bound(f"{self.name}.run", (self, *arguments), options, "q", "paged_kv_cache", "out")
+        given = bound(
+            f"{self.name}.run", (self, *arguments), options, "q", "paged_kv_cache", "out", "lse", "return_lse"
+        )
         static, arrays = self.static, self.arrays
         assert static is not None, "run before plan"
         assert arrays is not None
         q, (keys, values), out = given["q"], given["paged_kv_cache"], given["out"]
+        log2_sums = given.get("lse")
+        assert (log2_sums is not None) == given.get("return_lse", False), "one of lse and return_lse alone"
+        if log2_sums is not None:
+            assert log2_sums.shape == q.shape[:2], log2_sums.shape
+            assert log2_sums.dtype is torch.float32
         for each, dtype in (
             (q, static.dtype),
             (keys, static.kv_dtype),
@@ -297,11 +304,18 @@ class FakeWrapper:
         assert self.planned is not None
         num_rows = self.planned.rows[-1]
         assert len(q) == num_rows, f"{len(q)} rows are given, {num_rows} were planned"
-        self.library.accelerator.launch(partial(self._attend, static, arrays, q, keys, values, out))
+        self.library.accelerator.launch(partial(self._attend, static, arrays, q, keys, values, out, log2_sums))
         return out  # type: ignore[no-any-return]
 
     def _attend(
-        self, static: Static, arrays: Arrays, q: Tensor, keys: Tensor, values: Tensor, out: Tensor
+        self,
+        static: Static,
+        arrays: Arrays,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor,
+        log2_sums: Tensor | None,
     ) -> None:
         """The kernel: layout and plan are where they were when it was launched first, whatever is in there now."""
         assert self.planned is not None
@@ -316,7 +330,9 @@ class FakeWrapper:
         cache = (keys, values)
         for first, end, own_keys, own_values in _sequences(static, rows, page_starts, arrays.pages, last, cache):
             if end > first:
-                out[first:end] = _attention(q[first:end], own_keys, own_values, static)
+                out[first:end], sums = _attention(q[first:end], own_keys, own_values, static)
+                if log2_sums is not None:
+                    log2_sums[first:end] = sums
 
 
 class FakePrefill(FakeWrapper):
@@ -395,8 +411,11 @@ def _sequences(
         yield rows[index], rows[index + 1], keys, values
 
 
-def _attention(q: Tensor, keys: Tensor, values: Tensor, static: Static) -> Tensor:
-    """The last row sees the last position, and every row before it one less: causal from the bottom right."""
+def _attention(q: Tensor, keys: Tensor, values: Tensor, static: Static) -> tuple[Tensor, Tensor]:
+    """The last row sees the last position, and every row before it one less: causal from the bottom right.
+
+    Mixed values, and the logarithm to base 2 of each sum of weights, as state_t.get_lse has it (state.cuh).
+    """
     group = static.num_heads // static.num_kv_heads
     wide = [each.float().repeat_interleave(group, 1) for each in (keys, values)]
     rows = torch.arange(len(q))[:, None] + len(keys) - len(q)
@@ -407,4 +426,5 @@ def _attention(q: Tensor, keys: Tensor, values: Tensor, static: Static) -> Tenso
     scores = torch.einsum("rhd,chd->hrc", q.float(), wide[0]) * static.scale
     if static.cap:
         scores = static.cap * torch.tanh(scores / static.cap)
-    return torch.einsum("hrc,chd->rhd", scores.masked_fill(~seen, -math.inf).softmax(-1), wide[1])
+    scores = scores.masked_fill(~seen, -math.inf)
+    return torch.einsum("hrc,chd->rhd", scores.softmax(-1), wide[1]), scores.logsumexp(-1).T / math.log(2)

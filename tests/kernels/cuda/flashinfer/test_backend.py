@@ -163,6 +163,33 @@ def test_head_norms_come_before_the_rotation(head_dim: int, dtype: torch.dtype) 
         assert_close(mine.float(), theirs, rtol=4 * NEAR[dtype], atol=4 * NEAR[dtype])
 
 
+@pytest.mark.parametrize("window, cap", [(None, None), (5, None), (None, 4.0)])
+@pytest.mark.parametrize("heads", [(4, 2), (1, 2)])  # group 4 and 1: kernels with tensor cores and without
+def test_sinks_give_what_the_reference_gives(
+    heads: tuple[int, int], window: int | None, cap: float | None
+) -> None:
+    """Sinks from one that weighs nothing to one that weighs all, of steps with one row each and with more.
+
+    Planted: a sink with a value, the logarithm taken for a natural one, the sink of the next head.
+    """
+    group, num_kv_heads = heads
+    shape = replace(attention_shape(group, num_kv_heads, 64, window), score_cap=cap)
+    sinks = torch.linspace(-20.0, 6.0, shape.num_heads)
+    table = shuffled_table(2, 3)
+    sides = []
+    for backend, dtype in ((fake()[0], torch.float16), (REFERENCE, torch.float32)):
+        cache = backend.allocate_kv(kv_shape(shape, 6, dtype))
+        found = []
+        for number, rows in enumerate(((0, 7), (7, 1), (8, 3))):
+            spans = [Span(sequence=s, start=rows[0], rows=rows[1]) for s in range(2)]
+            drawn = torch.randn(2 * rows[1], qkv_width(shape), generator=torch.Generator().manual_seed(number))
+            qkv = drawn.half().to(dtype)
+            found.append(step(backend, cache, shape, layout_of(spans, table), qkv, sinks=sinks))
+        sides.append(found)
+    for mine, theirs in zip(*sides, strict=True):
+        assert_close(mine.float(), theirs, rtol=4 * NEAR[torch.float16], atol=2 * NEAR[torch.float16])
+
+
 def grown(backend: Backend, shape: AttentionShape, rows: int) -> tuple[KvCache, Tensor]:
     """A cache in which two sequences have that many positions, and their block table."""
     table = shuffled_table(2, 3)

@@ -21,7 +21,7 @@ from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionPlan
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
-from tests.engine.checkpoints.family_models import write_family_model
+from tests.engine.checkpoints.family_models import store_in_mxfp4, write_family_model
 from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, PagedModel, Rows, prompt
 from tests.kernels.cuda.fake_graph import fake_backend
 from tests.kernels.layouts import Span, layout_of, shuffled_table
@@ -69,10 +69,16 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def logits(backend: Backend, checkpoint: Path, dtype: torch.dtype) -> Tensor:
+def logits(backend: Backend, checkpoint: Path, dtype: torch.dtype, *, quantization: str | None = None) -> Tensor:
     """Of all rows of the steps, eagerly."""
     decoder = load_decoder(
-        checkpoint, backend, dtype, max_model_len=MAX_POSITIONS, max_rows=MAX_POSITIONS, progress=lambda *_: None
+        checkpoint,
+        backend,
+        dtype,
+        max_model_len=MAX_POSITIONS,
+        max_rows=MAX_POSITIONS,
+        quantization=quantization,
+        progress=lambda *_: None,
     )
     model = PagedModel(decoder, backend, num_sequences=2)
     return torch.cat([model.step(batch) for batch in steps()])
@@ -111,15 +117,35 @@ def test_a_mixture_says_what_it_says_on_the_reference_backend(mixture: Path) -> 
     assert float((again - wanted).square().mean().sqrt()) < 0.02 * float(wanted.std())
 
 
-def test_attention_sinks_and_biases_of_experts_are_refused(tmp_path: Path) -> None:
+def test_attention_sinks_and_biases_of_experts_say_what_they_say_on_the_reference_backend(tmp_path: Path) -> None:
+    """Of a gpt-oss with a window of five positions; eagerly, and as graphs. Planted: biases left out, no sinks."""
+    fields = {"vocab_size": VOCAB_SIZE, "head_dim": 64, "num_hidden_layers": 2, "num_local_experts": 4}
+    write_family_model(tmp_path, "gpt_oss", fields | {"sliding_window": 5})
+    wanted = logits(TorchBackend(), tmp_path, torch.float32)
+    near = 0.02 * float(wanted.std())
+    assert float((logits(fake_backend(), tmp_path, torch.float16) - wanted).square().mean().sqrt()) < near
+    graphs = GraphModel(tmp_path, torch.float16)
+    again = torch.cat([graphs.step(batch) for batch in steps()])
+    assert float((again - wanted).square().mean().sqrt()) < near
+
+
+def test_experts_in_mxfp4_are_dequantised_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fields = {"vocab_size": VOCAB_SIZE, "head_dim": 64, "num_hidden_layers": 2, "num_local_experts": 4}
     write_family_model(tmp_path, "gpt_oss", fields)
-    with pytest.raises(ConfigError, match="has attention sinks; the flashinfer backend computes none"):
-        logits(fake_backend(), tmp_path, torch.float16)
+    store_in_mxfp4(tmp_path)
+    wanted = logits(TorchBackend(), tmp_path, torch.float32, quantization="none")
+    found = logits(fake_backend(), tmp_path, torch.float16)
+    assert float((found - wanted).square().mean().sqrt()) < 0.02 * float(wanted.std())
+    assert "mxfp4" in caplog.text
+
+
+def test_experts_in_8_bits_are_refused() -> None:
     backend = fake_backend()
-    packed = tuple(backend.pack(torch.zeros(8, 8).half(), torch.zeros(8)) for _ in range(2))
-    block = Experts(router=packed[0], gate_up=packed, down=packed, top_k=1, renormalise=True)
-    with pytest.raises(ConfigError, match="no kernels for experts with biases"):
+    router = backend.pack(torch.zeros(2, 8).half())
+    block = Experts(router=router, gate_up=(object(),) * 2, down=(object(),) * 2, top_k=1, renormalise=True)
+    with pytest.raises(ConfigError, match="multiplies experts in 16 bits, not in fp8"):
         backend.experts(torch.zeros(1, 8).half(), block, torch.zeros(1, 8).half())
 
 

@@ -2,10 +2,12 @@
 
 Bugs these tests have been seen to catch: weights never renormalised, gate and up swapped, a pair's result put in
 the place of the next pair, the last pairs of an expert left out, its first ones computed twice instead, of equal
-experts the higher one.
+experts the higher one; the biases of the next expert, those of gate and up swapped, none, a product rounded before
+its bias is added; up or gate not clamped, a gate clamped from below too.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch.testing import assert_close
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.experts import ExpertWeights, experts
 from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.shapes import PackedLinear
 from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.cuda.triton.rows import DEVICE
 
@@ -25,14 +28,21 @@ NEAR = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
 class Mixture:
     """Seeded weights, and what both kernels make of them."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, *, biased: bool = False) -> None:
         self._random = torch.Generator().manual_seed(0)
         self.dtype = dtype
         self.router = self.random(COUNT, HIDDEN)
         self.gate_up = tuple(self.random(2 * INNER, HIDDEN) for _ in range(COUNT))
         self.down = tuple(self.random(HIDDEN, INNER) for _ in range(COUNT))
+        # Gates far beyond where they are clamped, on both sides.
+        self.gate_up_biases = tuple(8 * self.random(1, 2 * INNER)[0] * math.sqrt(2 * INNER) for _ in range(COUNT))
+        self.down_biases = tuple(4 * self.random(1, HIDDEN)[0] * math.sqrt(HIDDEN) for _ in range(COUNT))
+        self.biased = biased
         self.weights = ExpertWeights.of(
-            tuple(each.to(DEVICE) for each in self.gate_up), tuple(each.to(DEVICE) for each in self.down)
+            _there(self.gate_up),
+            _there(self.down),
+            _there(self.gate_up_biases) if biased else None,
+            _there(self.down_biases) if biased else None,
         )
         self.read = torch.zeros(1, dtype=torch.int64, device=DEVICE)
 
@@ -60,14 +70,24 @@ class Mixture:
         backend, hidden = TorchBackend(), torch.ones_like(x)
         block = Experts(
             router=backend.pack(self.router),
-            gate_up=tuple(backend.pack(each) for each in self.gate_up),
-            down=tuple(backend.pack(each) for each in self.down),
+            gate_up=self._packed(backend, self.gate_up, self.gate_up_biases),
+            down=self._packed(backend, self.down, self.down_biases),
             top_k=TOP,
             renormalise=renormalise,
             activation=activation,
         )
         backend.experts(x, block, hidden)
         return hidden, backend.experts_read
+
+    def _packed(
+        self, backend: TorchBackend, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...]
+    ) -> tuple[PackedLinear, ...]:
+        pairs = zip(weights, biases, strict=True)
+        return tuple(backend.pack(weight, bias if self.biased else None) for weight, bias in pairs)
+
+
+def _there(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(each.to(DEVICE) for each in tensors)
 
 
 @pytest.mark.parametrize("dtype", NEAR)
@@ -82,6 +102,23 @@ def test_a_mixture_is_that_of_one_expert_after_the_other(
     assert_close(found, wanted, rtol=NEAR[dtype], atol=4 * NEAR[dtype])
     assert not torch.equal(wanted, torch.ones_like(wanted))
     assert mixture.read.tolist() == [read]
+
+
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("activation", ["silu", "swigluoai"])
+def test_biases_are_those_of_the_expert_and_gates_are_clamped(activation: str, dtype: torch.dtype) -> None:
+    """The reference rounds gates more often: a few units in the last place of sums of large numbers."""
+    mixture = Mixture(dtype, biased=True)
+    x = mixture.rows(6)
+    wanted, read = mixture.wanted(x, activation=activation)
+    found = mixture.added(x, activation=activation)
+    assert_close(found, wanted, rtol=2 * NEAR[dtype], atol=2 * NEAR[dtype] * float(wanted.std()))
+    assert mixture.read.tolist() == [read]
+    gates = torch.cat(
+        [x @ each.T + bias for each, bias in zip(mixture.gate_up, mixture.gate_up_biases, strict=True)]
+    )
+    assert gates.max() > 14.0
+    assert gates.min() < -14.0
 
 
 def test_more_rows_than_a_program_has_are_all_computed() -> None:
@@ -112,6 +149,13 @@ def test_rows_that_are_no_numbers_harm_no_others() -> None:
     assert found[1].isnan().all()
 
 
+def test_a_row_of_no_numbers_chooses_every_expert_once() -> None:
+    """Planted: the last expert again and again, whose list of pairs then runs over its end."""
+    mixture = Mixture(torch.bfloat16)
+    mixture.added(torch.full((5, HIDDEN), torch.nan, dtype=torch.bfloat16))
+    assert mixture.read.tolist() == [TOP]
+
+
 def test_what_does_not_fit_is_refused_by_name() -> None:
     mixture = Mixture(torch.bfloat16)
     x = mixture.rows(2)
@@ -119,6 +163,12 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         ExpertWeights.of(mixture.gate_up, (*mixture.down[:3], mixture.down[3].T.contiguous(), *mixture.down[4:]))
     with pytest.raises(EngineError, match=r"gate_up of expert 6 is torch\.float32"):
         ExpertWeights.of((*mixture.gate_up[:6], mixture.gate_up[6].float()), mixture.down)
+    with pytest.raises(EngineError, match=r"the biases of down has shape \(7, 2\)"):
+        experts(
+            replace(mixture.weights, down_bias=torch.zeros(COUNT, 2, dtype=x.dtype, device=DEVICE)), x.to(DEVICE),
+            mixture.logits(x).to(DEVICE), torch.ones_like(x).to(DEVICE), mixture.read,
+            top_k=3, renormalise=True, activation="silu",
+        )  # fmt: skip
     with pytest.raises(EngineError, match=r"down has shape \(136, 72\); the kernel needs \(128, 72\)"):
         experts(
             mixture.weights, x[:, :128].contiguous().to(DEVICE), mixture.logits(x).to(DEVICE),

@@ -1,7 +1,7 @@
 """Gated rows against float64: float32 within some units of its last place, 16-bit types within one rounding.
 
 Bugs these tests have been seen to catch: gate and up swapped, the gate's sign, up read from the gate, rows
-taken to lie in line, only the first columns of a row.
+taken to lie in line, only the first columns of a row; a clamp of one side alone, of the other operand, or none.
 """
 
 import pytest
@@ -23,10 +23,13 @@ def random(*size: int) -> Tensor:
 
 def wanted(gate_up: Tensor, activation: str = "silu") -> Tensor:
     gate, up = gate_up.double().chunk(2, dim=-1)
+    if activation == "swigluoai":
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
     return (functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")) * up
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swigluoai"])
 @pytest.mark.parametrize("dtype", NEAR)
 @pytest.mark.parametrize("rows, width", [(1, 8), (3, 1100)])
 def test_rows_are_gated(rows: int, width: int, dtype: torch.dtype, activation: str) -> None:
