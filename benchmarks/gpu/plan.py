@@ -37,8 +37,8 @@ class Sizes:
     choice_rows, exact_rows, cases: of checks of tokens; own_tests: files. grown: (hidden, inner, KV heads).
     overlap_drafts: models to draft ahead with, by name; chunks: fixed lengths of their drafts. partitions: of
     phase overlap. arrival_s: in which the requests of a run come, at most.
-    mixtures: timed, whole; families: checked, with answers of answering and expert_rows rows of each mixture;
-    family_tests: files. mixture_…, fp8_batches: as those of the 8B.
+    mixtures: timed, whole; families: checked, family_seeds models of each, with answers of answering and
+    expert_rows rows of each mixture; family_tests: files. mixture_…, fp8_batches: as those of the 8B.
     """
 
     target: Config
@@ -76,6 +76,7 @@ class Sizes:
     arrival_s: float
     mixtures: tuple[Config, ...]
     families: tuple[Config, ...]
+    family_seeds: int
     answering: Config
     family_tests: tuple[str, ...]
     expert_rows: tuple[int, ...]
@@ -127,6 +128,7 @@ ON_DEVICE = Sizes(
     arrival_s=20.0,
     mixtures=(QWEN3_30B_A3B, GPT_OSS_20B),
     families=CHECKED,
+    family_seeds=4,
     answering=GPT_OSS_20B | {"num_hidden_layers": 4},
     family_tests=(
         "tests/kernels/cuda/triton/test_rope_append.py",
@@ -177,6 +179,7 @@ ON_CPU = Sizes(
     arrival_s=0.3,
     mixtures=(TINY_QWEN3_MOE, TINY_GPT_OSS),
     families=(TINY_QWEN3_MOE, TINY_GPT_OSS, TINY_GEMMA2),
+    family_seeds=2,
     answering=TINY_GPT_OSS,
     family_tests=("tests/kernels/cuda/triton/test_sinks.py",),
     expert_rows=(1, 5),

@@ -144,7 +144,12 @@ class TorchBackend:
             return packed.linear(x, out, residual)
         if isinstance(packed, Fp8Linear):
             return self._fp8.linear(x, packed, out, residual)
-        product = functional.linear(x, packed.weight, packed.bias)
+        weight, bias = packed.weight, packed.bias
+        if (
+            out.dtype is torch.float32 is not x.dtype
+        ):  # a router's choice must not hang on how its logits are rounded
+            x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
+        product = functional.linear(x, weight, bias)
         return out.copy_(product if residual is None else product.to(out.dtype) + residual)
 
     def embed(self, token_ids: Tensor, packed: _TorchLinear | DecodedLowBit, out: Tensor) -> Tensor:
@@ -244,13 +249,13 @@ class TorchBackend:
                     queries[None], keys[None], values[None], attn_mask=seen, scale=shape.scale
                 )[0]
             else:
-                scores = (queries @ keys.mT).float() * shape.scale
+                scores = queries.float() @ keys.float().mT * shape.scale
                 if shape.score_cap is not None:
                     scores = shape.score_cap * torch.tanh(scores / shape.score_cap)
                 scores = scores.masked_fill(~seen, -torch.inf)
                 if sinks is not None:
                     scores = torch.cat((scores, sinks[:, None, None].expand(-1, end - start, 1)), -1)
-                mixed = scores.softmax(-1)[..., :length].to(values.dtype) @ values
+                mixed = (scores.softmax(-1)[..., :length] @ values.float()).to(values.dtype)
             out[start:end] = mixed.transpose(0, 1).reshape(end - start, -1)
         return out
 

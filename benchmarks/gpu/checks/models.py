@@ -190,6 +190,8 @@ def step_logits(
     dtype: torch.dtype = torch.bfloat16,
     quantization: str | None = None,
     steps: Mapping[str, tuple[Rows, ...]] = STEPS,
+    *,
+    seed: int = 0,
 ) -> dict[str, Tensor]:
     """By step, of all its rows, [R, V] float32 on the device. Biases are so wide that a missing one shows."""
     decoder = load_decoder(
@@ -199,7 +201,7 @@ def step_logits(
         max_model_len=_BLOCKS_EACH * BLOCK_SIZE,
         max_rows=_MOST_ROWS,
         quantization=quantization,
-        source=MadeUp(spec, plan.device, bias_std=_BIAS_STD),
+        source=MadeUp(spec, plan.device, seed, bias_std=_BIAS_STD),
         progress=lambda _done, _total: None,
     )
     runner, table = Runner(decoder, backend, _kv(spec, dtype)), _table()

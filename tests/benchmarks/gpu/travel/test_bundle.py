@@ -120,9 +120,10 @@ def test_modules_that_are_missing_are_compiled_from_the_whole_package(
     assert not (tmp_path / "cache" / "whole").exists()
 
 
-def test_the_phases_need_attention_for_both_sizes_of_heads_and_for_few_query_heads_a_kv_head() -> None:
+def test_the_phases_need_attention_for_all_sizes_of_heads_for_windows_and_for_few_query_heads_a_kv_head() -> None:
     names = {each.name for each in needed_modules(ON_DEVICE)}
-    assert names == {"prefill_64", "prefill_128", "decode_64", "decode_128"}
+    wide = {"prefill_256", "prefill_256_window"}
+    assert names == {"prefill_64", "prefill_64_window", "prefill_128", "decode_64", "decode_128"} | wide
 
 
 def test_a_load_that_cannot_travel_with_the_checkout_is_refused_with_all_sizes(
