@@ -490,6 +490,12 @@ class PaidRatio(NamedTuple):
     high: float
     drafts: bool | None
 
+    @property
+    def load(self) -> str:
+        """Its name in reports: 4-7, or 1."""
+        fewest, most = self.sequences
+        return str(fewest) if fewest == most else f"{fewest}-{most}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStats:
@@ -501,9 +507,9 @@ class SpeculationStats:
     drafter's share of the processors in an overlapped step; 0 otherwise. overlap_s: time in which both lanes were
     busy. partition: what divides the processors; serial: they are not divided. partition_fallback: why it is not
     the configured one; else empty. mode_steps: steps by mode. switches: (from, to, times). bypasses: (reason,
-    sequence-steps) without a draft, reason one of load, gain, memory, request. plain_s: time that the tokens of
-    all steps would have taken without drafts, by the cost model. decide_s: host time of policy and bookkeeping.
-    catchup_tokens: draft KV recomputed after a pause. pruning: None if early pruning is off. paid: by load.
+    sequence-steps) without a draft, reason one of load, gain, memory, request. decide_s: host time of policy and
+    bookkeeping. catchup_tokens: draft KV recomputed after a pause. pruning: None if early pruning is off. paid: by
+    load, lowest first.
     """
 
     policy: str
@@ -517,7 +523,6 @@ class SpeculationStats:
     switches: tuple[tuple[str, str, int], ...] = ()
     bypasses: tuple[tuple[str, int], ...] = ()
     roles: tuple[RoleStats, ...] = ()
-    plain_s: float = 0.0
     decide_s: float = 0.0
     catchup_tokens: int = 0
     draft_share: float = 0.0

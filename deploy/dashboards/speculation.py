@@ -25,17 +25,14 @@ SPECULATION = (
                 "Gain over decoding without drafts",
                 (
                     (
-                        ratio(
-                            rate("faser_spec_plain_seconds_total"),
-                            f"({rate(MEASURED, STEP)} + {rate('faser_spec_decide_seconds_total')})",
-                        ),
-                        "times as fast",
+                        f'avg by (sequences) (faser_spec_paid_ratio{{{CHOSEN},bound="mean"}})',
+                        "{{sequences}} at once",
                     ),
                 ),
                 least=None,
                 lines=(1,),
-                note="Time that the same tokens would have taken in steps without drafts, by the cost model, over "
-                "the time they took with drafting and deciding. Prompts are in both. 1: no gain.",
+                note="Tokens per second with drafts over those without, as measured in turns, by the number of "
+                "sequences that decode. 1: no gain; below it sequences of that load draft nothing.",
             ),
             Panel(
                 "Tokens of a sample in a step that verified drafts",

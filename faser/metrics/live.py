@@ -217,8 +217,9 @@ class SpeculationSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """gammas: how often each number 0, 1, … of draft tokens was verified for a sequence in a step.
 
     accepted_at: drafts whose token at depth 1, 2, … was accepted. modes: steps by mode; mode: of the last step.
-    draft_share: of the processors, in an overlapped step. bypasses: sequences in a step without a draft, by reason
-    The rest are milliseconds: of drafting, of verifying, of both at once, of deciding; and of whole steps, as
+    draft_share: of the processors, in an overlapped step. bypasses: sequences in a step without a draft, by reason.
+    paid: by load (fewest and most sequences), times the tokens per second that drafts were measured to bring, with
+    its interval, and whether sequences draft for it; null while that is being measured. The rest are milliseconds: of drafting, of verifying, of both at once, of deciding; and of whole steps, as
     predicted and as measured.
     """
 
@@ -231,6 +232,7 @@ class SpeculationSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     accepted_at: list[int] = []
     drafters: dict[str, DrafterSample] = {}
     bypasses: dict[str, int] = {}
+    paid: list[tuple[int, int, float, float, float, bool | None]] = []
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     overlap_ms: float = 0.0
@@ -358,6 +360,10 @@ def _speculation(then: SpeculationStats, now: SpeculationStats) -> SpeculationSa
         accepted_at=_trimmed(_minus(now.accepted_per_position, then.accepted_per_position)),
         drafters=drafters,
         bypasses=_growth(then.bypasses, now.bypasses),
+        paid=[
+            (*each.sequences, *(round(value, 3) for value in (each.ratio, each.low, each.high)), each.drafts)
+            for each in now.paid
+        ],
         draft_ms=_ms(_drafting_s(now) - _drafting_s(then)),
         verify_ms=_ms(_role(now.roles, "verify").measured_s - _role(then.roles, "verify").measured_s),
         overlap_ms=_ms(now.overlap_s - then.overlap_s),

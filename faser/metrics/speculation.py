@@ -211,7 +211,6 @@ class _EngineSeries(Collector):
             ("verify", "Time spent on passes of the target model.", verify_s),
             ("overlap", "Time in which drafting and verification ran concurrently.", stats.overlap_s),
             ("decide", "Host time spent on the policy and its bookkeeping.", stats.decide_s),
-            ("plain", "Time that the same tokens would have taken without drafts, estimated.", stats.plain_s),
         ):
             yield self._counter(f"faser_spec_{name}_seconds", text, seconds)
         predicted = {(name,): each.predicted_s for name, each in roles.items()}
@@ -270,6 +269,18 @@ class _EngineSeries(Collector):
             ("partition", "fallback"),
             [((stats.partition, stats.partition_fallback), 1.0)],
         )
+        bounds = [
+            ((each.load, bound), value)
+            for each in stats.paid
+            for bound, value in (("low", each.low), ("mean", each.ratio), ("high", each.high))
+        ]
+        text = "Measured tokens per second with drafts over those without, and its 95 % interval, by sequences that decode."
+        yield self._gauges("faser_spec_paid_ratio", text, ("sequences", "bound"), bounds)
+        decided = [((each.load,), float(each.drafts)) for each in stats.paid if each.drafts is not None]
+        text = (
+            "1 where sequences draft because drafts paid when they were measured last, 0 where they did not pay."
+        )
+        yield self._gauges("faser_spec_paying", text, ("sequences",), decided)
         share = stats.draft_share
         shares = {("draft",): share or 1.0, ("verify",): 1.0 - share}
         yield self._gauges("faser_sm_share", "Share of the processors by lane.", ("lane",), shares.items())

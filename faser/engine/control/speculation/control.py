@@ -78,15 +78,11 @@ class StepPrediction:
     """What a step should take, as of its launch.
 
     predicted_s: how long the step should take. verified: rows, draft rows, cached tokens of its sequences and of
-    draft rows; None: the step has prompts. undrafted_s, token_s: how long the step should take without its
-    draft rows, and each accepted token in a further step without drafts; 0 if the step has no draft rows. guarded:
-    None: the guard was not asked.
+    draft rows; None: the step has prompts. guarded: None: the guard was not asked.
     """
 
     predicted_s: float
     verified: tuple[int, int, int, int] | None
-    undrafted_s: float = 0.0
-    token_s: float = 0.0
     guarded: GuardedStep | None = None
 
 
@@ -414,11 +410,6 @@ class SpeculationControl:
             predicted_s = self._costs.verification_s(*verified)
         else:
             predicted_s = self._costs.step_s(num_rows, plan.kv_tokens, plan.kv_row_tokens)
-        undrafted_s = token_s = 0.0
-        if num_drafts:
-            decode_s = self._costs.step_s(num_sequences, plan.kv_tokens)
-            token_s = decode_s / num_sequences
-            undrafted_s = decode_s if verified else self._costs.step_s(num_rows - num_drafts, plan.kv_tokens)
         self._statistics.launch(drafts=num_drafts > 0)
         guarded = None
         if self._guard is not None and self._allowed is not None and verified and not plan.started:
@@ -429,8 +420,6 @@ class SpeculationControl:
         return StepPrediction(
             predicted_s=predicted_s,
             verified=verified,
-            undrafted_s=undrafted_s,
-            token_s=token_s,
             guarded=guarded,
         )
 
@@ -490,7 +479,6 @@ class SpeculationControl:
                 self._costs.observe_verification(*prediction.verified, device_s, experts=result.experts)
         else:
             self._learn_overlapped(plan, result, sampled, overlapped, verify_s=predicted_s)
-        num_accepted = 0
         if drafts is None or not drafts.has_drafts:
             slots = [
                 slot
@@ -499,9 +487,7 @@ class SpeculationControl:
             ]
             self._statistics.count_undrafted(np.array(slots, dtype=np.int64))
         else:
-            num_accepted = self._learn_verified(plan, result, drafts, dict(by_slot))
-        undrafted_s = prediction.undrafted_s or device_s  # without draft rows: what it took
-        self._statistics.time_plain(undrafted_s + num_accepted * prediction.token_s)
+            self._learn_verified(plan, result, drafts, dict(by_slot))
         if drafts is not None:
             self._learn_not_taken(drafts.not_taken(), by_slot)
         if overlapped is not None:
@@ -720,10 +706,10 @@ class SpeculationControl:
 
     def _learn_verified(
         self, plan: StepPlan, result: StepResult, step: StepDrafts, by_slot: dict[int, tuple[int, ...]]
-    ) -> int:
+    ) -> None:
         """A step has verified drafts. A sequence that was preempted meanwhile or failed teaches nothing.
 
-        by_slot: tokens of the sequences that go on. Returns how many draft tokens were accepted.
+        by_slot: tokens of the sequences that go on.
         """
         sampled = [by_slot.pop(slot, ()) for slot in step.table.slots.tolist()]
         if by_slot:
@@ -733,7 +719,7 @@ class SpeculationControl:
             at = np.array([i for i, each in enumerate(sampled) if each], dtype=np.int64)
             sampled = [each for each in sampled if each]
         if not sampled:
-            return 0
+            return
         counts = np.array([*map(len, sampled)], dtype=np.int64)
         slots, methods = step.table.slots[at], step.table.methods[at]
         if not step.num_decided:
@@ -749,7 +735,6 @@ class SpeculationControl:
         )
         last_ids = np.array([each[-1] for each in sampled], dtype=np.int64)
         self._teach(step.outcomes(at, accepted, last_ids, num_cut))
-        return int(np.add.reduce(accepted))
 
     def _learn_not_taken(
         self,

@@ -70,7 +70,6 @@ class SpeculationStatistics:
         self._drafting_s = (0.0, 0.0)  # before the step that is being made: predicted, measured
         self._step_times, self._verify_lane, self._draft_lane = ErrorTracker(), ErrorTracker(), ErrorTracker()
         self._overlap_s = 0.0
-        self._plain_s = 0.0
         self._entered_s = 0.0
         self._decide_s = self._decided_s = 0.0  # of all steps; up to the end of the last step
 
@@ -182,10 +181,6 @@ class SpeculationStatistics:
         self._draft_lane.add(*draft)
         self._overlap_s += overlap_s
 
-    def time_plain(self, seconds: float) -> None:
-        """The last step's tokens would have taken this long without drafts."""
-        self._plain_s += seconds
-
     def deciding(self) -> "SpeculationStatistics":
         """As a context: the host decides or learns in it."""
         return self
@@ -233,7 +228,6 @@ class SpeculationStatistics:
             switches=tuple((one, other, times) for (one, other), times in self._switches.items()),
             bypasses=tuple(self._bypasses.items()),
             roles=(self._step_times.stats("step"), *verify, *lanes),
-            plain_s=self._plain_s,
             decide_s=self._decide_s,
             catchup_tokens=self._catchup_tokens,
             draft_share=draft_share,

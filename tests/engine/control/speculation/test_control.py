@@ -532,25 +532,3 @@ def test_the_predicted_time_of_steps_counts_the_context_of_every_row(drafts: boo
         total_s += taken_s
     step = next(each for each in speculated(driver).roles if each.role == "step")
     assert step.predicted_s == pytest.approx(total_s)
-
-
-@pytest.mark.parametrize("num_sequences", [1, 3])
-def test_what_the_same_tokens_would_have_taken_without_drafts_is_what_they_then_take(num_sequences: int) -> None:
-    """Oracle: the same requests without drafts. Each row takes 1 ms, as predicted.
-
-    Planted bugs that this test has caught: a step counts with its draft rows; an accepted token counts as a whole
-    step of all sequences.
-    """
-    requests = [asking("abc"[: i + 1], max_tokens=40) for i in range(num_sequences)]
-    found = []
-    for drafts in (True, False):
-        costs = CostModel(StepTimes.proportional(step_s=0.0, row_s=0.001, pass_s=0.0001))
-        driver = Driver(speculates=Greedy(drafts=drafts), costs=costs, num_blocks=200, max_num_batched_tokens=400)
-        driver.add(*requests)
-        driver.run()
-        found.append(speculated(driver))
-    drafting, plain = found
-    assert sum(each.accepted for each in drafting.methods) > 0 == plain.num_drafts
-    assert drafting.plain_s == pytest.approx(plain.plain_s, rel=1e-6)
-    (step,) = [each for each in plain.roles if each.role == "step"]
-    assert plain.plain_s == pytest.approx(step.measured_s)

@@ -234,7 +234,7 @@ export function addSpeculation(board) {
       return [
         spec?.mode ?? n.NONE,
         spec ? `· policy ${spec.policy}` : "",
-        why ? `drafts left out: ${why[0]}` : "",
+        paidAt(last) ?? (why ? `drafts left out: ${why[0]}` : ""),
       ];
     },
     values: (each) => {
@@ -244,6 +244,15 @@ export function addSpeculation(board) {
     columns: ["plain", "serial", "overlapped"],
     rows: ({ now }) => ["plain", "serial", "overlapped"].map((mode) => n.percent(modeShares(now)?.[mode] ?? null)),
   });
+}
+
+/** What drafts were measured to bring at the present load; null: not known. */
+function paidAt(sample) {
+  const found = sample?.speculation?.paid?.find(([least, most]) => least <= sample.running && sample.running <= most);
+  if (!found) return null;
+  const [, , ratio, low, high, drafts] = found;
+  const so = { true: "they pay", false: "left out" }[drafts] ?? "being measured";
+  return `drafts measured at ${ratio.toFixed(2)}× (${low.toFixed(2)} … ${high.toFixed(2)}): ${so}`;
 }
 
 function modeShares(samples) {
