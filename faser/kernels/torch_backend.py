@@ -145,9 +145,7 @@ class TorchBackend:
         if isinstance(packed, Fp8Linear):
             return self._fp8.linear(x, packed, out, residual)
         weight, bias = packed.weight, packed.bias
-        if (
-            out.dtype is torch.float32 is not x.dtype
-        ):  # a router's choice must not hang on how its logits are rounded
+        if out.dtype is torch.float32 is not x.dtype:  # how logits are rounded must not choose experts
             x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
         product = functional.linear(x, weight, bias)
         return out.copy_(product if residual is None else product.to(out.dtype) + residual)

@@ -217,10 +217,11 @@ class SpeculationSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """gammas: how often each number 0, 1, … of draft tokens was verified for a sequence in a step.
 
     accepted_at: drafts whose token at depth 1, 2, … was accepted. modes: steps by mode; mode: of the last step.
-    draft_share: of the processors, in an overlapped step. bypasses: sequences in a step without a draft, by reason.
-    paid: by load (fewest and most sequences), times the tokens per second that drafts were measured to bring, with
-    its interval, and whether sequences draft for it; null while that is being measured. The rest are milliseconds: of drafting, of verifying, of both at once, of deciding; and of whole steps, as
-    predicted and as measured.
+    draft_share: of the processors, in an overlapped step. bypasses: sequences in a step without a draft, by
+    reason. paid: by load (fewest and most sequences), times the tokens per second that drafts were measured to
+    bring, with its interval, and whether sequences draft for it; null while that is being measured. The rest are
+    milliseconds: of drafting, of verifying, of both at once, of deciding; and of whole steps, as predicted and as
+    measured.
     """
 
     policy: str

@@ -274,7 +274,7 @@ class _EngineSeries(Collector):
             for each in stats.paid
             for bound, value in (("low", each.low), ("mean", each.ratio), ("high", each.high))
         ]
-        text = "Measured tokens per second with drafts over those without, and its 95 % interval, by sequences that decode."
+        text = "Tokens per second with drafts over those without, as measured, with a 95 % interval; by sequences."
         yield self._gauges("faser_spec_paid_ratio", text, ("sequences", "bound"), bounds)
         decided = [((each.load,), float(each.drafts)) for each in stats.paid if each.drafts is not None]
         text = (

@@ -160,8 +160,8 @@ class SpeculationControl:
         self._long_enough = _Pauses()
         self._changes_seen = 0
         self._last: _LastStep | None = None
-        self._clock, self._guarded = clock, guarded
-        self._guard = self._new_guard()
+        self._clock = clock
+        self._guard = Guard(clock) if guarded else None
         self._allowed: bool | None = None  # drafts in the next step, by the guard; None: it was not asked
         self._num_decoding = 0  # sequences of that step
 
@@ -172,9 +172,9 @@ class SpeculationControl:
     ) -> None:
         """From the next step on another policy decides. gamma: of `fixed`, or another policy's cap.
 
-        forget: what was learned about acceptance is dropped, of running sequences too. overlap: as in the setting
-        spec_overlap; None: as configured. Raises ConfigError for an unknown policy, for a gamma beyond the
-        engine's cap, and for overlap on an engine without lanes.
+        forget: what was learned about acceptance, of running sequences too, and about what drafts gain is dropped.
+        overlap: as in the setting spec_overlap; None: as configured. Raises ConfigError for an unknown policy, for
+        a gamma beyond the cap, and for overlap on an engine without lanes.
         """
         if gamma is not None and not 1 <= gamma <= self.cap:
             raise ConfigError(f"gamma is {gamma}; this engine drafts at least 1 and at most {self.cap} tokens")
@@ -187,9 +187,9 @@ class SpeculationControl:
         self._state.drop_decision()
         if forget:
             self._acceptance.forget()
+            self._guard = None if self._guard is None else Guard(self._clock)
         self._pause = self._paused = 0
         self._long_enough = _Pauses()
-        self._guard = self._new_guard()
         self._overlap.reset(overlap)
 
     def start(self, sequence: Sequence) -> None:
@@ -220,9 +220,6 @@ class SpeculationControl:
             partition_fallback=self._fallback,
             paid=() if self._guard is None else self._guard.paid(),
         )
-
-    def _new_guard(self) -> Guard | None:
-        return Guard(self._clock) if self._guarded and self._policy.name == FASER else None
 
     # Before a step.
 
@@ -521,7 +518,7 @@ class SpeculationControl:
 
     def _is_allowed(self, num_decoding: int) -> bool:
         """The guard allows drafts in the next step, of num_decoding sequences."""
-        if self._guard is None or self.drafts_overlapped:
+        if self._guard is None or self.drafts_overlapped or self._policy.name != FASER:
             return True
         self._num_decoding, self._allowed = num_decoding, self._guard.allows(num_decoding)
         return self._allowed
