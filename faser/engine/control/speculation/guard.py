@@ -3,9 +3,9 @@
 What a policy expects of drafts is a prediction: of acceptance, of steps, of the host's work. Whatever of it is
 wrong, the guard sees the outcome. At every load it compares phases of steps with drafts and phases without:
 
-    one pair      | 16 steps with drafts | 16 steps without |       the two in random order
+    one pair      | 8 steps with drafts | 8 steps without |       the two in random order
     its gain      log(tokens per second with) - log(tokens per second without)
-    decided       once the mean gain of the pairs is 2.6 standard errors away from 0; after 300 pairs: no drafts
+    decided       once the mean gain of the pairs is 2.6 standard errors away from 0; after 600 pairs: no drafts
 
 The seconds are those from the beginning of a step to the beginning of the next one, so deciding, learning,
 messages and whatever else runs on the machine are in them. They count in units of what a step without drafts takes
@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from faser.engine.control.clock import Clock
 from faser.types import PaidRatio
 
-PHASE_STEPS = 16
-LEAST_PAIRS, MOST_PAIRS = 3, 300
+PHASE_STEPS = 8
+LEAST_PAIRS, MOST_PAIRS = 4, 600
 SURE = 2.6  # standard errors
 FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 600.0
 LOOK_STEPS = 32
