@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from faser.metrics.server import Metrics
-from faser.types import AuditStats, EngineStats
+from faser.types import AuditStats, EngineStats, PaidRatio, SpeculationStats
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _ABOUT_SCRAPES = {"up"}
@@ -14,7 +14,13 @@ def exported_series() -> dict[str, set[str]]:
     """The label names of every series, histograms' buckets, sums and counts each by itself."""
     series: dict[str, set[str]] = {}
     metrics = Metrics(model_name="m", max_model_len=2048)
-    metrics.engine(EngineStats(audit=AuditStats(backend="native")))  # an engine that audits
+    paid = PaidRatio((1, 1), 1.2, 1.1, 1.3, drafts=True)
+    speculation = SpeculationStats(
+        policy="faser", method="auto", paid=(paid,)
+    )  # that has measured what drafts bring
+    metrics.engine(
+        EngineStats(audit=AuditStats(backend="native"), speculation=speculation)
+    )  # an engine that audits
     for line in metrics.render().decode().splitlines():
         if not line.startswith("#"):
             name, _, labels = line.partition("{")

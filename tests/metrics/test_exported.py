@@ -150,7 +150,7 @@ FASER = (
         for name in ("verified", "accepted")
     ),
     histogram("request_spec_acceptance_rate", _TENTHS, **{"class": _CLASSES}),
-    *(counter(f"spec_{name}_seconds") for name in ("draft", "verify", "overlap", "decide", "plain")),
+    *(counter(f"spec_{name}_seconds") for name in ("draft", "verify", "overlap", "decide")),
     *(counter(f"step_{name}_seconds", role=_ROLES) for name in ("predicted", "measured")),
     histogram("step_time_error_ratio", _ERROR, role=_ROLES),
     gauge("spec_policy_info", policy=("faser",), method=("auto",)),

@@ -10,6 +10,7 @@ from faser.types import (
     STEP_ERROR_EDGES,
     EngineStats,
     MethodStats,
+    PaidRatio,
     PruneStats,
     RoleStats,
     Slo,
@@ -347,3 +348,22 @@ def test_acceptance_of_a_request_is_that_of_all_its_samples_and_absent_without_d
     )
     assert value(source, "faser_request_spec_acceptance_rate_sum", **{"class": "default"}) == 0.5
     assert value(source, "faser_request_spec_acceptance_rate_count", **{"class": "default"}) == 1
+
+
+def test_what_drafts_pay_is_exported_by_load_with_its_interval_and_nothing_of_loads_that_are_not_known() -> None:
+    paid = (
+        PaidRatio((1, 1), 1.25, 1.2, 1.3, drafts=True),
+        PaidRatio((4, 7), 0.97, 0.95, 0.99, drafts=False),
+        PaidRatio((16, 31), 1.01, 0.9, 1.1, drafts=None),
+    )
+    found = samples(metrics_of(SpeculationStats(policy="faser", method="auto", paid=paid)))
+    ratios = {labels: value for (name, labels), value in found.items() if name == "faser_spec_paid_ratio"}
+    by_label = {(dict(labels)["sequences"], dict(labels)["bound"]): value for labels, value in ratios.items()}
+    assert len(by_label) == 9
+    assert by_label["4-7", "mean"] == 0.97
+    assert (by_label["1", "low"], by_label["1", "high"]) == (1.2, 1.3)
+    paying = {
+        dict(labels)["sequences"]: value for (name, labels), value in found.items() if name == "faser_spec_paying"
+    }
+    assert paying == {"1": 1.0, "4-7": 0.0}
+    assert not [name for name, _ in samples(metrics()) if name == "faser_spec_paying"]
