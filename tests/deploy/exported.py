@@ -15,12 +15,9 @@ def exported_series() -> dict[str, set[str]]:
     series: dict[str, set[str]] = {}
     metrics = Metrics(model_name="m", max_model_len=2048)
     paid = PaidRatio((1, 1), 1.2, 1.1, 1.3, drafts=True)
-    speculation = SpeculationStats(
-        policy="faser", method="auto", paid=(paid,)
-    )  # that has measured what drafts bring
-    metrics.engine(
-        EngineStats(audit=AuditStats(backend="native"), speculation=speculation)
-    )  # an engine that audits
+    speculation = SpeculationStats(policy="faser", method="auto", paid=(paid,))
+    # Of an engine that audits and has measured what drafts bring.
+    metrics.engine(EngineStats(audit=AuditStats(backend="native"), speculation=speculation))
     for line in metrics.render().decode().splitlines():
         if not line.startswith("#"):
             name, _, labels = line.partition("{")
