@@ -362,7 +362,7 @@ def _speculation(then: SpeculationStats, now: SpeculationStats) -> SpeculationSa
         drafters=drafters,
         bypasses=_growth(then.bypasses, now.bypasses),
         paid=[
-            (*each.sequences, *(round(value, 3) for value in (each.ratio, each.low, each.high)), each.drafts)
+            (*each.sequences, round(each.ratio, 3), round(each.low, 3), round(each.high, 3), each.drafts)
             for each in now.paid
         ],
         draft_ms=_ms(_drafting_s(now) - _drafting_s(then)),
