@@ -11,9 +11,10 @@ The seconds are those from the beginning of a step to the beginning of the next 
 messages and whatever else runs on the machine are in them. They count in units of what a step without drafts takes
 by the table, so that a batch that grows during a pair counts for neither side.
 
-What is decided is tested again after 30 seconds, then after 1, 2, 4 … 10 minutes. Where drafts do not pay, the
-policy is still asked once in 32 steps. Where it then expects clearly more than it did in the test that failed, the
-texts are others, and the next test begins at once.
+What is decided is tested again after 30 seconds, then after 1, 2, 4 … 10 minutes; what was found before counts as
+two pairs, so two more confirm it. Where drafts do not pay, the policy is still asked once in 32 steps. Where it
+then expects clearly more than it did in the test that failed, the texts are others, and the next test begins at
+once.
 """
 
 import math
@@ -29,6 +30,7 @@ SURE = 2.6  # standard errors
 FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 600.0
 LOOK_STEPS = 32
 HOPE = 1.15  # gain that the policy has to expect for a test before its time, corrected by how wrong it was before
+_REMEMBERED = 2  # pairs that the last test counts as in the next one
 _PRIOR_PAIRS, _PRIOR_VARIANCE = 3, 0.1**2  # of a pair's gain: few pairs may lie close together by chance
 _INTERVAL = 1.96  # standard errors on either side, in reports
 _FOLLOW, _FOLLOW_LOOK = 0.02, 0.3  # weight of the newest expectation in the mean
@@ -135,7 +137,8 @@ class Guard:
         """The next step, of num_sequences that decode, may have drafts."""
         load = self._load(num_sequences)
         if load.pays is not None and self._clock.now() >= load.due_s:
-            load.test, load.pays = _Test(), None
+            mean, _ = load.found or (0.0, 0.0)
+            load.test, load.pays = _Test(num_pairs=_REMEMBERED, mean=mean), None
         if load.pays is None:
             return load.test.drafts
         return load.pays or load.since_look >= LOOK_STEPS

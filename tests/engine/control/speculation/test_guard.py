@@ -15,6 +15,7 @@ import pytest
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.guard import (
     FIRST_WAIT_S,
+    LONGEST_WAIT_S,
     LOOK_STEPS,
     PHASE_STEPS,
     Guard,
@@ -135,6 +136,32 @@ def test_what_was_decided_is_tested_again_later_and_later() -> None:
         assert any(world.decided() is False for _ in world.steps(2000))
     assert began[0] <= FIRST_WAIT_S + 1
     assert all(1.8 < later / sooner < 2.2 for sooner, later in pairwise(began[1:]))
+
+
+@pytest.mark.parametrize("gain, drafts", [(1.5, True), (0.8, False)])
+def test_what_was_found_before_is_confirmed_by_half_a_test(gain: float, drafts: bool) -> None:
+    world = World(gain=gain, num_sequences=32)
+    for _ in world.steps(1000):
+        pass
+    assert world.decided() is drafts
+    world.clock.advance(LONGEST_WAIT_S)
+    world.step()
+    assert world.decided() is None
+    test = list(world.steps(2 * 2 * PHASE_STEPS + 4))  # a step beside each phase does not count
+    assert world.decided() is drafts
+    assert 0.4 < fmean(test) < 0.7
+
+
+@pytest.mark.parametrize("before, after", [(1.5, 0.9), (0.9, 1.5)])
+def test_what_was_found_before_gives_way(before: float, after: float) -> None:
+    world = World(gain=before)
+    for _ in world.steps(2000):
+        pass
+    world.gain = after
+    world.clock.advance(LONGEST_WAIT_S)
+    for _ in world.steps(3000):
+        pass
+    assert world.decided() is (after > 1)
 
 
 def test_drafts_that_begin_to_pay_are_found_without_waiting() -> None:
