@@ -59,6 +59,7 @@ def oracle_tokens(model: torch.nn.Module, generation: Generation) -> list[int]:
     return chosen
 
 
+@pytest.mark.full
 def test_one_at_a_time_every_token_is_the_oracles(
     prompts: tuple[str, ...], alone: list[Generation], oracle: torch.nn.Module
 ) -> None:

@@ -174,5 +174,5 @@ class SchedulerMachine(RuleBasedStateMachine):
 def test_every_accepted_request_comes_to_the_end_it_would_have_alone() -> None:
     run_state_machine_as_test(
         SchedulerMachine,
-        settings=settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=True),
+        settings=settings(max_examples=50, stateful_step_count=40, deadline=None, derandomize=True),
     )

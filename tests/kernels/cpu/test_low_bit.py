@@ -242,9 +242,8 @@ def test_inputs_that_no_kernel_takes_are_refused_with_their_number(native: Nativ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "isa", [each if each is Isa.GENERIC else pytest.param(each, marks=pytest.mark.full) for each in other_isas()]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("isa", other_isas())
 def test_every_instruction_set_gives_the_same_bits(isa: Isa, kernel_cache: Path) -> None:
     """Slow: compiles the kernels once more for sets that the other tests leave out."""
     native = NativeBackend(library_path(isa, cache_dir=kernel_cache), num_threads=2)

@@ -5,14 +5,15 @@ wrong, the guard sees the outcome. At every load it compares phases of steps wit
 
     one pair      | 8 steps with drafts | 8 steps without |       the two in random order
     its gain      log(tokens per second with) - log(tokens per second without)
-    decided       once the mean gain of the pairs is 2.6 standard errors away from 0; after 600 pairs: no drafts
+    decided       once the mean gain of the pairs is 2.6 standard errors away from 0, or obvious; after 600
+                  pairs: no drafts
 
 The seconds are those from the beginning of a step to the beginning of the next one, so deciding, learning,
 messages and whatever else runs on the machine are in them. They count in units of what a step without drafts takes
 by the table, so that a batch that grows during a pair counts for neither side.
 
 What is decided is tested again after 30 seconds, then after 1, 2, 4 … 10 minutes; what was found before counts as
-two pairs, so two more confirm it. Where drafts do not pay, the policy is still asked once in 32 steps. Where it
+two pairs, so two more confirm it. Where drafts do not pay, the policy is still asked once in 16 steps. Where it
 then expects clearly more than it did in the test that failed, the texts are others, and the next test begins at
 once.
 """
@@ -26,9 +27,10 @@ from faser.types import PaidRatio
 
 PHASE_STEPS = 8
 LEAST_PAIRS, MOST_PAIRS = 4, 600
+OBVIOUS = 0.5  # mean gain, or loss, for which one pair is enough: two thirds more tokens, or a third less
 SURE = 2.6  # standard errors
 FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 600.0
-LOOK_STEPS = 32
+LOOK_STEPS = 16
 HOPE = 1.15  # gain that the policy has to expect for a test before its time, corrected by how wrong it was before
 _REMEMBERED = 2  # pairs that the last test counts as in the next one
 _PRIOR_PAIRS, _PRIOR_VARIANCE = 3, 0.1**2  # of a pair's gain: few pairs may lie close together by chance
@@ -84,6 +86,8 @@ class _Test:
     @property
     def pays(self) -> bool | None:
         """None: not known yet."""
+        if self.num_pairs and abs(self.mean) > OBVIOUS:
+            return self.mean > 0
         if self.num_pairs < LEAST_PAIRS:
             return None
         if abs(self.mean) > SURE * self.error:

@@ -13,6 +13,14 @@ from tests.engine.control.speculation.closed_loop import CAP, cost_model, fixed_
 
 
 @pytest.mark.slow
+@pytest.mark.full(
+    but=tuple(
+        f"{alpha}-{count}-{shape}-{method}"
+        for alpha, count in ((0.2, 16), (0.5, 1), (0.8, 4), (0.95, 64))
+        for shape in ("flat", "linear", "bend")
+        for method in ("draft_model", "suffix")
+    )
+)
 @pytest.mark.parametrize("method", ["draft_model", "suffix"])
 @pytest.mark.parametrize("shape", ["flat", "linear", "bend"])
 @pytest.mark.parametrize("count", [1, 4, 16, 64])

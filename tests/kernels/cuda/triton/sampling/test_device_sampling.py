@@ -151,6 +151,7 @@ def test_of_equally_near_tokens_the_first_is_guessed(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full(but=("0.05",))
 @pytest.mark.parametrize("window", [0.0, 0.05])
 def test_guesses_are_among_what_the_truncation_keeps(window: float) -> None:
     cuts: list[Cut] = [(0.05, 0, 1.0), (0.0, 5, 1.0), (0.0, 0, 0.7), (0.02, 20, 0.95), NO_CUT]
@@ -182,6 +183,7 @@ def padded(case: Case, cuts: list[Cut]) -> Case:
 
 
 @pytest.mark.slow
+@pytest.mark.full(but=("0.05",))
 @pytest.mark.parametrize("window", [0.0, 0.05])
 def test_padding_rows_do_no_harm(window: float) -> None:
     case = warmed(make_case(7, 36, [NO_CUT, (0.0, 5, 0.7)]), 0.0, 1.0)
