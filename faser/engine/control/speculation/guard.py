@@ -13,9 +13,9 @@ messages and whatever else runs on the machine are in them. They count in units 
 by the table, so that a batch that grows during a pair counts for neither side.
 
 What is decided is tested again after 30 seconds, then after 1, 2, 4 … 10 minutes; what was found before counts as
-two pairs, so two more confirm it. Where drafts do not pay, the policy is still asked once in 16 steps. Where it
-then expects clearly more than it did in the test that failed, the texts are others, and the next test begins at
-once.
+two pairs, so two more confirm it. Where drafts do not pay, the policy is still asked once in 8 to 64 steps: so
+rarely that what drafts lose there is a 500th of the time. Where it then expects clearly more than it did in the
+test that failed, the texts are others, and the next test begins at once.
 """
 
 import math
@@ -30,7 +30,7 @@ LEAST_PAIRS, MOST_PAIRS = 4, 600
 OBVIOUS = 0.5  # mean gain, or loss, for which one pair is enough: two thirds more tokens, or a third less
 SURE = 2.6  # standard errors
 FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 600.0
-LOOK_STEPS = 16
+LOOK_SHARE, LEAST_LOOK_STEPS, MOST_LOOK_STEPS = 0.002, 8, 64
 HOPE = 1.15  # gain that the policy has to expect for a test before its time, corrected by how wrong it was before
 _REMEMBERED = 2  # pairs that the last test counts as in the next one
 _PRIOR_PAIRS, _PRIOR_VARIANCE = 3, 0.1**2  # of a pair's gain: few pairs may lie close together by chance
@@ -114,8 +114,9 @@ class _Load:
     """What is known of a load.
 
     pays: None while a test runs. due_s: when the next one begins, wait_s after the last. since_look: steps since
-    the policy was last asked. usual: length of a step. expected: mean gain that the policy expects. failed: the
-    same in the test that failed last, over the gain that it found.
+    the policy was last asked, which it is after look_steps where drafts do not pay. usual: length of a step.
+    expected: mean gain that the policy expects. failed: the same in the test that failed last, over the gain that
+    it found.
     """
 
     test: _Test = field(default_factory=_Test)
@@ -123,6 +124,7 @@ class _Load:
     due_s: float = 0.0
     wait_s: float = FIRST_WAIT_S / 2
     since_look: int = 0
+    look_steps: float = 0.0
     usual: float = 0.0
     expected: float = 1.0
     failed: float = 1.0
@@ -145,7 +147,7 @@ class Guard:
             load.test, load.pays = _Test(num_pairs=_REMEMBERED, mean=mean), None
         if load.pays is None:
             return load.test.drafts
-        return load.pays or load.since_look >= LOOK_STEPS
+        return load.pays or load.since_look >= load.look_steps
 
     def launched(self, step: GuardedStep) -> None:
         """The step begins."""
@@ -201,4 +203,6 @@ class Guard:
         load.wait_s = min(2 * load.wait_s, LONGEST_WAIT_S)
         load.due_s = self._clock.now() + load.wait_s
         if not pays:
+            loss = 1.0 - math.exp(test.mean)
+            load.look_steps = min(max(loss / LOOK_SHARE, LEAST_LOOK_STEPS), MOST_LOOK_STEPS)
             load.failed = max(load.expected / math.exp(test.mean), 1.0)

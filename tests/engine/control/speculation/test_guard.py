@@ -16,7 +16,8 @@ from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.guard import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
-    LOOK_STEPS,
+    LOOK_SHARE,
+    MOST_LOOK_STEPS,
     PHASE_STEPS,
     Guard,
     GuardedStep,
@@ -97,7 +98,7 @@ def test_drafts_that_lose_a_tenth_cost_next_to_nothing() -> None:
     allowed = list(world.steps(10_000))
     assert sum(allowed) / len(allowed) < 0.1
     late = allowed[5000:]
-    assert sum(late) == pytest.approx(len(late) / (LOOK_STEPS + 1), abs=40)  # and a test after half a minute
+    assert sum(late) == pytest.approx(len(late) * LOOK_SHARE / 0.1, abs=40)  # and a test after half a minute
 
 
 def test_a_batch_that_grows_counts_for_neither_side() -> None:
@@ -165,16 +166,16 @@ def test_what_was_found_before_gives_way(before: float, after: float) -> None:
 
 
 def test_drafts_that_begin_to_pay_are_found_without_waiting() -> None:
-    """The policy, asked once in 32 steps, sees that the texts are others."""
+    """The policy, asked now and then, sees that the texts are others."""
     world = World(gain=0.9)
     for _ in world.steps(3000):
         pass
     assert world.decided() is False
     world.gain, world.expected = 2.0, 2.2
     began_s = world.clock.now()
-    allowed = list(world.steps(8 * LOOK_STEPS))
+    allowed = list(world.steps(8 * MOST_LOOK_STEPS))
     assert world.clock.now() - began_s < FIRST_WAIT_S / 4
-    assert all(allowed[-LOOK_STEPS:])
+    assert all(allowed[-MOST_LOOK_STEPS:])
 
 
 def test_a_policy_that_always_hopes_is_not_believed_twice() -> None:
@@ -183,7 +184,7 @@ def test_a_policy_that_always_hopes_is_not_believed_twice() -> None:
     world.expected = 1.5
     allowed = list(world.steps(9000))
     assert world.clock.now() < FIRST_WAIT_S
-    assert fmean(allowed[3000:]) < 1.2 / LOOK_STEPS
+    assert fmean(allowed[3000:]) < 1.5 * LOOK_SHARE / 0.07
 
 
 def test_every_load_is_decided_by_itself() -> None:

@@ -103,10 +103,10 @@ def rate_of(outcome: Outcome, first: int) -> float:
 
 @pytest.mark.parametrize("clients", [4, 16])
 def test_a_bad_phase_does_not_lock_good_drafts_out(clients: int) -> None:
-    """Drafts are left out then, but for one step in 16, in which acceptance is learned anew."""
+    """Drafts are left out then, but for a step now and then, in which acceptance is learned anew."""
     bad, good = (0.1, 64), (0.9, 160)
     always_good = rate_of(TextSimulation((good,)).serve(clients), 0)
-    assert rate_of(TextSimulation((bad, good)).serve(clients), bad[1]) >= 0.85 * always_good
+    assert rate_of(TextSimulation((bad, good)).serve(clients), bad[1]) >= 0.93 * always_good
 
 
 def test_requests_that_edit_logits_do_not_change_the_drafts_of_others() -> None:
