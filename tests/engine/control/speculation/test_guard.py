@@ -82,6 +82,14 @@ def test_what_pays_is_found_and_nothing_else(gain: float, drafts: bool, num_sequ
     assert sum(wrong) <= (0 if abs(gain - 1) > 0.09 else 1)
 
 
+@pytest.mark.parametrize("gain, drafts", [(2.5, True), (0.4, False)])
+def test_what_is_obvious_takes_one_pair(gain: float, drafts: bool) -> None:
+    world = World(gain=gain, num_sequences=16)
+    for _ in world.steps(2 * PHASE_STEPS + 3):  # the first step and one beside each phase do not count
+        pass
+    assert world.decided() is drafts
+
+
 def test_half_of_the_steps_of_a_test_have_drafts_in_phases() -> None:
     world = World(gain=1.0, noise=0.0, num_sequences=64)
     world.step()  # the first one is long as a rule, and does not count
