@@ -193,7 +193,10 @@ class Guard:
         return tuple(found)
 
     def _load(self, num_sequences: int) -> _Load:
-        return self._loads.setdefault(num_sequences.bit_length(), _Load())
+        level = num_sequences.bit_length()
+        if level not in self._loads:
+            self._loads[level] = _Load()
+        return self._loads[level]
 
     def _conclude(self, load: _Load, test: _Test) -> None:
         pays = test.pays
