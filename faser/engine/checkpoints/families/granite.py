@@ -17,6 +17,7 @@ from faser.engine.checkpoints.families.architecture import (
     TensorNames,
 )
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
+from faser.engine.checkpoints.families.mixtures import local_experts
 from faser.errors import ModelError
 
 _NAMES = TensorNames()
@@ -36,16 +37,8 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def moe_spec(config: Mapping[str, Any]) -> DecoderSpec:
-    """The softmax over the chosen experts is that over all, divided by its sum."""
     fields = Fields(config)
-    mixture = ExpertsSpec(
-        num_experts=fields.positive_int("num_local_experts", 8),
-        top_k=fields.positive_int("num_experts_per_tok", 2),
-        size=fields.positive_int("intermediate_size"),
-        renormalise=True,
-        activation=fields.activation(),
-    )
-    return _decoder(fields, rope_spec(fields), mixture, _MOE_NAMES)
+    return _decoder(fields, rope_spec(fields), local_experts(fields), _MOE_NAMES)
 
 
 def hybrid_spec(config: Mapping[str, Any]) -> DecoderSpec:

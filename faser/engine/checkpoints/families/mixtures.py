@@ -1,4 +1,4 @@
-"""Mixtures of experts: Qwen3-MoE (30B-A3B, Coder) and Mixtral."""
+"""Mixtures of experts: Qwen3-MoE (30B-A3B, Coder), Mixtral, and OLMoE, with norms of all heads of a token as one."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,17 +31,36 @@ def qwen3_moe_spec(config: Mapping[str, Any]) -> DecoderSpec:
     return replace(plain, layers=layers)
 
 
-def mixtral_spec(config: Mapping[str, Any]) -> DecoderSpec:
-    fields = Fields({"rms_norm_eps": 1e-5} | dict(config))
-    mixture = ExpertsSpec(
+def local_experts(fields: Fields) -> ExpertsSpec:
+    """As Mixtral counts them. The softmax over the chosen experts is that over all, divided by its sum."""
+    return ExpertsSpec(
         num_experts=fields.positive_int("num_local_experts", 8),
         top_k=fields.positive_int("num_experts_per_tok", 2),
         size=fields.positive_int("intermediate_size"),
         renormalise=True,
         activation=fields.activation(),
     )
+
+
+def olmoe_spec(config: Mapping[str, Any]) -> DecoderSpec:
+    fields = Fields({"rms_norm_eps": 1e-5, "intermediate_size": 2048} | dict(config))
+    fields.expect("clip_qkv", (), "queries, keys and values that are cut off are not supported")
+    bias = fields.flag("attention_bias", False)
+    mixture = ExpertsSpec(
+        num_experts=fields.positive_int("num_experts", 64),
+        top_k=fields.positive_int("num_experts_per_tok", 8),
+        size=fields.positive_int("intermediate_size"),
+        renormalise=fields.flag("norm_topk_prob", False),
+        activation=fields.activation(),
+    )
+    heads = attention(fields, rope_spec(fields), wide_qk_norm=True, bias=bias, out_bias=bias)
+    return decoder(fields, (LayerSpec(attention=heads, feed_forward=mixture),) * fields.num_layers())
+
+
+def mixtral_spec(config: Mapping[str, Any]) -> DecoderSpec:
+    fields = Fields({"rms_norm_eps": 1e-5} | dict(config))
     rope = rope_spec(fields, default_theta=1_000_000.0)
-    layer = LayerSpec(attention=attention(fields, rope), feed_forward=mixture)
+    layer = LayerSpec(attention=attention(fields, rope), feed_forward=local_experts(fields))
     window = fields.optional_int("sliding_window")
     names = TensorNames(
         router="block_sparse_moe.gate", expert="block_sparse_moe.experts.{}.", expert_parts=("w1", "w3", "w2")

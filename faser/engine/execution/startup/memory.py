@@ -88,8 +88,8 @@ _TEXT_BYTES_PER_TOKEN = 200
 _TEXT_SHARE = 1 / 64
 _TEXT_MOST_BYTES = 256 << 20
 
-# Of the kernels for mixtures (kernels/cpu/native): activations in 8 bits come in spans of so many, with up to as
-# many bytes of scales and sums; and the place, weight and row of a pair.
+# Of the kernels for mixtures (kernels/cpu/native). A span is 256 activations in 8 bits, with up to 256 bytes of
+# scales and sums. The place, the weight and the row of a pair of row and expert take the routing bytes.
 _LOW_BIT_SPAN = 256
 _ROUTING_BYTES = 24
 
