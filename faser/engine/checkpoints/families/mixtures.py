@@ -1,4 +1,4 @@
-"""Mixtures of experts: Qwen3-MoE (30B-A3B, Coder), Mixtral, and OLMoE, with norms of all heads of a token as one."""
+"""Mixtures of experts: Qwen3-MoE (30B-A3B, Coder), Mixtral, and OLMoE, whose norms span all heads of a token."""
 
 from collections.abc import Mapping
 from dataclasses import replace
