@@ -3,6 +3,7 @@
 The target's token at output position p of request n is 100 * n + p + 1; the drafter knows it and errs by a rule.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -92,11 +93,12 @@ def target(number: int, position: int) -> int:
 
 
 class ScriptedTarget:
-    """An executor without a model; calls its drafter as the real one does."""
+    """An executor without a model; calls its drafter as the real one does. step_s: least time of a step."""
 
-    def __init__(self, drafter: Drafter, *, eos_at: int | None = None) -> None:
+    def __init__(self, drafter: Drafter, *, eos_at: int | None = None, step_s: float = 0.0) -> None:
         self.drafter = drafter
         self.eos_at = eos_at
+        self.step_s = step_s
         self.prompts: dict[int, tuple[int, int]] = {}
 
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:  # noqa: ARG002
@@ -118,6 +120,7 @@ class ScriptedTarget:
             self.prompts[start.slot] = (start.token_ids[0], start.prompt_len)
             self.drafter.start(start)
         sampled = [self.verify(rows) for rows in plan.rows]
+        time.sleep(self.step_s)
         pairs = zip(plan.rows.slots, sampled, strict=True)
         self.drafter.commit(*committed({slot: token_ids for slot, token_ids in pairs if token_ids}))
         outcomes = [SequenceOutcome(token_ids=token_ids) for token_ids in sampled]
@@ -141,7 +144,7 @@ class ScriptedTarget:
         return EOS if position == self.eos_at else target(number, position)
 
 
-def engine_of(drafter: Drafter, *, eos_at: int | None = None, num_blocks: int = 64) -> Engine:
+def engine_of(drafter: Drafter, *, eos_at: int | None = None, num_blocks: int = 64, step_s: float = 0.0) -> Engine:
     clock = SimulatedClock()
     config = SpeculationConfig(method="ngram", policy="fixed", num_speculative_tokens=CAP)
     costs = CostModel(StepTimes.proportional(step_s=0.001, text_s=0.0))
@@ -154,7 +157,7 @@ def engine_of(drafter: Drafter, *, eos_at: int | None = None, num_blocks: int = 
         clock=clock,
         speculation=SpeculationControl(config, costs, num_slots=4, clock=clock),
     )
-    return Engine(scheduler, ScriptedTarget(drafter, eos_at=eos_at))
+    return Engine(scheduler, ScriptedTarget(drafter, eos_at=eos_at, step_s=step_s))
 
 
 PROMPTS = [BenchPrompt(token_ids=(number, 0, 0), category=f"kind {number}") for number in range(1, 7)]
@@ -223,7 +226,7 @@ def test_outputs_that_are_too_short_make_no_trace() -> None:
 def test_a_live_run_and_its_simulation_take_the_same_steps(policy: str) -> None:
     """One client, so that no time decides who shares a step with whom. An exact trace holds for any policy."""
     trace, _ = recorded()
-    live = engine_of(KnowingDrafter())
+    live = engine_of(KnowingDrafter(), step_s=0.001)
     serving = machine(step_s=0.001, row_s=0.0, pass_s=None, text_s=0.0)
     (check,) = check_live(live, trace, serving, [parse_policy(policy, cap=CAP)], clients=1, rounds=1)
     assert check.different == 0

@@ -518,7 +518,7 @@ class SpeculationControl:
 
     def _is_allowed(self, num_decoding: int) -> bool:
         """The guard allows drafts in the next step, of num_decoding sequences."""
-        if self._guard is None or self.drafts_overlapped or self._policy.name != FASER:
+        if self._guard is None or self._overlap.is_forced or self.drafts_overlapped or self._policy.name != FASER:
             return True
         self._num_decoding, self._allowed = num_decoding, self._guard.allows(num_decoding)
         return self._allowed

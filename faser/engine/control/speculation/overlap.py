@@ -200,6 +200,11 @@ class OverlapControl:
             return True
         return plan.num_rows == len(plan.rows) + plan.num_drafts and plan.num_rows <= most_rows
 
+    @property
+    def is_forced(self) -> bool:
+        """Drafts are made during steps wherever any are wanted, whether that pays or not."""
+        return self._mode == ON
+
     def is_due(self, num_steps: int) -> bool:
         """Count num_steps steps; whether it is time to decide again."""
         self._steps_left -= num_steps

@@ -19,6 +19,7 @@ from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl
+from faser.engine.control.speculation.guard import Guard
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policies import Off
 from faser.engine.control.speculation.policy import Candidates, Policy
@@ -509,6 +510,28 @@ def test_drafts_are_made_during_steps_that_lanes_have_graphs_for_and_no_others()
     assert seen[False, False, True] > 20
     assert seen[True, False, False]
     assert seen[False, True, False]
+
+
+@pytest.mark.parametrize("mode, overlapped", [("on", True), ("auto", False)])
+def test_only_forced_overlap_does_without_the_guard(
+    mode: str, overlapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard allows nothing."""
+    monkeypatch.setattr(Guard, "allows", lambda *_: False)
+    lanes = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+    control = SpeculationControl(
+        SpeculationConfig(method="suffix", num_speculative_tokens=DRAFT_CAP),
+        CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=0.001)),
+        num_slots=8,
+        clock=SimulatedClock(),
+        policy=Greedy(name="faser"),
+        overlap=OverlapOptions(name="lanes", lanes=(lanes,), mode=mode, every=3),
+    )
+    driver = Driver(control=control, num_blocks=200, max_model_len=400)
+    driver.add(asking("a", max_tokens=60))
+    for _ in range(8):
+        driver.step()
+    assert control.drafts_overlapped == overlapped
 
 
 @pytest.mark.parametrize("drafts", [True, False])
