@@ -1,17 +1,19 @@
 """Hashes every plan of 936 simulated scenarios, to show that a change moved no decision of the control plane.
 
-    python -m benchmarks.exactness.decisions_hash OUT.json [--compare BEFORE.json]
+    python -m benchmarks.exactness.decisions_hash OUT.json [--compare BEFORE.json] [--native]
 
 26 kinds of speculation (drafters, policies, costs of a pass, drafts made during steps) under 36 conditions
 (acceptance, requests at once, confidences that tell something or nothing, noise of the times). The real scheduler,
 control and policies run on a simulated clock; hashed are the rows of every plan, the time of every step and what
-speculation counted. It takes a minute, and ends with status 1 if a scenario differs from those of BEFORE.json.
+speculation counted. --native: acceptance is computed by native code, as in a server, not by Python. It takes a
+minute, and ends with status 1 if a scenario differs from those of BEFORE.json.
 """
 
 import argparse
 import hashlib
 import json
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from benchmarks.simulator.simulation import Machine, Simulation
 from benchmarks.simulator.trace import Trace, iid_trace
 from benchmarks.simulator.workload import Arrival
 from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.native_acceptance import MakeNativeAcceptance
 from faser.engine.contract.plan import StepPlan, StepResult
 from faser.engine.contract.step_times import CostTable, InterferenceTable, Role, StepTimes
 from faser.engine.control.clock import SimulatedClock
@@ -28,6 +31,8 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policy import Policy
 from faser.engine.control.step_cost import CostModel
+from faser.engine.execution.drafting.registry import load_index
+from faser.kernels.cpu.acceptance import NativeAcceptance
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256)
 MILLISECONDS = (12.4, 14.1, 14.6, 17.6, 19.3, 24.9, 29.3, 41.2, 53.5, 103.8, 208.0)  # two cores, 135M parameters
@@ -62,7 +67,12 @@ def costs(pass_cost: float | None, *, looks_up: bool) -> CostModel:
     return CostModel(StepTimes(tables=tables))
 
 
-def scenario_hash(kind: Kind, condition: Condition, chosen: Policy | None = None) -> str:
+def scenario_hash(
+    kind: Kind,
+    condition: Condition,
+    chosen: Policy | None = None,
+    make_native: MakeNativeAcceptance | None = None,
+) -> str:
     """One scenario, from an empty engine to the last answer. chosen: instead of the kind's policy."""
     method, policy, gamma, pass_cost, overlap = kind
     acceptance, load, spread, noise = condition
@@ -99,7 +109,14 @@ def scenario_hash(kind: Kind, condition: Condition, chosen: Policy | None = None
 
     def make_control(own: CostModel, clock: SimulatedClock) -> SpeculationControl:
         return SpeculationControl(
-            config, own, num_slots=64, clock=clock, policy=chosen, overlap=options, times_itself=False
+            config,
+            own,
+            num_slots=64,
+            clock=clock,
+            policy=chosen,
+            overlap=options,
+            times_itself=False,
+            make_native=make_native,
         )
 
     simulation = Simulation(
@@ -124,7 +141,10 @@ def scenario_hash(kind: Kind, condition: Condition, chosen: Policy | None = None
     outcome = simulation.run(arrivals, clients=load, duration_s=None)
     stats = outcome.speculation
     assert stats is not None
-    counts = [(each.drafted, each.pruned, each.verified, each.accepted, each.expected) for each in stats.methods]
+    counts = [
+        (each.drafted, each.pruned, each.verified, each.accepted, round(each.expected, 6))
+        for each in stats.methods
+    ]
     found.update(repr((outcome.elapsed_s, outcome.num_preemptions, counts)).encode())
     found.update(repr((stats.mode_steps, stats.bypasses, stats.switches)).encode())
     return found.hexdigest()[:20]
@@ -134,10 +154,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--compare", type=Path, default=None, help="hashes of another checkout")
+    parser.add_argument("--native", action="store_true", help="acceptance is computed by native code")
     options = parser.parse_args()
+    make_native = partial(NativeAcceptance, load_index()) if options.native else None
     scenarios = [*product(KINDS, CONDITIONS)]
     found = {
-        f"{kind} {condition}": scenario_hash(kind, condition)
+        f"{kind} {condition}": scenario_hash(kind, condition, make_native=make_native)
         for kind, condition in track(scenarios, "simulating", disable=not sys.stderr.isatty())
     }
     options.out.write_text(json.dumps(found, indent=0) + "\n")

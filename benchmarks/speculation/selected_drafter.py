@@ -45,7 +45,7 @@ class SelectedDrafter:
         """The chosen drafts; probs has lines for all their tokens, in their order."""
         step = self._step_drafts(replace(plan, width=self._cap, from_text=True))
         by_text = self._drafter.propose(step.plan, until)
-        step.take_text(drafts_of(step.plan, by_text, 0.0, 0.0), self._acceptance)
+        step.take_text(drafts_of(step.plan, by_text, 0.0, 0.0), self._acceptance, notes=False)
         model_plan = step.leave_to_model(self._model_lengths(step)) if self._model_cap else None
         proposals = Proposals(table=step.table)
         if model_plan is not None:

@@ -4,9 +4,11 @@ The only module that knows both planes. The data plane is loaded and put togethe
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from faser.config.engine import EngineConfig
+from faser.engine.contract.native_acceptance import MakeNativeAcceptance
 from faser.engine.contract.plan import Executor
 from faser.engine.contract.step_times import InterferenceTable, Role, StepTimes
 from faser.engine.control.audit import Auditor
@@ -17,6 +19,7 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
+from faser.engine.execution.drafting.registry import load_index
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.pruning import EarlyPruning, make_early_pruning
@@ -27,6 +30,7 @@ from faser.engine.execution.startup.models import Sources
 from faser.engine.execution.startup.step_times import measured_times
 from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
+from faser.kernels.cpu.acceptance import NativeAcceptance
 from faser.types import ModelInfo, ProgressCallback
 
 
@@ -105,7 +109,8 @@ def build(
     interference: tuple[InterferenceTable, ...] = ()
     if step_times is not None and costs is not None:
         interference = step_times.interference
-        control = _speculation_control(parts.config, costs, clock, _overlap(parts, executor.lanes, interference))
+        overlap = _overlap(parts, executor.lanes, interference)
+        control = _speculation_control(parts.config, costs, clock, overlap, report)
     trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
     scheduler = _scheduler(parts, clock, control)
     auditor = None if control is None else _auditor(parts, executor, scheduler)
@@ -186,7 +191,11 @@ def _auditor(parts: EngineParts, executor: Executor, scheduler: Scheduler) -> Au
 
 
 def _speculation_control(
-    config: EngineConfig, costs: CostModel, clock: Clock, overlap: OverlapOptions | None
+    config: EngineConfig,
+    costs: CostModel,
+    clock: Clock,
+    overlap: OverlapOptions | None,
+    report: ProgressCallback,
 ) -> SpeculationControl:
     return SpeculationControl(
         config.speculation,
@@ -195,7 +204,18 @@ def _speculation_control(
         clock=clock,
         details=config.per_request_spec_decode_metrics == "detailed",
         overlap=overlap,
+        make_native=_native_acceptance(config, report),
     )
+
+
+def _native_acceptance(config: EngineConfig, report: ProgressCallback) -> MakeNativeAcceptance | None:
+    """Where drafts come from text, which needs the library anyway: the drafter has said if it is missing."""
+    if not config.speculation.drafts_from_text:
+        return None
+    try:
+        return partial(NativeAcceptance, load_index(report))
+    except ConfigError:
+        return None
 
 
 def _overlap(

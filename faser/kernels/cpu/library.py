@@ -223,6 +223,29 @@ class TextRulesStruct(ctypes.Structure):
     )
 
 
+class AcceptanceArraysStruct(ctypes.Structure):
+    """FaserAcceptanceArrays: numbers, addresses of arrays, constants."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("num_methods", "num_slots", "cap")),
+        *((name, c_void_p) for name in ("kinds", "teaches", "samples", "prior_precision", "prior_curvature")),
+        *((name, c_void_p) for name in ("weights", "curvature", "depths", "offset", "precision")),
+        *((name, c_void_p) for name in ("shift", "shift_precision", "own", "all")),
+        *((name, c_double) for name in ("depth_scale", "curve_kept", "longest_step", "largest_offset")),
+        *((name, c_double) for name in ("precision_kept", "shift_prior", "shift_kept", "lowest", "highest")),
+        *((name, c_double) for name in ("largest_margin", "edge", "own_kept", "all_kept")),
+    )
+
+
+class DraftTableStruct(ctypes.Structure):
+    """FaserDraftTable: a number, and addresses of arrays."""
+
+    _fields_ = (
+        ("count", c_int64),
+        *((name, c_void_p) for name in ("slots", "methods", "lengths", "token_ids", "confidences")),
+    )
+
+
 # Names, argument types and result of every function, in the order of the C declarations.
 _P, _L, _I, _F, _D, _U = c_void_p, c_int64, c_int32, c_float, c_double, c_uint64
 _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
@@ -258,6 +281,17 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_plan_new": ((_P, _P, _P, _L, _L, _L, _L), _P),
     "faser_plan_free": ((_P,), None),
     "faser_attend": ((_P, _P, _P, _P, _P, _L, _P, _L, _I), None),
+    "faser_acceptance_new": ((_P,), _P),
+    "faser_acceptance_free": ((_P,), None),
+    "faser_acceptance_survival": ((_P, _P, _P), None),
+    "faser_acceptance_choose": ((_P, _P, _L, _P, _P, _P, _P, _P, _P, _P), None),
+    "faser_acceptance_note": ((_P, _I, _P, _L, _P, _P), None),
+    "faser_acceptance_hold": ((_P, _P, _P, _P), None),
+    "faser_acceptance_judge": ((_P, _L, _P, _P, _P, _P, _P, _P, _P, _P, _P, _L, _L, _I), None),
+    "faser_acceptance_drop": ((_P, _L), None),
+    "faser_acceptance_forget": ((_P,), None),
+    "faser_acceptance_learn": ((_P,), None),
+    "faser_best_prefixes": ((_P, _L, _P, _P, _P, _P, _D, _P), _D),
     "faser_ngrams_new": ((_P, _L, _P, _P, _L), _P),
     "faser_ngrams_free": ((_P,), None),
     "faser_texts_new": ((_P,), _P),

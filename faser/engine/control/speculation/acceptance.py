@@ -25,155 +25,26 @@ A draft token that is a point mass is right if it equals the token sampled at it
 not. So the first token that is cut is decided for nothing, and so is a draft of which no token is verified.
 """
 
-import math
 from collections.abc import Sequence as Many
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.speculation import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence, DrafterInfo
+from faser.config.speculation import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence
 from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints, joined
-
-_KEPT = 0.5 ** (1 / 400)  # of the curvature after one more decided token
-_PRIOR_CURVATURE = (2.0, 4.0, 40.0)  # intercept, slope, depth: how firmly each is believed before any data
-_LEAST_CURVATURE = 0.02
-_DEPTH_SCALE = 1 / 8
-_LONGEST_STEP = 1.0  # logits: one odd step must not move the curve further
-_LEAST_MARGIN, _LARGEST_MARGIN = np.array(-12.0), np.array(12.0)
-_EDGE = 0.01
-_ONE = np.array(1.0)
-
-
-class LogisticCurve:
-    """The chance that a draft token is accepted, given the drafter's confidence and the token's depth.
-
-    logit of acceptance = w · (1, feature of the confidence, depth / 8). Online logistic regression learns w: every
-    step makes one Newton step on the log likelihood of its tokens, against the decayed curvature of all earlier
-    tokens: an extended Kalman filter without process noise but with forgetting.
-
-    drafter: its kind of confidence chooses the feature: a margin in nats as it is, the logit of a probability, the
-    logarithm of a match's length. Its priors hold before any data.
-    """
-
-    def __init__(self, drafter: DrafterInfo) -> None:
-        self._confidence = drafter.confidence
-        prior, slope, centre = drafter.prior_acceptance, drafter.prior_slope, drafter.prior_centre
-        intercept = math.log(prior / (1 - prior)) - slope * centre
-        self._weights = np.array([intercept, slope, 0.0])
-        spread = np.array([[1.0, centre, 0.0], [centre, centre**2, 0.0], [0.0, 0.0, 0.0]])
-        self._prior_curvature = _PRIOR_CURVATURE[0] * spread + np.diag([_LEAST_CURVATURE, *_PRIOR_CURVATURE[1:]])
-        self._curvature = np.zeros((3, 3))
-        self._depth_sum, self._depth_count = 0.0, 1e-9
-        self._slope, self._line = slope, (intercept, slope)
-        self._depths: Floats = np.zeros(0)  # 0, 1 / 8, …: of the last call of logits
-        self._by_depth: Floats | None = None  # logits of these depths at feature 0
-
-    def features(self, confidences: Floats, depths: Ints) -> Floats:
-        """[T, 3] of T tokens; depths count from 0."""
-        found = np.empty((len(confidences), 3))
-        found[:, 0] = 1.0
-        found[:, 1] = self._feature(confidences)
-        found[:, 2] = depths * _DEPTH_SCALE
-        return found
-
-    def logits(self, confidences: Floats) -> Floats:
-        """[S, K] logits of acceptance of tokens at depth 0 … K - 1."""
-        found: Floats = self._feature(confidences) * self._slope
-        if len(self._depths) != found.shape[1]:
-            self._depths, self._by_depth = _DEPTH_SCALE * np.arange(found.shape[1], dtype=np.float64), None
-        if self._by_depth is None:
-            self._by_depth = self._depths * self._weights.item(2) + self._weights.item(0)
-        found += self._by_depth
-        return found
-
-    def line(self) -> tuple[float, float]:
-        """(intercept, slope) over the confidence itself, at the mean depth. For margins only."""
-        return self._line
-
-    def learn(
-        self,
-        features: Floats,
-        good: NDArray[np.bool_],
-        offsets: Floats,
-        teaching: NDArray[np.bool_] | None = None,
-    ) -> tuple[Floats, Floats]:
-        """Learn T decided tokens. offsets: [T] logits of their sequences, which the curve does not explain.
-
-        teaching: [T] tokens to learn from; None: all. Returns, for all, [T] outcome minus its chance as predicted
-        before, and the variance of this.
-        """
-        logits = features.dot(self._weights)
-        logits += offsets
-        chances = _sigmoid(logits)
-        missed = good - chances
-        spread = chances * (_ONE - chances)
-        if teaching is None:
-            self._fit(features, missed, spread)
-        elif np.count_nonzero(teaching):
-            self._fit(features[teaching], missed[teaching], spread[teaching])
-        return missed, spread
-
-    def _fit(self, features: Floats, missed: Floats, spread: Floats) -> None:
-        """One Newton step. missed: [T] outcome minus its predicted chance; spread: [T] the variance of this."""
-        kept = _KEPT ** len(missed)
-        self._curvature *= kept
-        self._curvature += (features.T * spread).dot(features)
-        curvature = self._curvature + self._prior_curvature
-        move = np.array(_solved(curvature.tolist(), missed.dot(features).tolist()))
-        moved = np.abs(features.dot(move))
-        longest = moved.item(moved.argmax())
-        if longest > _LONGEST_STEP:
-            move *= _LONGEST_STEP / longest
-        self._weights += move
-        self._weights[1] = max(self._weights[1], 0.0)  # more confidence is never less chance
-        self._depth_sum = self._depth_sum * kept + float(np.add.reduce(features[:, 2])) / _DEPTH_SCALE
-        self._depth_count = self._depth_count * kept + len(missed)
-        self._weigh()
-
-    def _weigh(self) -> None:
-        """Derive from the weights what every step reads."""
-        intercept, slope, fall = self._weights.tolist()
-        self._slope = slope
-        self._by_depth = None
-        self._line = (intercept + fall * _DEPTH_SCALE * self._depth_sum / self._depth_count, slope)
-
-    def _feature(self, confidences: Floats) -> Floats:
-        match self._confidence:
-            case Confidence.PROBABILITY:
-                inside = np.minimum(np.maximum(confidences, _EDGE), 1 - _EDGE)
-                return np.asarray(np.log(inside / (1 - inside)))
-            case Confidence.MATCH_LENGTH:
-                return np.asarray(np.log(np.maximum(confidences, 1.0)))
-            case Confidence.MARGIN:
-                return np.asarray(np.minimum(np.maximum(confidences, _LEAST_MARGIN), _LARGEST_MARGIN))
-
-
-def _solved(matrix: list[list[float]], right: list[float]) -> tuple[float, float, float]:
-    """x of matrix @ x = right, where matrix is 3 by 3, symmetric and positive definite; by its Cholesky factors.
-
-    In Python floats: a call of the library takes several times longer than these few sums.
-    """
-    (a, b, c), (_, d, e), (_, _, f) = matrix
-    lower_b, lower_c = b / a, c / a
-    pivot = d - lower_b * b
-    rest = e - lower_b * c
-    lower_e = rest / pivot
-    last = f - lower_c * c - lower_e * rest
-    second = right[1] - lower_b * right[0]
-    z = (right[2] - lower_c * right[0] - lower_e * second) / last
-    y = second / pivot - lower_e * z
-    return right[0] / a - lower_b * y - lower_c * z, y, z
-
-
-def _sigmoid(logits: Floats) -> Floats:
-    """In place."""
-    np.negative(logits, out=logits)
-    np.exp(logits, out=logits)
-    logits += _ONE
-    return np.reciprocal(logits, out=logits)
-
+from faser.engine.contract.native_acceptance import MakeNativeAcceptance, NativeAcceptance
+from faser.engine.control.speculation.logistic_curve import (
+    CURVE_KEPT,
+    DEPTH_SCALE,
+    EDGE,
+    LARGEST_MARGIN,
+    LONGEST_STEP,
+    CurveMemory,
+    LogisticCurve,
+    sigmoid,
+)
 
 # Numbers that meet arrays in every step are arrays themselves: numpy takes half as long over them.
 _SHRINK = np.array(4.0)  # drafts from which a slot's own mean outweighs that of all slots
@@ -190,11 +61,28 @@ _EDITED_PRECISION = 0.25  # of requests that edit logits: they may be like no ot
 _PRECISION_KEPT = 0.5 ** (1 / 60)  # of what is known of an offset after one more decided token
 _SHIFT_PRECISION = 1.0  # of the prior of the shift of requests that sample: its variance is 1
 _SHIFT_KEPT = 0.5 ** (1 / 400)  # of what is known of that shift after one more decided token
-_LARGEST_OFFSET = np.array(4.0)
-_SMALLEST_OFFSET = -_LARGEST_OFFSET
+_LARGEST_OFFSET = 4.0
 _LOWEST, _HIGHEST = np.array(0.005), np.array(0.995)
 _NOT_SAMPLED = -2  # neither a token id nor NO_TOKEN
 _MODEL, _TEXT = 0, 1  # kinds of drafters; each has means of its own
+_CONFIDENCES = (*Confidence,)
+
+
+_NUMBERS = {
+    "depth_scale": DEPTH_SCALE,
+    "curve_kept": CURVE_KEPT,
+    "longest_step": LONGEST_STEP,
+    "largest_offset": _LARGEST_OFFSET,
+    "precision_kept": _PRECISION_KEPT,
+    "shift_prior": _SHIFT_PRECISION,
+    "shift_kept": _SHIFT_KEPT,
+    "lowest": float(_LOWEST),
+    "highest": float(_HIGHEST),
+    "largest_margin": LARGEST_MARGIN,
+    "edge": EDGE,
+    "own_kept": float(_OWN_KEPT),
+    "all_kept": _ALL_KEPT,
+}
 
 
 class DraftOutcomes(NamedTuple):
@@ -214,10 +102,14 @@ class DraftOutcomes(NamedTuple):
 
 
 class Acceptance:
-    """Estimates for num_slots slots and drafts of up to cap tokens, K."""
+    """Estimates for num_slots slots and drafts of up to cap tokens, K. All of them are in arrays that never move.
 
-    def __init__(self, num_slots: int, cap: int) -> None:
+    make_native: of what computes with these arrays in place of this class; None: this class computes.
+    """
+
+    def __init__(self, num_slots: int, cap: int, make_native: MakeNativeAcceptance | None = None) -> None:
         assert cap >= 1, "a draft has at least one token"
+        methods = len(DRAFTERS)
         self._num_slots = num_slots
         self._cap = cap
         self._upto: Floats = np.tri(cap + 1, cap, -1)  # line n: 1 for the first n depths, 0 for the others
@@ -226,20 +118,36 @@ class Acceptance:
         self._teaches = np.ones(num_slots, dtype=np.bool_)  # by slot: it says something about other slots too
         self._samples = np.zeros(num_slots)  # by slot: 1 where the target draws its tokens at random
         self._prior_precision = np.full(num_slots, _OFFSET_PRECISION)  # by slot: of the prior of its offsets
-        self.forget()
+        self._offset = np.zeros((methods, num_slots))  # logits by which a slot does better than the curve says
+        self._precision = np.zeros((methods, num_slots))  # of the offset, in addition to the prior's
+        self._shift = np.zeros(methods)  # logits by which tokens do better where they are drawn at random
+        self._shift_precision = np.zeros(methods)
+        # By kind of drafter: sums over drafts of the chance to reach a depth, and of the chance to pass it.
+        self._own = np.zeros((2, num_slots, 2, cap))
+        self._all = np.zeros((2, 2, cap))
+        curves = CurveMemory(*(np.zeros((methods, *shape)) for shape in ((3,), (3, 3), (3, 3), (2,))))
+        self._curves = tuple(
+            LogisticCurve(drafter, CurveMemory(*(each[i] for each in curves)))
+            for i, drafter in enumerate(DRAFTERS.values())
+        )
+        self.native: NativeAcceptance | None = None
+        if make_native is not None:
+            self.native = make_native(self._arrays(curves), _NUMBERS)
+
+    def _arrays(self, curves: CurveMemory) -> dict[str, NDArray[Any]]:
+        """All that native code reads and writes."""
+        names = ("teaches", "samples", "prior_precision", "offset", "precision", "shift", "shift_precision")
+        kinds = np.array([_CONFIDENCES.index(each.confidence) for each in DRAFTERS.values()])
+        found = {name: getattr(self, f"_{name}") for name in (*names, "own", "all")}
+        return {**found, **curves._asdict(), "kinds": kinds}
 
     def forget(self) -> None:
         """Start over, for running sequences too."""
-        slots, cap = self._num_slots, self._cap
-        self._curves = tuple(map(LogisticCurve, DRAFTERS.values()))
-        methods = len(DRAFTERS)
-        self._offset = np.zeros((methods, slots))  # logits by which a slot's tokens do better than the curve says
-        self._precision = np.zeros((methods, slots))  # of the offset, in addition to the prior's
-        self._shift = [0.0] * methods  # logits by which tokens do better where they are drawn at random
-        self._shift_precision = [0.0] * methods
-        # By kind of drafter: sums over drafts of the chance to reach a depth, and of the chance to pass it.
-        self._own = np.zeros((2, slots, 2, cap))
-        self._all = np.zeros((2, 2, cap))
+        self.learn_held()
+        for curve in self._curves:
+            curve.forget()
+        for each in (self._offset, self._precision, self._shift, self._shift_precision, self._own, self._all):
+            each[:] = 0.0
 
     @property
     def cap(self) -> int:
@@ -259,6 +167,8 @@ class Acceptance:
 
     def release(self, slot: int) -> None:
         """The slot is free. What its sequence has taught about all stays; what is still held is lost."""
+        if self.native is not None:
+            self.native.drop(slot)
         self._held = [
             each.take(each.drafts.slots != slot) if slot in each.drafts.slots else each for each in self._held
         ]
@@ -296,12 +206,37 @@ class Acceptance:
 
     def drafted_survival(self, drafts: DraftTable) -> Floats:
         """[S, K + 1], of drafts that are there, from their tokens' own confidences; 0 beyond their lengths."""
+        if self.native is not None:
+            return self.native.survival(drafts)
         chances = self._by_confidence(drafts)
         chances *= self._upto.take(drafts.lengths, axis=0)
         found = np.empty((len(drafts.slots), self._cap + 1))
         found[:, 0] = 1.0
         np.multiply.accumulate(chances, axis=1, out=found[:, 1:])
         return found
+
+    def choose(self, drafts: DraftTable, count: int, requested: Ints | None) -> tuple[Ints, DraftTable, Floats]:
+        """Of drafts from text take for each of count sequences the one with the most expected tokens.
+
+        drafts: of every sequence by one method, then by the next. requested: [S] tokens that the look-ups were
+        asked for; None: what they found is not noted. Returns the positions, [S], the drafts there, and their
+        survival.
+        """
+        if self.native is not None:
+            taken, columns, survival = self.native.choose(drafts, count, requested)
+            return taken, DraftTable(*columns), survival
+        taken = np.arange(count)
+        if np.count_nonzero(drafts.lengths):
+            survival = self.drafted_survival(drafts)
+            taken += np.add.reduce(survival, axis=1).reshape(-1, count).argmax(axis=0) * count
+            survival = survival[taken]
+        else:
+            survival = np.zeros((count, self._cap + 1))
+            survival[:, 0] = 1.0
+        table = drafts.take(taken)
+        if requested is not None:
+            self.note_drafts(table.slots, requested, table.lengths, survival, by_model=False)
+        return taken, table, survival
 
     def calibration(self, method: str, slots: Ints | None = None) -> tuple[float, float]:
         """Acceptance of a token is about sigmoid(intercept + slope * confidence), for StopRule. Models only.
@@ -323,6 +258,9 @@ class Acceptance:
         survival: [S, K + 1], as of drafted_survival. A look-up that proposes less than was requested had no more;
         a model that does so was stopped, and what it would have proposed next is not known.
         """
+        if self.native is not None:
+            self.native.note(slots, lengths if by_model else requested, survival, from_text=not by_model)
+            return
         reached = self._upto.take(lengths if by_model else requested, axis=0)
         counts = np.empty((len(slots), 2, self._cap))
         np.multiply(reached, survival[:, :-1], out=counts[:, 0])
@@ -340,27 +278,28 @@ class Acceptance:
         of_all *= _ALL_KEPT ** len(counts)
         of_all += np.add.reduce(counts, axis=0)
 
-    def note_nothing_found(self, slots: Ints) -> None:
-        """As note_drafts, where no look-up found a token."""
-        own = self._own[_TEXT]
-        own[slots] *= _OWN_KEPT
-        own[slots, 0, 0] += 1.0
-        count = np.count_nonzero(self._teaches.take(slots))
-        self._all[_TEXT] *= _ALL_KEPT**count
-        self._all[_TEXT, 0, 0] += count
-
     def hold(self, outcomes: DraftOutcomes) -> None:
         """Keep a step's outcomes for learn_held: while a decision serves several steps nothing reads them."""
+        if self.native is not None:
+            self.native.hold(*outcomes)
+            return
         self._held.append(outcomes)
 
     def learn_held(self) -> None:
         """Learn the outcomes that are held, all at once."""
+        if self.native is not None:
+            self.native.learn()
         if self._held:
             self.learn(*self._held)
             self._held.clear()
 
     def learn(self, *steps: DraftOutcomes) -> None:
         """Learn from a step, or from several steps, in which each slot had one sequence only."""
+        if self.native is not None:
+            for each in steps:
+                self.native.hold(*each)
+            self.native.learn()
+            return
         drafts, decided, accepted = _joined(steps)
         methods = drafts.methods
         is_decided = self._is_upto.take(decided, axis=0)
@@ -385,7 +324,7 @@ class Acceptance:
         precision *= _PRECISION_KEPT ** np.bincount(slots, minlength=count)
         precision += np.bincount(slots, spread, count)
         offset += np.bincount(slots, missed, count) / (precision + self._prior_precision)
-        np.maximum(offset, _SMALLEST_OFFSET, out=offset)
+        np.maximum(offset, -_LARGEST_OFFSET, out=offset)
         np.minimum(offset, _LARGEST_OFFSET, out=offset)
 
     def _learn_shift(self, method: int, slots: Ints, missed: Floats, spread: Floats) -> None:
@@ -394,7 +333,7 @@ class Acceptance:
         drawn *= self._teaches.take(slots)
         count = float(np.add.reduce(drawn))
         if count:
-            precision = self._shift_precision[method] * _SHIFT_KEPT**count + float(drawn.dot(spread))
+            precision = self._shift_precision.item(method) * _SHIFT_KEPT**count + float(drawn.dot(spread))
             self._shift_precision[method] = precision
             self._shift[method] += float(drawn.dot(missed)) / (precision + _SHIFT_PRECISION)
 
@@ -418,11 +357,7 @@ class Acceptance:
                 chosen = methods == method
                 logits[chosen] = self._curves[method].logits(confidences[chosen])
                 logits[chosen] += self._offsets(method, slots[chosen])[:, None]
-        np.negative(logits, out=logits)
-        np.exp(logits, out=logits)
-        logits += _ONE
-        np.reciprocal(logits, out=logits)
-        return _within(logits)
+        return _within(sigmoid(logits))
 
     def _teaching(self, slots: Ints) -> Bools | None:
         """Whether each of these slots teaches the others; None, as nearly always: all do."""

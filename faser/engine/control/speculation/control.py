@@ -26,13 +26,13 @@ import numpy as np
 
 from faser.config.speculation import AUTO, DRAFT_METHODS, MOST_STATES_READ, SpeculationConfig
 from faser.engine.contract.drafts import FIRST_TEXT, Drafts, DraftTable, Ints
+from faser.engine.contract.native_acceptance import MakeNativeAcceptance, SampledStep
 from faser.engine.contract.plan import DraftPlan, StepPlan, StepResult, StepSpan
 from faser.engine.contract.step_times import Role
 from faser.engine.control.clock import Clock
 from faser.engine.control.sequence import Sequence, Status
 from faser.engine.control.speculation.acceptance import (
     Acceptance,
-    DraftOutcomes,
     point_mass_outcomes,
     sampled_tokens,
     with_dropped,
@@ -112,7 +112,7 @@ class SpeculationControl:
 
     details: summaries of requests list every draft. overlap: None never overlaps. times_itself: the host time that
     drafting exposes counts as a cost of it; False where time is simulated. guarded: where drafts made before steps
-    by the policy `faser` turn out not to pay, no sequence drafts (Guard).
+    by the policy `faser` turn out not to pay, no sequence drafts (Guard). make_native: as in Acceptance.
 
     A decision for a large batch serves several steps (CachedDecision). While no sequence drafts, the policy
     pauses: 1, 2, 3, 4, 8, 16, … steps, up to a pause that is long enough for the time of asking to be a small
@@ -131,6 +131,7 @@ class SpeculationControl:
         overlap: OverlapOptions | None = None,
         times_itself: bool = True,
         guarded: bool = True,
+        make_native: MakeNativeAcceptance | None = None,
     ) -> None:
         cap = config.cap
         self._config, self._costs, self._times_itself = config, costs, times_itself
@@ -138,7 +139,7 @@ class SpeculationControl:
         self._limit = cap
         self._is_point_mass = config.draft_sample_method != "probabilistic"
         self._in_rounds = config.method == AUTO  # text drafts first, then a model if there is one
-        self._acceptance = Acceptance(num_slots, cap)
+        self._acceptance = Acceptance(num_slots, cap, make_native)
         self._state = SpeculationState(
             num_slots,
             cap,
@@ -310,7 +311,7 @@ class SpeculationControl:
             if not step.plan.from_text:
                 step.take(answer)
                 return None
-            step.take_text(answer, self._acceptance)
+            step.take_text(answer, self._acceptance, notes=step.is_new and not self._costs.has_passes)
             return step.leave_to_model(self._left_to_model(step)) if self._config.needs_passes else None
 
     def keep(self, step: StepDrafts) -> None:
@@ -461,11 +462,10 @@ class SpeculationControl:
         for start, num_held in zip(plan.started, result.draft_kv, strict=False):  # empty without a draft model
             self._state.set_draft_kv(start.slot, num_held)
         running = Status.RUNNING
-        by_slot = {
-            slot: token_ids
-            for slot, token_ids, sequence in zip(plan.rows.slots, sampled, sequences, strict=True)
-            if token_ids and sequence.status is running
-        }
+        slots = plan.rows.slots
+        if any(each.status is not running for each in sequences):
+            slots = [slot if each.status is running else -1 for slot, each in zip(slots, sequences, strict=True)]
+        step = SampledStep(slots, result.counts, result.token_ids)
         predicted_s, device_s = prediction.predicted_s - result.saved_s, result.run_s - result.prepared_s
         self._statistics.count_mode()
         self._statistics.pruning = result.pruning
@@ -476,20 +476,16 @@ class SpeculationControl:
                 self._costs.observe_verification(*prediction.verified, device_s, experts=result.experts)
         else:
             self._learn_overlapped(plan, result, sampled, overlapped, verify_s=predicted_s)
-        if drafts is None or not drafts.has_drafts:
-            slots = [
-                slot
-                for slot, samples, sequence in zip(plan.rows.slots, plan.rows.samples, sequences, strict=True)
-                if samples and sequence.status is running
-            ]
-            self._statistics.count_undrafted(np.array(slots, dtype=np.int64))
+        if drafts is not None and drafts.has_drafts:
+            self._learn_verified(plan, result, drafts, step)
         else:
-            self._learn_verified(plan, result, drafts, dict(by_slot))
-        if drafts is not None:
-            self._learn_not_taken(drafts.not_taken(), by_slot)
+            self._count_undrafted(step, ())
+            if drafts is not None and len(drafts.from_text.slots):
+                drafts.judge(self._acceptance, step)
+                self._learn_held()
         if overlapped is not None:
             unverified = dict(zip(plan.rows.slots, plan.rows.num_drafts, strict=True))
-            self._learn_not_taken(overlapped.not_taken(), by_slot, unverified)
+            self._learn_not_taken(overlapped.not_taken(), step.by_slot(), unverified)
         asked, self._asked = self._asked, False
         if plan.is_async:
             return GapKind.AHEAD
@@ -637,23 +633,16 @@ class SpeculationControl:
         return lengths
 
     def _keep(self, step: StepDrafts) -> None:
-        table, candidates = step.table, step.candidates
-        step.kept = np.zeros(len(step.lengths), dtype=np.int64)
-        if not step.has_drafts:
-            self._learn_look_up(step.drafts, len(step.kept))
-            if step.is_new and not self._costs.has_passes:
-                self._acceptance.note_nothing_found(candidates.slots)
-            if self._is_point_mass:
-                self._policy.keep(candidates, step.kept)  # so that it learns of the empty drafts
-            return
-        if len(step.by_model) or not len(step.taken):
+        table, has_passes = step.table, self._costs.has_passes
+        is_chosen = len(step.taken) > 0 and not len(step.by_model)
+        if not is_chosen:
             step.survival = self._acceptance.drafted_survival(table)
         self._learn_drafting(step)
-        if step.is_new:
+        if step.is_new and (step.has_drafts if has_passes else not is_chosen):
             self._note(step)
         step.kept = table.lengths
         if self._is_point_mass:
-            step.kept = self._policy.keep(candidates.drafted(table.lengths, step.survival), table.lengths)
+            step.kept = self._policy.keep(step.candidates.drafted(table.lengths, step.survival), table.lengths)
 
     def _note(self, step: StepDrafts) -> None:
         """Take down how likely the drafts are; those from text were noted before, where a model drafts too."""
@@ -701,45 +690,45 @@ class SpeculationControl:
         if np.count_nonzero(missing_kv):
             self._state.extend_draft_kv(step.candidates.slots, missing_kv * by_model)
 
-    def _learn_verified(
-        self, plan: StepPlan, result: StepResult, step: StepDrafts, by_slot: dict[int, tuple[int, ...]]
-    ) -> None:
-        """A step has verified drafts. A sequence that was preempted meanwhile or failed teaches nothing.
-
-        by_slot: tokens of the sequences that go on.
-        """
-        sampled = [by_slot.pop(slot, ()) for slot in step.table.slots.tolist()]
-        if by_slot:
-            self._statistics.count_undrafted(np.array([*by_slot], dtype=np.int64))
-        at: slice | Ints = slice(None)
-        if not all(sampled):
-            at = np.array([i for i, each in enumerate(sampled) if each], dtype=np.int64)
-            sampled = [each for each in sampled if each]
-        if not sampled:
-            return
-        counts = np.array([*map(len, sampled)], dtype=np.int64)
-        slots, methods = step.table.slots[at], step.table.methods[at]
-        if not step.num_decided:
-            self._state.extend_draft_kv(slots, (methods < FIRST_TEXT) * counts)
-        num_cut = np.zeros(len(sampled), dtype=np.int64)
+    def _learn_verified(self, plan: StepPlan, result: StepResult, step: StepDrafts, sampled: SampledStep) -> None:
+        """A step has verified drafts. A sequence that was preempted meanwhile or failed teaches nothing."""
+        slots, methods, kept = step.table.slots, step.table.methods, step.kept
+        num_cut = None
         if result.num_cut:
             cut = {plan.rows.slots[position]: count for position, count in result.num_cut.items()}
-            num_cut[:] = [cut.get(slot, 0) for slot in slots.tolist()]
-            self._statistics.count_pruned_rows(methods, num_cut)
-        accepted = counts - _BONUS
+            num_cut = np.array([cut.get(slot, 0) for slot in slots.tolist()], dtype=np.int64)
+            kept = kept - num_cut
+        accepted = step.judge(self._acceptance, sampled, num_cut)
+        self._learn_held()
+        at: slice | Ints = slice(None)
+        if np.count_nonzero(accepted < _ZERO):
+            at = (accepted >= _ZERO).nonzero()[0]
+        if self._costs.has_passes and not step.num_decided:
+            self._state.extend_draft_kv(slots[at], (methods[at] < FIRST_TEXT) * (accepted[at] + _BONUS))
+        if num_cut is not None:
+            self._statistics.count_pruned_rows(methods[at], num_cut[at])
         self._statistics.count_drafts(
-            step.table.take(at), step.kept[at] - num_cut, step.survival[at], accepted, num_decided=step.num_decided
+            step.table.take(at), kept[at], step.survival[at], accepted[at], num_decided=step.num_decided
         )
-        last_ids = np.array([each[-1] for each in sampled], dtype=np.int64)
-        self._teach(step.outcomes(at, accepted, last_ids, num_cut))
+        if len(sampled.slots) > len(slots):
+            self._count_undrafted(sampled, slots.tolist())
+
+    def _count_undrafted(self, sampled: SampledStep, drafted: Many[int]) -> None:
+        """The sequences but for those in the slots `drafted` got a token without a draft, if they go on."""
+        slots = sampled.slots
+        if drafted or 0 in sampled.counts or -1 in slots:
+            others = {-1, *drafted}
+            pairs = zip(slots, sampled.counts, strict=True)
+            slots = [slot for slot, count in pairs if count and slot not in others]
+        self._statistics.count_undrafted(slots)
 
     def _learn_not_taken(
         self,
         drafts: DraftTable,
         by_slot: Mapping[int, tuple[int, ...]],
-        unverified: Mapping[int, int] | None = None,
+        unverified: Mapping[int, int],
     ) -> None:
-        """A step is done. drafts: from text, in whose place another draft was taken.
+        """A step is done. drafts: from text and made during it, in whose place another draft was taken.
 
         by_slot: tokens of the sequences that go on. One that was preempted meanwhile teaches nothing: its slot may
         be taken. unverified: by slot, tokens that the step verified and the draft continues. Unless all of them
@@ -747,9 +736,9 @@ class SpeculationControl:
         """
         if not len(drafts.slots):
             return
-        first = unverified or {}
-        sampled = [by_slot.get(slot, ())[first.get(slot, 0) :] for slot in drafts.slots.tolist()]
-        self._teach(point_mass_outcomes(drafts, sampled_tokens(sampled, drafts.width)))
+        sampled = [by_slot.get(slot, ())[unverified.get(slot, 0) :] for slot in drafts.slots.tolist()]
+        self._acceptance.hold(point_mass_outcomes(drafts, sampled_tokens(sampled, drafts.width)))
+        self._learn_held()
 
     def _learn_overlapped(
         self,
@@ -776,7 +765,8 @@ class SpeculationControl:
         table = step.table
         self._statistics.count_dropped(table.slots, table.methods, learned.dropped)
         if len(learned.outcomes.decided):
-            self._teach(learned.outcomes)
+            self._acceptance.hold(learned.outcomes)
+            self._learn_held()
         by_model = table.slots[table.methods < FIRST_TEXT]
         if len(by_model):
             rows = plan.rows
@@ -788,9 +778,8 @@ class SpeculationControl:
             }
             self._state.set_draft_kv(by_model, [ends[slot] for slot in by_model.tolist()])
 
-    def _teach(self, outcomes: DraftOutcomes) -> None:
+    def _learn_held(self) -> None:
         """While a cached decision serves further steps, outcomes wait for its end."""
-        self._acceptance.hold(outcomes)
         if self._state.decision_expired:
             self._acceptance.learn_held()
 

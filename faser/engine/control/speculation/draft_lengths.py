@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.contract.drafts import Floats, Ints
+from faser.engine.contract.native_acceptance import NativeAcceptance
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 
@@ -98,6 +99,18 @@ def best_prefixes(
         return Choice(lengths=np.array([best]), rate=worth.item(best))
     taken = np.bincount(tokens[:best] // values.shape[1], minlength=len(lengths))
     return Choice(lengths=taken, rate=worth.item(best))
+
+
+def best_kept(
+    objective: Objective, candidates: Candidates, lengths: Ints, native: NativeAcceptance | None
+) -> Choice:
+    """The same for the drafts of candidates, whose tokens are worth their survival times the sequence's weight."""
+    weight = candidates.sequences.weight
+    if native is None:
+        return best_prefixes(objective, candidates.survival[:, 1:] * weight[:, None], lengths)
+    seconds = objective.verify_upto_s(lengths.size * (candidates.survival.shape[1] - 1))
+    kept, rate = native.best_prefixes(candidates.survival, weight, lengths, seconds, objective.worth)
+    return Choice(lengths=kept, rate=rate)
 
 
 def _best_first(values: Floats, lengths: Ints) -> tuple[Floats, Ints]:

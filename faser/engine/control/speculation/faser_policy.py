@@ -20,8 +20,8 @@ from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import (
     Choice,
     Objective,
+    best_kept,
     best_lengths,
-    best_prefixes,
     text_drafts,
 )
 from faser.engine.control.speculation.policy import Candidates, Policy
@@ -196,8 +196,7 @@ class Faser(Policy):
                 self.gain = 1.0
             return lengths
         objective = Objective(self._costs, candidates)
-        values = candidates.survival[:, 1:] * candidates.sequences.weight[:, None]
-        choice = best_prefixes(objective, values, lengths)
+        choice = best_kept(objective, candidates, lengths, self._acceptance.native)
         if not self._costs.has_passes:  # with a model, the gain is that before its passes
             self.gain = choice.rate / objective.rate_without_drafts
         return choice.lengths

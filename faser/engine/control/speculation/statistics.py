@@ -7,7 +7,9 @@ many steps at once, before they are read. Knows neither policies nor sequences.
 
 import time
 from collections import Counter
+from collections.abc import Sequence as Many
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -58,7 +60,7 @@ class SpeculationStatistics:
         self._expected: Floats = np.zeros(len(DRAFT_METHODS))
         self._accepted_at: Ints = np.zeros((len(self._classes), cap), dtype=np.int64)
         self._upto = np.tri(cap + 1, cap, -1, dtype=np.int64)  # line n: 1 for the first n depths, 0 for the others
-        self._undrafted: list[Ints] = []  # slots of steps that are not counted yet
+        self._undrafted: list[Many[int]] = []  # slots of steps that are not counted yet
         self._drafted: list[_VerifiedDrafts] = []
         self.pruning: PruneStats | None = None  # the data plane's latest
         self._partition = partition
@@ -106,7 +108,7 @@ class SpeculationStatistics:
             per_step=before.per_step + (() if self._details is None else tuple(self._details[slot])),
         )
 
-    def count_undrafted(self, slots: Ints) -> None:
+    def count_undrafted(self, slots: Many[int]) -> None:
         """A step sampled one token for each of these slots, without a draft."""
         self._undrafted.append(slots)
         if len(self._undrafted) >= _MOST_NOTED:
@@ -259,7 +261,7 @@ class SpeculationStatistics:
     def _settle(self) -> None:
         """Count the steps that were noted."""
         if self._undrafted:
-            slots = np.concatenate(self._undrafted)
+            slots = np.array([*chain.from_iterable(self._undrafted)], dtype=np.int64)
             self._undrafted.clear()
             self._lines[:, _STEPS] += np.bincount(slots, minlength=len(self._lines))
             self._gammas[:, 0] += np.bincount(self._class_of[slots], minlength=len(self._classes))

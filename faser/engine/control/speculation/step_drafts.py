@@ -9,8 +9,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable, Floats, Ints
+from faser.engine.contract.native_acceptance import SampledStep
 from faser.engine.contract.plan import DraftPlan, StopRule
-from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
+from faser.engine.control.speculation.acceptance import (
+    Acceptance,
+    DraftOutcomes,
+    point_mass_outcomes,
+    sampled_tokens,
+)
 from faser.engine.control.speculation.policy import Candidates
 
 _BONUS = np.array(1)  # token of a step after the accepted ones
@@ -67,18 +73,16 @@ class StepDrafts:
         """A drafter has found a token, or passes were made for one."""
         return bool(self.drafts.passes) or bool(np.count_nonzero(self.table.lengths))
 
-    def take_text(self, answer: Drafts, acceptance: Acceptance) -> None:
-        """Of the drafts from text take for each sequence the one with the most expected tokens."""
-        count, table = len(self.lengths), answer.table
-        self.taken = np.arange(count)
-        if np.count_nonzero(table.lengths):
-            survival = acceptance.drafted_survival(table)
-            self.taken += np.add.reduce(survival, axis=1).reshape(-1, count).argmax(axis=0) * count
-            self.from_text, self.survival = table, survival[self.taken]
-        else:
-            self.survival = np.zeros((count, acceptance.cap + 1))
-            self.survival[:, 0] = 1.0
-        self.drafts = replace(answer, table=table.take(self.taken))
+    def take_text(self, answer: Drafts, acceptance: Acceptance, *, notes: bool) -> None:
+        """Of the drafts from text take for each sequence the one with the most expected tokens.
+
+        notes: the estimates take down what the look-ups have found.
+        """
+        requested = self.lengths if notes else None
+        self.taken, table, self.survival = acceptance.choose(answer.table, len(self.lengths), requested)
+        if np.count_nonzero(answer.table.lengths):
+            self.from_text = answer.table
+        self.drafts = Drafts(step=answer.step, table=table, run_s=answer.run_s, began_s=answer.began_s)
 
     def leave_to_model(self, lengths: Ints) -> DraftPlan | None:
         """The plan for the sequences that the model drafts for; None: all drafts are from text.
@@ -120,6 +124,37 @@ class StepDrafts:
         rows = self.table.token_ids[:, first:].tolist()
         return [tuple(row[:count]) for row, count in zip(rows, self.kept.tolist(), strict=True)]
 
+    def judge(self, acceptance: Acceptance, sampled: SampledStep, num_cut: Ints | None = None) -> Ints:
+        """The estimates hold what the step says about these drafts, and about those not taken.
+
+        num_cut: [S] kept tokens that the step gave up. Returns how many of the others it accepted, [S], -1 where
+        it teaches nothing.
+        """
+        kept = self.kept if num_cut is None else self.kept - num_cut
+        if acceptance.native is not None:
+            return acceptance.native.judge(
+                sampled,
+                self.table,
+                kept,
+                self.from_text,
+                self.taken,
+                self.by_model,
+                num_decided=self.num_decided,
+                is_drawn=self.is_drawn,
+            )
+        by_slot = sampled.by_slot()
+        tokens = [by_slot.get(slot, ()) for slot in self.table.slots.tolist()]
+        accepted: Ints = np.array([*map(len, tokens)], dtype=np.int64) - _BONUS
+        at = (accepted >= 0).nonzero()[0]
+        if len(at):
+            last_ids = np.array([tokens[i][-1] for i in at.tolist()], dtype=np.int64)
+            acceptance.hold(self.outcomes(at, kept[at], accepted[at], last_ids))
+        others = self.not_taken()
+        if len(others.slots):
+            came = sampled_tokens([by_slot.get(slot, ()) for slot in others.slots.tolist()], others.width)
+            acceptance.hold(point_mass_outcomes(others, came))
+        return accepted
+
     def not_taken(self) -> DraftTable:
         """The drafts from text in whose place another one was taken."""
         others = self.from_text.lengths > 0
@@ -129,13 +164,13 @@ class StepDrafts:
             others[self.taken[taken]] = False
         return self.from_text.take(others) if np.count_nonzero(others) else NO_DRAFTS
 
-    def outcomes(self, at: Ints | slice, accepted: Ints, last_ids: Ints, num_cut: Ints) -> DraftOutcomes:
+    def outcomes(self, at: Ints, kept: Ints, accepted: Ints, last_ids: Ints) -> DraftOutcomes:
         """What the step decides about the drafts at these positions.
 
-        accepted, last_ids: [len(at)] of the kept tokens, and the last token that the step sampled. num_cut: kept
-        tokens that the step gave up.
+        kept, accepted, last_ids: [len(at)] verified tokens, those of them that were accepted, and the last token
+        that the step sampled.
         """
-        drafts, kept = self.table.take(at), self.kept[at] - num_cut
+        drafts = self.table.take(at)
         if self.is_drawn:
             return DraftOutcomes(drafts, np.minimum(accepted + _BONUS, kept), accepted)
         accepted, kept = accepted + self.num_decided, kept + self.num_decided

@@ -9,7 +9,7 @@ from faser.config.speculation import DRAFT_METHODS
 from faser.engine.contract.drafts import METHOD_IDS, NO_TOKEN, Drafts, DraftTable, Floats, Ints, joined, table_of
 from faser.engine.control.kv_cache import SequenceBlocks
 from faser.engine.control.sequence import Sequence, Tenant
-from faser.engine.control.speculation.acceptance import DraftOutcomes
+from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
 from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.types import Slo, SpeculationParams
@@ -68,6 +68,13 @@ def outcomes(drafts: DraftTable, accepted: Many[int] | Ints, decided: Ints | Non
     """The first `accepted` tokens of each draft were right. decided: None: all up to the first that was not."""
     right = np.array(accepted, dtype=np.int64)
     return DraftOutcomes(drafts, np.minimum(right + 1, drafts.lengths) if decided is None else decided, right)
+
+
+def note_nothing(acceptance: Acceptance, slots: Ints) -> None:
+    """Look-ups for one token each have found none."""
+    survival = np.zeros((len(slots), acceptance.cap + 1))
+    survival[:, 0] = 1.0
+    acceptance.note_drafts(slots, full(len(slots), 1), full(len(slots), 0), survival, by_model=False)
 
 
 def candidates(

@@ -86,7 +86,7 @@ def run(
             tried, known = with_dropped(drafted, lengths, survival, passes=passes, row_price=stop.row_price)
             acceptance.note_drafts(chosen, tried, tried, known, by_model=by_model)
         every, last_ids = np.arange(len(chosen)), np.full_like(accepted, RIGHT)
-        acceptance.learn(step_drafts(drafts, kept).outcomes(every, accepted, last_ids, np.zeros_like(accepted)))
+        acceptance.learn(step_drafts(drafts, kept).outcomes(every, kept, accepted, last_ids))
     return Loop(rate=tokens / seconds, lengths=drafted_mean)
 
 

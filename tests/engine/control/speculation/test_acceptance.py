@@ -21,7 +21,7 @@ from faser.engine.control.speculation.acceptance import (
     sampled_tokens,
     with_dropped,
 )
-from tests.engine.control.speculation.building import MODEL, SUFFIX, full, ints, outcomes, table
+from tests.engine.control.speculation.building import MODEL, SUFFIX, full, ints, note_nothing, outcomes, table
 
 CAP = 4
 PRIOR = 0.7
@@ -220,26 +220,6 @@ def test_text_that_seldom_has_a_match_is_expected_to_bring_little() -> None:
     assert found[3] < 0.05
 
 
-def test_look_ups_that_find_nothing_are_empty_drafts() -> None:
-    """Twins: one hears of empty drafts, the other that nothing was found. One of the slots does not teach."""
-    rng = np.random.default_rng(7)
-    one, other = Acceptance(4, CAP), Acceptance(4, CAP)
-    for each in (one, other):
-        each.start(3, teaches=False)
-    nothing = np.zeros((4, CAP + 1))
-    nothing[:, 0] = 1.0
-    for _ in range(40):
-        for each in (one, other):
-            draft(each, [0, 3], by_model=False, length=2)
-        slots = rng.permutation(4)[: rng.integers(1, 5)]
-        requested, count = rng.integers(1, CAP + 1, len(slots)), len(slots)
-        one.note_drafts(slots, requested, full(count, 0), nothing[:count], by_model=False)
-        other.note_nothing_found(slots)
-        every = np.arange(4)
-        found = one.survival(every, by_model=False), other.survival(every, by_model=False)
-        assert found[0] == pytest.approx(found[1], rel=1e-9)
-
-
 def test_no_number_of_drafts_uses_the_prior_up() -> None:
     """Half a million look-ups, none of which ever found a third token."""
     acceptance = Acceptance(64, CAP)
@@ -247,7 +227,7 @@ def test_no_number_of_drafts_uses_the_prior_up() -> None:
     survival = np.tile([1.0, 0.8, 0.6, 0.0, 0.0], (64, 1))
     for _ in range(4000):
         acceptance.note_drafts(slots, lengths, lengths, survival, by_model=True)
-        acceptance.note_nothing_found(slots)
+        note_nothing(acceptance, slots)
     for by_model in (True, False):
         assert np.isfinite(acceptance.survival(slots, by_model=by_model)).all()
     assert 0.6 < acceptance.survival(slots, by_model=True)[0, 3] / 0.6 < 0.9
@@ -355,7 +335,7 @@ def test_methods_do_not_learn_from_each_other() -> None:
 def test_a_step_without_sequences_is_fine() -> None:
     acceptance = Acceptance(1, CAP)
     acceptance.learn(lesson([], []))
-    acceptance.note_nothing_found(full(0, 0))
+    note_nothing(acceptance, full(0, 0))
     assert acceptance.survival(full(0, 0), by_model=True).shape == (0, CAP + 1)
 
 
@@ -390,7 +370,7 @@ def test_a_slot_that_does_not_teach_changes_nothing_but_its_own_estimates() -> N
         for by_model in (True, False):
             draft(some, [0, 1, 2, 3], by_model=by_model)
             draft(none, [0, 1, 2], by_model=by_model)
-        some.note_nothing_found(np.array([3]))
+        note_nothing(some, np.array([3]))
         some.learn(lesson([0, 1, 2, 3], [*right, 0]))
         none.learn(lesson([0, 1, 2], right))
     others = np.arange(3)

@@ -8,14 +8,19 @@ made.
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from faser.config.speculation import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence
 from faser.engine.contract.drafts import Floats
+from faser.engine.contract.native_acceptance import MakeNativeAcceptance
 from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
-from tests.engine.control.speculation.building import full, ints, outcomes, table
+from faser.kernels.cpu.acceptance import NativeAcceptance
+from faser.kernels.cpu.text_index import text_library
+from tests.engine.control.speculation.building import full, ints, note_nothing, outcomes, table
 
 CAP, NUM_SLOTS = 5, 4
 OFFSET_PRECISION, EDITED_PRECISION, PRECISION_KEPT, LARGEST_OFFSET = 4.0, 0.25, 0.5 ** (1 / 60), 4.0
@@ -174,9 +179,9 @@ def add(sums: list[list[float]], kept: float, drafts: list[tuple[int, list[float
 class Pair:
     """Both, given the same."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, make_native: MakeNativeAcceptance | None) -> None:
         self.rng = np.random.default_rng(seed)
-        self.fast, self.slow = Acceptance(NUM_SLOTS, CAP), SlowAcceptance()
+        self.fast, self.slow = Acceptance(NUM_SLOTS, CAP, make_native), SlowAcceptance()
 
     def some_slots(self) -> list[int]:
         slots: list[int] = self.rng.permutation(NUM_SLOTS)[: self.rng.integers(1, NUM_SLOTS + 1)].tolist()
@@ -223,7 +228,7 @@ class Pair:
 
     def note_nothing(self) -> None:
         slots = self.some_slots()
-        self.fast.note_nothing_found(np.array(slots))
+        note_nothing(self.fast, np.array(slots))
         nothing = [1.0, *[0.0] * CAP]
         self.slow.note([(slot, 1, nothing) for slot in slots], by_model=False)
 
@@ -259,8 +264,9 @@ def outcomes_of(drafts: list[SlowDraft]) -> DraftOutcomes:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whole_arrays_say_what_single_tokens_say(seed: int) -> None:
-    pair = Pair(seed)
+@pytest.mark.parametrize("is_native", [False, True], ids=["python", "native"])
+def test_whole_arrays_say_what_single_tokens_say(seed: int, is_native: bool, kernel_cache: Path) -> None:
+    pair = Pair(seed, partial(NativeAcceptance, text_library(kernel_cache)) if is_native else None)
     pair.check()
     for _ in range(60):
         match int(pair.rng.integers(8)):

@@ -9,7 +9,7 @@ import pytest
 
 from faser.config.speculation import DRAFTERS
 from faser.engine.contract.drafts import Bools, Floats
-from faser.engine.control.speculation.acceptance import LogisticCurve
+from faser.engine.control.speculation.logistic_curve import LogisticCurve
 
 
 def library_weights(features: list[list[float]], good: list[bool]) -> tuple[float, float]:

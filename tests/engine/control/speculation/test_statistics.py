@@ -84,7 +84,7 @@ def test_a_request_and_the_engine_count_what_each_step_did(seed: int) -> None:
         drafts = table(drafting, methods, lengths + num_decided, np.zeros((len(drafting), CAP + 1)))
         survival = np.full((len(drafting), CAP + 1), 0.5)
         statistics.count_drafts(drafts, kept, survival, accepted, num_decided=num_decided)
-        statistics.count_undrafted(plain)
+        statistics.count_undrafted(plain.tolist())
         for slot, method, *three in zip(drafting, methods, lengths, kept, accepted, strict=True):
             counted[slot].add(*map(int, three))
             by_method[DRAFT_METHODS[method]].add(*map(int, three))
@@ -125,7 +125,7 @@ def test_a_preempted_sequence_keeps_its_counts() -> None:
     before = statistics.summary(0, None, "fixed")
     statistics.release(0)
     statistics.start(1, "default")
-    statistics.count_undrafted(ints(1))
+    statistics.count_undrafted([1])
 
     after = statistics.summary(1, before, "fixed")
 
@@ -142,7 +142,7 @@ def test_a_slot_starts_from_zero_in_the_class_of_its_new_sequence() -> None:
     statistics.start(0, "default")
 
     assert statistics.summary(0, None, "faser").steps == 0
-    statistics.count_undrafted(ints(0))
+    statistics.count_undrafted([0])
     assert dict(snapshot(statistics).gammas)["default"][0] == 1
 
 

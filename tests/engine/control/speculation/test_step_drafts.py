@@ -84,7 +84,7 @@ def test_of_each_sequence_the_draft_with_the_most_expected_tokens_is_chosen(
         return float(acceptance.drafted_survival(each).sum())
 
     step = asked(slots)
-    step.take_text(answer(*suffix, *ngram), acceptance)
+    step.take_text(answer(*suffix, *ngram), acceptance, notes=False)
 
     assert step.table.slots.tolist() == [*slots]
     for at, (first, second) in enumerate(zip(suffix, ngram, strict=True)):
@@ -96,7 +96,7 @@ def test_of_each_sequence_the_draft_with_the_most_expected_tokens_is_chosen(
 def test_the_first_of_equal_text_drafters_drafts() -> None:
     step = asked([0])
     drafts = [table_of([0], "suffix", [[token]], [[0.5]], width=CAP) for token in (3, 4)]
-    step.take_text(answer(*drafts), Acceptance(1, CAP))
+    step.take_text(answer(*drafts), Acceptance(1, CAP), notes=False)
     assert step.table.tokens(0) == (3,)
 
 
@@ -104,7 +104,7 @@ def test_without_any_draft_the_first_method_has_empty_ones_and_nothing_is_left_t
     step = asked([3, 1])
     nothing = [draft(slot, method) for method in ("suffix", "ngram") for slot in (3, 1)]
 
-    step.take_text(answer(*nothing), Acceptance(4, CAP))
+    step.take_text(answer(*nothing), Acceptance(4, CAP), notes=False)
 
     assert not step.has_drafts
     assert named_drafts(step.table) == [(3, "suffix"), (1, "suffix")]
@@ -129,7 +129,7 @@ def test_drafts_that_are_not_taken_are_those_of_the_other_method_and_those_that_
     step = asked([0, 1, 2])
     suffix = draft(0, "suffix"), draft(1, "suffix", [0.9]), draft(2, "suffix")
     ngram = draft(0, "ngram"), draft(1, "ngram", [1.0]), draft(2, "ngram", [5.0, 5.0])
-    step.take_text(answer(*suffix, *ngram), Acceptance(3, CAP))
+    step.take_text(answer(*suffix, *ngram), Acceptance(3, CAP), notes=False)
     step.leave_to_model(ints(*by_model))
 
     found = named_drafts(step.not_taken())
@@ -142,7 +142,7 @@ def test_the_plan_for_the_model_has_the_requests_that_are_left_to_it() -> None:
     """Blocks and releases went out with the first plan."""
     step = asked([3, 2, 1, 0], released=(7,), new_blocks=(4,), stop=STOP)
     text = [draft(slot, "suffix", [0.9]) for slot in (3, 2, 1, 0)]
-    step.take_text(answer(*text, run_s=0.25), Acceptance(4, CAP))
+    step.take_text(answer(*text, run_s=0.25), Acceptance(4, CAP), notes=False)
 
     plan = step.leave_to_model(ints(2, 0, MODEL_CAP, 0))
 
@@ -166,7 +166,7 @@ def test_the_plan_for_the_model_has_the_requests_that_are_left_to_it() -> None:
 def test_while_a_step_runs_the_models_plan_follows_even_without_requests(share: float) -> None:
     step = asked([1, 0], share=share)
     text = draft(1, "suffix", [0.9]), draft(0, "suffix")
-    step.take_text(answer(*text), Acceptance(2, CAP))
+    step.take_text(answer(*text), Acceptance(2, CAP), notes=False)
 
     plan = step.leave_to_model(ints(0, 0))
 
@@ -269,9 +269,9 @@ def test_a_token_is_decided_exactly_where_one_was_sampled_after_tokens_that_were
     kept = ints(*(one.kept for one in each)) + num_cut
     found = step_drafts(drafts, kept, num_decided=num_decided).outcomes(
         np.arange(count),
+        kept - num_cut,
         ints(*(len(one.sampled) - 1 for one in each)),
         ints(*(one.sampled[-1] for one in each)),
-        num_cut,
     )
     assert [*zip(found.decided.tolist(), found.accepted.tolist(), strict=True)] == [one.outcome() for one in each]
     assert as_lists(found.drafts) == as_lists(drafts)
@@ -289,12 +289,7 @@ def test_of_drawn_drafts_only_what_was_verified_is_decided(drafts: list[tuple[in
         short_drafts([(7,) * length for length, _, _ in each]), [kept for _, kept, _ in each], is_drawn=True
     )
     count = len(each)
-    found = step.outcomes(
-        np.arange(count),
-        ints(*(right for _, _, right in each)),
-        np.full(count, 7),
-        np.zeros(count, dtype=np.int64),
-    )
+    found = step.outcomes(np.arange(count), step.kept, ints(*(right for _, _, right in each)), np.full(count, 7))
     assert found.accepted.tolist() == [right for _, _, right in each]
     assert found.decided.tolist() == [right + (right < kept) for _, kept, right in each]
 
@@ -302,6 +297,6 @@ def test_of_drawn_drafts_only_what_was_verified_is_decided(drafts: list[tuple[in
 def test_outcomes_are_those_of_the_drafts_that_were_asked_about() -> None:
     """Of three drafts the first one's sequence has failed."""
     step = step_drafts(short_drafts([(1, 2), (3,), (4, 5, 6)]), [2, 1, 2])
-    found = step.outcomes(ints(2, 1), ints(2, 0), ints(9, 8), ints(0, 0))
+    found = step.outcomes(ints(2, 1), ints(2, 1), ints(2, 0), ints(9, 8))
     assert found.drafts.slots.tolist() == [2, 1]
     assert (found.decided.tolist(), found.accepted.tolist()) == ([3, 1], [2, 0])

@@ -1,0 +1,74 @@
+"""What native code offers to the control plane: estimates of acceptance, and the choice of what to verify.
+
+The control plane owns the arrays and their meaning (control/speculation/acceptance.py), and computes the same in
+Python where it is given no NativeAcceptance. Tables are as wide as the arrays.
+"""
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+from faser.engine.contract.drafts import DraftTable, Floats, Ints
+
+
+class SampledStep(NamedTuple):
+    """What a step sampled. slots: [R], -1 for a sequence that teaches nothing. counts: [R] tokens of each."""
+
+    slots: Many[int]
+    counts: Many[int]
+    token_ids: Many[int]
+
+    def by_slot(self) -> dict[int, tuple[int, ...]]:
+        """The tokens of the sequences that teach and got any."""
+        pairs = zip(self.slots, self.counts, accumulate(self.counts), strict=True)
+        return {slot: tuple(self.token_ids[end - n : end]) for slot, n, end in pairs if n and slot >= 0}
+
+
+class NativeAcceptance(Protocol):
+    """Computes with the arrays that it was made for; see the functions of Acceptance by these names."""
+
+    def survival(self, drafts: DraftTable) -> Floats:
+        """[D, K + 1]."""
+        ...
+
+    def choose(
+        self, drafts: DraftTable, count: int, requested: Ints | None
+    ) -> tuple[Ints, tuple[Ints, Ints, Ints, Ints, Floats], Floats]:
+        """The second of these are the columns of a DraftTable."""
+        ...
+
+    def note(self, slots: Ints, reached: Ints, survival: Floats, *, from_text: bool) -> None: ...
+
+    def hold(self, drafts: DraftTable, decided: Ints, accepted: Ints) -> None: ...
+
+    def judge(
+        self,
+        sampled: SampledStep,
+        drafts: DraftTable,
+        kept: Ints,
+        looked: DraftTable,
+        taken: Ints,
+        by_model: Ints,
+        *,
+        num_decided: int,
+        is_drawn: bool,
+    ) -> Ints:
+        """See StepDrafts.judge."""
+        ...
+
+    def drop(self, slot: int) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def learn(self) -> None: ...
+
+    def best_prefixes(
+        self, survival: Floats, weights: Floats, lengths: Ints, seconds: Floats, worth: float
+    ) -> tuple[Ints, float]: ...
+
+
+# Of the arrays and constants of the formulas, by the names that native/acceptance.cpp has for them.
+MakeNativeAcceptance = Callable[[Mapping[str, NDArray[Any]], Mapping[str, float]], NativeAcceptance]
