@@ -106,7 +106,7 @@ def joined(tables: Sequence[DraftTable]) -> DraftTable:
     """The drafts of all tables, one after the other. Tables of one width; at least one."""
     if len(tables) == 1:
         return tables[0]
-    return DraftTable._make([np.concatenate(columns) for columns in zip(*tables, strict=True)])
+    return DraftTable(*[np.concatenate(columns) for columns in zip(*tables, strict=True)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

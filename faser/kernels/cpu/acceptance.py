@@ -1,6 +1,7 @@
 """How likely draft tokens are to be accepted: the Python side of native/acceptance.cpp.
 
-The control plane calls it several times a step, for few sequences: what counts is the calls themselves.
+The control plane calls it several times a step, for few sequences, so that the calls themselves are what costs.
+Arrays go by id (native/arrays.h): contiguous ones, of 64 bits.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.kernels.cpu.library import AcceptanceArraysStruct, DraftTableStruct
+from faser.kernels.cpu.library import AcceptanceArraysStruct
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -36,45 +37,37 @@ class NativeAcceptance:
             **{name: each.ctypes.data for name, each in arrays.items()},
             **numbers,
         )
-        self._library = library
-        self._address: int = library.faser_acceptance_new(ctypes.addressof(struct))
-        weakref.finalize(self, library.faser_acceptance_free, self._address)
-        self._table, self._looked = DraftTableStruct(), DraftTableStruct()
-        self._at_table, self._at_looked = map(ctypes.addressof, (self._table, self._looked))
+        address: int = library.faser_acceptance_new(ctypes.addressof(struct))
+        self._address = address
+        weakref.finalize(self, library.faser_acceptance_free, address)
+        self._survival, self._choose = library.faser_acceptance_survival, library.faser_acceptance_choose
+        self._note, self._hold = library.faser_acceptance_note, library.faser_acceptance_hold
+        self._judge, self._drop = library.faser_acceptance_judge, library.faser_acceptance_drop
+        self._learn, self._best_prefixes = library.faser_acceptance_learn, library.faser_best_prefixes
 
     def survival(self, drafts: Columns) -> Floats:
         found = np.empty((len(drafts[0]), self._cap + 1))
-        self._library.faser_acceptance_survival(self._address, self._of(drafts), _at(found))
+        self._survival(self._address, len(drafts[0]), *map(id, drafts), id(found))
         return found
 
     def choose(self, drafts: Columns, count: int, requested: Ints | None) -> tuple[Ints, Columns, Floats]:
         cap = self._cap
         numbers, tokens = np.empty((3, count), dtype=np.int64), np.empty((count, cap), dtype=np.int64)
-        reals = np.empty(count * (2 * cap + 1))
-        taken, methods, lengths = numbers
-        confidences, survival = reals[: count * cap].reshape(count, cap), reals[count * cap :].reshape(count, -1)
-        at, at_reals = _at(numbers), _at(reals)
-        self._library.faser_acceptance_choose(
-            self._address,
-            self._of(drafts),
-            count,
-            None if requested is None else _at(requested),
-            at,
-            at + 8 * count,
-            at + 16 * count,
-            _at(tokens),
-            at_reals,
-            at_reals + 8 * count * cap,
+        real = np.empty(count * (2 * cap + 1))
+        noted = None if requested is None else id(requested)
+        self._choose(
+            self._address, len(drafts[0]), *map(id, drafts), count, noted, id(numbers), id(tokens), id(real)
         )
-        return taken, (drafts[0][:count], methods, lengths, tokens, confidences), survival
+        taken, methods, lengths = numbers
+        confidences, survival = real[: count * cap], real[count * cap :]
+        columns = drafts[0][:count], methods, lengths, tokens, confidences.reshape(count, cap)
+        return taken, columns, survival.reshape(count, cap + 1)
 
     def note(self, slots: Ints, reached: Ints, survival: Floats, *, from_text: bool) -> None:
-        self._library.faser_acceptance_note(
-            self._address, from_text, _at(slots), len(slots), _at(reached), _at(survival)
-        )
+        self._note(self._address, from_text, len(slots), id(slots), id(reached), id(survival))
 
     def hold(self, drafts: Columns, decided: Ints, accepted: Ints) -> None:
-        self._library.faser_acceptance_hold(self._address, self._of(drafts), _at(decided), _at(accepted))
+        self._hold(self._address, len(drafts[0]), *map(id, drafts), id(decided), id(accepted))
 
     def judge(
         self,
@@ -88,21 +81,23 @@ class NativeAcceptance:
         num_decided: int,
         is_drawn: bool,
     ) -> Ints:
-        slots, counts, token_ids = (array("q", each) for each in sampled)
+        slots, counts, token_ids = sampled
+        came, num_came, tokens = array("q", slots), array("q", counts), array("q", token_ids)
         accepted = np.empty(len(kept), dtype=np.int64)
-        _fill(self._looked, looked)
-        self._library.faser_acceptance_judge(
+        self._judge(
             self._address,
-            len(slots),
-            slots.buffer_info()[0],
-            counts.buffer_info()[0],
-            token_ids.buffer_info()[0],
-            self._of(drafts),
-            _at(kept),
-            _at(accepted),
-            self._at_looked,
-            _at(taken),
-            _at(by_model),
+            len(came),
+            came.buffer_info()[0],
+            num_came.buffer_info()[0],
+            tokens.buffer_info()[0],
+            len(kept),
+            *map(id, drafts),
+            id(kept),
+            id(accepted),
+            len(looked[0]),
+            *map(id, looked),
+            id(taken),
+            id(by_model),
             len(by_model),
             num_decided,
             is_drawn,
@@ -110,43 +105,16 @@ class NativeAcceptance:
         return accepted
 
     def drop(self, slot: int) -> None:
-        self._library.faser_acceptance_drop(self._address, slot)
-
-    def forget(self) -> None:
-        self._library.faser_acceptance_forget(self._address)
+        self._drop(self._address, slot)
 
     def learn(self) -> None:
-        self._library.faser_acceptance_learn(self._address)
+        self._learn(self._address)
 
     def best_prefixes(
         self, survival: Floats, weights: Floats, lengths: Ints, seconds: Floats, worth: float
     ) -> tuple[Ints, float]:
         kept = np.empty(len(lengths), dtype=np.int64)
-        rate = self._library.faser_best_prefixes(
-            self._address,
-            len(lengths),
-            _at(survival),
-            _at(weights),
-            _at(lengths),
-            _at(seconds),
-            worth,
-            _at(kept),
+        rate = self._best_prefixes(
+            self._address, len(lengths), id(survival), id(weights), id(lengths), id(seconds), worth, id(kept)
         )
         return kept, rate
-
-    def _of(self, drafts: Columns) -> int:
-        _fill(self._table, drafts)
-        return self._at_table
-
-
-def _fill(struct: DraftTableStruct, drafts: Columns) -> None:
-    slots, methods, lengths, token_ids, confidences = drafts
-    struct.count = len(slots)
-    struct.slots, struct.methods, struct.lengths = _at(slots), _at(methods), _at(lengths)
-    struct.token_ids, struct.confidences = _at(token_ids), _at(confidences)
-
-
-def _at(values: NDArray[Any]) -> int:
-    """The address of an array, which must lie in memory row by row."""
-    address: int = values.ctypes.data
-    return address

@@ -1,6 +1,7 @@
 """The C interface of the compiled kernels: structures, argument types, loading the library, its pools of threads.
 
-Mirrors the extern "C" parts of native/*.cpp, field by field. Knows nothing of tensors.
+Mirrors the extern "C" parts of native/*.cpp, field by field. Knows nothing of tensors. Arrays go by id where a
+call must be short: native/arrays.h.
 """
 
 import ctypes
@@ -8,6 +9,8 @@ import os
 import weakref
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
+
+import numpy as np
 
 from faser.errors import ConfigError
 
@@ -237,17 +240,9 @@ class AcceptanceArraysStruct(ctypes.Structure):
     )
 
 
-class DraftTableStruct(ctypes.Structure):
-    """FaserDraftTable: a number, and addresses of arrays."""
-
-    _fields_ = (
-        ("count", c_int64),
-        *((name, c_void_p) for name in ("slots", "methods", "lengths", "token_ids", "confidences")),
-    )
-
-
 # Names, argument types and result of every function, in the order of the C declarations.
 _P, _L, _I, _F, _D, _U = c_void_p, c_int64, c_int32, c_float, c_double, c_uint64
+_TABLE = (_P,) * 5  # the columns of drafts
 _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_pool_new": ((_I,), _P),
     "faser_pool_on": ((_P, _I), _P),
@@ -281,15 +276,15 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_plan_new": ((_P, _P, _P, _L, _L, _L, _L), _P),
     "faser_plan_free": ((_P,), None),
     "faser_attend": ((_P, _P, _P, _P, _P, _L, _P, _L, _I), None),
+    "faser_array_data": ((_P,), _P),
     "faser_acceptance_new": ((_P,), _P),
     "faser_acceptance_free": ((_P,), None),
-    "faser_acceptance_survival": ((_P, _P, _P), None),
-    "faser_acceptance_choose": ((_P, _P, _L, _P, _P, _P, _P, _P, _P, _P), None),
-    "faser_acceptance_note": ((_P, _I, _P, _L, _P, _P), None),
-    "faser_acceptance_hold": ((_P, _P, _P, _P), None),
-    "faser_acceptance_judge": ((_P, _L, _P, _P, _P, _P, _P, _P, _P, _P, _P, _L, _L, _I), None),
+    "faser_acceptance_survival": ((_P, _L, *_TABLE, _P), None),
+    "faser_acceptance_choose": ((_P, _L, *_TABLE, _L, _P, _P, _P, _P), None),
+    "faser_acceptance_note": ((_P, _I, _L, _P, _P, _P), None),
+    "faser_acceptance_hold": ((_P, _L, *_TABLE, _P, _P), None),
+    "faser_acceptance_judge": ((_P, _L, _P, _P, _P, _L, *_TABLE, _P, _P, _L, *_TABLE, _P, _P, _L, _L, _I), None),
     "faser_acceptance_drop": ((_P, _L), None),
-    "faser_acceptance_forget": ((_P,), None),
     "faser_acceptance_learn": ((_P,), None),
     "faser_best_prefixes": ((_P, _L, _P, _P, _P, _P, _D, _P), _D),
     "faser_ngrams_new": ((_P, _L, _P, _P, _L), _P),
@@ -318,6 +313,9 @@ def load(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = result
+    probe = np.zeros(1)
+    if library.faser_array_data(id(probe)) != probe.ctypes.data:
+        raise ConfigError(f"numpy {np.__version__} lays out its arrays as the native kernels do not expect")
     return library
 
 

@@ -190,9 +190,9 @@ class TextIndex:
             count,
             tokens.buffer_info()[0],
             shape[1],
-            lengths.ctypes.data,
-            token_ids.ctypes.data,
-            confidences.ctypes.data,
+            id(lengths),
+            id(token_ids),
+            id(confidences),
         )
         if done:
             _check(done, numbers, tokens)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from faser.engine.contract.drafts import empty_table
+from faser.engine.contract.drafts import NO_DRAFTS, empty_table
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.execution.drafting.drafter import Proposals
 from faser.engine.structure.sequence_matchers import SequenceMatchers
@@ -18,6 +18,7 @@ from faser.engine.structure.sequence_matchers import SequenceMatchers
 METHOD = "grammar"
 _SURE = 0.99  # the confidence of each token
 _NONE = np.zeros(0, dtype=np.int64)
+_NOTHING = Proposals(table=NO_DRAFTS)
 
 
 class GrammarDrafter:
@@ -39,6 +40,8 @@ class GrammarDrafter:
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         structured = self._matchers.slots
+        if not structured and not self._alone:
+            return _NOTHING
         table = empty_table([each.slot for each in plan.requests], METHOD, plan.width)
         for at, request in enumerate(plan.requests):
             if request.slot in structured:

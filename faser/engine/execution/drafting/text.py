@@ -62,7 +62,8 @@ class TextAndModel:
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         if plan.from_text:
-            return Proposals(table=joined([each.propose(plan).table for each in self._text]))
+            tables = [each.propose(plan).table for each in self._text]
+            return Proposals(table=joined([each for each in tables if len(each.slots)] or tables[:1]))
         if not plan.requests:
             return Proposals(table=NO_DRAFTS)
         assert self.model is not None, "requests are left to a draft model, and there is none"

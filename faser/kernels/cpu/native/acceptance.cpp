@@ -9,6 +9,10 @@
 #include <numeric>
 #include <vector>
 
+#include "arrays.h"
+
+using namespace faser;
+
 namespace {
 
 enum Confidence : int64_t { kMargin = 0, kProbability = 1, kMatchLength = 2 };
@@ -17,8 +21,8 @@ enum Confidence : int64_t { kMargin = 0, kProbability = 1, kMatchLength = 2 };
 
 extern "C" {
 
-// Arrays that Python owns. M methods, N slots, K the cap. kinds: [M] of confidence. Two kinds of drafters, by a model and
-// from text; own: [2, N, 2, K], all: [2, 2, K], reached before passed. The numbers are the constants of acceptance.py.
+// Arrays that Python owns. M methods, N slots, K the cap. kinds: [M] of confidence. Two kinds of drafters, by a model
+// and from text; own: [2, N, 2, K], all: [2, 2, K], reached before passed. The numbers are those of acceptance.py.
 struct FaserAcceptanceArrays {
     int64_t num_methods, num_slots, cap;
     const int64_t* kinds;
@@ -33,15 +37,24 @@ struct FaserAcceptanceArrays {
     double lowest, highest, largest_margin, edge, own_kept, all_kept;
 };
 
-// D drafts of up to K tokens, as columns: contract/drafts.py.
-struct FaserDraftTable {
-    int64_t count;
-    const int64_t *slots, *methods, *lengths, *token_ids;
-    const double* confidences;
-};
 }
 
 namespace {
+
+// D drafts of up to K tokens, as columns: contract/drafts.py.
+struct Drafts {
+    int64_t count;
+    const int64_t *slots, *methods, *lengths, *token_ids;
+    const double* confidences;
+
+    Drafts(int64_t num_drafts, Array slot, Array method, Array length, Array token, Array confidence)
+        : count(num_drafts),
+          slots(ints(slot)),
+          methods(ints(method)),
+          lengths(ints(length)),
+          token_ids(ints(token)),
+          confidences(reals(confidence)) {}
+};
 
 // A decided token.
 struct Token {
@@ -105,7 +118,7 @@ struct FaserAcceptance {
     }
 
     // [K + 1] of one draft; 0 beyond its length.
-    void survive(const FaserDraftTable& drafts, int64_t at, double* out) const {
+    void survive(const Drafts& drafts, int64_t at, double* out) const {
         const int64_t method = drafts.methods[at];
         const double* weights = a.weights + 3 * method;
         const double moved = offset(method, drafts.slots[at]);
@@ -145,7 +158,7 @@ struct FaserAcceptance {
     }
 
     // The first `decided` tokens of a draft are decided, of which the first `accepted` were right.
-    void hold(const FaserDraftTable& drafts, int64_t at, int64_t decided, int64_t accepted) {
+    void hold(const Drafts& drafts, int64_t at, int64_t decided, int64_t accepted) {
         for (int64_t depth = 0; depth < decided; depth++) {
             held.push_back({drafts.methods[at], drafts.slots[at], depth, drafts.confidences[at * a.cap + depth],
                             depth < accepted});
@@ -240,7 +253,8 @@ struct FaserAcceptance {
         for (const int64_t i : order) {
             const int64_t slot = held[i].slot;
             if (slot_count[slot] == 0) continue;  // done
-            double &offset = a.offset[method * a.num_slots + slot], &precision = a.precision[method * a.num_slots + slot];
+            const int64_t at = method * a.num_slots + slot;
+            double &offset = a.offset[at], &precision = a.precision[at];
             precision = precision * std::pow(a.precision_kept, double(slot_count[slot])) + slot_spread[slot];
             offset += slot_missed[slot] / (precision + a.prior_precision[slot]);
             offset = inside(offset, -a.largest_offset, a.largest_offset);
@@ -251,28 +265,36 @@ struct FaserAcceptance {
 
 extern "C" {
 
+// The address of what an array holds.
+const void* faser_array_data(Array array) { return held_by<void>(array); }
+
 FaserAcceptance* faser_acceptance_new(const FaserAcceptanceArrays* arrays) { return new FaserAcceptance(*arrays); }
 
 void faser_acceptance_free(FaserAcceptance* acceptance) { delete acceptance; }
 
 // out: [D, K + 1] survival of drafts that are there.
-void faser_acceptance_survival(const FaserAcceptance* acceptance, const FaserDraftTable* drafts, double* out) {
-    for (int64_t i = 0; i < drafts->count; i++) acceptance->survive(*drafts, i, out + i * (acceptance->a.cap + 1));
+void faser_acceptance_survival(const FaserAcceptance* acceptance, int64_t count, Array slots, Array methods,
+                               Array lengths, Array token_ids, Array confidences, Array out) {
+    const Drafts drafts(count, slots, methods, lengths, token_ids, confidences);
+    for (int64_t i = 0; i < count; i++) acceptance->survive(drafts, i, reals(out) + i * (acceptance->a.cap + 1));
 }
 
 // Of drafts of S sequences by one method, then by the next, for each sequence the one with the most expected tokens.
-// taken: [S] its position. Its columns: methods, lengths, [S]; token_ids, confidences, [S, K]; survival, [S, K + 1].
+// numbers: [3, S] its position, method and length. tokens: [S, K]. real: [S, K] confidences, then [S, K + 1] survival.
 // requested: [S] tokens that the look-ups were asked for; null: they are not noted.
-void faser_acceptance_choose(FaserAcceptance* acceptance, const FaserDraftTable* drafts, int64_t count,
-                             const int64_t* requested, int64_t* taken, int64_t* methods, int64_t* lengths,
-                             int64_t* token_ids, double* confidences, double* survival) {
+void faser_acceptance_choose(FaserAcceptance* acceptance, int64_t num_drafts, Array slots, Array methods, Array lengths,
+                             Array token_ids, Array confidences, int64_t count, Array requested, Array numbers,
+                             Array tokens, Array real) {
+    const Drafts drafts(num_drafts, slots, methods, lengths, token_ids, confidences);
     const int64_t cap = acceptance->a.cap;
+    double *sure = reals(real), *survival = sure + count * cap;
+    int64_t *taken = ints(numbers), *method = taken + count, *length = method + count, *token = ints(tokens);
     auto& line = acceptance->survival;
     line.resize(cap + 1);
     for (int64_t s = 0; s < count; s++) {
         double most = 0.0;
-        for (int64_t at = s; at < drafts->count; at += count) {
-            acceptance->survive(*drafts, at, line.data());
+        for (int64_t at = s; at < num_drafts; at += count) {
+            acceptance->survive(drafts, at, line.data());
             const double expected = std::accumulate(line.begin(), line.end(), 0.0);
             if (expected <= most) continue;
             most = expected;
@@ -280,63 +302,68 @@ void faser_acceptance_choose(FaserAcceptance* acceptance, const FaserDraftTable*
             std::copy(line.begin(), line.end(), survival + s * (cap + 1));
         }
         const int64_t at = taken[s];
-        methods[s] = drafts->methods[at];
-        lengths[s] = drafts->lengths[at];
-        std::copy_n(drafts->token_ids + at * cap, cap, token_ids + s * cap);
-        std::copy_n(drafts->confidences + at * cap, cap, confidences + s * cap);
+        method[s] = drafts.methods[at];
+        length[s] = drafts.lengths[at];
+        std::copy_n(drafts.token_ids + at * cap, cap, token + s * cap);
+        std::copy_n(drafts.confidences + at * cap, cap, sure + s * cap);
     }
-    if (requested != nullptr) acceptance->note(true, drafts->slots, count, requested, survival);
+    if (requested != nullptr) acceptance->note(true, drafts.slots, count, ints(requested), survival);
 }
 
-void faser_acceptance_note(FaserAcceptance* acceptance, int32_t from_text, const int64_t* slots, int64_t count,
-                           const int64_t* reached, const double* survival) {
-    acceptance->note(from_text != 0, slots, count, reached, survival);
+void faser_acceptance_note(FaserAcceptance* acceptance, int32_t from_text, int64_t count, Array slots, Array reached,
+                           Array survival) {
+    acceptance->note(from_text != 0, ints(slots), count, ints(reached), reals(survival));
 }
 
-void faser_acceptance_hold(FaserAcceptance* acceptance, const FaserDraftTable* drafts, const int64_t* decided,
-                           const int64_t* accepted) {
-    for (int64_t i = 0; i < drafts->count; i++) acceptance->hold(*drafts, i, decided[i], accepted[i]);
+void faser_acceptance_hold(FaserAcceptance* acceptance, int64_t count, Array slots, Array methods, Array lengths,
+                           Array token_ids, Array confidences, Array decided, Array accepted) {
+    const Drafts drafts(count, slots, methods, lengths, token_ids, confidences);
+    for (int64_t i = 0; i < count; i++) acceptance->hold(drafts, i, ints(decided)[i], ints(accepted)[i]);
 }
 
-// A step is done, of R sequences: slots, [R], -1 for those that teach nothing; counts, [R]; token_ids: sampled, sequence
-// after sequence. made: S drafts, of which it verified kept[i] tokens, after num_decided that were accepted before;
-// accepted: [S] of these, -1 where the step teaches nothing. looked: drafts from text, of which those at taken, [S], are
-// among the made ones but for the sequences by_model. is_drawn: the made tokens are no point masses.
-void faser_acceptance_judge(FaserAcceptance* acceptance, int64_t count, const int64_t* slots, const int64_t* counts,
-                            const int64_t* token_ids, const FaserDraftTable* made, const int64_t* kept,
-                            int64_t* accepted, const FaserDraftTable* looked, const int64_t* taken,
-                            const int64_t* by_model, int64_t num_by_model, int64_t num_decided, int32_t is_drawn) {
-    const int64_t cap = acceptance->a.cap, num_made = made->count;
+// A step is done, of R sequences: came: [R] slots, -1 for those that teach nothing; counts, [R]; sampled: tokens,
+// sequence after sequence. S drafts were made, of which it verified kept[i] tokens, after num_decided that were accepted
+// before; accepted: [S] of these, -1 where the step teaches nothing. looked: D drafts from text, of which those at taken,
+// [S], are among the made ones but for the sequences by_model. is_drawn: the made tokens are no point masses.
+void faser_acceptance_judge(FaserAcceptance* acceptance, int64_t num_sequences, const int64_t* came,
+                            const int64_t* counts, const int64_t* sampled, int64_t num_made, Array slots, Array methods,
+                            Array lengths, Array token_ids, Array confidences, Array kept, Array accepted,
+                            int64_t num_looked, Array looked_slots, Array looked_methods, Array looked_lengths,
+                            Array looked_token_ids, Array looked_confidences, Array taken, Array by_model,
+                            int64_t num_by_model, int64_t num_decided, int32_t is_drawn) {
+    const Drafts made(num_made, slots, methods, lengths, token_ids, confidences);
+    const Drafts looked(num_looked, looked_slots, looked_methods, looked_lengths, looked_token_ids, looked_confidences);
+    const int64_t cap = acceptance->a.cap;
+    const int64_t *model_begin = ints(by_model), *model_end = model_begin + num_by_model;
     auto &begin = acceptance->begin, &length = acceptance->length;
-    for (int64_t i = 0; i < num_made; i++) length[made->slots[i]] = 0;
+    for (int64_t i = 0; i < num_made; i++) length[made.slots[i]] = 0;
     int64_t first = 0;
-    for (int64_t i = 0; i < count; first += counts[i++]) {
-        if (slots[i] < 0) continue;
-        begin[slots[i]] = first;
-        length[slots[i]] = counts[i];
+    for (int64_t i = 0; i < num_sequences; first += counts[i++]) {
+        if (came[i] < 0) continue;
+        begin[came[i]] = first;
+        length[came[i]] = counts[i];
     }
     for (int64_t i = 0; i < num_made; i++) {
-        const int64_t slot = made->slots[i];
-        accepted[i] = length[slot] - 1;
+        const int64_t slot = made.slots[i], right = ints(accepted)[i] = length[slot] - 1;
         if (length[slot] == 0) continue;
         if (is_drawn) {
-            acceptance->hold(*made, i, std::min(accepted[i] + 1, kept[i]), accepted[i]);
+            acceptance->hold(made, i, std::min(right + 1, ints(kept)[i]), right);
             continue;
         }
-        const int64_t good = accepted[i] + num_decided, verified = kept[i] + num_decided;
-        const int64_t last = token_ids[begin[slot] + length[slot] - 1];
-        const bool cut_is_right = good == verified && verified < made->lengths[i] &&
-                                  made->token_ids[i * cap + verified] == last;
-        acceptance->hold(*made, i, std::min(good + 1, made->lengths[i]), good + cut_is_right);
+        const int64_t good = right + num_decided, verified = ints(kept)[i] + num_decided;
+        const int64_t last = sampled[begin[slot] + length[slot] - 1];
+        const bool cut_is_right =
+            good == verified && verified < made.lengths[i] && made.token_ids[i * cap + verified] == last;
+        acceptance->hold(made, i, std::min(good + 1, made.lengths[i]), good + cut_is_right);
     }
-    for (int64_t at = 0; at < looked->count; at++) {
-        const int64_t s = at % num_made, slot = looked->slots[at];
-        if (looked->lengths[at] == 0 || length[slot] == 0) continue;
-        if (taken[s] == at && std::find(by_model, by_model + num_by_model, s) == by_model + num_by_model) continue;
-        const int64_t most = std::min(length[slot], looked->lengths[at]);
+    for (int64_t at = 0; at < num_looked; at++) {
+        const int64_t s = at % num_made, slot = looked.slots[at];
+        if (looked.lengths[at] == 0 || length[slot] == 0) continue;
+        if (ints(taken)[s] == at && std::find(model_begin, model_end, s) == model_end) continue;
+        const int64_t most = std::min(length[slot], looked.lengths[at]);
         int64_t right = 0;
-        while (right < most && looked->token_ids[at * cap + right] == token_ids[begin[slot] + right]) right++;
-        acceptance->hold(*looked, at, std::min(right + 1, most), right);
+        while (right < most && looked.token_ids[at * cap + right] == sampled[begin[slot] + right]) right++;
+        acceptance->hold(looked, at, std::min(right + 1, most), right);
     }
 }
 
@@ -347,23 +374,23 @@ void faser_acceptance_drop(FaserAcceptance* acceptance, int64_t slot) {
                held.end());
 }
 
-void faser_acceptance_forget(FaserAcceptance* acceptance) { acceptance->held.clear(); }
-
 void faser_acceptance_learn(FaserAcceptance* acceptance) { acceptance->learn(); }
 
-// How many of each draft's tokens to verify so that worth over seconds is largest. survival: [S, K + 1]; weights, lengths:
-// [S]; seconds: of the step with 0, 1, … draft rows; worth: of the step without. kept: [S]. Returns worth over seconds.
-double faser_best_prefixes(FaserAcceptance* acceptance, int64_t count, const double* survival, const double* weights,
-                           const int64_t* lengths, const double* seconds, double worth, int64_t* kept) {
+// How many of each draft's tokens to verify so that worth over seconds is largest. survival: [S, K + 1]; weights,
+// lengths: [S]; seconds: of the step with 0, 1, … draft rows; worth: of the step without. kept: [S]. Returns worth over
+// seconds.
+double faser_best_prefixes(FaserAcceptance* acceptance, int64_t count, Array survival, Array weights, Array lengths,
+                           Array seconds, double worth, Array kept) {
     const int64_t cap = acceptance->a.cap;
-    auto &values = acceptance->survival;
-    auto &order = acceptance->order;
+    int64_t* found = ints(kept);
+    auto& values = acceptance->survival;
+    auto& order = acceptance->order;
     values.resize(count * cap);
     order.clear();
     for (int64_t s = 0; s < count; s++) {
-        kept[s] = 0;
-        for (int64_t k = 0; k < lengths[s]; k++) {
-            values[s * cap + k] = survival[s * (cap + 1) + k + 1] * weights[s];
+        found[s] = 0;
+        for (int64_t k = 0; k < ints(lengths)[s]; k++) {
+            values[s * cap + k] = reals(survival)[s * (cap + 1) + k + 1] * reals(weights)[s];
             order.push_back(s * cap + k);
         }
     }
@@ -371,17 +398,17 @@ double faser_best_prefixes(FaserAcceptance* acceptance, int64_t count, const dou
         std::stable_sort(order.begin(), order.end(),
                          [&values](int64_t one, int64_t other) { return values[one] > values[other]; });
     }
-    double best = worth / seconds[0], sum = worth;
+    double best = worth / reals(seconds)[0], sum = worth;
     size_t num_best = 0;
     for (size_t i = 0; i < order.size(); i++) {
         sum += values[order[i]];
-        const double rate = sum / seconds[i + 1];
+        const double rate = sum / reals(seconds)[i + 1];
         if (rate > best) {
             best = rate;
             num_best = i + 1;
         }
     }
-    for (size_t i = 0; i < num_best; i++) kept[order[i] / cap]++;
+    for (size_t i = 0; i < num_best; i++) found[order[i] / cap]++;
     return best;
 }
 }

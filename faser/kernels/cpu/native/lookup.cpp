@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "arrays.h"
 #include "ngrams.h"
 #include "text.h"
 
@@ -267,9 +268,11 @@ int32_t faser_texts_close(FaserTexts* texts, int64_t number) {
 // lengths: [methods, num_texts], suffix first, then n-gram, then the n-gram model. tokens, confidences: [methods,
 // num_texts, width]; what lies beyond the lengths is left as it was.
 int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_t* most, const int64_t* num_unverified,
-                         int64_t num_texts, const int32_t* unverified, int64_t width, int64_t* lengths,
-                         int64_t* tokens, double* confidences) {
+                         int64_t num_texts, const int32_t* unverified, int64_t width, Array found_lengths,
+                         Array found_tokens, Array found_confidences) {
     const FaserTextRules& rules = texts->rules;
+    int64_t *lengths = ints(found_lengths), *tokens = ints(found_tokens);
+    double* confidences = reals(found_confidences);
     int64_t total = 0;
     for (int64_t i = 0; i < num_texts; i++) {
         if (texts->at(numbers[i]) == nullptr) return kNoText;
