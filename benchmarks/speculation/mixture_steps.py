@@ -19,7 +19,7 @@ from benchmarks.prompts import load_prompts, take
 from benchmarks.runner import about, command_line, numbers, write_json
 from faser.config.engine import EngineConfig
 from faser.engine.contract.step_times import Role
-from faser.engine.control.step_cost import CostModel
+from faser.engine.control.step_cost import CostModel, VerificationCost
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.types import Request, SamplingParams
 
@@ -36,12 +36,10 @@ class WatchedCosts:
         watched: Any = costs
         watched.observe_verification = self._watch
 
-    def _watch(
-        self, rows: int, drafts: int, kv_tokens: int, kv_row_tokens: int, measured_s: float, *, experts: int = 0
-    ) -> None:
-        predicted_s = self._costs.verification_s(rows, drafts, kv_tokens, kv_row_tokens)
-        self.steps.append((rows, drafts, predicted_s, measured_s, experts))
-        self._observe(rows, drafts, kv_tokens, kv_row_tokens, measured_s, experts=experts)
+    def _watch(self, verification: VerificationCost, measured_s: float, *, experts: int = 0) -> None:
+        predicted_s = self._costs.seconds(verification)
+        self.steps.append((verification.rows, verification.draft_rows, predicted_s, measured_s, experts))
+        self._observe(verification, measured_s, experts=experts)
 
 
 def main() -> None:

@@ -69,13 +69,13 @@ class Target:
             place = self.begins[slot] + begin + count - drafts
             at += count
             taken = 0
-            while samples and taken < drafts and rows.token_ids[at - drafts + taken] == text[(place + taken) % len(text)]:
+            while taken < drafts and rows.token_ids[at - drafts + taken] == text[(place + taken) % len(text)]:
                 taken += 1
             counts.append(taken + 1 if samples else 0)
             tokens += [text[(place + i) % len(text)] for i in range(counts[-1])]
         told = [slot for slot, count in zip(rows.slots, counts) if count]
         self.drafter.commit(told, [count for count in counts if count], tokens)
-        run_s = self.costs.verification_s(plan.num_rows, plan.num_drafts, plan.kv_tokens, plan.kv_row_tokens)
+        run_s = self.costs.step_s(plan.num_rows, plan.kv_tokens)
         result = StepResult(step=plan.step, counts=counts, token_ids=tokens, run_s=run_s)
         self.spent_s["run"] += time.perf_counter() - began_s
         return result

@@ -191,14 +191,15 @@ class Scheduler:
             )
             for sequence, length in zip(self._drafting, drafts.lengths.tolist(), strict=True)
         ]
-        plan = DraftPlan(
+        drafts.plan = DraftPlan(
             step=self._step + 1,
             width=self._speculation.cap,
             released=self._take_released(),
             requests=tuple(requests),
             stop=drafts.stop,
+            from_text=self._speculation.in_rounds,
         )
-        return self._speculation.first_round(drafts, plan)
+        return drafts.plan
 
     def drafted(self, answer: Drafts) -> Drafts | DraftPlan:
         """Take the answer to the plan that went out last: the drafts of all requests, or the plan to send next."""
@@ -332,10 +333,14 @@ class Scheduler:
                 DraftRequest(slot=rows.slot, max_tokens=length, new_blocks=new_blocks, unverified=unverified)
             )
         self._overlapped = drafts
-        draft_plan = DraftPlan(
-            step=plan.step, width=self._speculation.cap, requests=tuple(requests), share=drafts.share
+        drafts.plan = DraftPlan(
+            step=plan.step,
+            width=self._speculation.cap,
+            requests=tuple(requests),
+            share=drafts.share,
+            from_text=self._speculation.in_rounds,
         )
-        return self._speculation.first_round(drafts, draft_plan)
+        return drafts.plan
 
     def commit(self, plan: StepPlan, result: StepResult, *, last: StepSpan | None = None) -> StepDeltas:
         """Take the result of a step; deltas in the order of plan.rows, for sequences with something to report.

@@ -8,7 +8,7 @@ Control plane, no torch.
 
 from bisect import bisect_left
 from enum import IntEnum
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,54 +96,49 @@ class CostModel:
 
         The rows beyond the fewest are draft rows. row_context: cached tokens that each of these attends to.
         """
-        step = self._step
-        found = step.up_to(most)[fewest : most + 1] + step.table.kv_token_s * kv_tokens
-        if len(found) > len(self._counts):
-            self._counts = np.arange(2.0 * len(found))
-        drafts = self._counts[: len(found)]
-        if row_s := step.table.kv_row_token_s * row_context:
-            found += drafts * row_s
+        step, most_drafts = self._step, most - fewest
+        if most_drafts >= len(self._counts):
+            self._counts = np.arange(2.0 * most_drafts + 2.0)
+        factor = step.factor * self._draft_rows.factor
+        found: Floats = step.up_to(most)[fewest : most + 1] * factor
+        base_s = step.by_table(fewest)
+        rest_s = (base_s + step.table.kv_token_s * kv_tokens) * step.factor - base_s * factor
         if self._experts is not None:
-            found += self._experts.seconds(fewest, drafts)
-        base_s = found.item(0)
-        found -= base_s
-        found *= self._draft_rows.factor * step.factor
-        found += base_s * step.factor
+            experts_s = self._experts.seconds(fewest, self._counts[: most_drafts + 1])
+            found += experts_s * factor
+            rest_s += experts_s.item(0) * (step.factor - factor)
+        if row_s := step.table.kv_row_token_s * row_context * factor:
+            found += self._counts[: most_drafts + 1] * row_s
+        found += rest_s
         return found
 
-    def verification_s(self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int) -> float:
-        """Seconds of a step without prompts, draft_rows of whose rows are draft tokens; others as in step_s."""
-        base_s, rows_s = self._parts_s(rows, draft_rows, kv_tokens, kv_row_tokens)
-        return (base_s + rows_s * self._draft_rows.factor) * self._step.factor
+    def verification(self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int) -> "VerificationCost":
+        """What the table says of a step without prompts, draft_rows of whose rows are draft tokens; as step_s."""
+        step = self._step
+        without_s = step.by_table(rows - draft_rows)
+        rows_s = 0.0
+        if draft_rows:
+            rows_s = step.by_table(rows) - without_s + step.table.kv_row_token_s * kv_row_tokens
+        if self._experts is not None:
+            experts_s = self._experts.seconds(rows - draft_rows)
+            rows_s += self._experts.seconds(rows - draft_rows, draft_rows) - experts_s
+            without_s += experts_s
+        return VerificationCost(rows, draft_rows, without_s + step.table.kv_token_s * kv_tokens, rows_s)
+
+    def seconds(self, verification: "VerificationCost") -> float:
+        """How long such a step takes now."""
+        return (verification.without_s + verification.rows_s * self._draft_rows.factor) * self._step.factor
 
     def observe_verification(
-        self,
-        rows: int,
-        draft_rows: int,
-        kv_tokens: int,
-        kv_row_tokens: int,
-        measured_s: float,
-        *,
-        experts: int = 0,
+        self, verification: "VerificationCost", measured_s: float, *, experts: int = 0
     ) -> None:
         """Such a step has taken this long; with or without draft rows it tells what draft rows cost.
 
         experts: that it has read; 0: it has not counted them.
         """
         if self._experts is not None and experts:
-            self._experts.add(rows - draft_rows, draft_rows, experts)
-        self._draft_rows.add(*self._parts_s(rows, draft_rows, kv_tokens, kv_row_tokens), measured_s)
-
-    def _parts_s(self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int) -> tuple[float, float]:
-        """What the table says of the step without its draft rows, and of these."""
-        step = self._step
-        without_s = step.by_table(rows - draft_rows)
-        rows_s = step.by_table(rows) - without_s + step.table.kv_row_token_s * kv_row_tokens
-        if self._experts is not None:
-            experts_s = self._experts.seconds(rows - draft_rows)
-            rows_s += self._experts.seconds(rows - draft_rows, draft_rows) - experts_s
-            without_s += experts_s
-        return without_s + step.table.kv_token_s * kv_tokens, rows_s
+            self._experts.add(verification.rows - verification.draft_rows, verification.draft_rows, experts)
+        self._draft_rows.add(verification.without_s, verification.rows_s, measured_s)
 
     def catchup_s(self, lag: Ints) -> Floats:
         """[S] seconds to refill `lag` missing tokens of draft KV, for each sequence by itself."""
@@ -173,6 +168,15 @@ class CostModel:
 
     def stats(self) -> tuple[RoleStats, ...]:
         return tuple(each.stats(role.value) for role, each in self._roles.items())
+
+
+class VerificationCost(NamedTuple):
+    """A step that verifies drafts, and what its draft rows and the rest of it take by the table, in seconds."""
+
+    rows: int
+    draft_rows: int
+    without_s: float
+    rows_s: float
 
 
 def _going(lengths: Ints) -> Ints:

@@ -264,12 +264,13 @@ def test_the_cost_model_charges_draft_rows_what_they_cost_now() -> None:
     for step in range(200):
         drafts = step % 13
         taken_s = BASE_S + 3 * ROW_S + 2 * drafts * ROW_S
-        costs.observe(Role.STEP, costs.verification_s(4 + drafts, drafts, 0, 0), taken_s)
-        costs.observe_verification(4 + drafts, drafts, 0, 0, taken_s)
+        verification = costs.verification(4 + drafts, drafts, 0, 0)
+        costs.observe(Role.STEP, costs.seconds(verification), taken_s)
+        costs.observe_verification(verification, taken_s)
     after = costs.steps_s(4, 20)
     assert after[0] == pytest.approx(before[0], rel=0.05)
     assert after[12] - after[0] == pytest.approx(2 * (before[12] - before[0]), rel=0.1)
-    assert costs.verification_s(16, 12, 0, 0) == pytest.approx(after[12])
+    assert costs.seconds(costs.verification(16, 12, 0, 0)) == pytest.approx(after[12])
 
 
 EXPERTS = ExpertCosts(total=12 * 128, per_row=12 * 8, expert_s=4e-5)
@@ -317,13 +318,13 @@ def test_the_price_of_experts_follows_how_alike_draft_rows_choose(kept: float) -
 
     for drafts in (0, 3, 5) * 30:
         read, taken_s = taken(4, 4 * drafts)
-        costs.observe_verification(4 + 4 * drafts, 4 * drafts, 0, 0, taken_s, experts=read)
+        costs.observe_verification(costs.verification(4 + 4 * drafts, 4 * drafts, 0, 0), taken_s, experts=read)
     for rows, drafts in ((4, 0), (4, 4), (4, 8), (4, 20), (1, 4), (2, 4)):
         taken_s = float(np.mean([taken(rows, drafts)[1] for _ in range(5)]))
-        assert costs.verification_s(rows + drafts, drafts, 0, 0) == pytest.approx(taken_s, rel=0.1)
+        assert costs.seconds(costs.verification(rows + drafts, drafts, 0, 0)) == pytest.approx(taken_s, rel=0.1)
         assert costs.steps_s(rows, rows + drafts)[drafts] == pytest.approx(taken_s, rel=0.1)
     if kept == 0.9:
-        assert costs.verification_s(8, 4, 0, 0) < 0.9 * costs.step_s(8)
+        assert costs.seconds(costs.verification(8, 4, 0, 0)) < 0.9 * costs.step_s(8)
 
 
 def test_steps_that_read_all_experts_teach_nothing() -> None:

@@ -44,7 +44,7 @@ from faser.engine.control.speculation.policy import Candidates, DraftingSequence
 from faser.engine.control.speculation.state import Batch, CachedDecision, SpeculationState
 from faser.engine.control.speculation.statistics import GAIN, LOAD, MEMORY, REQUEST, SERIAL, SpeculationStatistics
 from faser.engine.control.speculation.step_drafts import StepDrafts
-from faser.engine.control.step_cost import CostModel, GapKind
+from faser.engine.control.step_cost import CostModel, GapKind, VerificationCost
 from faser.errors import ConfigError
 from faser.types import SpeculationStats, SpeculationSummary, StepTrace
 
@@ -77,12 +77,12 @@ class OtherRows:
 class StepPrediction:
     """What a step should take, as of its launch.
 
-    predicted_s: how long the step should take. verified: rows, draft rows, cached tokens of its sequences and of
-    draft rows; None: the step has prompts. guarded: None: the guard was not asked.
+    predicted_s: how long the step should take. verified: None: the step has prompts. guarded: None: the guard was
+    not asked.
     """
 
     predicted_s: float
-    verified: tuple[int, int, int, int] | None
+    verified: VerificationCost | None
     guarded: GuardedStep | None = None
 
 
@@ -138,7 +138,7 @@ class SpeculationControl:
         self.cap = cap
         self._limit = cap
         self._is_point_mass = config.draft_sample_method != "probabilistic"
-        self._in_rounds = config.method == AUTO  # text drafts first, then a model if there is one
+        self.in_rounds = config.method == AUTO  # text drafts first, then a model if there is one
         self._acceptance = Acceptance(num_slots, cap, make_native)
         self._state = SpeculationState(
             num_slots,
@@ -155,6 +155,7 @@ class SpeculationControl:
         self._overlap = OverlapControl(costs, self._acceptance, self._state.frontiers, options)
         self._fallback = options.fallback
         self._policy = policy or make_policy(config, costs, self._acceptance)
+        self._unknown = np.ones((num_slots, cap + 1))  # survival of drafts of which nothing is asked
         self._asked = False  # the policy, since the last step was learned from
         self._since = 0  # steps since the policy was asked
         self._pause = self._paused = 0  # steps for which no decision is to be made, and has not been
@@ -300,11 +301,6 @@ class SpeculationControl:
             self._state.cache_decision(candidates, lengths, drafts.stop, len(drafts.chosen))
         return drafts
 
-    def first_round(self, step: StepDrafts, plan: DraftPlan) -> DraftPlan:
-        """The plan to send for these drafts first: the plan itself, or one for the text look-up."""
-        step.plan = replace(plan, from_text=True) if self._in_rounds else plan
-        return step.plan
-
     def drafted(self, step: StepDrafts, answer: Drafts) -> DraftPlan | None:
         """Take in the answer to step.plan. Returns the plan that goes out next; None: all drafts are there."""
         with self._statistics.deciding():
@@ -404,8 +400,8 @@ class SpeculationControl:
         num_sequences, num_rows, num_drafts = len(plan.rows), plan.num_rows, plan.num_drafts
         verified = None
         if num_rows == num_sequences + num_drafts:
-            verified = (num_rows, num_drafts, plan.kv_tokens, plan.kv_row_tokens)
-            predicted_s = self._costs.verification_s(*verified)
+            verified = self._costs.verification(num_rows, num_drafts, plan.kv_tokens, plan.kv_row_tokens)
+            predicted_s = self._costs.seconds(verified)
         else:
             predicted_s = self._costs.step_s(num_rows, plan.kv_tokens, plan.kv_row_tokens)
         self._statistics.launch(drafts=num_drafts > 0)
@@ -473,7 +469,7 @@ class SpeculationControl:
             self._costs.observe(Role.STEP, predicted_s, device_s)
             self._statistics.time_step(predicted_s, device_s)
             if prediction.verified is not None and not result.saved_s:
-                self._costs.observe_verification(*prediction.verified, device_s, experts=result.experts)
+                self._costs.observe_verification(prediction.verified, device_s, experts=result.experts)
         else:
             self._learn_overlapped(plan, result, sampled, overlapped, verify_s=predicted_s)
         if drafts is not None and drafts.has_drafts:
@@ -556,8 +552,17 @@ class SpeculationControl:
     def _candidates(
         self, batch: Batch, limit: Ints, others: OtherRows, cached: CachedDecision | None
     ) -> Candidates:
-        """What the policy looks at. A cached decision keeps the survival that it was made with."""
+        """What the policy looks at. A cached decision keeps the survival that it was made with.
+
+        Nothing asks for the survival of drafts from text before they are there, except a new decision.
+        """
         slots, self._since, self._asked = batch.slots, self._since + 1, True
+        if cached is None:
+            survival = self._acceptance.survival(slots, by_model=self._costs.has_passes)
+        elif self._costs.has_passes:
+            survival = cached.survival.take(slots, axis=0)
+        else:
+            survival = self._unknown[: len(slots)]
         return Candidates(
             DraftingSequences(
                 slots,
@@ -566,9 +571,7 @@ class SpeculationControl:
                 self._state.expected_tokens(batch),
             ),
             limit,
-            self._acceptance.survival(slots, by_model=self._costs.has_passes)
-            if cached is None
-            else cached.survival.take(slots, axis=0),
+            survival,
             StepFacts(
                 other_rows=others.rows,
                 other_sequences=others.sequences,

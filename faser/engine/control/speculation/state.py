@@ -99,6 +99,7 @@ class SpeculationState:
         self._caps: Ints = np.zeros(num_slots, dtype=np.int64)
         self._ends: Ints = np.zeros(num_slots, dtype=np.int64)
         self._catches_up = catches_up
+        self._nothing: Ints = np.zeros(num_slots, dtype=np.int64)
         self._most_missing = most_missing
         self._draft_kv: Ints = np.zeros(num_slots, dtype=np.int64)  # tokens in the draft KV cache
         self._target_s: Floats = np.zeros(num_slots)  # per token; 0: no target
@@ -162,9 +163,9 @@ class SpeculationState:
         )
 
     def missing_kv(self, batch: Batch) -> Ints:
-        """[S] known tokens that the draft KV cache lacks."""
+        """[S] known tokens that the draft KV cache lacks. Read only."""
         if not self._catches_up:
-            return np.zeros_like(batch.known)
+            return self._nothing[: len(batch.slots)]
         missing: Ints = batch.known - self._draft_kv.take(batch.slots)
         if self._most_missing is None or not np.count_nonzero(missing > self._most_missing):
             return missing

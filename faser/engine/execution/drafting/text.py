@@ -107,7 +107,8 @@ class LookupDrafter:
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         slots = [request.slot for request in plan.requests]
         table = empty_table(slots * len(self.methods), self.methods[0], plan.width)
-        table.methods[:] = self._method_ids.repeat(len(slots))
+        if len(self.methods) > 1:
+            table.methods[:] = self._method_ids.repeat(len(slots))
         self.index.look_up(
             slots,
             [request.max_tokens for request in plan.requests],
