@@ -459,7 +459,7 @@ class SpeculationControl:
             self._state.set_draft_kv(start.slot, num_held)
         running = Status.RUNNING
         slots = plan.rows.slots
-        if any(each.status is not running for each in sequences):
+        if [each.status for each in sequences].count(running) < len(sequences):
             slots = [slot if each.status is running else -1 for slot, each in zip(slots, sequences, strict=True)]
         step = SampledStep(slots, result.counts, result.token_ids)
         predicted_s, device_s = prediction.predicted_s - result.saved_s, result.run_s - result.prepared_s
@@ -695,24 +695,23 @@ class SpeculationControl:
 
     def _learn_verified(self, plan: StepPlan, result: StepResult, step: StepDrafts, sampled: SampledStep) -> None:
         """A step has verified drafts. A sequence that was preempted meanwhile or failed teaches nothing."""
-        slots, methods, kept = step.table.slots, step.table.methods, step.kept
-        num_cut = None
+        slots, kept, num_cut = step.table.slots, step.kept, None
         if result.num_cut:
             cut = {plan.rows.slots[position]: count for position, count in result.num_cut.items()}
             num_cut = np.array([cut.get(slot, 0) for slot in slots.tolist()], dtype=np.int64)
             kept = kept - num_cut
         accepted = step.judge(self._acceptance, sampled, num_cut)
         self._learn_held()
-        at: slice | Ints = slice(None)
+        table, survival = step.table, step.survival
         if np.count_nonzero(accepted < _ZERO):
             at = (accepted >= _ZERO).nonzero()[0]
+            table, survival, kept, accepted = table.take(at), survival[at], kept[at], accepted[at]
+            num_cut = None if num_cut is None else num_cut[at]
         if self._costs.has_passes and not step.num_decided:
-            self._state.extend_draft_kv(slots[at], (methods[at] < FIRST_TEXT) * (accepted[at] + _BONUS))
+            self._state.extend_draft_kv(table.slots, (table.methods < FIRST_TEXT) * (accepted + _BONUS))
         if num_cut is not None:
-            self._statistics.count_pruned_rows(methods[at], num_cut[at])
-        self._statistics.count_drafts(
-            step.table.take(at), kept[at], step.survival[at], accepted[at], num_decided=step.num_decided
-        )
+            self._statistics.count_pruned_rows(table.methods, num_cut)
+        self._statistics.count_drafts(table, kept, survival, accepted, num_decided=step.num_decided)
         if len(sampled.slots) > len(slots):
             self._count_undrafted(sampled, slots.tolist())
 

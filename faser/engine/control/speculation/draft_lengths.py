@@ -32,17 +32,16 @@ _NOTHING = np.array(0.0)
 class Objective:
     """One step's worth and time. worth: weighted tokens that it brings without drafts.
 
-    drafting_gap_s: host time by which drafts delay the step, however many there are; no part of verify_s.
     Holds the times for up to K + 1 draft tokens of each candidate.
     """
 
-    __slots__ = ("_steps_s", "_verify_s", "drafting_gap_s", "seconds_without_drafts", "worth")
+    __slots__ = ("_decodes", "_gaps", "_hidden", "_steps_s", "_verify_s", "seconds_without_drafts", "worth")
 
     def __init__(self, costs: CostModel, candidates: Candidates) -> None:
         count, num_columns = candidates.survival.shape
-        decodes = count + candidates.step.other_sequences
+        self._decodes = decodes = count + candidates.step.other_sequences
+        self._gaps, self._hidden = costs.host_gaps, candidates.step.launches_ahead
         self.worth = float(np.add.reduce(candidates.sequences.weight)) + candidates.step.other_sequences
-        self.drafting_gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.step.launches_ahead)
         rows = count + candidates.step.other_rows
         self._steps_s = self._verify_s = costs.steps_s(
             rows, rows + count * num_columns, candidates.step.kv_tokens, candidates.step.mean_context
@@ -51,6 +50,11 @@ class Objective:
         if decodes != rows:
             self.seconds_without_drafts = costs.step_s(decodes, candidates.step.kv_tokens)
             self._verify_s = self._steps_s + (self.seconds_without_drafts - self._steps_s.item(0))
+
+    @property
+    def drafting_gap_s(self) -> float:
+        """Host time by which drafts delay the step, however many there are; no part of verify_s."""
+        return self._gaps.drafting_s(self._decodes, hidden=self._hidden)
 
     @property
     def rate_without_drafts(self) -> float:

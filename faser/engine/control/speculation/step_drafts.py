@@ -21,7 +21,9 @@ from faser.engine.control.speculation.policy import Candidates
 
 _BONUS = np.array(1)  # token of a step after the accepted ones
 _NO_INTS: Ints = np.zeros(0, dtype=np.int64)
+_NO_SURVIVAL: Floats = np.zeros((0, 1))
 _NO_PLAN = DraftPlan(step=0, width=0, requests=())
+_NOT_THERE = Drafts(step=0, table=NO_DRAFTS, run_s=0.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,11 +58,11 @@ class StepDrafts:
     share: float = 0.0
     num_decided: int = 0
     plan: DraftPlan = _NO_PLAN
-    drafts: Drafts = field(default_factory=lambda: Drafts(step=0, table=NO_DRAFTS, run_s=0.0))
+    drafts: Drafts = _NOT_THERE
     from_text: DraftTable = NO_DRAFTS
     taken: Ints = field(default_factory=lambda: _NO_INTS)
     by_model: Ints = field(default_factory=lambda: _NO_INTS)
-    survival: Floats = field(default_factory=lambda: np.zeros((0, 1)))
+    survival: Floats = field(default_factory=lambda: _NO_SURVIVAL)
     kept: Ints = field(default_factory=lambda: _NO_INTS)
 
     @property
