@@ -1,6 +1,7 @@
 """Measures products with low-bit weights next to bfloat16 ones and torch's own, and writes what it saw as JSON.
 
     python -m benchmarks.kernels.products OUT.json [--threads 2] [--rounds 9] [--size 1536x1536] [--rows 1 4 16]
+        [--base LIBRARY]
 
 Arms take turns, round by round, so that a busy moment of the machine hits them alike; medians and minima of the
 rounds are kept. Weights are random: only their bytes matter. Every product is repeated over as many copies of the
@@ -9,6 +10,9 @@ over fewer.
 
 torch's arms: `int4` is `_weight_int4pack_mm_for_cpu` in groups of 32; `int8` is a product of bytes (`_int_mm`)
 that neither quantises its input nor applies scales, hence less than a layer needs.
+
+--base: the compiled library of another version. Then the arms are the low-bit products of both; `times_base` is
+the median over rounds of what this one takes over what that one does.
 """
 
 import statistics
@@ -29,6 +33,8 @@ from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows
 
 FORMATS_TIMED = ("Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0")
 TOTAL_BYTES = 256 << 20
+BASE = ", base"
+PAUSE_S = 0.005  # in which the threads of the arm before stop to wait actively
 FEW_ROWS = 8  # up to which reading weights is the limit
 
 Run = Callable[[int], object]  # multiplies by one copy of the weight
@@ -41,14 +47,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--size", default="1536x1536", help="outputs x inputs of the weight")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64, 256])
+    parser.add_argument("--base", type=Path, help="a compiled library, to compare with")
     args = parser.parse_args()
     columns, depth = (int(each) for each in args.size.split("x"))
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as cache, torch.inference_mode():
         native = NativeBackend(library_path(cache_dir=Path(cache)), num_threads=args.threads)
-        arms: dict[str, Any] = {"bfloat16": _Native(native, (torch.randn(columns, depth) * 0.02).bfloat16())}
-        arms |= {name: _Native(native, _random_blocks(name, columns, depth)) for name in FORMATS_TIMED}
-        arms |= {"torch int4": _TorchInt4(columns, depth), "torch int8": _TorchInt8(columns, depth)}
+        arms: dict[str, Any] = {
+            name: _Native(native, _random_blocks(name, columns, depth)) for name in FORMATS_TIMED
+        }
+        if args.base is None:
+            arms["bfloat16"] = _Native(native, (torch.randn(columns, depth) * 0.02).bfloat16())
+            arms |= {"torch int4": _TorchInt4(columns, depth), "torch int8": _TorchInt8(columns, depth)}
+        else:
+            base = NativeBackend(args.base, num_threads=args.threads)
+            arms |= {name + BASE: _Native(base, _random_blocks(name, columns, depth)) for name in FORMATS_TIMED}
         found: dict[str, Any] = {
             **about("benchmarks.kernels.products"),
             "instructions": LOW_BIT_INSTRUCTIONS[chosen_isa()],
@@ -139,7 +152,7 @@ def _measured(arms: dict[str, Any], rows: int, rounds: int, flop: float) -> dict
     copies = {
         name: len(arm) if rows <= FEW_ROWS else max(1, len(arm) * FEW_ROWS // rows) for name, arm in arms.items()
     }
-    seconds = timed_turns({name: repeated(name) for name in arms}, rounds)
+    seconds = timed_turns({name: repeated(name) for name in arms}, rounds, pause_s=PAUSE_S)
     record: dict[str, Any] = {"rows": rows}
     for name, each in seconds.items():
         times = [whole / copies[name] for whole in each]
@@ -150,6 +163,9 @@ def _measured(arms: dict[str, Any], rows: int, rounds: int, flop: float) -> dict
             "gb_s": round(arms[name].num_bytes / median / 1e9, 1),
             "gop_s": round(flop * rows / median / 1e9, 1),
         }
+        if base := seconds.get(name + BASE):
+            ratios = [mine / theirs for mine, theirs in zip(each, base, strict=True)]
+            record[name]["times_base"] = round(statistics.median(ratios), 3)
     print(" ".join(f"{key}={value}" for key, value in record.items()), flush=True)
     return record
 

@@ -1,7 +1,7 @@
 // Sums of four products of an unsigned code and a signed byte, added to 32-bit integers: exact on every CPU.
 //
 // Small: no code exceeds 63, so that two products fit into a signed 16-bit integer, which AVX2's instruction fills.
-// kSmallDiffers: whether that makes another instruction. kLowered: by how much codes are less when they are
+// kSmallDiffers: whether that makes another instruction. kInPairs: whether small codes are summed in pairs first. kLowered: by how much codes are less when they are
 // multiplied; sums have to start with as many times the sum of their activations.
 #pragma once
 
@@ -13,7 +13,7 @@ inline vi splat_int(int32_t x) { return vi{} + x; }
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
-constexpr bool kSmallDiffers = false;
+constexpr bool kSmallDiffers = false, kInPairs = false;
 
 template <bool Small>
 struct Dot {
@@ -33,7 +33,7 @@ struct Dot {
 
 #elif defined(__AVX2__)
 
-constexpr bool kSmallDiffers = true;
+constexpr bool kSmallDiffers = true, kInPairs = true;
 
 #if defined(__AVX512BW__)
 inline vi pairs(vi a, vi b) { return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
@@ -56,7 +56,13 @@ struct Dot<true> {
     typedef vi Factor;
     static Codes codes(vi bytes) { return bytes; }
     static Factor factor(int32_t four) { return splat_int(four); }
-    static vi add(vi sum, Codes codes, Factor x) { return sum + pairs(bytes_to_pairs(codes, x), splat_int(0x10001)); }
+    static vi add(vi sum, Codes codes, Factor x) { return add_pairs(sum, products(codes, x)); }
+
+    // In steps: sums of two products, 16 bits each, several of which are added before they are widened. Two such sums
+    // fit for any small code; eight, those of a group of 32 values, for codes up to 15.
+    typedef vs Pairs;
+    static Pairs products(Codes codes, Factor x) { return (vs)bytes_to_pairs(codes, x); }
+    static vi add_pairs(vi sum, Pairs two) { return sum + pairs((vi)two, splat_int(0x10001)); }
 };
 
 // Bytes at even and at odd places, widened to 16 bits.
@@ -77,7 +83,7 @@ struct Dot<false> {
 
 #elif defined(__ARM_FEATURE_DOTPROD)
 
-constexpr bool kSmallDiffers = true;
+constexpr bool kSmallDiffers = true, kInPairs = false;
 
 // Signed by signed: codes of eight bits are lowered by 128.
 template <bool Small>
@@ -95,7 +101,7 @@ struct Dot {
 #else
 
 #define MANY_INSTRUCTIONS
-constexpr bool kSmallDiffers = false;
+constexpr bool kSmallDiffers = false, kInPairs = false;
 
 template <bool Small>
 struct Dot {

@@ -3,6 +3,8 @@
 // Every multiply-add is rounded once and no sum is split, so a row gets the same bits in every batch, on any number of
 // threads and on every CPU: those of kernels/interface/low_bit/product.py.
 
+#include <type_traits>
+
 #include "activations.h"
 #include "dot.h"
 #include "layout.h"
@@ -15,7 +17,8 @@ using namespace faser;
 namespace {
 
 // Integer and float sums of a tile share the registers.
-constexpr int kMostRows = kLanes == 16 ? 6 : kLanes == 8 ? 3 : 2;
+constexpr int kMostRows = kLanes == 16 ? 6 : kLanes == 8 ? 5 : 2;
+constexpr int kUsualRows = kLanes == 8 ? 4 : kMostRows;  // where more than one tile is needed
 constexpr int kPanels = kLanes == 16 ? 2 : 1;  // of a tile
 constexpr int64_t kUnitPanels = 2;             // the least that a piece of work holds
 static_assert(kPanelsTogether % kUnitPanels == 0 && kUnitPanels % kPanels == 0, "no panel is left over");
@@ -31,6 +34,7 @@ struct CodesOf {
     static constexpr bool kNamed = Form == kTable || Form == kFloats4, kHalves = Form == kNibbles || kNamed;
     static constexpr bool kSixBits = Form == kSixes || Form == kSixes16;
     static constexpr bool kSmall = kSmallDiffers && (Form == kNibbles || Form == kFloats4 || kSixBits);
+    static constexpr bool kInPairs = kSmall && faser::kInPairs;
     static constexpr int kGroup = Form == kSixes16 ? 16 : 32;
     static constexpr int kPairs = kGroup / 8;  // of vectors with a code a byte
     static constexpr int kBytes = kPairs * kStepBytes * (kHalves ? 4 : kSixBits ? 6 : 8) / 4;
@@ -171,6 +175,10 @@ struct TileSpan {
     }
 };
 
+struct NoPairs {
+    typedef int Pairs;
+};
+
 // One group of a tile: sums[r][q] += codes * x[r].
 template <int C, int Rows>
 IN_TILE void add_group(const TileSpan& tile, int64_t group, vi (&sums)[Rows][kAll]) {
@@ -185,6 +193,8 @@ IN_TILE void add_group(const TileSpan& tile, int64_t group, vi (&sums)[Rows][kAl
         std::memcpy(&bytes, x + row * kSpan + k, 4);
         return D::factor(bytes);
     };
+    constexpr bool kWhole = CodesOf<C>::kInPairs && C == kNibbles;  // a group's sums fit into 16 bits
+    [[maybe_unused]] typename std::conditional_t<kWhole, D, NoPairs>::Pairs whole[Rows][kAll];
 UNROLLED
     for (int pair = 0; pair < kPairs; pair++) {
         for (int64_t line = pair; line < ahead_lines; line += kPairs) {
@@ -203,12 +213,30 @@ UNROLLED
         }
 UNROLLED
         for (int r = 0; r < Rows; r++) {
-            auto x_first = four(r, CodesOf<C>::first(pair));
+            const auto x_first = four(r, CodesOf<C>::first(pair)), x_second = four(r, CodesOf<C>::second(pair));
+            if constexpr (CodesOf<C>::kInPairs) {
+UNROLLED
+                for (int q = 0; q < kAll; q++) {
+                    const auto two = D::products(first[q], x_first) + D::products(second[q], x_second);
+                    if constexpr (kWhole) {
+                        whole[r][q] = pair == 0 ? two : whole[r][q] + two;
+                    } else {
+                        sums[r][q] = D::add_pairs(sums[r][q], two);
+                    }
+                }
+                continue;
+            }
 UNROLLED
             for (int q = 0; q < kAll; q++) sums[r][q] = D::add(sums[r][q], first[q], x_first);
-            auto x_second = four(r, CodesOf<C>::second(pair));
 UNROLLED
             for (int q = 0; q < kAll; q++) sums[r][q] = D::add(sums[r][q], second[q], x_second);
+        }
+    }
+    if constexpr (kWhole) {
+UNROLLED
+        for (int r = 0; r < Rows; r++) {
+UNROLLED
+            for (int q = 0; q < kAll; q++) sums[r][q] = D::add_pairs(sums[r][q], whole[r][q]);
         }
     }
 }
@@ -294,7 +322,8 @@ bool reads_halves(const FaserLowBitPart& part) {
 // All rows of a block over one span; tile: its first rows. Tiles are as even as possible, the higher ones first.
 template <int C>
 void add_block(TileSpan tile, const FaserLowBitPart& part, int64_t values, int64_t rows) {
-    const int64_t tiles = (rows + kMostRows - 1) / kMostRows, height = rows / tiles, higher = rows % tiles;
+    const int64_t most = rows <= kMostRows ? kMostRows : kUsualRows;
+    const int64_t tiles = (rows + most - 1) / most, height = rows / tiles, higher = rows % tiles;
     tile.ahead_lines = (tile.ahead_lines + tiles - 1) / tiles;  // tiles share them out
     auto add = [&](int64_t first, int64_t tile_rows, int64_t count) {
         TileSpan at = tile;
