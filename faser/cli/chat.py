@@ -236,7 +236,7 @@ class RemoteAnswerer:
                 if response.status_code != httpx.codes.OK:
                     response.read()
                     raise RequestError(f"{response.status_code}: {_error_text(response.text)}")
-                yield from _pieces(response.iter_lines())
+                yield from _pieces(_lines(response.iter_text()))
         except httpx.HTTPError as error:
             raise EngineError(f"{self._url}: {error or type(error).__name__}") from None
 
@@ -253,6 +253,15 @@ class RemoteAnswerer:
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
+
+
+def _lines(texts: Iterator[str]) -> Iterator[str]:
+    """Lines that end with a line feed. httpx's iter_lines also ends one at U+2028 and others, which JSON may hold."""
+    rest = ""
+    for text in texts:
+        *lines, rest = (rest + text).split("\n")
+        yield from lines
+    yield rest
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str]:

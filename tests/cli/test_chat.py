@@ -161,6 +161,14 @@ def test_a_servers_stream_becomes_the_pieces_of_an_answer() -> None:
     }
 
 
+def test_an_event_may_hold_what_unicode_calls_line_ends() -> None:
+    """Planted: httpx's iter_lines."""
+    text = "a\u2028b\u0085c\u2029d"
+    event = f"data: {json.dumps(delta(content=text), ensure_ascii=False)}\r\n\r\ndata: [DONE]\r\n\r\n"
+    with remote(200, event.encode()) as answerer:
+        assert list(answerer.answer([])) == [text]
+
+
 @pytest.mark.parametrize(
     "status, content, error, message",
     [
