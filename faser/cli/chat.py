@@ -256,7 +256,7 @@ class RemoteAnswerer:
 
 
 def _lines(texts: Iterator[str]) -> Iterator[str]:
-    """Lines that end with a line feed. httpx's iter_lines also ends one at U+2028 and others, which JSON may hold."""
+    """Lines that end with a line feed. httpx's iter_lines also ends one at U+2028, which JSON may hold."""
     rest = ""
     for text in texts:
         *lines, rest = (rest + text).split("\n")
