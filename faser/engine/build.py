@@ -110,7 +110,7 @@ def build(
     if step_times is not None and costs is not None:
         interference = step_times.interference
         overlap = _overlap(parts, executor.lanes, interference)
-        control = _speculation_control(parts.config, costs, clock, overlap, report)
+        control = _speculation_control(parts, costs, clock, overlap, report)
     trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
     scheduler = _scheduler(parts, clock, control)
     auditor = None if control is None else _auditor(parts, executor, scheduler)
@@ -191,12 +191,13 @@ def _auditor(parts: EngineParts, executor: Executor, scheduler: Scheduler) -> Au
 
 
 def _speculation_control(
-    config: EngineConfig,
+    parts: EngineParts,
     costs: CostModel,
     clock: Clock,
     overlap: OverlapOptions | None,
     report: ProgressCallback,
 ) -> SpeculationControl:
+    config = parts.config
     return SpeculationControl(
         config.speculation,
         costs,
@@ -204,13 +205,13 @@ def _speculation_control(
         clock=clock,
         details=config.per_request_spec_decode_metrics == "detailed",
         overlap=overlap,
-        make_native=_native_acceptance(config, report),
+        make_native=_native_acceptance(parts, report),
     )
 
 
-def _native_acceptance(config: EngineConfig, report: ProgressCallback) -> MakeNativeAcceptance | None:
-    """Where drafts come from text, which needs the library anyway: the drafter has said if it is missing."""
-    if not config.speculation.drafts_from_text:
+def _native_acceptance(parts: EngineParts, report: ProgressCallback) -> MakeNativeAcceptance | None:
+    """Where the native library is needed anyway. If drafts from text lack it, the drafter has said so."""
+    if not parts.config.speculation.drafts_from_text and parts.target.backend.name != "native":
         return None
     try:
         return partial(NativeAcceptance, load_index(report))
