@@ -3,10 +3,13 @@
 What a policy expects of drafts is a prediction: of acceptance, of steps, of the host's work. Whatever of it is
 wrong, the guard sees the outcome. At every load it compares phases of steps with drafts and phases without:
 
-    one pair      | 8 steps with drafts | 8 steps without |       the two in random order
+    one pair      | 8 steps with drafts | 24 steps without |       the two in random order
     its gain      log(tokens per second with) - log(tokens per second without)
     decided       once the mean gain of the pairs is 2.6 standard errors away from 0, or obvious; after 600
                   pairs: no drafts
+
+Where the policy expects clearly more of drafts, both phases have 8 steps. Otherwise a quarter of the steps have
+drafts: so a test costs a quarter of what they lose.
 
 The seconds are those from the beginning of a step to the beginning of the next one, so deciding, learning,
 messages and whatever else runs on the machine are in them. They count in units of what a step without drafts takes
@@ -25,7 +28,8 @@ from dataclasses import dataclass, field
 from faser.engine.control.clock import Clock
 from faser.types import PaidRatio
 
-PHASE_STEPS = 8
+PHASE_STEPS, LONG_PHASE_STEPS = 8, 24
+LIKELY = 1.1  # gain that the policy has to expect for phases of equal length; it expects the best of many
 LEAST_PAIRS, MOST_PAIRS = 4, 600
 OBVIOUS = 0.5  # mean gain, or loss, for which one pair is enough: two thirds more tokens, or a third less
 SURE = 2.6  # standard errors
@@ -68,9 +72,13 @@ class _Phase:
 
 @dataclass(slots=True)
 class _Test:
-    """Pairs of phases. drafts: in the phase that runs. mean, squares: of the gains, and of their deviations."""
+    """Pairs of phases. drafts: in the phase that runs. likely: much was expected of them when its pair began.
+
+    mean, squares: of the gains, and of their deviations.
+    """
 
     drafts: bool = True
+    likely: bool = False
     phase: _Phase = field(default_factory=_Phase)
     first: float | None = None  # log rate of the pair's first phase, once it is over
     num_pairs: int = 0
@@ -94,14 +102,19 @@ class _Test:
             return self.mean > 0
         return False if self.num_pairs >= MOST_PAIRS else None
 
-    def end_phase(self, *, next_drafts: bool) -> bool:
-        """Whether a pair is over. next_drafts: then the next one begins with drafts."""
+    @property
+    def phase_is_over(self) -> bool:
+        is_long = not self.drafts and not self.likely
+        return self.phase.num_steps >= (LONG_PHASE_STEPS if is_long else PHASE_STEPS)
+
+    def end_phase(self, *, next_drafts: bool, likely: bool) -> bool:
+        """Whether a pair is over. next_drafts: then the next one begins with drafts; likely: as above."""
         rate, self.phase = self.phase.log_rate, _Phase()
         if self.first is None:
             self.first, self.drafts = rate, not self.drafts
             return False
         gain = rate - self.first if self.drafts else self.first - rate
-        self.first, self.drafts = None, next_drafts
+        self.first, self.drafts, self.likely = None, next_drafts, likely
         self.num_pairs += 1
         moved = gain - self.mean
         self.mean += moved / self.num_pairs
@@ -144,7 +157,8 @@ class Guard:
         load = self._load(num_sequences)
         if load.pays is not None and self._clock.now() >= load.due_s:
             mean, _ = load.found or (0.0, 0.0)
-            load.test, load.pays = _Test(num_pairs=_REMEMBERED, mean=mean), None
+            load.test = _Test(likely=load.expected > LIKELY, num_pairs=_REMEMBERED, mean=mean)
+            load.pays = None
         if load.pays is None:
             return load.test.drafts
         return load.pays or load.since_look >= load.look_steps
@@ -159,7 +173,7 @@ class Guard:
         load = self._load(num_sequences)
         load.expected += (_FOLLOW if load.pays is None else _FOLLOW_LOOK) * (gain - load.expected)
         if load.pays is False and load.expected > HOPE * load.failed:
-            load.test, load.pays, load.wait_s = _Test(), None, FIRST_WAIT_S / 2
+            load.test, load.pays, load.wait_s = _Test(likely=True), None, FIRST_WAIT_S / 2
 
     def observe(self, step: GuardedStep, num_tokens: int, seconds: float) -> None:
         """The step has brought num_tokens, at least 1, and taken seconds, above 0."""
@@ -178,7 +192,9 @@ class Guard:
         phase.tokens += num_tokens
         phase.sequences += step.num_sequences
         phase.time += time
-        if phase.num_steps == PHASE_STEPS and test.end_phase(next_drafts=self._random.random() < 0.5):
+        if not test.phase_is_over:
+            return
+        if test.end_phase(next_drafts=self._random.random() < 0.5, likely=load.expected > LIKELY):
             self._conclude(load, test)
 
     def paid(self) -> tuple[PaidRatio, ...]:
