@@ -10,8 +10,6 @@ import weakref
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-import numpy as np
-
 from faser.errors import ConfigError
 
 FLOAT32 = 0
@@ -313,6 +311,8 @@ def load(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = result
+    import numpy as np  # what builds the wheel has none
+
     probe = np.zeros(1)
     if library.faser_array_data(id(probe)) != probe.ctypes.data:
         raise ConfigError(f"numpy {np.__version__} lays out its arrays as the native kernels do not expect")

@@ -134,6 +134,7 @@ class Twins:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.full(but=("0",))
 def test_a_thousand_random_steps_leave_both_with_the_same_choices_and_estimates(
     seed: int, kernel_cache: Path
 ) -> None:
