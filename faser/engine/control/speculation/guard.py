@@ -72,13 +72,9 @@ class _Phase:
 
 @dataclass(slots=True)
 class _Test:
-    """Pairs of phases. drafts: in the phase that runs. likely: much was expected of them when its pair began.
-
-    mean, squares: of the gains, and of their deviations.
-    """
+    """Pairs of phases. drafts: in the phase that runs. mean, squares: of the gains, and of their deviations."""
 
     drafts: bool = True
-    likely: bool = False
     phase: _Phase = field(default_factory=_Phase)
     first: float | None = None  # log rate of the pair's first phase, once it is over
     num_pairs: int = 0
@@ -102,19 +98,14 @@ class _Test:
             return self.mean > 0
         return False if self.num_pairs >= MOST_PAIRS else None
 
-    @property
-    def phase_is_over(self) -> bool:
-        is_long = not self.drafts and not self.likely
-        return self.phase.num_steps >= (LONG_PHASE_STEPS if is_long else PHASE_STEPS)
-
-    def end_phase(self, *, next_drafts: bool, likely: bool) -> bool:
-        """Whether a pair is over. next_drafts: then the next one begins with drafts; likely: as above."""
+    def end_phase(self, *, next_drafts: bool) -> bool:
+        """Whether a pair is over. next_drafts: then the next one begins with drafts."""
         rate, self.phase = self.phase.log_rate, _Phase()
         if self.first is None:
             self.first, self.drafts = rate, not self.drafts
             return False
         gain = rate - self.first if self.drafts else self.first - rate
-        self.first, self.drafts, self.likely = None, next_drafts, likely
+        self.first, self.drafts = None, next_drafts
         self.num_pairs += 1
         moved = gain - self.mean
         self.mean += moved / self.num_pairs
@@ -128,8 +119,8 @@ class _Load:
 
     pays: None while a test runs. due_s: when the next one begins, wait_s after the last. since_look: steps since
     the policy was last asked, which it is after look_steps where drafts do not pay. usual: length of a step.
-    expected: mean gain that the policy expects. failed: the same in the test that failed last, over the gain that
-    it found.
+    expected: mean gain that the policy expects, of num_expected and of 1. failed: the same in the test that failed
+    last, over the gain that it found.
     """
 
     test: _Test = field(default_factory=_Test)
@@ -140,6 +131,7 @@ class _Load:
     look_steps: float = 0.0
     usual: float = 0.0
     expected: float = 1.0
+    num_expected: int = 0
     failed: float = 1.0
     found: tuple[float, float] | None = None  # mean gain of the last test that is over, and its standard error
 
@@ -157,8 +149,7 @@ class Guard:
         load = self._load(num_sequences)
         if load.pays is not None and self._clock.now() >= load.due_s:
             mean, _ = load.found or (0.0, 0.0)
-            load.test = _Test(likely=load.expected > LIKELY, num_pairs=_REMEMBERED, mean=mean)
-            load.pays = None
+            load.test, load.pays = _Test(num_pairs=_REMEMBERED, mean=mean), None
         if load.pays is None:
             return load.test.drafts
         return load.pays or load.since_look >= load.look_steps
@@ -171,9 +162,11 @@ class Guard:
     def expect(self, num_sequences: int, gain: float) -> None:
         """The policy expects a step to bring gain times the tokens per second of one without drafts."""
         load = self._load(num_sequences)
-        load.expected += (_FOLLOW if load.pays is None else _FOLLOW_LOOK) * (gain - load.expected)
+        load.num_expected += 1
+        weight = max(_FOLLOW, 1 / (1 + load.num_expected)) if load.pays is None else _FOLLOW_LOOK
+        load.expected += weight * (gain - load.expected)
         if load.pays is False and load.expected > HOPE * load.failed:
-            load.test, load.pays, load.wait_s = _Test(likely=True), None, FIRST_WAIT_S / 2
+            load.test, load.pays, load.wait_s = _Test(), None, FIRST_WAIT_S / 2
 
     def observe(self, step: GuardedStep, num_tokens: int, seconds: float) -> None:
         """The step has brought num_tokens, at least 1, and taken seconds, above 0."""
@@ -192,9 +185,10 @@ class Guard:
         phase.tokens += num_tokens
         phase.sequences += step.num_sequences
         phase.time += time
-        if not test.phase_is_over:
+        is_long = not test.drafts and load.expected <= LIKELY
+        if phase.num_steps < (LONG_PHASE_STEPS if is_long else PHASE_STEPS):
             return
-        if test.end_phase(next_drafts=self._random.random() < 0.5, likely=load.expected > LIKELY):
+        if test.end_phase(next_drafts=self._random.random() < 0.5):
             self._conclude(load, test)
 
     def paid(self) -> tuple[PaidRatio, ...]:
