@@ -483,17 +483,22 @@ def test_pauses_of_the_policy_count_towards_the_next_decision_on_overlap(num_res
     assert modes["lanes"] > 0
 
 
-def test_drafts_are_made_during_steps_that_lanes_have_graphs_for_and_no_others() -> None:
-    """Graphs of up to 9 rows. Prompts of 6 come between; they and steps of more rows run without drafting."""
+def with_lanes(policy: Greedy, *, mode: str, most_rows: int | None = None) -> SpeculationControl:
+    """Drafts may be made during steps of at most most_rows rows, at no cost to either lane."""
     lanes = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
-    control = SpeculationControl(
+    return SpeculationControl(
         SpeculationConfig(method="suffix", num_speculative_tokens=DRAFT_CAP),
         CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=0.001)),
         num_slots=8,
         clock=SimulatedClock(),
-        policy=Greedy(),
-        overlap=OverlapOptions(name="lanes", lanes=(lanes,), mode="on", every=3, most_rows=9),
+        policy=policy,
+        overlap=OverlapOptions(name="lanes", lanes=(lanes,), mode=mode, every=3, most_rows=most_rows),
     )
+
+
+def test_drafts_are_made_during_steps_that_lanes_have_graphs_for_and_no_others() -> None:
+    """Graphs of up to 9 rows. Prompts of 6 come between; they and steps of more rows run without drafting."""
+    control = with_lanes(Greedy(), mode="on", most_rows=9)
     driver = Driver(control=control, num_blocks=200, max_model_len=400)
     driver.add(asking("a", max_tokens=200))
     seen: Counter[tuple[bool, bool, bool]] = Counter()
@@ -518,15 +523,7 @@ def test_only_forced_overlap_does_without_the_guard(
 ) -> None:
     """The guard allows nothing."""
     monkeypatch.setattr(Guard, "allows", lambda *_: False)
-    lanes = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
-    control = SpeculationControl(
-        SpeculationConfig(method="suffix", num_speculative_tokens=DRAFT_CAP),
-        CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=0.001)),
-        num_slots=8,
-        clock=SimulatedClock(),
-        policy=Greedy(name="faser"),
-        overlap=OverlapOptions(name="lanes", lanes=(lanes,), mode=mode, every=3),
-    )
+    control = with_lanes(Greedy(name="faser"), mode=mode)
     driver = Driver(control=control, num_blocks=200, max_model_len=400)
     driver.add(asking("a", max_tokens=60))
     for _ in range(8):
