@@ -40,8 +40,8 @@ class Wanted:
     speculative: speculative_config; None: it never drafts. draft: directory of the draft model that it names.
     synchronous: no step is launched before the one before it is read.
     costs: what steps take; None: measured when it is built, but for dry runs.
-    overlap: the setting. few_rows: steps of few rows on kernels of their own. partition: what
-    divides the processors between lanes, to be closed when the engine is gone; None: the usual one.
+    overlap: the setting. partition: what divides the processors between lanes, to be closed when the engine is
+    gone; None: the usual one.
     quantization: the setting. graph_rows: of the steps that are captured; None: the usual ones.
     """
 
@@ -58,7 +58,6 @@ class Wanted:
     prefix_caching: bool = True
     overlap: str = "off"
     partition: Partition | None = None
-    few_rows: bool = False
     quantization: str | None = None
     graph_rows: tuple[int, ...] | None = None
 
@@ -175,7 +174,6 @@ def config_of(plan: Plan, wanted: Wanted) -> EngineConfig:
         "kv_cache_memory": _kv_bytes(wanted),
         "enable_prefix_caching": wanted.prefix_caching,
         "spec_overlap": wanted.overlap,
-        "few_row_kernels": wanted.few_rows,
         "quantization": wanted.quantization,
         "cudagraph_capture_sizes": wanted.graph_rows,
         "async_scheduling": not wanted.synchronous,

@@ -191,15 +191,14 @@ def _plain(result: Json, name: str) -> str:
     bare = [
         (
             str(row["sequences"]),
-            f"the runner alone{kernels}",
+            "the runner alone",
             _spread(row["bare_ms"]),
             f"{row['times_floor']:.2f}",
             "–",
             "–",
             "–",
         )
-        for kernels in ("", " few rows")
-        for row in result.get(f"{name}{kernels} bare", [])
+        for row in result.get(f"{name} bare", [])
     ]
     return markdown(columns, [*bare, *rows]) if bare or rows else ""
 

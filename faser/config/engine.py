@@ -89,7 +89,6 @@ _DIVIDED = {"cores": "cpu", "sm": "cuda", "streams": "cuda"}
 _GPU_ONLY = (
     "gpu_memory_utilization",
     "enforce_eager",
-    "few_row_kernels",
     "cudagraph_capture_sizes",
     "compile_kernels",
 )
@@ -267,13 +266,6 @@ class EngineConfig:
         Kind.SWITCH,
         False,
         "Launch each kernel of a step separately instead of replaying CUDA graphs. No effect on a CPU.",
-    )
-    few_row_kernels: bool = setting(
-        ENGINE,
-        Kind.SWITCH,
-        False,
-        "Compute steps of at most 8 rows with kernels that fuse norms, gate and residual into the products. "
-        "Slower on the one GPU where it was measured. No effect on a CPU.",
     )
     cudagraph_capture_sizes: tuple[int, ...] | None = setting(
         ENGINE,

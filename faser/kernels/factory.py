@@ -19,14 +19,12 @@ def make_backend(
     num_threads: int,
     cache_dir: Path,
     progress: ProgressCallback | None = None,
-    few_row_kernels: bool = False,
 ) -> Backend:
     """The backend called name (auto, torch, native or flashinfer) on device (cpu, cuda or cuda:N).
 
     auto on a CPU: native if it can be compiled or came with the package, else torch, with a warning that says why.
     auto on a GPU: flashinfer. num_threads: threads of the native kernels, the caller's included. cache_dir: folder
     for compiled kernels. progress: called while the native kernels are compiled; see library_path.
-    few_row_kernels: flashinfer computes steps of at most eight rows with kernels of their own.
 
     Raises ConfigError for an unknown name or device, for a backend that does not run on the device, and for what
     is missing: native's compiler; a CUDA build of torch, the device, or the package flashinfer.
@@ -40,7 +38,7 @@ def make_backend(
     if needed not in (None, kind):
         raise ConfigError(f"the {name} backend computes on {needed}; device is {device}")
     if kind == "cuda":
-        return _on_cuda(name, device, cache_dir, few_row_kernels=few_row_kernels)
+        return _on_cuda(name, device, cache_dir)
     if name == "torch" or (name == "auto" and not _native_works()):
         return _torch(device)
     return _native(num_threads, cache_dir, progress)
@@ -65,7 +63,7 @@ def _torch(device: str) -> Backend:
     return TorchBackend(device)
 
 
-def _on_cuda(name: str, device: str, cache_dir: Path, *, few_row_kernels: bool) -> Backend:
+def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
     import torch
 
     from faser.kernels.cuda.device import CudaDevice, cuda_facts, open_cuda
@@ -77,7 +75,7 @@ def _on_cuda(name: str, device: str, cache_dir: Path, *, few_row_kernels: bool) 
     torch.cuda.set_device(opened)  # Triton launches on the calling thread's current device, not on the tensors'
     from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
     from faser.kernels.cuda.flashinfer.build import arch_of, modules_dir
-    from faser.kernels.cuda.flashinfer.device_kernels import DEPENDENT_LAUNCHES, triton_kernels
+    from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
     from faser.kernels.cuda.flashinfer.library import load_flashinfer
     from faser.kernels.cuda.triton.launcher import add_to_cache
     from faser.kernels.cuda.triton.scaled_fp8 import scaled_fp8
@@ -88,10 +86,7 @@ def _on_cuda(name: str, device: str, cache_dir: Path, *, few_row_kernels: bool) 
     library = load_flashinfer(modules if modules.exists() else None)
     fp8 = scaled_fp8(opened, capability)
     add_to_cache()
-    kernels = triton_kernels(
-        opened, few_rows=few_row_kernels, dependent_launches=few_row_kernels and capability >= DEPENDENT_LAUNCHES
-    )
-    return FlashInferBackend(CudaDevice(opened), library, kernels, fp8)
+    return FlashInferBackend(CudaDevice(opened), library, triton_kernels(opened), fp8)
 
 
 def _native(num_threads: int, cache_dir: Path, progress: ProgressCallback | None) -> Backend:

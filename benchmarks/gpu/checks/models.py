@@ -38,12 +38,7 @@ _SEQUENCES, _BLOCKS_EACH = 6, 24
 _MOST_ERROR = 1.25  # times what the reference backend loses by computing in bfloat16
 _MOST_ROWS = 512
 _BIAS_STD = 0.2
-# Kernels for few rows, and how products are quantised. From capability 9.0 on the former are dependent launches.
-WAYS: dict[str, tuple[bool, str | None]] = {
-    "16 bits": (False, None),
-    "16 bits, few rows": (True, None),
-    "fp8": (False, "fp8"),
-}
+WAYS = {"16 bits": None, "fp8": "fp8"}  # how products are quantised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +113,8 @@ def _described(attention: AttentionSpec) -> str:
 def logits(plan: Plan) -> Json:
     """Of two or three layers of each checked shape, through the runner, step after step over one cache.
 
-    In 16 bits, with the kernels for few rows, and with products in fp8; each against the reference backend that
-    rounds the same, by their errors from float32. Nothing but norms leaves the device.
+    In 16 bits, and with products in fp8; each against the reference backend that rounds the same, by their errors
+    from float32. Nothing but norms leaves the device.
     """
     found, ok = {}, True
     for config in plan.sizes.checked:
@@ -127,8 +122,8 @@ def logits(plan: Plan) -> Json:
         reference = TorchBackend(plan.device)
         exact = step_logits(plan, spec, reference, torch.float32)
         usual = {each: step_logits(plan, spec, reference, torch.bfloat16, each) for each in (None, "fp8")}
-        for way, (few_rows, quantization) in WAYS.items():
-            ours = step_logits(plan, spec, backend_of(plan, few_rows=few_rows), torch.bfloat16, quantization)
+        for way, quantization in WAYS.items():
+            ours = step_logits(plan, spec, backend_of(plan), torch.bfloat16, quantization)
             errors = {name: compared(ours[name], usual[quantization][name], exact[name]) for name in STEPS}
             ok = ok and all(each["times_reference"] <= _MOST_ERROR for each in errors.values())
             found[f"{spec.attention.num_heads}/{spec.num_kv_heads} x {spec.head_dim}, {way}"] = errors
@@ -145,12 +140,10 @@ def compared(ours: Tensor, usual: Tensor, exact: Tensor) -> dict[str, float]:
     }
 
 
-def backend_of(plan: Plan, *, few_rows: bool = False) -> Backend:
+def backend_of(plan: Plan) -> Backend:
     config = resolve_device(EngineConfig(device=plan.device, backend=plan.backend, compile_kernels=plan.dry_run))
     kernels = cache_dir() / "kernels"
-    return make_backend(
-        config.backend, config.device, num_threads=config.threads, cache_dir=kernels, few_row_kernels=few_rows
-    )
+    return make_backend(config.backend, config.device, num_threads=config.threads, cache_dir=kernels)
 
 
 def _layer_errors(

@@ -1,7 +1,7 @@
 """Phases `plain`, `draft` and `verify`: decoding without speculation, and what a step costs that verifies.
 
 period   from one step's end on the device to the next one's, through Engine.step
-bare     the same rows through the runner alone, one step behind the other; also with kernels for few rows
+bare     the same rows through the runner alone, one step behind the other
 gap      period - bare: what the engine around the runner adds that nothing hides
 
 By sequences at a time; `verify` by rows of each as well, and by the runner alone.
@@ -9,7 +9,6 @@ By sequences at a time; `verify` by rows of each as well, and by the runner alon
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,19 +39,12 @@ from benchmarks.gpu.steps import (
     spread_ms,
     steps_s,
 )
-from faser.kernels.cuda.triton.few_rows import MOST_ROWS as MOST_FEW_ROWS
 
 _SAMPLINGS = {"greedy": greedy, "T 0.8, top_p 0.95": sampled}
-_LOADING_S = 15.0
 
 
 def run(plan: Plan, desk: Desk) -> None:
-    """Steps of few rows by kernels of their own come last, by the runner alone."""
     _decode(plan, desk, "target", target_of(plan))
-    few = tuple(each for each in plan.sizes.batches if each <= MOST_FEW_ROWS)
-    if desk.may_begin("loading target, kernels for few rows", needs_s=0.0 if plan.dry_run else _LOADING_S):
-        wanted = replace(_wanted(plan, target_of(plan)), sequences=max(few), few_rows=True)
-        with_engine(plan, wanted, partial(bare_cells, plan, desk, "target few rows", few))
 
 
 def run_draft(plan: Plan, desk: Desk) -> None:

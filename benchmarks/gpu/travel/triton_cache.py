@@ -131,14 +131,13 @@ def layers(
     config: Config,
     directory: Path,
     *,
-    few_rows: bool = False,
     quantization: str | None = None,
     rows_of: Sequence[int] = _ROWS,
 ) -> None:
     """One layer of a model, and its logits, for every number of rows. quantization: the setting."""
     one = config | {"num_hidden_layers": 1, "vocab_size": _SMALL_VOCAB, "bos_token_id": 0}
     spec = read_model_config(write_shape(directory, one)).spec
-    backend = _backend(few_rows=few_rows, fp8=quantization == "fp8")
+    backend = _backend(fp8=quantization == "fp8")
     most = max(rows_of)
     decoder = load_decoder(
         directory,
@@ -173,7 +172,7 @@ def layers(
 def sampling(vocab: int, cap: int) -> None:
     """All that requests can ask for, with drafts of both kinds."""
     logits = torch.zeros(_SLOTS * (cap + 1), vocab)
-    backend = _backend(few_rows=False)
+    backend = _backend()
     for method in ("coupled", "probabilistic"):
         drafts = SpeculationConfig(
             policy="fixed", method="draft_model", num_speculative_tokens=cap, draft_sample_method=method
@@ -181,10 +180,10 @@ def sampling(vocab: int, cap: int) -> None:
         WarmUp(backend, logits, drafts, verifies=True, drafts=True).run(1)
 
 
-def _backend(*, few_rows: bool, fp8: bool = False) -> FlashInferBackend:
+def _backend(*, fp8: bool = False) -> FlashInferBackend:
     device = FakeAccelerator()
-    kernels = triton_kernels(device.device, few_rows=few_rows, dependent_launches=few_rows)
-    return FlashInferBackend(device, FakeFlashInfer(device), kernels, ScaledFp8(device.device) if fp8 else None)
+    products = ScaledFp8(device.device) if fp8 else None
+    return FlashInferBackend(device, FakeFlashInfer(device), triton_kernels(device.device), products)
 
 
 def run() -> None:
@@ -192,8 +191,7 @@ def run() -> None:
     sampling(sizes.vocab, sizes.cap)
     with tempfile.TemporaryDirectory(prefix="faser-shapes-") as work:
         for place, config in enumerate((sizes.target, sizes.draft, *sizes.checked)):
-            for few_rows in (False, True):
-                layers(config, Path(work, str(place)), few_rows=few_rows)
+            layers(config, Path(work, str(place)))
         layers(sizes.target, Path(work, "fp8"), quantization="fp8", rows_of=_FP8_ROWS)
         for place, config in enumerate(sizes.families):
             is_mixture = decoder_spec(config).has_experts

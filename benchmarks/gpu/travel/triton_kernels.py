@@ -36,18 +36,16 @@ TYPES = {
         "logits chunk_largest chunk_next largest best_margin margin margins temperature log_min_p fixed_probs "
         "angles query_angles scales row_scales column_scales"
     ),
-    "*fp64": "out bias top_p chunk_inside",
+    "*fp64": "out top_p chunk_inside",
     "*i64": (
         "seeds positions draft_starts chunk_best best chunk_weight chunk_prob kept_prob rests sums next_sums "
         "top_k chosen token_ids slots chunk_first source "
         "rows words"
     ),
     "*i32": "counts edge_key edge_id prefixes num_gathered gathered",
-    "*bf16": (
-        "qkv keys values q_weight k_weight x addend residual scaled weight gate_up gated_rows hidden kind product"
-    ),
+    "*bf16": "qkv keys values q_weight k_weight x addend residual scaled weight gate_up gated_rows hidden kind",
     "*u8": "codes",
-    "i32": ("stride width purpose count num_rows out_stride residual_stride level rest_bits width_in num_parts"),
+    "i32": ("stride width purpose count num_rows out_stride residual_stride level rest_bits"),
     "i64": "window_bits",
     "fp32": "eps",
 }
@@ -72,13 +70,10 @@ SIZES |= {
     "HAS_SUMS": True,
     "ACTIVATION": "silu",
     "BIASED": False,
+    "WIDE": False,
 }
-SIZES |= {"GATE": False, "SQUARES": False, "ROWS": 8, "PARTS": 256, "STEP": 256, "PDL": False, "WIDE": False}
-OTHERS: dict[str, dict[str, str]] = {
-    "_few_rows_product": {"bias": "*bf16", "norm": "*fp32", "squares_in": "*fp32", "squares_out": "*fp32"}
-}
-OTHERS |= {name: {"sums": "*fp32"} for name in ("_scale", "_gate")}
-SIZES |= {"RENORMALISE": True, "TOP": 8, "PLACES": 8, "PAIRS": 512, "OUTPUTS": 64, "DEPTH": 64}
+SIZES |= {"RENORMALISE": True, "TOP": 8, "PLACES": 8, "PAIRS": 512, "ROWS": 16, "OUTPUTS": 64, "DEPTH": 64}
+OTHERS = {name: {"sums": "*fp32"} for name in ("_scale", "_gate")}
 _PAIRS = {
     "pairs": "*i32",
     "offsets": "*i64",
@@ -98,11 +93,10 @@ OTHERS |= {
 }
 OTHERS |= {"_add_norm": {"sums": "*fp32", "weight": "*fp32"}, "_rms_norm": {"weight": "*fp32"}}
 OTHERS["_rope_append"] = {"q_weight": "*fp32", "k_weight": "*fp32"}
-VARIANTS_ONLY = ("_few_rows_product", "_gate_up", "_down")  # kernels for which the common sizes make no sense
+VARIANTS_ONLY = ("_gate_up", "_down")  # kernels for which the common sizes make no sense
 # Arguments that are multiples of 16 in a real launch, of kernels whose code depends on it: Triton copies ahead of
 # the computation only what is aligned.
 _PIPELINED = {
-    "_few_rows_product": ("stride", "width", "width_in", "residual_stride", "out_stride"),
     "_gate_up": ("stride", "width", "size"),
     "_down": ("width", "size"),
 }
@@ -114,7 +108,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_draw": [{"GIVEN": True}],
     "_drawn_draft": [{"GIVEN": True}],
     "_chunk_draft": [{"GIVEN": True}],
-    "_rope_append": [{"AS_FP8": True}, {"PDL": True, "launch_pdl": True}],
+    "_rope_append": [{"AS_FP8": True}],
     "_rms_norm": [{"BLOCK": 4096, "num_warps": 8}, {"HAS_RESIDUAL": False}],
     "_gate_rows": [{"ACTIVATION": "gelu_tanh"}, {"ACTIVATION": "swigluoai"}],
     "_add_norm": [{"HAS_SUMS": False}, {"BLOCK": 4096, "num_warps": 8}],
@@ -125,21 +119,6 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         for activation in ("silu", "gelu_tanh", "swigluoai")
     ],
     "_down": [{"ROWS": rows, "BIASED": biased} for rows in (16, 64) for biased in (False, True)],
-    "_few_rows_product": [
-        {
-            "BLOCK": block,
-            "NORM": norm,
-            "GATE": gate,
-            "HAS_RESIDUAL": adds,
-            "SQUARES": adds,
-            "ADDS": False,
-            "PDL": pdl,
-        }
-        | {"num_stages": 4, "launch_pdl": pdl}
-        for block in (16, 32)
-        for norm, gate, adds in ((True, False, False), (True, True, False), (False, False, True))
-        for pdl in (True, False)
-    ],
 }
 
 

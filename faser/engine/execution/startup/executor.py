@@ -204,7 +204,6 @@ def _backend(config: EngineConfig, report: ProgressCallback) -> Backend:
         num_threads=config.threads,
         cache_dir=cache_dir() / "kernels",
         progress=report,
-        few_row_kernels=config.few_row_kernels,
     )
     if backend.name == "native":
         # The native backend's own threads pack and compute. Torch's would only copy and sample, and wait for each

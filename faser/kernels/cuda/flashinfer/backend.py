@@ -136,9 +136,7 @@ class FlashInferBackend:
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         self.prefers_low_bit = False
         separate = SeparateBlocks(self)
-        self.blocks = kernels.few_row_blocks(
-            accelerator.num_processors, separate if fp8 is None else fp8.blocks(separate)
-        )
+        self.blocks = separate if fp8 is None else fp8.blocks(separate)
         self.layers = SeparateLayers(self, self.blocks)
         self.head_drafting = None
         self._accelerator = accelerator

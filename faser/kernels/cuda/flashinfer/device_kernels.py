@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
-from faser.kernels.interface.blocks import Blocks, Experts
+from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 
 # See triton/layer_ops.py for the arguments of these.
 RopeAppend = Callable[..., Tensor]
-DEPENDENT_LAUNCHES = (9, 0)  # the compute capability from which on they exist
-# (processors, blocks for more rows) -> blocks; see triton/few_rows.py.
-FewRowBlocksMaker = Callable[[int, Blocks], Blocks]
 RmsNorm = Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
 Gate = Callable[[Tensor, Tensor, str], Tensor]
 RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor], None]  # of x, logits, hidden, read; see triton/experts.py
@@ -36,11 +33,6 @@ class ExpertMatrices:
 ExpertsKernels = Callable[[Experts, ExpertMatrices, ExpertMatrices], RunExperts]  # gate_up, down
 
 
-def as_other_rows(_num_processors: int, otherwise: Blocks) -> Blocks:
-    """Steps of few rows run as others do."""
-    return otherwise
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKernels:
     """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane.
@@ -54,7 +46,6 @@ class DeviceKernels:
     scale_by_sinks: ScaleBySinks
     sampling_kernels: Callable[[Accelerator], SamplingKernels]
     device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
-    few_row_blocks: FewRowBlocksMaker = as_other_rows
     experts: ExpertsKernels | None = None
 
 
@@ -71,32 +62,19 @@ def experts_kernels(block: Experts, gate_up: ExpertMatrices, down: ExpertMatrice
     )
 
 
-def triton_kernels(
-    device: torch.device, *, few_rows: bool = False, dependent_launches: bool = False
-) -> DeviceKernels:
-    """The kernels of triton/, for one device. few_rows: those of few_rows.py too.
-
-    dependent_launches: launch these, and rope_append, before the launch before them is done; from compute
-    capability 9.0 on. Raises ImportError without Triton.
-    """
+def triton_kernels(device: torch.device) -> DeviceKernels:
+    """The kernels of triton/, for one device. Raises ImportError without Triton."""
     from faser.kernels.cuda.triton.layer_ops import gate, rms_norm, rope_append
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
     from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
     from faser.kernels.cuda.triton.sinks import scale_by_sinks
 
-    def few_row_blocks(num_processors: int, otherwise: Blocks) -> Blocks:
-        from faser.kernels.cuda.triton.few_rows import FewRowBlocks, FewRowsProduct
-
-        product = FewRowsProduct(num_processors, dependent=dependent_launches)
-        return FewRowBlocks(product, otherwise)
-
     return DeviceKernels(
         rms_norm=rms_norm,
         gate=gate,
-        rope_append=partial(rope_append, dependent=True) if dependent_launches else rope_append,
+        rope_append=rope_append,
         scale_by_sinks=scale_by_sinks,
         sampling_kernels=TritonSamplingKernels,
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),
-        few_row_blocks=few_row_blocks if few_rows else as_other_rows,
         experts=experts_kernels,
     )

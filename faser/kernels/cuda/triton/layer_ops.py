@@ -10,7 +10,6 @@ interface/kv_cache.stored defines the bits of a cache of 8-bit floats. Knows nei
 import torch
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import (
@@ -111,12 +110,9 @@ def gate(gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
 def _rope_append(
     qkv, stride, angles, query_angles, positions, slots, keys, values, q_weight, k_weight, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
-    NORM: tl.constexpr, ROTATE: tl.constexpr, AS_FP8: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, ROTATE: tl.constexpr, AS_FP8: tl.constexpr,
 ):  # fmt: skip
     """One head of one row. A row of slot NO_SLOT stores nothing. AS_FP8: keys and values are codes, uint8."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, HALF)
     place = qkv + row * stride + head * 2 * HALF + channel
@@ -170,8 +166,6 @@ def rope_append(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     query_angles: Tensor | None = None,
-    *,
-    dependent: bool = False,
 ) -> Tensor:
     """Returns queries [R, Hq * D], a view of qkv; stores keys and values in the cache.
 
@@ -179,8 +173,7 @@ def rope_append(
     angles, query_angles: [P, D] float32, as in Backend.rope_append; None rotates nothing. positions: [R] int64,
     below P. slots: [R] int64, distinct; NO_SLOT (flashinfer/paged_layout.py) stores nothing. keys, values:
     [blocks, block_size, Hkv, D] of one layer, contiguous, of the dtype of qkv or float8_e4m3fn. q_norm, k_norm:
-    [D] float32, or the dtype of qkv; both or neither. dependent: launch it as soon as the launch before it lets it
-    (few_rows.py).
+    [D] float32, or the dtype of qkv; both or neither.
 
     Raises EngineError that names the tensor that does not fit, or a head_dim outside HEAD_DIMS.
     """
@@ -215,7 +208,6 @@ def rope_append(
             qkv, qkv.stride(0), qkv if angles is None else angles, qkv if of_queries is None else of_queries,
             positions, slots, keys, values, *weights, eps,
             NUM_HEADS=shape.num_heads, NUM_KV_HEADS=num_kv, HALF=dim // 2, NORM=q_norm is not None,
-            ROTATE=angles is not None, AS_FP8=as_fp8, PDL=dependent, num_warps=1,
-            **({"launch_pdl": True} if dependent else {}), **EXACT,
+            ROTATE=angles is not None, AS_FP8=as_fp8, num_warps=1, **EXACT,
         )  # fmt: skip
     return qkv[:, : shape.num_heads * dim]

@@ -8,8 +8,8 @@ import pytest
 
 
 @pytest.mark.full
-def test_the_kernels_of_layers_of_sampling_and_of_verdicts_are_asked_for_as_a_gpu_would() -> None:
-    """Planted: kernels for few rows left out; the variant for tensors on a CPU."""
+def test_the_kernels_of_layers_of_sampling_and_of_drafts_are_asked_for_as_a_gpu_would() -> None:
+    """Planted: mixtures left out; the variant for tensors on a CPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu.travel.triton_cache", "--keys"],
@@ -21,8 +21,7 @@ def test_the_kernels_of_layers_of_sampling_and_of_verdicts_are_asked_for_as_a_gp
     assert done.returncode == 0, done.stderr
     keys = [line.split(" ", 1) for line in done.stdout.splitlines()]
     names = {name.rpartition(".")[2] for name, _ in keys}
-    assert {"_rms_norm", "_rope_append", "_silu_mul", "_few_rows_product", "_draw"} <= names
-    assert {"_judge", "_residual_sums", "_draw_final", "_penalise", "_add_bias", "_forbid", "_allow_only"} <= names
-    products = [key for name, key in keys if name.endswith("_few_rows_product")]
-    assert all("'launch_pdl': True" in key for key in products)
+    assert {"_rms_norm", "_rope_append", "_gate_rows", "_gate_up", "_down", "_draw"} <= names
+    assert {"_digit_sums", "_settle", "_chunk_probs", "_chunk_draft", "_row_draft"} <= names
+    products = [key for name, key in keys if name.endswith(("_gate_up", "_down"))]
     assert {key.partition("]{")[0].rpartition("(")[2] for key in products} == {"'constexpr', False)"}  # WIDE

@@ -26,12 +26,11 @@ def random(*size: int, seed: int = 0) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def backend_of(fp8: Fp8Products | None, **options: bool) -> FlashInferBackend:
+def backend_of(fp8: Fp8Products) -> FlashInferBackend:
     """With FASER's own kernels as on a GPU: in Triton's interpreter, where there is none."""
     emulated = FakeAccelerator()
     device = CudaDevice(torch.device(DEVICE, 0)) if DEVICE == "cuda" else emulated
-    kernels = triton_kernels(device.device, **options)
-    return FlashInferBackend(device, FakeFlashInfer(emulated), kernels, fp8)
+    return FlashInferBackend(device, FakeFlashInfer(emulated), triton_kernels(device.device), fp8)
 
 
 def expect_same(ours: Tensor, theirs: Tensor) -> None:
