@@ -1,6 +1,10 @@
-"""Helper programs that can be cancelled: pip, a hub download, a compiler. And SIGTERM as what cancels them."""
+"""Helper programs that can be cancelled: pip, a hub download, a compiler. And SIGTERM as what cancels them.
+
+Processes that end with their parent.
+"""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -9,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _END_S = 1.0  # for a program to remove its own temporary files after SIGTERM
 
@@ -136,6 +141,16 @@ def exit_on_sigterm(status: int) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends, even while it is stopped. Linux alone has this.
+
+    parent: its process id; if it has ended already, so does this process.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(0)
 
 
 def _text(descriptor: int) -> str:

@@ -6,9 +6,7 @@ computes when nothing else does, and ends with its parent: Linux alone has SCHED
 """
 
 import contextlib
-import ctypes
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -16,8 +14,8 @@ from pathlib import Path
 from faser.engine.contract.messages import Configure, Learn, Started, Unable, frame, receive_task
 from faser.errors import FaserError
 from faser.logs import ENGINE, start_logging
+from faser.processes import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 _FIRST_TO_GO = "1000"  # where memory runs out, the kernel ends this process before any other
 
@@ -43,16 +41,6 @@ def _learn_all(connection: socket.socket, configure: Configure) -> None:
 
             learner = load_learner(configure.config, Path(configure.directory))
         connection.sendall(frame(learner.learn(task)))
-
-
-def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends: one that is stopped reads no end of a socket.
-
-    parent: its process id; if it has ended already, so does this process.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(0)
 
 
 def stay_behind() -> None:

@@ -1,9 +1,10 @@
 """Questions for a model to answer, which the model asks itself: it continues its chat template in the user's turn.
 
 A model that was trained on whole conversations continues a prompt that ends where the user's turn begins with a
-question of its own. Every second question begins as the model likes, the others with first words that spread them
-over kinds of tasks. The first words are ours and name no subject: that is the model's to choose. QuestionFilter
-drops what is not worth an answer. Knows no torch; an AnswerSource computes.
+question of its own. Of four questions two begin as the model likes, one with first words that spread them over
+kinds of tasks, and one is about an earlier answer: it follows that conversation, or has the answer as its document.
+The first words are ours and name no subject: that is the model's to choose. QuestionFilter drops what is not worth
+an answer. Knows no torch; an AnswerSource computes.
 
 Source: Xu et al. (Magpie), arXiv:2406.08464.
 """
@@ -16,7 +17,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from faser.api.requests.chat_template import ChatTemplate
-from faser.distill.dataset import Dataset
+from faser.distill.dataset import Dataset, RecordedConversation
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import ConfigError, ModelError, RequestError
 from faser.types import SamplingParams
@@ -95,6 +96,18 @@ _BEGINNINGS = (
     "Act as",
     "Let's",
 )
+_ABOUT_DOCUMENTS = (
+    "{}\n\nSummarize this text.",
+    "{}\n\nUsing only the text above, answer:",
+    "{}\n\n",
+    "Read this:\n\n{}\n\nQuestion:",
+    "Summarize the following text in two sentences:\n\n{}",
+    "Rewrite the following in simple words:\n\n{}",
+    "Translate this into another language:\n\n{}",
+    "List what the following text says, point by point:\n\n{}",
+    "Correct and improve:\n\n{}",
+    "Here are my notes:\n\n{}\n\nPlease",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,19 +172,50 @@ class ChatTurns:
         # Without a token that ends the turn, the first line that the template writes after it does.
         self.stop_texts = () if special else tuple(filter(None, [after.strip().partition("\n")[0]]))
         self._before, self._after = before, after
+        self._between = self._between_turns()
 
-    def question_prompt(self, beginning: str) -> list[int]:
-        """The tokens that a question continues. beginning: its first words; may be empty."""
-        return self._tokenizer.encode(self._before + beginning, add_special_tokens=False)
+    @property
+    def has_history(self) -> bool:
+        """Whether the template takes a question that follows an answer."""
+        return bool(self._between)
+
+    def question_prompt(self, beginning: str, history: Sequence[Message] = ()) -> list[int]:
+        """The tokens that a question continues.
+
+        beginning: its first words; may be empty. history: the messages before it.
+        """
+        asked = self._render([*history, {"role": "user", "content": _MARK}]).partition(_MARK)[0]
+        return self._tokenizer.encode(asked + beginning, add_special_tokens=False)
 
     def answer_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens that the answer to a conversation continues. Raises RequestError if the template refuses."""
         return self._tokenizer.encode(self._render(messages), add_special_tokens=False)
 
     def question_of(self, prompt: Sequence[int]) -> str:
-        """The user's text in the prompt of a conversation of one turn."""
-        text = self._tokenizer.decode(prompt, skip_special_tokens=False)
-        return text.removeprefix(self._before).removesuffix(self._after)
+        """The user's last text in the prompt of a conversation."""
+        text = self._tokenizer.decode(prompt, skip_special_tokens=False).removesuffix(self._after)
+        found = text.rpartition(self._between)[2] if self._between else text
+        return found.removeprefix(self._before)
+
+    def first_turn(self, conversation: RecordedConversation) -> list[Message] | None:
+        """A question and its answer, if the conversation has no turns before and its answer ended by itself."""
+        prompt = self._tokenizer.decode(conversation.prompt, skip_special_tokens=False)
+        if not conversation.ended or (self._between and self._between in prompt):
+            return None
+        return [
+            {"role": "user", "content": self.question_of(conversation.prompt)},
+            {"role": "assistant", "content": self._tokenizer.decode(conversation.answer)},
+        ]
+
+    def _between_turns(self) -> str:
+        """What the template writes between an answer and the question after it; empty: it takes one turn only."""
+        answer, question = _MARK + "answer", _MARK + "next"
+        roles = (("user", _MARK), ("assistant", answer), ("user", question))
+        try:
+            text = self._render([{"role": role, "content": content} for role, content in roles])
+        except RequestError:
+            return ""
+        return text.partition(answer)[2].partition(question)[0]
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
@@ -187,7 +231,11 @@ class QuestionFilter:
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self.dropped: Counter[str] = Counter()
-        self._seen = {_key(each) for each in known}
+        self._seen: set[str] = set()
+        self.add(known)
+
+    def add(self, known: Iterable[str]) -> None:
+        self._seen.update(map(_key, known))
 
     def takes(self, text: str, *, ended: bool) -> bool:
         """ended: the model ended the question by itself."""
@@ -224,10 +272,18 @@ class AskingSettings:
     """How questions are sampled. per_shard: before the filter. max_tokens: longer ones are dropped."""
 
     seed: int = 0
-    per_shard: int = 768
+    per_shard: int = 256
     temperature: float = 1.0
     top_p: float = 0.95
     max_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opening:
+    """How a question begins: the messages before it, and its first words."""
+
+    history: Sequence[Message] = ()
+    words: str = ""
 
 
 class SelfAskedQuestions:
@@ -237,19 +293,17 @@ class SelfAskedQuestions:
         self._source = source
         self._turns = turns
         self._settings = settings
-        self._filter: QuestionFilter | None = None
+        self._filter = QuestionFilter()
+        self._earlier: list[list[Message]] = []  # first turns of the conversations that there are
+        self._shards_read = 0
 
     def next_batch(self, dataset: Dataset, on_question: Callable[[], None]) -> QuestionBatch:
         """Raises ConfigError if hardly any question can be used."""
-        if self._filter is None:
-            shards = dataset.shards()
-            self._filter = QuestionFilter(
-                self._turns.question_of(each.prompt) for shard in shards for each in shard
-            )
+        self._read(dataset)
         settings, known = self._settings, self._filter
         known.dropped.clear()
         indices = range(dataset.asked, dataset.asked + settings.per_shard)
-        beginnings = [_beginning(settings.seed, index) for index in indices]
+        openings = [self._opening(index) for index in indices]
         sampling = [
             SamplingParams(
                 temperature=settings.temperature,
@@ -261,26 +315,42 @@ class SelfAskedQuestions:
             )
             for index in indices
         ]
-        prompts = [self._turns.question_prompt(each) for each in beginnings]
+        prompts = [self._turns.question_prompt(each.words, each.history) for each in openings]
         found = self._source.answer(prompts, sampling, lambda _tokens: on_question())
-        texts = [(first_words + each.text).strip() for first_words, each in zip(beginnings, found, strict=True)]
-        kept = [text for text, each in zip(texts, found, strict=True) if known.takes(text, ended=each.ended)]
+        texts = [(opening.words + each.text).strip() for opening, each in zip(openings, found, strict=True)]
+        conversations = [
+            [*opening.history, {"role": "user", "content": text}]
+            for opening, text, each in zip(openings, texts, found, strict=True)
+            if known.takes(text, ended=each.ended)
+        ]
         dropped = dict(sorted(known.dropped.items()))
-        if len(kept) < max(1, _MIN_KEPT * len(texts)):
+        if len(conversations) < max(1, _MIN_KEPT * len(texts)):
             raise ConfigError(
-                f"of {len(texts)} questions that the model asked itself {len(kept)} can be used "
+                f"of {len(texts)} questions that the model asked itself {len(conversations)} can be used "
                 f"(dropped: {dropped}); "
                 "it was not trained on what users say: give questions with --prompts, or recorded text with "
                 "--from-traffic"
             )
-        conversations = [[{"role": "user", "content": text}] for text in kept]
         return QuestionBatch(conversations=conversations, asked=len(texts), dropped=dropped)
 
+    def _read(self, dataset: Dataset) -> None:
+        """Learn which questions and answers there are."""
+        for index in range(self._shards_read, len(dataset.records)):
+            shard = list(dataset.shard(index))
+            self._filter.add(self._turns.question_of(each.prompt) for each in shard)
+            self._earlier += filter(None, map(self._turns.first_turn, shard))
+        self._shards_read = len(dataset.records)
 
-def _beginning(seed: int, index: int) -> str:
-    if index % 2 == 0:
-        return ""
-    return _BEGINNINGS[derived_seed(seed, "beginning", index) % len(_BEGINNINGS)]
+    def _opening(self, index: int) -> _Opening:
+        if index % 2 == 0:
+            return _Opening()
+        draw = derived_seed(self._settings.seed, "beginning", index)
+        if index % 4 == 1 or not self._earlier:
+            return _Opening(words=_BEGINNINGS[draw % len(_BEGINNINGS)])
+        turn = self._earlier[derived_seed(self._settings.seed, "earlier", index) % len(self._earlier)]
+        if index % 8 == 3 and self._turns.has_history:
+            return _Opening(history=turn)
+        return _Opening(words=_ABOUT_DOCUMENTS[draw % len(_ABOUT_DOCUMENTS)].format(turn[1]["content"]))
 
 
 def derived_seed(seed: int, use: str, index: int) -> int:

@@ -59,7 +59,7 @@ def test_answers_take_turns_with_the_temperatures_and_have_seeds_of_their_own(
     source = FakeSource()
     dataset = make(tmp_path, tiny_checkpoint, source)
     found = [each for shard in dataset.shards() for each in shard]
-    assert [each.temperature for each in found] == pytest.approx([0.0, 0.8] * (len(found) // 2))
+    assert [each.temperature for each in found] == pytest.approx(([0.0, 0.8] * len(found))[: len(found)])
     seeds = [params.seed for _, params in source.asked]
     assert len(set(seeds)) == len(seeds)
     assert all(each.answer[-1] == EOS_TOKEN_ID and each.ended for each in found)

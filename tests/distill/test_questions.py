@@ -68,6 +68,66 @@ def test_half_of_the_questions_begin_as_the_model_likes(tiny_checkpoint: Path, t
     assert all(EOS_TOKEN_ID in params.stop_token_ids for _, params in source.asked)
 
 
+PLAIN = (
+    "{% for message in messages %}### {{ message['role'] }}:\n{{ message['content'] | trim }}\n{% endfor %}"
+    "### Answer:\n"
+)
+
+
+def tokenizer_with(directory: Path, template: str | None) -> Tokenizer:
+    core = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return Tokenizer(core, replace(read_settings(directory), chat_template=template))
+
+
+ONE_TURN = "{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}" + CHAT_TEMPLATE
+
+
+@pytest.mark.parametrize("template, follows", [(CHAT_TEMPLATE, True), (PLAIN, True), (ONE_TURN, False)])
+def test_a_quarter_of_the_questions_is_about_an_earlier_answer(
+    tiny_checkpoint: Path, tmp_path: Path, template: str, follows: bool
+) -> None:
+    """In turn one that follows its conversation and one with it as a document; the latter only without history.
+
+    Seen to catch: answers of conversations that were cut off or follow others; prompts with the question's end.
+    """
+    tokenizer = tokenizer_with(tiny_checkpoint, template)
+    turns = ChatTurns(tokenizer, (EOS_TOKEN_ID,))
+    question = {"role": "user", "content": "why is it so?"}
+    answer = {"role": "assistant", "content": "it is so."}
+    ended = (*tokenizer.encode(answer["content"], add_special_tokens=False), EOS_TOKEN_ID)
+    conversations = [([question], True), ([question], False)]
+    if follows:
+        conversations.append(([question, answer, question], True))
+    Dataset(tmp_path, {}).add(
+        Shard.of(
+            [
+                RecordedConversation(
+                    prompt=tuple(turns.answer_prompt(messages)),
+                    answer=ended if whole else ended[:-2],
+                    ended=whole,
+                    temperature=0.0,
+                )
+                for messages, whole in conversations
+            ]
+        ),
+        asked=16,
+    )
+    source = FakeSource(questions=[f" the question {name} is this" for name in "abcdefgh"])
+    questions = SelfAskedQuestions(source, turns, AskingSettings(per_shard=8))
+    batch = questions.next_batch(Dataset(tmp_path), lambda: None)
+    third, last = batch.conversations[3], batch.conversations[7]
+    assert [len(each) for each in batch.conversations] == [1, 1, 1, 3 if follows else 1, 1, 1, 1, 1]
+    if follows:
+        assert list(third[:2]) == [question, answer]
+        assert third[2]["content"] == "the question d is this"
+        asked_prompt = tokenizer.decode(source.asked[3][0], skip_special_tokens=False)
+        whole = tokenizer.decode(turns.answer_prompt(third), skip_special_tokens=False)
+        assert whole.startswith(asked_prompt)
+        assert turns.question_of(turns.answer_prompt(third)) == "the question d is this"
+    assert answer["content"] in last[0]["content"]
+    assert last[0]["content"].endswith(" the question h is this")
+
+
 def test_no_question_is_asked_twice_even_after_a_new_start(tiny_checkpoint: Path, tmp_path: Path) -> None:
     turns = ChatTurns(load_tokenizer(tiny_checkpoint), (EOS_TOKEN_ID,))
     prompt = tuple(turns.answer_prompt([{"role": "user", "content": "Why is rain wet?"}]))
@@ -84,17 +144,6 @@ def test_a_model_that_does_not_ask_is_refused_with_what_to_do(tiny_checkpoint: P
     source = FakeSource(ended=False)
     with pytest.raises(ConfigError, match=r"of 4 questions .* 0 can be used .*'too long': 4.*--prompts"):
         asked(tiny_checkpoint, source).next_batch(Dataset(tmp_path, {}), lambda: None)
-
-
-PLAIN = (
-    "{% for message in messages %}### {{ message['role'] }}:\n{{ message['content'] | trim }}\n{% endfor %}"
-    "### Answer:\n"
-)
-
-
-def tokenizer_with(directory: Path, template: str | None) -> Tokenizer:
-    core = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
-    return Tokenizer(core, replace(read_settings(directory), chat_template=template))
 
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, PLAIN])
@@ -139,7 +188,6 @@ def test_a_model_without_usable_turns_is_refused(
 
 
 def test_a_conversation_that_the_template_refuses_is_an_error_of_its_own(tiny_checkpoint: Path) -> None:
-    template = "{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}" + CHAT_TEMPLATE
-    turns = ChatTurns(tokenizer_with(tiny_checkpoint, template), (EOS_TOKEN_ID,))
+    turns = ChatTurns(tokenizer_with(tiny_checkpoint, ONE_TURN), (EOS_TOKEN_ID,))
     with pytest.raises(RequestError, match="one only"):
         turns.answer_prompt([{"role": "user", "content": "a"}] * 2)
