@@ -6,9 +6,11 @@ processes import for seconds, at the same time. Imports server.py last, so that 
 """
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from faser.cli.preparation import (
     FLUSH_TIMEOUT_S,
@@ -22,6 +24,7 @@ from faser.cli.preparation import (
 )
 from faser.config.declaration import Label, find_problems, settings_of
 from faser.config.engine import EngineConfig
+from faser.config.environment import rank_place
 from faser.config.help import help_text
 from faser.config.server import ServerConfig
 from faser.config.sources import SETTINGS, Findings, UsageError, parse, server_settings
@@ -48,6 +51,9 @@ def serve(arguments: Sequence[str]) -> int:
         print(help_text(PROG, findings.topic, SETTINGS))
         return 0
     engine_config, server_config = _configs(findings)
+    place = rank_place()
+    if place is not None and place.rank:
+        _follow(server_config)
     _start_logging(server_config)
     for warning in findings.warnings:
         notice(f"warning: {warning}", logging.WARNING)
@@ -57,6 +63,12 @@ def serve(arguments: Sequence[str]) -> int:
         return _listen_and_serve(engine_config, server_config, findings.label, began_s)
     except FaserError as error:
         return failed(error)
+
+
+def _follow(config: ServerConfig) -> NoReturn:
+    """Become a rank of the model that the first one serves. It says what to load."""
+    module = "faser.engine.execution.startup.follower"
+    os.execv(sys.executable, [sys.executable, "-m", module, config.log_level.upper(), config.log_format])
 
 
 def _listen_and_serve(

@@ -204,10 +204,20 @@ class EngineConfig:
         ENGINE,
         Kind.INTEGER,
         None,
-        "Threads that compute. None: the cores this process may use.",
+        "Threads that compute, of each rank. None: the cores this process may use, divided among the ranks.",
         low=1,
         high=1024,
         common=True,
+    )
+    tensor_parallel_size: int = setting(
+        ENGINE,
+        Kind.COUNT,
+        1,
+        "Processes that each hold a part of the model and compute every step together, on a CPU: for a model that "
+        "does not fit into one machine, with torchrun. On one machine a step takes longer than with one process.",
+        aliases=("-tp",),
+        low=1,
+        high=64,
     )
     max_num_seqs: int = setting(
         ENGINE,
@@ -414,8 +424,8 @@ class EngineConfig:
 
     @property
     def threads(self) -> int:
-        """num_threads, or the cores this process may use."""
-        return self.num_threads or usable_cores()
+        """num_threads, or the cores this process may use, divided among the ranks."""
+        return self.num_threads or max(1, usable_cores() // self.tensor_parallel_size)
 
     @property
     def on_gpu(self) -> bool:
@@ -486,7 +496,22 @@ class EngineConfig:
         found += [f"{label('structured_outputs_config')}: {problem}" for problem in problems]
         if values["spec_overlap"] == "on" and parsed.config is not None:
             found += _overlap_problems(parsed.config, label)
-        return found
+        return found + _rank_problems(values, label)
+
+
+def _rank_problems(values: Mapping[str, Any], label: Label) -> list[str]:
+    """What a model that several processes hold cannot do."""
+    size, found = values["tensor_parallel_size"], []
+    if size in (None, 1):
+        return []
+    named = f"{label('tensor_parallel_size')} is {size}"
+    if _kind_of(values["device"]) == "cuda":
+        found.append(f"{named}; ranks compute on CPUs only, and {label('device')} is {values['device']}")
+    if values["spec_overlap"] == "on":
+        found.append(f"{named}; {label('spec_overlap')} on needs a model in one process")
+    if values["async_scheduling"]:
+        found.append(f"{named}; {label('async_scheduling')} needs a model in one process")
+    return found
 
 
 def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from faser.config.declaration import Setting
@@ -19,6 +20,35 @@ def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
 def cpu_isa(environment: Mapping[str, str] = os.environ) -> str | None:
     """The instruction set that FASER_CPU_ISA asks for. None: it asks for none."""
     return environment.get("FASER_CPU_ISA") or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """A process that torchrun has started, `life` times before. host, port: of the store where its ranks meet."""
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    life: str
+
+
+def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
+    """Where torchrun has put this process; None: it has not started it."""
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    return RankPlace(
+        rank=int(environment["RANK"]),
+        size=int(environment["WORLD_SIZE"]),
+        host=environment["MASTER_ADDR"],
+        port=int(environment["MASTER_PORT"]),
+        life=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+    )
+
+
+def talk_on_this_machine(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let ranks find each other where a machine's own name leads nowhere. What is set already stays."""
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

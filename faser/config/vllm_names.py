@@ -89,7 +89,6 @@ _NO_ADMIN = "this build has no admin routes"
 _OLDER = "it belongs to older versions"
 
 FOREIGN_FLAGS: tuple[Foreign, ...] = (
-    _refuse("--tensor-parallel-size -tp", _ONE_DEVICE, neutral=_ONE),
     _refuse("--pipeline-parallel-size -pp", _ONE_DEVICE, neutral=_ONE),
     _refuse("--data-parallel-size -dp", "one process serves one replica", neutral=_ONE, instead="several servers"),
     _refuse("--decode-context-parallel-size -dcp", _ONE_DEVICE, neutral=_ONE),

@@ -122,6 +122,7 @@ def build(
         auditor=auditor,
         grammars=parts.grammars,
         adopt_head=None if executor.heads is None else executor.heads.adopt,
+        ranks=parts.ranks,
     )
     return Built(
         engine=engine,

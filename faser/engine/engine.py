@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, StepDeltas, StepPlan, StepResult
@@ -24,12 +25,25 @@ from faser.errors import RequestError
 from faser.types import EngineStats, Request
 
 
+class Ranks(Protocol):
+    """The processes that hold the rest of the model."""
+
+    def beat(self) -> None:
+        """Raises EngineError if one of them has ended, or does not answer."""
+        ...
+
+    def close(self) -> None:
+        """End them."""
+        ...
+
+
 class Engine:
     """One scheduler, one executor, one thread. AsyncEngine is the interface for the front-end.
 
     trace: records every step. schedules_async: a step without drafts is launched before the one in flight has
     ended. auditor: None replays no answer. grammars: None in an engine whose answers have no structure.
-    adopt_head: as HeadVersions.adopt; None in an engine whose head stays as it is.
+    adopt_head: as HeadVersions.adopt; None in an engine whose head stays as it is. ranks: that hold the rest of
+    the model; None: there are no others.
     """
 
     def __init__(
@@ -42,8 +56,10 @@ class Engine:
         auditor: Auditor | None = None,
         grammars: GrammarCompiler | None = None,
         adopt_head: Callable[[Path], bool] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._adopt_head = adopt_head
+        self._ranks = ranks
         self._grammars = grammars
         self._scheduler = scheduler
         self._executor = executor
@@ -72,6 +88,8 @@ class Engine:
             self._gaps.restart()
             if self._auditor is not None and not self._scheduler.has_work():
                 self._auditor.step()
+            if self._ranks is not None:
+                self._ranks.beat()
             return StepDeltas()
         if self._schedules_async and self._scheduler.can_schedule_async():
             return self._finish(self._executor.launch(plan), began_s)
@@ -145,9 +163,11 @@ class Engine:
         self._last_step_s = ended_s - began_s
 
     def close(self) -> None:
-        """End the trace. No step may follow."""
+        """End the trace, and the other ranks. No step may follow."""
         if self._trace is not None:
             self._trace.close()
+        if self._ranks is not None:
+            self._ranks.close()
 
     def prepare(self, request: Request) -> None:
         """Compile what the answers to a request must match. May be called from any thread, before `add`.

@@ -97,12 +97,12 @@ def test_keys_may_be_repeated_and_several_names_follow_one_flag() -> None:
 def test_all_problems_of_all_sources_are_reported_at_once(tmp_path: Path) -> None:
     file = yaml_file(tmp_path, "prot: 1\nblock-size: 8\n")
     found = problems(
-        *["--max-num-seqs", "0", "--max-num-batched-token", "5", "--port", "x", "-tp", "2"],
+        *["--max-num-seqs", "0", "--max-num-batched-token", "5", "--port", "x", "-pp", "2"],
         environment={"FASER_DTYPE": "int8", "FASER_MODLE": "x"},
         file=file,
     )
     assert set(found) == {
-        "--tensor-parallel-size: '2' is known from vLLM but not supported by FASER 0.1.0: "
+        "--pipeline-parallel-size: '2' is known from vLLM but not supported by FASER 0.1.0: "
         "a model runs on one device. Remove it.",
         "--max-num-batched-token: unknown flag. Did you mean '--max-num-batched-tokens'?",
         "FASER_MODLE: unknown variable. Did you mean 'FASER_MODEL'?",

@@ -167,6 +167,20 @@ def test_a_head_that_agrees_with_the_model_is_right(tmp_path: Path, dtype: torch
     assert right > 0.3 * verified
 
 
+def test_a_head_reads_the_states_of_a_model_that_two_ranks_hold(tmp_path: Path) -> None:
+    path, head = write_agreeing(tmp_path, torch.float32)
+    wanted = answers(built(path, {"policy": "off"}, kv_cache_memory=3 << 20).engine, 0.0)
+    drafting = {"policy": "fixed", "num_speculative_tokens": 3, "model": str(head)}
+    ranks = {"tensor_parallel_size": 2, "num_threads": 1}
+    engine = built(path, drafting, kv_cache_memory=3 << 20, **ranks).engine
+    try:
+        assert answers(engine, 0.0) == wanted
+    finally:
+        engine.close()
+    verified, right = accepted(engine)
+    assert right >= verified - 6 > 300
+
+
 def test_requests_without_drafts_leave_no_states(tmp_path: Path) -> None:
     """Neither do they change what is counted as read of the others."""
     path, head = write_agreeing(tmp_path, torch.float32)

@@ -118,6 +118,15 @@ def frame(message: msgspec.Struct) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def to_text(configure: Configure) -> str:
+    return msgspec.json.encode(configure).decode()
+
+
+def from_text(configure: str) -> Configure:
+    """What to_text was given."""
+    return msgspec.json.decode(configure, type=Configure)
+
+
 def receive(connection: socket.socket) -> ToEngine | None:
     """The front-end's next message; None when it has closed the connection. Blocks."""
     body = read_body(connection)

@@ -24,6 +24,7 @@ from faser.kernels.interface.blocks import (
     NormedLinear,
     columns_of,
 )
+from faser.kernels.interface.collectives import Collectives
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
@@ -253,10 +254,15 @@ class Backend(Protocol):
 
 
 class SeparateBlocks:
-    """See Blocks. A backend's operations, one after the other."""
+    """See Blocks. A backend's operations, one after the other.
 
-    def __init__(self, backend: Backend) -> None:
+    ranks: the products hold one rank's part of a layer, so what they add to the residual stream is a part of a sum
+    over all ranks; None: they are whole.
+    """
+
+    def __init__(self, backend: Backend, ranks: Collectives | None = None) -> None:
         self._backend = backend
+        self._ranks = ranks
 
     def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
         normed = self._backend.rms_norm(hidden, product.norm, product.eps, buffers.normed)
@@ -273,35 +279,46 @@ class SeparateBlocks:
         buffers: BlockBuffers,
     ) -> None:
         if isinstance(block, MixedFeedForward):
-            self._backend.linear(mixed, block.attention_out, hidden, residual=hidden)
+            self._add(mixed, block.attention_out, block.eps, None, hidden, buffers)
             normed = self._backend.rms_norm(hidden, block.norm, block.eps, buffers.normed)
-            self._backend.experts(normed, block.experts, hidden)
+            if self._ranks is None:
+                self._backend.experts(normed, block.experts, hidden)
+            else:
+                part = torch.zeros_like(hidden)
+                self._backend.experts(normed, block.experts, part)
+                hidden.add_(self._ranks.all_reduce(part))
         else:
             self._feed_forward(mixed, hidden, block, buffers)
         if following is not None:
             self.normed_linear(hidden, following, out, buffers)
 
     def _feed_forward(self, mixed: Tensor, hidden: Tensor, block: FeedForward, buffers: BlockBuffers) -> None:
-        self._add(mixed, block.attention_out, block, block.norm_after_attention, hidden, buffers)
+        eps = block.gate_up.eps
+        self._add(mixed, block.attention_out, eps, block.norm_after_attention, hidden, buffers)
         self.normed_linear(hidden, block.gate_up, buffers.gate_up, buffers)
         self._backend.gate(buffers.gate_up, buffers.inner, block.activation)
-        self._add(buffers.inner, block.down, block, block.norm_after, hidden, buffers)
+        self._add(buffers.inner, block.down, eps, block.norm_after, hidden, buffers)
 
     def _add(
         self,
         x: Tensor,
         product: PackedLinear,
-        block: FeedForward,
+        eps: float,
         norm: Tensor | None,
         hidden: Tensor,
         buffers: BlockBuffers,
     ) -> None:
         """hidden += norm(product(x)); norm: None: none."""
-        if norm is None:
+        if norm is None and self._ranks is None:
             self._backend.linear(x, product, hidden, residual=hidden)
+            return
+        added = self._backend.linear(x, product, buffers.normed)
+        if self._ranks is not None:
+            self._ranks.all_reduce(added)
+        if norm is None:
+            hidden.add_(added)
         else:
-            added = self._backend.linear(x, product, buffers.normed)
-            self._backend.rms_norm(added, norm, block.gate_up.eps, hidden, residual=hidden)
+            self._backend.rms_norm(added, norm, eps, hidden, residual=hidden)
 
 
 class SeparateLayers:

@@ -39,8 +39,17 @@ class Fp8Rows:
     scales: Tensor
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    @property
     def num_bytes(self) -> int:
         return self.values.nbytes + self.scales.nbytes
+
+    def take_columns(self, first: int, last: int) -> "Fp8Rows":
+        """Columns first … last - 1; each row keeps its scale."""
+        codes = self.values.view(torch.uint8)[:, first:last].contiguous()
+        return Fp8Rows(values=codes.view(FP8), scales=self.scales)
 
     def take(self, rows: NDArray[np.int64]) -> "Fp8Rows":
         """These rows, in this order."""

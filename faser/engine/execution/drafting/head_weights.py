@@ -132,11 +132,14 @@ def _packed(
     for name in (tensors.EMBEDDING, tensors.HEAD):
         if name not in own:
             _check_width(name, spec, target)
-    candidates = {tensors.EMBEDDING: target.ends.embedding}
-    if draft_ids is None:
-        candidates[tensors.HEAD] = target.ends.head
+    candidates, lent = {tensors.EMBEDDING: target.ends.embedding}, target.ends.head
+    if lent is None:
+        if tensors.HEAD not in own:
+            raise ModelError(f"the head has no {tensors.HEAD}; the target has one that is divided among ranks")
+    elif draft_ids is None:
+        candidates[tensors.HEAD] = lent
     elif tensors.HEAD not in own:
-        source = LendingSource(source, {tensors.HEAD: _rows(target.ends.head, draft_ids, target, backend)})
+        source = LendingSource(source, {tensors.HEAD: _rows(lent, draft_ids, target, backend)})
     shared = {
         name: handle
         for name, handle in candidates.items()

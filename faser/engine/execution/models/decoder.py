@@ -13,7 +13,7 @@ from faser.engine.checkpoints.families.architecture import AttentionSpec, Decode
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import DecoderWeights, LayerWeights, NetworkWeights
-from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     DecoderLayer,
@@ -25,6 +25,7 @@ from faser.kernels.interface.blocks import (
     NormedLinear,
     columns_of,
 )
+from faser.kernels.interface.collectives import Collectives
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 
 
@@ -34,7 +35,8 @@ class Buffers:
 
     hidden, normed: [R, H]; qkv, mixed: see LayerBuffers; gate_up: [R, 2 F]; inner: [R, F];
     logits: [max_logit_rows, V] float32. states: [R, K * H], of the K state_layers, ascending, side by side;
-    state layer i is the residual stream before layer i, num_layers that after the last one.
+    state layer i is the residual stream before layer i, num_layers that after the last one. logits_part: the
+    columns of a rank's own tokens; None: there are no other ranks.
     """
 
     hidden: Tensor
@@ -46,6 +48,7 @@ class Buffers:
     logits: Tensor
     states: Tensor
     state_layers: tuple[int, ...] = ()
+    logits_part: Tensor | None = None
 
     def scratch(self, rows: int) -> BlockBuffers:
         """The parts that hold numbers within a layer."""
@@ -61,9 +64,15 @@ class Buffers:
         max_rows: int,
         max_logit_rows: int,
         state_layers: tuple[int, ...] = (),
+        head_rows: int | None = None,
     ) -> "Buffers":
+        """head_rows: the tokens that a rank's head knows; None: all, there are no other ranks."""
+
         def rows(width: int) -> Tensor:
             return torch.empty((max_rows, width), dtype=dtype, device=device)
+
+        def logits(width: int) -> Tensor:
+            return torch.empty((max_logit_rows, width), dtype=torch.float32, device=device)
 
         attentions, inner = [each.attention for each in spec.layers], spec.inner_size
         return cls(
@@ -73,7 +82,8 @@ class Buffers:
             mixed=rows(max(each.q_size for each in attentions)),
             gate_up=rows(2 * inner),
             inner=rows(inner),
-            logits=torch.empty((max_logit_rows, spec.vocab_size), dtype=torch.float32, device=device),
+            logits=logits(spec.vocab_size),
+            logits_part=None if head_rows is None else logits(head_rows),
             states=rows(len(state_layers) * spec.hidden_size),
             state_layers=state_layers,
         )
@@ -81,21 +91,28 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderEnds:
-    """What a head may share with its target. final_norm: [H]."""
+    """What a head may share with its target. final_norm: [H]. head: None: it is divided among ranks."""
 
     embedding: PackedLinear
     final_norm: Tensor
-    head: PackedLinear
+    head: PackedLinear | None
 
 
 class Decoder:
     """A loaded model. It runs one step at a time: concurrent lanes need a Decoder each.
 
-    rotary: on the backend's device; positions of a step are among its own.
+    rotary: on the backend's device; positions of a step are among its own. ranks: weights are one rank's part of
+    the model's, and spec says how many heads and channels that is; None: they are all.
     """
 
     def __init__(
-        self, spec: DecoderSpec, backend: Backend, weights: DecoderWeights, rotary: RotaryTables, buffers: Buffers
+        self,
+        spec: DecoderSpec,
+        backend: Backend,
+        weights: DecoderWeights,
+        rotary: RotaryTables,
+        buffers: Buffers,
+        ranks: Collectives | None = None,
     ) -> None:
         self.spec = spec
         self.dtype = buffers.hidden.dtype
@@ -107,8 +124,9 @@ class Decoder:
             layer: buffers.states[:, i * width : (i + 1) * width] for i, layer in enumerate(buffers.state_layers)
         }
         self._last_states = captured.get(spec.num_layers)
-        self._blocks = backend.blocks
-        self._layers = backend.layers
+        self._ranks = ranks
+        self._blocks = backend.blocks if ranks is None else SeparateBlocks(backend, ranks)
+        self._layers = backend.layers if ranks is None else SeparateLayers(backend, self._blocks)
         self._head = NormedLinear(norm=weights.final_norm, eps=spec.rms_norm_eps, linear=weights.head)
         self._stack = DecoderStack(
             layers=tuple(
@@ -132,7 +150,8 @@ class Decoder:
     @property
     def ends(self) -> DecoderEnds:
         weights = self._weights
-        return DecoderEnds(embedding=weights.embedding, final_norm=weights.final_norm, head=weights.head)
+        head = weights.head if self._ranks is None else None
+        return DecoderEnds(embedding=weights.embedding, final_norm=weights.final_norm, head=head)
 
     @property
     def hidden(self) -> Tensor:
@@ -198,13 +217,29 @@ class Decoder:
             )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, V] float32 for any N rows of hidden, [N, H], unchanged; valid until the next call."""
+        """[N, V] float32 for any N rows of hidden, [N, H], unchanged; valid until the next call.
+
+        On other ranks than the first one the numbers are arbitrary.
+        """
         rows = hidden.shape[0]
         assert rows <= self._buffers.logits.shape[0], "more rows than the logits buffer holds"
-        scratch = self._buffers.scratch(rows)
-        found = self._blocks.normed_linear(hidden, self._head, self._buffers.logits[:rows], scratch)
+        scratch, found = self._buffers.scratch(rows), self._buffers.logits[:rows]
+        if self._ranks is None:
+            self._blocks.normed_linear(hidden, self._head, found, scratch)
+        else:
+            self._gather_logits(hidden, found, scratch, self._ranks)
         cap = self.spec.logit_cap
         return found if cap is None else found.div_(cap).tanh_().mul_(cap)
+
+    def _gather_logits(self, hidden: Tensor, whole: Tensor, scratch: BlockBuffers, ranks: Collectives) -> None:
+        """Every rank has as many columns; the last ones may be the same as some before (Shard.tokens)."""
+        room = self._buffers.logits_part
+        assert room is not None, "a rank has room for its part of the logits"
+        parts = ranks.gather(self._blocks.normed_linear(hidden, self._head, room[: len(hidden)], scratch))
+        width, last = room.shape[1], whole.shape[1] - room.shape[1]
+        for rank, part in enumerate(parts or ()):
+            first = min(rank * width, last)
+            whole[:, first : first + width] = part
 
 
 def attention_shape(spec: AttentionSpec) -> AttentionShape:

@@ -5,18 +5,20 @@ is faster, all products of the layers if fp8 is requested, all matrices if int8 
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import ModelConfig, gguf_file, read_model_config
 from faser.engine.checkpoints.gguf.checkpoint import GgufSource, open_gguf
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, StoredMxfp4
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import RotaryTables
+from faser.engine.execution.models.shard import Shard, ShardedSource, local_shapes, local_spec
 from faser.engine.execution.models.sources import (
     QUANTIZATIONS,
     Fp8Source,
@@ -39,6 +41,7 @@ from faser.engine.execution.models.weights import (
 )
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.collectives import Collectives
 from faser.kernels.interface.fp8 import quantise_weight
 
 _log = logging.getLogger("faser")
@@ -57,6 +60,8 @@ def load_decoder(
     source: WeightSource | None = None,
     state_layers: tuple[int, ...] = (),
     progress: ByteProgress,
+    shard: Shard | None = None,
+    ranks: Collectives | None = None,
 ) -> Decoder:
     """Load a checkpoint directory, or a GGUF file.
 
@@ -66,7 +71,8 @@ def load_decoder(
     as they are; none dequantises what is stored; None: weights stay as they are stored where the backend has
     products for them, those of a GGUF file where these are the faster ones. source: gives the tensors instead of
     the files in the directory, never in blocks; the directory still gives the configuration. state_layers: whose
-    states the decoder can capture. progress: called with (bytes done, bytes in all) after every tensor.
+    states the decoder can capture. progress: called with (bytes done, bytes in all) after every tensor. shard: the
+    part of the model to load, whose other parts the other ranks have; None: all of it.
 
     Raises ModelError that names the unusable file, field or tensor; ConfigError for an unknown quantization, or
     one that the backend has no products for.
@@ -83,7 +89,10 @@ def load_decoder(
         )
     if config.wrapper is not None:
         _log.info("%s is a %s: its text half is loaded, images are not served", directory, config.wrapper)
-    form = _form(directory, source or open_source(directory), config, backend, dtype, quantization)
+    form, shapes = _form(directory, source or open_source(directory), config, backend, dtype, quantization), None
+    if shard is not None:
+        form, shapes = _sharded(form, spec, shard), local_shapes(spec, shard)
+        spec = local_spec(spec, shard)
     weights = pack_weights(
         form.source,
         spec,
@@ -93,6 +102,7 @@ def load_decoder(
         stored=form.stored,
         quantise=form.quantise,
         blocks=form.blocks,
+        shapes=shapes,
     )
     rotary = RotaryTables(spec, num_positions=max_model_len, device=backend.device)
     buffers = Buffers.allocate(
@@ -102,8 +112,9 @@ def load_decoder(
         max_rows=max_rows,
         max_logit_rows=max_rows if max_logit_rows is None else max_logit_rows,
         state_layers=state_layers,
+        head_rows=None if shard is None else shard.head_rows(spec.vocab_size),
     )
-    return Decoder(spec, backend, weights, rotary, buffers)
+    return Decoder(spec, backend, weights, rotary, buffers, ranks)
 
 
 def _check_quantization(quantization: str | None, backend: Backend, path: Path) -> None:
@@ -130,6 +141,12 @@ class _Form:
     stored: StoredRows = no_rows
     quantise: Quantise | None = None
     blocks: StoredBlocks = no_rows
+
+
+def _sharded(form: _Form, spec: DecoderSpec, shard: Shard) -> _Form:
+    """The same weights, but for what other ranks have of them."""
+    parts = ShardedSource(form.source, spec, shard)
+    return replace(form, source=parts, stored=parts.cut(form.stored), blocks=parts.cut(form.blocks))
 
 
 def _form(

@@ -106,6 +106,7 @@ def pack_weights(
     stored: StoredRows = no_rows,
     quantise: Quantise | None = None,
     blocks: StoredBlocks = no_rows,
+    shapes: Mapping[str, tensors.Shape] | None = None,
 ) -> DecoderWeights:
     """Read every tensor of the spec, cast it to dtype and pack it.
 
@@ -113,12 +114,13 @@ def pack_weights(
     products of the layers, on the backend's device; None: they keep the dtype. Embedding and head are never
     quantised here: their rows are looked up, and an error of the head goes into the tokens directly. blocks: gives
     low-bit weights, embedding and head included, which are packed as they are; a product of which one part is
-    none, or whose parts take their inputs in several orders, is dequantised.
+    none, or whose parts take their inputs in several orders, is dequantised. shapes: of the tensors that source
+    gives; None: those of the spec.
 
     Raises ModelError that names tensors that are missing, unexpected or of another shape; names are checked before
     anything is packed.
     """
-    shapes = tensors.tensor_shapes(spec)
+    shapes = shapes or tensors.tensor_shapes(spec)
     check_names(source, shapes, lambda name: tensors.ignorable(name, spec))
     packer = Packer(source, shapes, backend, dtype, progress, stored=stored, quantise=quantise, blocks=blocks)
     embedding = packer.product(tensors.EMBEDDING)

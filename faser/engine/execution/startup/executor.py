@@ -26,16 +26,19 @@ from faser.engine.execution.drafting.registry import (
     make_drafter,
 )
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
+from faser.engine.execution.models.tensors import num_parameters
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_lanes, make_on_lanes
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.overlap.streams import plain_streams
 from faser.engine.execution.pruning import EarlyPruning, PlainForward
+from faser.engine.execution.ranks.relay import LeadingRunner
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import make_verifier
 from faser.engine.execution.startup.device import check_kernels
 from faser.engine.execution.startup.files import ModelFiles, find_models, refreshable_head
+from faser.engine.execution.startup.leader import Ranks
 from faser.engine.execution.startup.memory import kv_shapes, text_index_bytes
 from faser.engine.execution.startup.models import (
     EngineHead,
@@ -66,7 +69,8 @@ class EngineParts:
 
     drafting: the draft model or the head; empty where drafts come from text. lanes:
     None without overlapped drafting. grammars: compiles what answers are asked to match. ngram_model: None where
-    none drafts. text_index_bytes: what drafting from text may hold.
+    none drafts. text_index_bytes: what drafting from text may hold. ranks: that hold the rest of the target; None:
+    there are no others.
     """
 
     config: EngineConfig
@@ -76,6 +80,7 @@ class EngineParts:
     lanes: Lanes | None
     ngram_model: NgramModel | None
     text_index_bytes: int
+    ranks: Ranks | None = None
 
     @property
     def models(self) -> tuple[EngineModel | EngineHead, ...]:
@@ -107,7 +112,7 @@ class EngineParts:
             kv_cache_bytes=sum(each.kv.total_bytes for each in self.models),
             kv_cache_dtype=str(kv.dtype).removeprefix("torch."),
             weight_bytes=sum(each.weight_bytes for each in self.models),
-            num_parameters=decoder.num_parameters,
+            num_parameters=num_parameters(files.spec),
         )
 
 
@@ -127,10 +132,12 @@ def load_parts(
         refreshable_head(config, files)
     grammars = _grammars(config, files[0])
     ngram_model = find_ngram_model(config.speculation, directory, files[0].spec.vocab_size)
-    backend = _backend(config, report)
+    backend = engine_backend(config, report)
+    ranks = None if config.tensor_parallel_size == 1 else Ranks(config, directory)
+    group = None if ranks is None else ranks.group
     memory = CudaMemory(backend.device) if backend.device.type == "cuda" else None
     free_bytes = 0 if memory is None else memory.free_bytes()
-    target, drafting = load_models(config, files, backend, report, sources)
+    target, drafting = load_models(config, files, backend, report, sources, group)
     if backend.name == "flashinfer":
         _check_kernels(files, backend, report)
     draft_models = [each for each in drafting if isinstance(each, LoadedModel)]
@@ -144,14 +151,22 @@ def load_parts(
     text_bytes = text_index_bytes(config, target.files.max_positions)
     shapes = kv_shapes(config, files, target.files.max_positions, budget, text_bytes)
 
+    if ranks is not None:
+        ranks.meet(shapes[0].num_blocks)
+
     def start(on: DeviceLanes) -> tuple[EngineModel, list[EngineModel | EngineHead]]:
-        return start_models(config, target, drafting, shapes, report, on=on, refreshes_head=refreshes_head)
+        return start_models(
+            config, target, drafting, shapes, report, on=on, refreshes_head=refreshes_head, group=group
+        )
 
     if lanes is None or memory is None:
         started, started_drafting = start(device_lanes)
     else:
         plain = None if partition is not None else lambda: _plain_streams(backend.device)
         lanes, (started, started_drafting) = make_on_lanes(lanes, start, plain)
+    if ranks is not None:
+        assert isinstance(started.runner, LeadingRunner)
+        ranks.runner = started.runner
     return EngineParts(
         config=config,
         grammars=grammars,
@@ -160,6 +175,7 @@ def load_parts(
         lanes=lanes,
         ngram_model=ngram_model,
         text_index_bytes=text_bytes,
+        ranks=ranks,
     )
 
 
@@ -196,7 +212,7 @@ def find_ngram_model(speculation: SpeculationConfig, directory: Path, vocab_size
     return None if path is None else load(path, vocab_size=vocab_size)
 
 
-def _backend(config: EngineConfig, report: ProgressCallback) -> Backend:
+def engine_backend(config: EngineConfig, report: ProgressCallback) -> Backend:
     report("preparing kernels", 0, 0)
     backend = make_backend(
         config.backend,

@@ -5,7 +5,7 @@ target's, in turn with it, and reads the hidden states that the target's steps l
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +19,12 @@ from faser.engine.execution.drafting.registry import HeadParts
 from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.models.decoder import Decoder, attention_shape
 from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.models.shard import Shard
 from faser.engine.execution.models.sources import QUANTIZATIONS
 from faser.engine.execution.models.weights import WeightSource
 from faser.engine.execution.overlap.lanes import DeviceLanes
+from faser.engine.execution.ranks.group import RankGroup
+from faser.engine.execution.ranks.relay import LeadingRunner
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graphs import GraphSizes
@@ -93,15 +96,17 @@ def load_models(
     backend: Backend,
     report: ProgressCallback,
     sources: Sources | None = None,
+    group: RankGroup | None = None,
 ) -> tuple[LoadedModel, list[LoadedModel | LoadedHead]]:
     """The target, on this backend, and what drafts for it. models: of find_models.
 
-    sources: where the tensors of a model come from; None: its directory.
+    sources: where the tensors of a model come from; None: its directory. group: the ranks that share the target;
+    what drafts for it is rank 0's alone.
     Raises ConfigError or ModelError naming what cannot be loaded.
     """
     target_files, *drafting = models
     read = {layer for each in drafting if isinstance(each, HeadFiles) for layer in each.head.state_layers}
-    target = load_model(config, target_files, backend, report, sources, tuple(sorted(read)))
+    target = load_model(config, target_files, backend, report, sources, tuple(sorted(read)), group)
     loaded: list[LoadedModel | LoadedHead] = []
     for each in drafting:
         if isinstance(each, HeadFiles):
@@ -118,8 +123,12 @@ def load_model(
     report: ProgressCallback,
     sources: Sources | None = None,
     state_layers: tuple[int, ...] = (),
+    group: RankGroup | None = None,
 ) -> LoadedModel:
-    """A target or a draft model; see load_models. state_layers: whose states a head reads."""
+    """A target or a draft model; see load_models. state_layers: whose states a head reads.
+
+    group: the ranks that share the model, of which this one loads its part; None: all of it.
+    """
     stage, is_target = _LOADING[files.role], files.role is ModelRole.TARGET
     decoder = load_decoder(
         files.directory,
@@ -132,6 +141,8 @@ def load_model(
         source=None if sources is None else sources(files.directory),
         state_layers=state_layers,
         progress=lambda done, total: report(stage, done, total),
+        shard=None if group is None else Shard(rank=group.rank, size=group.size),
+        ranks=group,
     )
     return LoadedModel(files=files, decoder=decoder, backend=backend)
 
@@ -145,12 +156,13 @@ def start_models(
     *,
     on: DeviceLanes,
     refreshes_head: bool = False,
+    group: RankGroup | None = None,
 ) -> tuple[EngineModel, list[EngineModel | EngineHead]]:
     """Give each model its cache and its runner: what drafts first, for its lane may have processors that cannot
     run it.
 
     shapes: of the target's cache and the others', in their order. refreshes_head: other versions of the head may
-    follow. Raises LaneError: see GraphRunner.
+    follow. group: as in load_models. Raises LaneError: see GraphRunner.
     """
     started: list[EngineModel | EngineHead] = []
     for each, kv in zip(drafting, shapes[1:], strict=True):
@@ -158,13 +170,23 @@ def start_models(
             started.append(_start_head(config, each, kv, refreshes=refreshes_head))
         else:
             started.append(_start_model(config, each, kv, report, on.draft))
-    return _start_model(config, target, shapes[0], report, on.verify), started
+    return _start_model(config, target, shapes[0], report, on.verify, group), started
 
 
 def _start_model(
-    config: EngineConfig, model: LoadedModel, kv: KvShape, report: ProgressCallback, lanes: Sequence[DeviceLane]
+    config: EngineConfig,
+    model: LoadedModel,
+    kv: KvShape,
+    report: ProgressCallback,
+    lanes: Sequence[DeviceLane],
+    group: RankGroup | None = None,
 ) -> EngineModel:
-    runner = make_runner(config, model, kv, report, lanes)
+    if group is None:
+        runner = make_runner(config, model, kv, report, lanes)
+    else:
+        backend, kv = model.backend, replace(kv, heads=model.decoder.spec.kv_heads)
+        sampler = HostTokenSampler(backend.sampling_kernels or TorchSamplingKernels())
+        runner = LeadingRunner(model.decoder, backend, kv, sampler, group)
     return EngineModel(files=model.files, decoder=model.decoder, backend=model.backend, kv=kv, runner=runner)
 
 

@@ -128,7 +128,7 @@ def _described(parts: EngineParts, limits: DummyBatchLimits, lanes: LanesSetup |
         "backend": (backend.name, chosen_isa() if backend.name == "native" else None),
         "device": _device_name(backend.device),
         "recorded": (config.records_steps, config.cudagraph_capture_sizes),
-        "threads": config.threads,
+        "threads": (config.threads, config.tensor_parallel_size),
         "lanes": lanes
         and (lanes.lanes.partition.name, lanes.lanes.partition.shares(), lanes.rows, lanes.contexts),
         "rows": (limits.max_rows, limits.max_logit_rows, limits.max_len),

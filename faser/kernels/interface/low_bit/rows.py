@@ -98,6 +98,15 @@ class GroupRows:
         minimums = None if self.minimums is None else self.minimums[rows]
         return replace(self, codes=self.codes[rows], scales=self.scales[rows], minimums=minimums)
 
+    def take_columns(self, first: int, last: int) -> "GroupRows":
+        groups = _whole_blocks(first, last, self.depth, self.group_size)
+        return replace(
+            self,
+            codes=np.ascontiguousarray(self.codes[:, first:last]),
+            scales=np.ascontiguousarray(self.scales[:, groups]),
+            minimums=None if self.minimums is None else np.ascontiguousarray(self.minimums[:, groups]),
+        )
+
     def decode(self) -> DecodedRows:
         """In groups of 32: what products compute with."""
 
@@ -136,6 +145,10 @@ class FloatRows:
     def take(self, rows: npt.NDArray[np.int64]) -> "FloatRows":
         return replace(self, weight=self.weight[torch.from_numpy(rows)])
 
+    def take_columns(self, first: int, last: int) -> "FloatRows":
+        _whole_blocks(first, last, self.depth, self.scheme.group_size)
+        return replace(self, weight=self.weight[:, first:last])
+
     def decode(self) -> DecodedRows:
         return quantise(self.weight.float().cpu().numpy(), self.scheme).decode()
 
@@ -162,6 +175,11 @@ class BlockRows:
 
     def take(self, rows: npt.NDArray[np.int64]) -> "BlockRows":
         return replace(self, blocks=self.blocks[rows])
+
+    def take_columns(self, first: int, last: int) -> "BlockRows":
+        blocks, size = _whole_blocks(first, last, self.depth, self.format.values), self.format.num_bytes
+        columns = self.blocks[:, blocks.start * size : blocks.stop * size]
+        return replace(self, blocks=np.ascontiguousarray(columns))
 
     def decode(self) -> DecodedRows:
         return self.format.decode(self.blocks)
@@ -193,6 +211,12 @@ class LowBitRows:
         (part,) = self.parts
         return replace(self, parts=(part.take(rows),))
 
+    def take_columns(self, first: int, last: int) -> "LowBitRows":
+        """Inputs first … last - 1. Raises ConfigError for ends within a block, and for inputs in another order."""
+        if self.order is not None:
+            raise ConfigError("its columns are not in the order of its inputs, so they cannot be divided")
+        return replace(self, parts=tuple(part.take_columns(first, last) for part in self.parts))
+
     def dequantised(self) -> Floats:
         """[N, K], columns in the order of the inputs."""
         columns = np.concatenate([part.decode().dequantised() for part in self.parts])
@@ -213,6 +237,13 @@ def block_rows(format_name: str, blocks: Bytes, depth: int) -> LowBitRows:
             f"{found.values} values take {found.num_bytes}"
         )
     return LowBitRows(parts=(BlockRows(format=found, blocks=np.ascontiguousarray(blocks)),))
+
+
+def _whole_blocks(first: int, last: int, depth: int, size: int) -> slice:
+    """The blocks of `size` columns that columns first … last - 1 of `depth` are. The last block may be shorter."""
+    if first % size or (last % size and last != depth):
+        raise ConfigError(f"columns {first} to {last} cut blocks of {size}")
+    return slice(first // size, -(-last // size))
 
 
 def can_stack(weights: Sequence[LowBitRows]) -> bool:

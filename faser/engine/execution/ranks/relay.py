@@ -1,0 +1,184 @@
+"""What rank 0 tells the other ranks to run, and the loop in which they do.
+
+A call of rank 0's runner goes out as a message before it runs there. All ranks then meet in the sums of the layers
+and where the parts of the logits come together. The messages hold what a runner gets: rows, places, blocks.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.ranks.group import RankGroup
+from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.tokens import TokenSampler
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import RowLayout
+
+
+class _Numbers(msgspec.Struct, frozen=True, array_like=True):
+    """An array. kind: its dtype, as numpy names it."""
+
+    kind: str
+    shape: tuple[int, ...]
+    content: bytes
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> "_Numbers":
+        return cls(array.dtype.str, array.shape, array.tobytes())
+
+    def array(self) -> NDArray[Any]:
+        """A new one."""
+        return np.frombuffer(bytearray(self.content), self.kind).reshape(self.shape)
+
+    def tensor(self) -> torch.Tensor:
+        return torch.from_numpy(self.array())
+
+
+class _Layout(msgspec.Struct, frozen=True, array_like=True):
+    query_start: _Numbers
+    seq_len: _Numbers
+    positions: _Numbers
+    block_table: _Numbers
+
+    @classmethod
+    def of(cls, layout: RowLayout) -> "_Layout":
+        parts = (layout.query_start, layout.seq_len, layout.positions, layout.block_table)
+        return cls(*(_Numbers.of(each.numpy()) for each in parts))
+
+    def layout(self) -> RowLayout:
+        return RowLayout(
+            query_start=self.query_start.tensor(),
+            seq_len=self.seq_len.tensor(),
+            positions=self.positions.tensor(),
+            block_table=self.block_table.tensor(),
+        )
+
+
+class _Begin(msgspec.Struct, frozen=True, tag=True):
+    """runs: all layers at once, and not only the embedding."""
+
+    token_ids: _Numbers
+    layout: _Layout
+    last_rows: _Numbers
+    runs: bool
+
+    @classmethod
+    def of(cls, batch: RowBatch, *, runs: bool) -> "_Begin":
+        assert batch.feedback is None, "ranks get tokens that are known"
+        return cls(
+            token_ids=_Numbers.of(batch.token_ids.numpy()),
+            layout=_Layout.of(batch.layout),
+            last_rows=_Numbers.of(batch.last_rows),
+            runs=runs,
+        )
+
+    def batch(self) -> RowBatch:
+        return RowBatch(
+            token_ids=self.token_ids.tensor(), layout=self.layout.layout(), last_rows=self.last_rows.array()
+        )
+
+
+class _Advance(msgspec.Struct, frozen=True, tag=True):
+    num_layers: int | None
+
+
+class _Compact(msgspec.Struct, frozen=True, tag=True):
+    counts: _Numbers
+
+
+class _Logits(msgspec.Struct, frozen=True, tag=True):
+    rows: _Numbers
+
+
+class _FillCache(msgspec.Struct, frozen=True, tag=True):
+    layout: _Layout
+
+
+class _Beat(msgspec.Struct, frozen=True, tag=True):
+    """Nothing is to be run; all ranks show that they live."""
+
+
+class _End(msgspec.Struct, frozen=True, tag=True): ...
+
+
+_Call = _Begin | _Advance | _Compact | _Logits | _FillCache | _Beat | _End
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Call)
+
+
+class LeadingRunner(Runner):
+    """Rank 0's runner. Raises EngineError where another rank is gone, or does not answer."""
+
+    def __init__(
+        self, decoder: Decoder, backend: Backend, kv: KvShape, token_sampler: TokenSampler, group: RankGroup
+    ) -> None:
+        super().__init__(decoder, backend, kv, token_sampler)
+        self._group = group
+
+    def forward(self, batch: RowBatch) -> None:
+        self._tell(_Begin.of(batch, runs=True))
+        super().begin(batch)
+        super().advance()
+
+    def begin(self, batch: RowBatch) -> None:
+        self._tell(_Begin.of(batch, runs=False))
+        super().begin(batch)
+
+    def advance(self, num_layers: int | None = None) -> None:
+        self._tell(_Advance(num_layers))
+        super().advance(num_layers)
+
+    def compact(self, counts: NDArray[np.int32]) -> RowBatch:
+        self._tell(_Compact(_Numbers.of(counts)))
+        return super().compact(counts)
+
+    def fill_cache(self, layout: RowLayout) -> None:
+        self._tell(_FillCache(_Layout.of(layout)))
+        super().fill_cache(layout)
+
+    def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
+        numbers = np.asarray(rows, dtype=np.int64)
+        self._tell(_Logits(_Numbers.of(numbers)))
+        return super().logits(numbers)
+
+    def beat(self) -> None:
+        """Find out whether all ranks live, while there is nothing to run."""
+        self._tell(_Beat())
+        self._group.all_reduce(torch.zeros(1))
+
+    def close(self) -> None:
+        """Let the other ranks end."""
+        self._tell(_End())
+
+    def _tell(self, call: _Call) -> None:
+        self._group.tell(_encoder.encode(call))
+
+
+def follow(runner: Runner, group: RankGroup) -> None:
+    """Do what rank 0's runner does, until it ends."""
+    while True:
+        call: _Call = _decoder.decode(group.hear())
+        match call:
+            case _Begin():
+                runner.begin(call.batch())
+                if call.runs:
+                    runner.advance()
+            case _Advance(num_layers):
+                runner.advance(num_layers)
+            case _Compact(counts):
+                runner.compact(counts.array())
+            case _Logits(rows):
+                runner.logits(rows.array())
+            case _FillCache(layout):
+                runner.fill_cache(layout.layout())
+            case _Beat():
+                group.all_reduce(torch.zeros(1))
+            case _End():
+                return

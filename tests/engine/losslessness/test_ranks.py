@@ -1,0 +1,114 @@
+"""A model that two processes hold answers as the same model in one: drafts, structures, scores and preemption too.
+
+Oracle: the engine in one process, token for token, in float32: sums over ranks differ in their last bits at most.
+
+Planted bugs that these tests have caught: a residual that every rank adds; blocks of the other rank that are not
+those of the step; logits of rows that rank 1 has dropped; a rank that is killed and not missed.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from gguf import GGMLQuantizationType
+
+from faser.engine.engine import Engine
+from faser.errors import EngineError
+from faser.types import Request, SamplingParams
+from tests.checkpoints import write_tokenizer
+from tests.engine.checkpoints.family_models import write_family_model
+from tests.engine.checkpoints.gguf.gguf_files import write_gguf
+from tests.engine.losslessness.equality import FEATURES, answers, build, requests, write_pair
+
+RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "num_threads": 1}
+DRAFTING: dict[str, dict[str, Any] | None] = {
+    "off": None,
+    "text": {"method": "ngram"},
+    "model": {"method": "draft_model"},
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    (folder / "target").mkdir()
+    (folder / "drafter").mkdir()
+    return write_pair(folder / "target", folder / "drafter")
+
+
+def mixed() -> list[Request]:
+    """Forty requests; each asks for another one of the features than its neighbours."""
+    by_feature = [requests(**sampling) for sampling in FEATURES.values()]
+    return [by_feature[i % len(by_feature)][i] for i in range(len(by_feature[0]))]
+
+
+def tokens_of(engine: Engine, asked: list[Request]) -> dict[tuple[str, int], tuple[int, ...]]:
+    try:
+        return {key: tokens for key, (tokens, _) in answers(engine, asked).items()}
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("drafting", list(DRAFTING))
+def test_two_ranks_answer_as_one(drafting: str, pair: tuple[Path, Path]) -> None:
+    speculation = DRAFTING[drafting]
+    if drafting == "model":
+        speculation = {**(speculation or {}), "model": str(pair[1])}
+    wanted = tokens_of(build(pair, None), mixed())
+    engine = build(pair, speculation, **RANKS)
+    found = tokens_of(engine, mixed())
+    assert len(wanted) > 40
+    assert found == wanted
+    stats = engine.stats()
+    assert stats.num_preemptions > 0
+    if speculation is not None:
+        assert stats.speculation is not None
+        assert sum(each.accepted for each in stats.speculation.methods) > 50
+
+
+@pytest.mark.parametrize("kind", ["mixture", "gguf"])
+def test_mixtures_and_blocks_are_divided_too(kind: str, tmp_path: Path) -> None:
+    path, settings = tmp_path, dict[str, Any]()
+    if kind == "mixture":
+        fields = {"head_dim": 32, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+        write_family_model(path, "qwen3_moe", fields | {"vocab_size": 512})
+        write_tokenizer(path)
+    else:
+        path = tmp_path / "model.gguf"
+        write_gguf(path, quantization=GGMLQuantizationType.F32, tokenizer="gpt2", untied=True)
+        settings["quantization"] = "none"
+    settings |= {"max_model_len": 200, "kv_cache_memory": 4 << 20}
+    asked = [
+        Request(
+            request_id=str(i),
+            prompt_token_ids=(*range(3, 25 + 3 * i), 30 + i),
+            sampling=SamplingParams(temperature=0.9 * (i % 2), max_tokens=40, ignore_eos=True, seed=i),
+            arrival_s=0.0,
+        )
+        for i in range(8)
+    ]
+    wanted = tokens_of(build((path, path), None, **settings), asked)
+    assert tokens_of(build((path, path), DRAFTING["text"], **settings, **RANKS), asked) == wanted
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_dies_or_hangs_ends_the_engine_within_ten_seconds(
+    number: signal.Signals, pair: tuple[Path, Path]
+) -> None:
+    engine = build(pair, None, **RANKS)
+    (rank,) = psutil.Process().children()
+    try:
+        engine.step()  # idle: all ranks live
+        os.kill(rank.pid, number)
+        began_s = time.monotonic()
+        named = r"rank 1 of the tensor-parallel model has ended \(signal 9\)"
+        with pytest.raises(EngineError, match=named if number is signal.SIGKILL else "has not answered for 8 s"):
+            engine.step()
+        assert time.monotonic() - began_s < 10
+    finally:
+        engine.close()
+    assert not rank.is_running()
