@@ -2,7 +2,7 @@
 
 A model that was trained on whole conversations continues a prompt that ends where the user's turn begins with a
 question of its own. Of four questions two begin as the model likes, one with first words that spread them over
-kinds of tasks, and one is about an earlier answer: it follows that conversation, or has the answer as its document.
+kinds of tasks, and one is about an earlier answer: it follows that conversation, or has the answer as a document.
 The first words are ours and name no subject: that is the model's to choose. QuestionFilter drops what is not worth
 an answer. Knows no torch; an AnswerSource computes.
 

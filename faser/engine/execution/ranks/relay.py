@@ -17,9 +17,12 @@ from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.tokens import TokenSampler
+from faser.errors import EngineError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import RowLayout
+
+_COMPARED_EVERY = 64  # forwards
 
 
 class _Numbers(msgspec.Struct, frozen=True, array_like=True):
@@ -101,6 +104,10 @@ class _FillCache(msgspec.Struct, frozen=True, tag=True):
     layout: _Layout
 
 
+class _Compare(msgspec.Struct, frozen=True, tag=True):
+    """All ranks say what hidden states they have."""
+
+
 class _Beat(msgspec.Struct, frozen=True, tag=True):
     """Nothing is to be run; all ranks show that they live."""
 
@@ -108,24 +115,28 @@ class _Beat(msgspec.Struct, frozen=True, tag=True):
 class _End(msgspec.Struct, frozen=True, tag=True): ...
 
 
-_Call = _Begin | _Advance | _Compact | _Logits | _FillCache | _Beat | _End
+_Call = _Begin | _Advance | _Compact | _Logits | _FillCache | _Compare | _Beat | _End
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Call)
 
 
 class LeadingRunner(Runner):
-    """Rank 0's runner. Raises EngineError where another rank is gone, or does not answer."""
+    """Rank 0's runner. Raises EngineError where another rank is gone, does not answer, or has other numbers."""
 
     def __init__(
         self, decoder: Decoder, backend: Backend, kv: KvShape, token_sampler: TokenSampler, group: RankGroup
     ) -> None:
         super().__init__(decoder, backend, kv, token_sampler)
         self._group = group
+        self._num_forwards = 0
 
     def forward(self, batch: RowBatch) -> None:
         self._tell(_Begin.of(batch, runs=True))
         super().begin(batch)
         super().advance()
+        self._num_forwards += 1
+        if self._num_forwards % _COMPARED_EVERY == 0:
+            self._compare()
 
     def begin(self, batch: RowBatch) -> None:
         self._tell(_Begin.of(batch, runs=False))
@@ -157,6 +168,15 @@ class LeadingRunner(Runner):
         """Let the other ranks end."""
         self._tell(_End())
 
+    def _compare(self) -> None:
+        """Sums have the same bits on every rank, so all hidden states are equal, unless something is broken."""
+        self._tell(_Compare())
+        found = self._group.gather(self.checksum())
+        assert found is not None, "rank 0 gathers"
+        for rank, checksum in enumerate(found):
+            if not torch.equal(checksum, found[0]):
+                raise EngineError(f"rank {rank} of the tensor-parallel model computes other numbers than rank 0")
+
     def _tell(self, call: _Call) -> None:
         self._group.tell(_encoder.encode(call))
 
@@ -178,6 +198,8 @@ def follow(runner: Runner, group: RankGroup) -> None:
                 runner.logits(rows.array())
             case _FillCache(layout):
                 runner.fill_cache(layout.layout())
+            case _Compare():
+                group.gather(runner.checksum())
             case _Beat():
                 group.all_reduce(torch.zeros(1))
             case _End():

@@ -107,6 +107,12 @@ class Runner:
         self._next_layer = last
 
     @torch.inference_mode()
+    def checksum(self) -> Tensor:
+        """[1] int64, of the bits of the hidden states of the last forward."""
+        assert self._hidden is not None, "checksum before begin"
+        return self._hidden.contiguous().view(torch.uint8).long().sum().reshape(1)
+
+    @torch.inference_mode()
     def compact(self, counts: NDArray[np.int32]) -> RowBatch:
         """Drop rows from the forward: sequence s keeps its first counts[s] rows, at least one.
 
