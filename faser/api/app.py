@@ -9,6 +9,7 @@ from faser.api.bodies.openapi import document, include
 from faser.api.dialects.chat_requests import chat_router
 from faser.api.dialects.completions_requests import completions_router
 from faser.api.dialects.messages_requests import messages_router
+from faser.api.dialects.render import render_router
 from faser.api.dialects.responses_requests import responses_router
 from faser.api.http.paths import PathMiddleware
 from faser.api.middleware.key_limits import KeyLimitsMiddleware
@@ -30,6 +31,7 @@ _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_c
 _ROUTERS = (
     chat_router,
     completions_router,
+    render_router,
     invocations_router,
     responses_router,
     messages_router,

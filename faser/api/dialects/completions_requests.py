@@ -18,12 +18,12 @@ from faser.api.dialects.generation import (
     read_stream_options,
     tokenization_rules,
 )
-from faser.api.requests.prompts import tokenize_prompts
+from faser.api.requests.prompts import TokenizedPrompt, tokenize_prompts
 from faser.api.requests.sampling import check_alternatives, sampling_params, server_default
 from faser.api.requests.service import ApiSettings, Service
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
-from faser.types import SamplingParams
+from faser.types import ModelInfo, SamplingParams
 
 MAX_PROMPTS = 2048
 
@@ -54,10 +54,7 @@ async def answer_completion(service: Service, http: Request, body: CompletionBod
     read_stream_options(body, force_usage=False)
     tokenizer = service.engine.tokenizer
     sampling = _sampling(body, service.settings, tokenizer)
-    rules = tokenization_rules(body, info, field=CompletionFormatter.prompt_field, add_special_tokens=True)
-    sources = read_prompts(body.prompt)
-    check_capacity(service, len(sources), sampling)
-    prompts = await tokenize_prompts(sources, tokenizer, rules, service.text_worker)
+    prompts = await completion_prompts(service, body, info, sampling)
     formatter = CompletionFormatter(
         token_formatter=TokenFormatter(tokenizer=tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
         echo=bool(body.echo),
@@ -68,6 +65,17 @@ async def answer_completion(service: Service, http: Request, body: CompletionBod
     )
     handler = await build_handler(service, http, body, formatter, prompts, sampling, arrival_s)
     return await handler.respond(http.receive)
+
+
+async def completion_prompts(
+    service: Service, body: CompletionBody, info: ModelInfo, sampling: SamplingParams | None = None
+) -> list[TokenizedPrompt]:
+    """The prompts as token ids. sampling: what is to be answered, if anything; the server must hold it."""
+    rules = tokenization_rules(body, info, field=CompletionFormatter.prompt_field, add_special_tokens=True)
+    sources = read_prompts(body.prompt)
+    if sampling is not None:
+        check_capacity(service, len(sources), sampling)
+    return await tokenize_prompts(sources, service.engine.tokenizer, rules, service.text_worker)
 
 
 def _sampling(body: CompletionBody, settings: ApiSettings, tokenizer: Tokenizer) -> SamplingParams:

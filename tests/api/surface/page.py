@@ -44,7 +44,7 @@ REFUSED: dict[str, Mapping[str, UnsupportedField]] = {
     INVOCATIONS: {},
 }
 FIELD_TEST, REFUSAL_TEST = "test_a_field_has_its_effect", "test_a_refusal_says_why"
-_ROUTES = "tests/api/test_routes.py::"
+_ROUTES, _RENDER = "tests/api/test_routes.py::", "tests/api/dialects/test_render.py::"
 ROUTE_TESTS = {
     "GET /v1/models": f"{_ROUTES}test_every_served_name_has_a_card",
     "GET /v1/models/{model}": f"{_ROUTES}test_every_served_name_has_a_card",
@@ -52,6 +52,8 @@ ROUTE_TESTS = {
     "GET /load": f"{_ROUTES}test_the_load_is_the_number_of_requests_that_generate",
     "GET /health": f"{_ROUTES}test_health_is_about_a_restart_from_outside_and_ready_about_requests",
     "GET /ready": f"{_ROUTES}test_health_is_about_a_restart_from_outside_and_ready_about_requests",
+    "POST /v1/chat/completions/render": f"{_RENDER}test_a_rendered_chat_is_the_prompt_of_its_answer",
+    "POST /v1/completions/render": f"{_RENDER}test_rendered_prompts_are_those_of_the_completions",
     "GET /live": "tests/api/page/test_live_feed.py::test_a_viewer_gets_the_history_and_then_a_sample_each_second",
     "GET /metrics": f"{_ROUTES}test_metrics_are_prometheus_text",
 }
