@@ -36,6 +36,7 @@ class Layer(Enum):
         "engine.worker",
         "engine.preparation",
         "engine.step_trace",
+        "engine.kv_events",
     )
     CLIENT = ("engine.client",)
     API = ("api",)

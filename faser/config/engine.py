@@ -22,6 +22,7 @@ from faser.config.declaration import (
     settings_of,
     show_bytes,
 )
+from faser.config.kv_events import KvEventsConfig, parse_kv_events
 from faser.config.speculation import AUTO, POLICIES, SpeculationConfig
 from faser.config.speculation_keys import Parsed, parse_speculation
 from faser.config.vllm_names import FOREIGN_WRITING_KEYS, REFUSED_KV_TYPES, REFUSED_QUANTIZATIONS, REFUSED_WRITERS
@@ -401,6 +402,15 @@ class EngineConfig:
         "JSON answers have a space after each comma and colon, and no other one.",
         example='{"disable_any_whitespace": false}',
     )
+    kv_events_config: Mapping[str, Any] | None = setting(
+        ENGINE,
+        Kind.JSON,
+        None,
+        "Publish over ZeroMQ what the prefix cache holds, for routers that send a prompt where its beginning is. "
+        "JSON with vLLM's keys enable_kv_cache_events, endpoint, replay_endpoint, topic, buffer_steps, hwm and "
+        "max_queue_size. Tokens of prompts leave the process. None: nothing is published.",
+        example='{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}',
+    )
     max_logprobs: int = setting(
         OUTPUT,
         Kind.INTEGER,
@@ -463,6 +473,11 @@ class EngineConfig:
         return parse_structured_outputs(self.structured_outputs_config)[0]
 
     @property
+    def kv_events(self) -> KvEventsConfig | None:
+        """Where changes of the prefix cache are published; None: nowhere."""
+        return parse_kv_events(self.kv_events_config)[0]
+
+    @property
     def speculation_warnings(self) -> tuple[str, ...]:
         """Keys of speculative_config that are accepted and have no effect, one sentence each."""
         return self._parsed.warnings
@@ -494,6 +509,8 @@ class EngineConfig:
         found += [f"{named}: {problem}" for problem in parsed.problems]
         _, problems = parse_structured_outputs(values["structured_outputs_config"])
         found += [f"{label('structured_outputs_config')}: {problem}" for problem in problems]
+        _, problems = parse_kv_events(values["kv_events_config"])
+        found += [f"{label('kv_events_config')}: {problem}" for problem in problems]
         if values["spec_overlap"] == "on" and parsed.config is not None:
             found += _overlap_problems(parsed.config, label)
         return found + _rank_problems(values, label)

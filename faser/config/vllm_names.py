@@ -146,7 +146,6 @@ FOREIGN_FLAGS: tuple[Foreign, ...] = (
     _refuse("--metrics-port", "metrics share the server's port", instead="--metrics-require-key"),
     _refuse("--legacy-vllm-metrics", "only current metric names are exported", switch=True),
     _refuse("--kv-transfer-config", "the KV cache stays in one process", neutral=("{}",)),
-    _refuse("--kv-events-config", "the KV cache stays in one process", neutral=("{}",)),
     _refuse(
         "--draft-share",
         "of the shares that a partition offers, drafting gets the best one, by measured step times",

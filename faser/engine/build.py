@@ -28,6 +28,7 @@ from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.executor import EngineParts, WrapDrafter, load_parts, make_executor
 from faser.engine.execution.startup.models import Sources
 from faser.engine.execution.startup.step_times import measured_times
+from faser.engine.kv_events import KvEventPublisher
 from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
 from faser.kernels.cpu.acceptance import NativeAcceptance
@@ -123,6 +124,7 @@ def build(
         grammars=parts.grammars,
         adopt_head=None if executor.heads is None else executor.heads.adopt,
         ranks=parts.ranks,
+        kv_events=None if config.kv_events is None else KvEventPublisher(config.kv_events),
     )
     return Built(
         engine=engine,
@@ -143,6 +145,7 @@ def _scheduler(parts: EngineParts, clock: Clock, control: SpeculationControl | N
             kv.num_blocks - _num_audit_blocks(parts),
             kv.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
+            records_events=config.kv_events is not None,
         ),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

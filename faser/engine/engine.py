@@ -19,6 +19,7 @@ from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, StepDe
 from faser.engine.control.audit import Auditor
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.gap_timer import GapTimer
+from faser.engine.kv_events import KvEventPublisher
 from faser.engine.step_trace import StepTraceFile
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.errors import RequestError
@@ -43,7 +44,7 @@ class Engine:
     trace: records every step. schedules_async: a step without drafts is launched before the one in flight has
     ended. auditor: None replays no answer. grammars: None in an engine whose answers have no structure.
     adopt_head: as HeadVersions.adopt; None in an engine whose head stays as it is. ranks: that hold the rest of
-    the model; None: there are no others.
+    the model; None: there are no others. kv_events: is given what changes in the prefix index; None: nothing is.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class Engine:
         grammars: GrammarCompiler | None = None,
         adopt_head: Callable[[Path], bool] | None = None,
         ranks: Ranks | None = None,
+        kv_events: KvEventPublisher | None = None,
     ) -> None:
         self._adopt_head = adopt_head
+        self._kv_events = kv_events
         self._ranks = ranks
         self._grammars = grammars
         self._scheduler = scheduler
@@ -74,6 +77,12 @@ class Engine:
 
     def step(self) -> StepDeltas:
         """Run one step and return what it changed; without work, nothing."""
+        deltas = self._step()
+        if self._kv_events is not None:
+            self._kv_events.publish(self._scheduler.take_kv_events())
+        return deltas
+
+    def _step(self) -> StepDeltas:
         began_s = time.perf_counter()
         self._gaps.begin_step()
         if self._launched is not None:
@@ -163,7 +172,9 @@ class Engine:
         self._last_step_s = ended_s - began_s
 
     def close(self) -> None:
-        """End the trace, and the other ranks. No step may follow."""
+        """End the trace, the events and the other ranks. No step may follow."""
+        if self._kv_events is not None:
+            self._kv_events.close()
         if self._trace is not None:
             self._trace.close()
         if self._ranks is not None:

@@ -16,6 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection
 from hashlib import blake2b
 
+from faser.engine.contract.kv_events import BlockRemoved, BlockStored, KvEvent
 from faser.errors import ConfigError
 
 # Wide enough that two prefixes with one digest cannot be found, not even on purpose.
@@ -39,9 +40,14 @@ class SequenceBlocks:
 
 
 class KvManager:
-    """A pool of num_blocks blocks of block_size tokens. Raises ConfigError when either is below 1."""
+    """A pool of num_blocks blocks of block_size tokens. Raises ConfigError when either is below 1.
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+    records_events: what changes in the prefix index waits for take_events.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, records_events: bool = False
+    ) -> None:
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
@@ -57,6 +63,7 @@ class KvManager:
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
         self._holders: set[SequenceBlocks] = set()
+        self._events: list[KvEvent] | None = [] if records_events else None
         self._num_begun = self._num_ended = 0  # steps
 
     def new_table(self, namespace: str | None = None) -> SequenceBlocks:
@@ -139,7 +146,25 @@ class KvManager:
             if digest not in self._block_of:
                 self._block_of[digest] = table.blocks[i]
                 self._digest_of[table.blocks[i]] = digest
+                if self._events is not None:
+                    self._events.append(self._stored(table, token_ids, i))
         table.num_published = num_full
+
+    def take_events(self) -> list[KvEvent]:
+        """What has changed in the prefix index since the last call, in order."""
+        taken, self._events = self._events or [], [] if self._events is not None else None
+        return taken
+
+    def _stored(self, table: SequenceBlocks, token_ids: list[int], i: int) -> BlockStored:
+        """Block i of a sequence has entered the index."""
+        size, named = self.block_size, i == 0 and table.root != _ROOT
+        return BlockStored(
+            block_hashes=[_short(table.digests[i])],
+            parent_block_hash=_short(table.digests[i - 1]) if i else None,
+            token_ids=token_ids[i * size : (i + 1) * size],
+            block_size=size,
+            extra_keys=[[table.root.hex()]] if named else None,
+        )
 
     def release(self, table: SequenceBlocks) -> None:
         """Drop all references of table. Blocks without further references go back, the last one first.
@@ -206,7 +231,10 @@ class KvManager:
             block = self._free.pop()
         else:
             block, _ = self._evictable.popitem(last=False)
-            del self._block_of[self._digest_of.pop(block)]
+            digest = self._digest_of.pop(block)
+            del self._block_of[digest]
+            if self._events is not None:
+                self._events.append(BlockRemoved([_short(digest)]))
         self._references[block] = 1
         return block
 
@@ -219,3 +247,11 @@ class KvManager:
 
 def _digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=_DIGEST_BYTES).digest()
+
+
+def _short(digest: bytes) -> int:
+    """As events name it: 64 bits."""
+    return int.from_bytes(digest[-8:])
+
+
+_ROOT = _digest(b"")  # of sequences without a namespace

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.kv_events import KvEvent
 from faser.engine.contract.plan import (
     PLACEHOLDER,
     DraftPlan,
@@ -388,6 +389,10 @@ class Scheduler:
             prefix_cache_hits=self._kv.num_hit_tokens,
             speculation=None if self._speculation is None else self._speculation.stats(),
         )
+
+    def take_kv_events(self) -> list[KvEvent]:
+        """See KvManager.take_events."""
+        return self._kv.take_events()
 
     def check_invariants(self) -> None:
         """AssertionError where two records disagree. Slow: for tests."""

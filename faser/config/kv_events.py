@@ -1,0 +1,56 @@
+"""The JSON of --kv-events-config, with vLLM's keys."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from faser.config.declaration import Kind, Setting, read_keys
+
+_GROUP = "KV events"
+_PUBLISHERS = ("zmq", "null")
+_KEYS = (
+    Setting(
+        name="enable_kv_cache_events", kind=Kind.SWITCH, help="Whether events are published at all.", group=_GROUP
+    ),
+    Setting(name="publisher", kind=Kind.TEXT, help="zmq, or null: none.", group=_GROUP, choices=_PUBLISHERS),
+    Setting(name="endpoint", kind=Kind.TEXT, help="Where subscribers find the events.", group=_GROUP),
+    Setting(name="replay_endpoint", kind=Kind.TEXT, help="Where they ask for events again.", group=_GROUP),
+    Setting(name="topic", kind=Kind.TEXT, help="The topic of all events.", group=_GROUP),
+    Setting(
+        name="buffer_steps", kind=Kind.COUNT, help="Steps kept for replay.", group=_GROUP, low=1, high=1 << 24
+    ),
+    Setting(
+        name="hwm", kind=Kind.COUNT, help="Messages that wait for a subscriber.", group=_GROUP, low=0, high=1 << 24
+    ),
+    Setting(
+        name="max_queue_size",
+        kind=Kind.COUNT,
+        help="Steps that wait to be sent.",
+        group=_GROUP,
+        low=1,
+        high=1 << 24,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEventsConfig:
+    """Where and how events are published. See engine/kv_events.py; defaults are vLLM's."""
+
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    topic: str = ""
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+
+
+def parse_kv_events(given: Mapping[str, Any] | None) -> tuple[KvEventsConfig | None, tuple[str, ...]]:
+    """None: no events are published. And every problem of the JSON in one line each."""
+    problems: list[str] = []
+    values = read_keys(given or {}, _KEYS, {}, problems, [])
+    enabled = values.pop("enable_kv_cache_events", False) and values.pop("publisher", "zmq") != "null"
+    values.pop("publisher", None)
+    if problems or not enabled:
+        return None, tuple(problems)
+    return KvEventsConfig(**{name: value for name, value in values.items() if value is not None}), ()
