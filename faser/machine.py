@@ -16,6 +16,7 @@ from typing import Any
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
 _DEV = Path("/dev")
+_NODES = Path("/sys/devices/system/node")
 _GPU_NODES = ("nvidia*", "nvgpu*", "nvhost*", "nvmap", "dxg", "kfd")  # of drivers that torch computes with
 
 
@@ -27,6 +28,28 @@ def usable_cores(cgroup_root: Path = _CGROUP_ROOT, proc: Path = _PROC) -> int:
     cores = len(os.sched_getaffinity(0))
     quotas = [quota for folder in _cgroups(cgroup_root, proc, "cpu") if (quota := _cpu_quota(folder)) is not None]
     return max(1, min([cores, *(int(quota) for quota in quotas)]))
+
+
+def core_shares(count: int, nodes: Path = _NODES) -> list[tuple[int, ...]]:
+    """The cores that this process may use, in `count` parts; a part lies on as few NUMA nodes as can be.
+
+    With more parts than cores several parts are the same core.
+    """
+    usable = os.sched_getaffinity(0)
+    by_node = [sorted(usable & cores) for cores in _cores_of_nodes(nodes)]
+    cores = [core for each in by_node for core in each] or sorted(usable)
+    if count > len(cores):
+        return [(cores[part % len(cores)],) for part in range(count)]
+    return [tuple(cores[part * len(cores) // count : (part + 1) * len(cores) // count]) for part in range(count)]
+
+
+def _cores_of_nodes(nodes: Path) -> list[set[int]]:
+    found = []
+    for path in sorted(nodes.glob("node[0-9]*"), key=lambda each: int(each.name.removeprefix("node"))):
+        listed = (path / "cpulist").read_text(encoding="utf-8").strip()
+        ranges = (part.partition("-") for part in listed.split(",") if part)
+        found.append({core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)})
+    return found
 
 
 def usable_memory(cgroup_root: Path = _CGROUP_ROOT, proc: Path = _PROC) -> int:

@@ -10,6 +10,7 @@ from faser.machine import (
     BusyMeter,
     CoreUse,
     available_memory,
+    core_shares,
     core_use,
     return_free_memory,
     usable_cores,
@@ -160,3 +161,24 @@ def test_memory_that_was_freed_between_pieces_in_use_goes_back() -> None:
     return_free_memory()
     assert in_use - process.memory_info().rss > 100e6
     assert last[0] == ord("x")
+
+
+@pytest.mark.parametrize(
+    "count, expected",
+    [
+        (1, [(0, 1, 4, 5, 2, 3)]),
+        (2, [(0, 1, 4), (5, 2, 3)]),
+        (3, [(0, 1), (4, 5), (2, 3)]),
+        (8, [(0,), (1,), (4,), (5,), (2,), (3,), (0,), (1,)]),
+    ],
+)
+def test_cores_are_shared_out_node_by_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, expected: list[tuple[int, ...]]
+) -> None:
+    """Two nodes; core 6 exists and may not be used."""
+    for node, cores in (("node0", "0-1,4-5"), ("node1", "2-3,6")):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "cpulist").write_text(cores + "\n")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3, 4, 5})
+    assert core_shares(count, tmp_path) == expected
+    assert core_shares(2, tmp_path / "nowhere") == [(0, 1, 2), (3, 4, 5)]

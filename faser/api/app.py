@@ -20,7 +20,8 @@ from faser.api.page.files import PageFiles, page_router
 from faser.api.page.live_feed import LIVE_ROUTE, live_router
 from faser.api.requests.service import ApiSettings, EngineClient, Service
 from faser.api.routes import health_router, invocations_router, metrics_router, models_router, tokenize_router
-from faser.metrics.server import KEY_LIMIT, Metrics
+from faser.metrics.replicas import ServerMetrics
+from faser.metrics.server import KEY_LIMIT
 from faser.tracing import Tracer
 
 __all__ = ["ApiSettings", "create_app"]
@@ -46,7 +47,7 @@ def create_app(
     engine: EngineClient,
     *,
     settings: ApiSettings,
-    metrics: Metrics,
+    metrics: ServerMetrics,
     keys: ApiKeys | None = None,
     tracer: Tracer | None = None,
 ) -> FastAPI:

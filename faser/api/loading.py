@@ -7,7 +7,8 @@ from faser.api.bodies.errors import ErrorResponse, as_http_error
 from faser.api.http.paths import route_of
 from faser.api.page.files import PageFiles
 from faser.errors import NotReadyError
-from faser.metrics.server import CONTENT_TYPE, Metrics
+from faser.metrics.replicas import ServerMetrics
+from faser.metrics.server import CONTENT_TYPE
 from faser.types import EngineState
 
 _PROBES = ("/health", "/ping")
@@ -22,7 +23,7 @@ class LoadingApp:
     """
 
     def __init__(
-        self, reason: str, metrics: Metrics, *, shows_metrics: bool = False, page: PageFiles | None = None
+        self, reason: str, metrics: ServerMetrics, *, shows_metrics: bool = False, page: PageFiles | None = None
     ) -> None:
         self.application: ASGIApp | None = None
         self.reason = reason

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,13 +28,16 @@ from faser.engine.checkpoints.downloads import Downloads
 from faser.engine.checkpoints.files import SAMPLING_ADVICE
 from faser.engine.checkpoints.source import SMOLLM2_ID, check_source, resolve
 from faser.engine.client.async_engine import AsyncEngine
-from faser.engine.client.engine_host import LaunchedEngine
+from faser.engine.client.engine_host import LaunchedEngine, Place
 from faser.engine.client.head_refresh import HeadRefresher, LearnerProcess
+from faser.engine.client.replicas import Replicas
 from faser.engine.client.supervisor import Supervision
 from faser.engine.client.traffic import AnswerTaker, Outcome, TrafficRecorder
 from faser.engine.contract.messages import Configure
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError, ModelError
+from faser.machine import core_shares, may_have_gpu
+from faser.metrics.replicas import ReplicaMetrics, ServerMetrics
 from faser.metrics.server import Metrics, RefreshMetrics
 from faser.tracing import Tracer
 from faser.types import ProgressCallback
@@ -43,19 +47,28 @@ _MOST_VIEWERS = 32
 _FLUSH_TIMEOUT_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Application:
+    """replicas: applications of the single engines, where each is to have a port of its own."""
+
+    engine: AsyncEngine | Replicas
+    app: FastAPI
+    replicas: tuple[FastAPI, ...] = ()
+
+
 async def build_application(
     directory: Path,
     engine_config: EngineConfig,
     server_config: ServerConfig,
     keys: ApiKeys,
     chat_template: str | None,
-    metrics: Metrics,
+    metrics: ServerMetrics,
     report: ProgressCallback,
     launched: LaunchedEngine | None = None,
     tracer: Tracer | None = None,
     recorder: AnswerTaker | None = None,
     refresher: HeadRefresher | None = None,
-) -> tuple[AsyncEngine, FastAPI]:
+) -> Application:
     """The engine has not been configured.
 
     directory: of the model. chat_template: replaces the model's. metrics: of make_metrics. report: of the engine's
@@ -64,17 +77,22 @@ async def build_application(
     names = served_names(engine_config, server_config)
     tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
     supervision = Supervision(max_restarts=server_config.engine_restarts, timeout_s=server_config.engine_timeout)
-    engine = AsyncEngine(
-        engine_config,
-        directory,
-        tokenizer,
-        supervision=supervision,
-        metrics=metrics,
-        on_progress=report,
-        launched=launched,
-        recorder=recorder,
-        refresher=refresher,
-    )
+    own = metrics.each if isinstance(metrics, ReplicaMetrics) else (metrics,)
+    engines = [
+        AsyncEngine(
+            engine_config,
+            directory,
+            tokenizer,
+            supervision=supervision,
+            metrics=each,
+            on_progress=None if number else report,
+            launched=None if number else launched,
+            recorder=recorder,
+            refresher=refresher,
+            place=place,
+        )
+        for number, (each, place) in enumerate(zip(own, _places(len(own)), strict=True))
+    ]
     settings = ApiSettings(
         served_model_names=names,
         model=engine_config.model or SMOLLM2_ID,
@@ -98,7 +116,26 @@ async def build_application(
         page=server_config.page,
         most_viewers=_most_viewers(server_config),
     )
-    return engine, create_app(engine, settings=settings, metrics=metrics, keys=keys, tracer=tracer)
+    if len(engines) == 1:
+        (engine,) = engines
+        app = create_app(engine, settings=settings, metrics=metrics, keys=keys, tracer=tracer)
+        return Application(engine, app)
+    replicas = Replicas(engines)
+    apps = (
+        create_app(each, settings=settings, metrics=counted, keys=keys, tracer=tracer)
+        for each, counted in zip(engines, own, strict=True)
+    )
+    without_page = replace(settings, page=False)  # it shows one engine
+    joint = create_app(replicas, settings=without_page, metrics=metrics, keys=keys, tracer=tracer)
+    return Application(replicas, joint, tuple(apps) if server_config.data_parallel_first_port else ())
+
+
+def _places(count: int) -> list[Place]:
+    """Of so many engines."""
+    if count == 1:
+        return [Place()]
+    gpus = range(count) if may_have_gpu() else [None] * count
+    return [Place(cores=cores, gpu=gpu) for cores, gpu in zip(core_shares(count), gpus, strict=True)]
 
 
 def served_names(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[str, ...]:
@@ -106,13 +143,18 @@ def served_names(engine_config: EngineConfig, server_config: ServerConfig) -> tu
     return server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
 
 
-def make_metrics(engine_config: EngineConfig, server_config: ServerConfig) -> Metrics:
+def make_metrics(engine_config: EngineConfig, server_config: ServerConfig) -> ServerMetrics:
     """All series at zero; they need no model."""
-    return Metrics(
-        model_name=served_names(engine_config, server_config)[0],
-        max_model_len=engine_config.max_model_len or 0,
-        speculation=engine_config.speculation,
-    )
+    each = [
+        Metrics(
+            model_name=served_names(engine_config, server_config)[0],
+            max_model_len=engine_config.max_model_len or 0,
+            engine=str(number),
+            speculation=engine_config.speculation,
+        )
+        for number in range(server_config.data_parallel_size)
+    ]
+    return each[0] if len(each) == 1 else ReplicaMetrics(each)
 
 
 def _most_viewers(config: ServerConfig) -> int:

@@ -31,6 +31,7 @@ from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.config.sources import SETTINGS, CommandParser, Findings, UsageError, parse, server_settings
 from faser.engine.client.async_engine import AsyncEngine
+from faser.engine.client.replicas import Replicas
 from faser.errors import ConfigError
 from faser.processes import exit_on_sigterm
 
@@ -152,15 +153,16 @@ async def _run(
 @asynccontextmanager
 async def _loaded(
     engine_config: EngineConfig, server_config: ServerConfig, chat_template: str | None
-) -> AsyncIterator[tuple[AsyncEngine, FastAPI]]:
+) -> AsyncIterator[tuple[AsyncEngine | Replicas, FastAPI]]:
     """An engine that is ready, and its application; the engine is stopped on exit."""
     with ProgressReporter() as report:
         directory = await fetch_model(engine_config, report)
         keys = ApiKeys(())
         metrics = make_metrics(engine_config, server_config)
-        engine, app = await build_application(
+        built = await build_application(
             directory, engine_config, server_config, keys, chat_template, metrics, report
         )
+        engine = built.engine
         await engine.start()
         try:
             await engine.wait_ready()
@@ -168,12 +170,12 @@ async def _loaded(
             await engine.stop()
             raise
     try:
-        yield engine, app
+        yield engine, built.app
     finally:
         await engine.stop()
 
 
-async def _while_alive(working: "Coroutine[Any, Any, Totals]", engine: AsyncEngine) -> "Totals":
+async def _while_alive(working: "Coroutine[Any, Any, Totals]", engine: AsyncEngine | Replicas) -> "Totals":
     """The outcome of the work. Raises the error with which the engine ends for good."""
     work, death = asyncio.create_task(working), asyncio.create_task(engine.wait_dead())
     try:

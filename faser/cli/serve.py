@@ -7,9 +7,11 @@ processes import for seconds, at the same time. Imports server.py last, so that 
 
 import logging
 import os
+import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 
 from faser.cli.preparation import (
@@ -77,20 +79,42 @@ def _listen_and_serve(
     keys = read_api_keys(server_config, label)
     chat_template = read_chat_template(server_config.chat_template, label("chat_template"))
     check_certificate(server_config, label)
-    with exit_on_sigterm(0), listen(server_config.host, server_config.port, label) as listener:
+    with (
+        exit_on_sigterm(0),
+        listen(server_config.host, server_config.port, label) as listener,
+        _replica_listeners(server_config, label) as replica_listeners,
+    ):
         tracer = open_tracer(server_config, label)
-        launched = _launched()
+        launched = _launched() if server_config.data_parallel_size == 1 else None
         try:
             from faser.cli.server import serve_on
 
             return serve_on(
-                listener, engine_config, server_config, label, keys, chat_template, began_s, launched, tracer
+                listener,
+                engine_config,
+                server_config,
+                label,
+                keys,
+                chat_template,
+                began_s,
+                launched,
+                tracer,
+                replica_listeners,
             )
         finally:
             if launched is not None:
                 launched.discard()
             if tracer is not None:
                 tracer.close(FLUSH_TIMEOUT_S)
+
+
+@contextmanager
+def _replica_listeners(config: ServerConfig, label: Label) -> Iterator[list[socket.socket]]:
+    """Sockets of the single engines, where these have ports of their own. Raises ConfigError as listen does."""
+    first, count = config.data_parallel_first_port, config.data_parallel_size
+    with ExitStack() as stack:
+        ports = () if first is None or count == 1 else range(first, first + count)
+        yield [stack.enter_context(listen(config.host, port, label)) for port in ports]
 
 
 def _launched() -> LaunchedEngine | None:

@@ -16,7 +16,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -44,6 +44,7 @@ from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import LaunchedEngine
+from faser.engine.client.replicas import Replicas
 from faser.errors import ConfigError
 from faser.logs import log_format
 from faser.tracing import Tracer
@@ -56,7 +57,7 @@ _INTERRUPTED = 130
 _SWITCH_S = 0.001
 
 # Does what must come before an engine: fetches the model, builds the application. May be cancelled.
-Prepare = Callable[[], Awaitable[AsyncEngine]]
+Prepare = Callable[[], Awaitable[AsyncEngine | Replicas]]
 
 _log = logging.getLogger("faser.serve")
 
@@ -71,12 +72,13 @@ def serve_on(
     began_s: float,
     launched: LaunchedEngine | None = None,
     tracer: Tracer | None = None,
+    replica_listeners: Sequence[socket.socket] = (),
 ) -> int:
     """Serve until a signal; returns the exit status.
 
-    listener: bound. label: what messages call a setting. keys: API keys that requests may present. chat_template:
-    replaces the model's; None: it does not. began_s: program start, by time.monotonic(). launched: as of
-    AsyncEngine. tracer: as of create_app.
+    listener, replica_listeners: bound; the latter of the single engines. label: what messages call a setting.
+    keys: API keys that requests may present. chat_template: replaces the model's; None: it does not. began_s:
+    program start, by time.monotonic(). launched: as of AsyncEngine. tracer: as of create_app.
     Raises ConfigError or EngineError if the model cannot be loaded.
     """
     name = served_names(engine_config, server_config)[0]
@@ -87,23 +89,27 @@ def serve_on(
         head_folder(server_config) as folder,
         ProgressReporter(live=None if log_format() == "text" else False, write=progress_line) as report,
     ):
-        http = LoadingApp(
-            "the model is being fetched",
-            metrics,
-            shows_metrics=not server_config.metrics_require_key,
-            page=PageFiles() if server_config.page else None,
-        )
+        https = [
+            LoadingApp(
+                "the model is being fetched",
+                metrics,
+                shows_metrics=not server_config.metrics_require_key,
+                page=PageFiles() if server_config.page else None,
+            )
+            for _ in (listener, *replica_listeners)
+        ]
 
         def report_fetch(stage: str, done: int, total: int) -> None:
             report(stage, done, total)
-            http.reason = f"{stage}: {100 * done // total} %" if total else stage
+            for http in https:
+                http.reason = f"{stage}: {100 * done // total} %" if total else stage
 
         served: list[ServedModel] = []
 
-        async def prepare() -> AsyncEngine:
+        async def prepare() -> AsyncEngine | Replicas:
             directory = await fetch_model(engine_config, report_fetch)
             served.append(await asyncio.to_thread(ServedModel.of, directory))
-            engine, http.application = await build_application(
+            built = await build_application(
                 directory,
                 engine_config,
                 server_config,
@@ -116,26 +122,33 @@ def serve_on(
                 recorder,
                 None if folder is None else make_refresher(engine_config, directory, folder, metrics.head_refresh),
             )
+            for http, application in zip(https, (built.app, *built.replicas), strict=True):
+                http.application = application
             report("starting the engine", 0, 0)
-            return engine
+            return built.engine
 
         def announce(info: ModelInfo) -> None:
             report.stop()
             notice(model_line(served[0], info))
-            ready = ready_line(url_of(listener, server_config), name, info, engine_config.threads, began_s)
+            threads = max(1, engine_config.threads // server_config.data_parallel_size)
+            ready = ready_line(url_of(listener, server_config), name, info, threads, began_s)
+            if (count := server_config.data_parallel_size) > 1:
+                ready += f" · {count} engines"
             notice(ready, to_stdout=True)
 
-        server = http_server(http, server_config)
-        server.config.load()  # reads the certificate, so that SIGHUP finds one to replace
+        servers = [http_server(http, server_config) for http in https]
+        for server in servers:
+            server.config.load()  # reads the certificate, so that SIGHUP finds one to replace
+
+        def reload() -> None:
+            reload_files(server_config, label, accepted, [server.config.ssl for server in servers])
+
         return run_until_stopped(
-            server,
+            list(zip(servers, (listener, *replica_listeners), strict=True)),
             prepare,
-            listener,
             server_config.shutdown_timeout,
             announce,
-            (lambda: reload_files(server_config, label, accepted, server.config.ssl))
-            if has_files(server_config)
-            else None,
+            reload if has_files(server_config) else None,
         )
 
 
@@ -160,7 +173,9 @@ def has_files(config: ServerConfig) -> bool:
     return config.api_key_file is not None or config.ssl_certfile is not None
 
 
-def reload_files(config: ServerConfig, label: Label, keys: ApiKeys, tls: ssl.SSLContext | None) -> None:
+def reload_files(
+    config: ServerConfig, label: Label, keys: ApiKeys, contexts: Sequence[ssl.SSLContext | None]
+) -> None:
     """Use what the files hold now. A file that cannot be used is reported; what it held before stays in use.
 
     label: what messages call a setting.
@@ -172,9 +187,10 @@ def reload_files(config: ServerConfig, label: Label, keys: ApiKeys, tls: ssl.SSL
             _log.error("SIGHUP: the API keys stay as they are: %s", error)
         else:
             _log.info("SIGHUP: %d API keys are accepted now", len(keys))
-    if tls is not None:
+    if tls := [each for each in contexts if each is not None]:
         try:
-            reload_certificate(tls, config, label)
+            for each in tls:
+                reload_certificate(each, config, label)
         except ConfigError as error:
             _log.error("SIGHUP: the certificate stays as it is: %s", error)
         else:
@@ -209,14 +225,13 @@ def http_server(app: Any, config: ServerConfig) -> HttpServer:
 
 
 def run_until_stopped(
-    server: HttpServer,
+    servers: Sequence[tuple[HttpServer, socket.socket]],
     prepare: Prepare,
-    listener: socket.socket,
     shutdown_timeout_s: float,
     on_ready: Callable[[ModelInfo], None],
     on_hangup: Callable[[], None] | None = None,
 ) -> int:
-    """Serve on listener until a signal; returns the exit status.
+    """Serve on the servers' listeners until a signal; returns the exit status.
 
     on_ready: is called once the engine is ready. on_hangup: is called for each SIGHUP; None: it ends the program.
     Raises the error with which prepare or the engine's start fails, or with which the engine ends for good.
@@ -224,13 +239,12 @@ def run_until_stopped(
     raise_open_files_limit()
     sys.setswitchinterval(_SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve_until_signal(server, prepare, listener, shutdown_timeout_s, on_ready, on_hangup))
+        return runner.run(_serve_until_signal(servers, prepare, shutdown_timeout_s, on_ready, on_hangup))
 
 
 async def _serve_until_signal(
-    server: HttpServer,
+    servers: Sequence[tuple[HttpServer, socket.socket]],
     prepare: Prepare,
-    listener: socket.socket,
     shutdown_timeout_s: float,
     on_ready: Callable[[ModelInfo], None],
     on_hangup: Callable[[], None] | None,
@@ -238,11 +252,11 @@ async def _serve_until_signal(
     stop = _Stop()
     if on_hangup is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(_serve_all(servers))
     stopping = asyncio.create_task(stop.requested.wait())
     preparing = asyncio.ensure_future(prepare())
     waiting: list[asyncio.Task[Any]] = [stopping]
-    engine: AsyncEngine | None = None
+    engine: AsyncEngine | Replicas | None = None
     try:
         await asyncio.wait({serving, preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if preparing.done():
@@ -260,7 +274,8 @@ async def _serve_until_signal(
             if dying.done():
                 raise dying.result()
     finally:
-        server.should_exit = True
+        for server, _ in servers:
+            server.should_exit = True
         preparing.cancel()
         await serving
         if engine is not None:
@@ -268,6 +283,10 @@ async def _serve_until_signal(
         for task in waiting:
             task.cancel()
     return stop.status
+
+
+async def _serve_all(servers: Sequence[tuple[HttpServer, socket.socket]]) -> None:
+    await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in servers))
 
 
 class _Stop:

@@ -51,9 +51,19 @@ def talk_on_this_machine(environment: MutableMapping[str, str] = os.environ) -> 
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of the engine's process: this one's without keys, which the engine does not use."""
-    return {name: value for name, value in environment.items() if name not in _SECRETS}
+def child_environment(environment: Mapping[str, str] = os.environ, *, gpu: int | None = None) -> dict[str, str]:
+    """The environment of the engine's process: this one's without keys, which the engine does not use.
+
+    gpu: the one of those that are visible here that the process sees; None: all of them.
+    """
+    found = {name: value for name, value in environment.items() if name not in _SECRETS}
+    if gpu is not None:
+        visible = found.get(_GPUS, "").split(",") if found.get(_GPUS) else []
+        found[_GPUS] = visible[gpu] if gpu < len(visible) else str(gpu)
+    return found
+
+
+_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 _SECRETS = (

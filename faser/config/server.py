@@ -10,6 +10,8 @@ from faser.config.declaration import MODEL, OUTPUT, SERVER, Kind, Label, raise_p
 from faser.errors import RequestError
 from faser.types import SAMPLING_DEFAULTS, SamplingParams
 
+_LAST_PORT = 65535
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
@@ -18,6 +20,25 @@ class ServerConfig:
     host: str = setting(SERVER, Kind.TEXT, "127.0.0.1", "Address to listen on.", metavar="address", common=True)
     port: int = setting(
         SERVER, Kind.INTEGER, 8000, "Port to listen on. 0: any free one.", low=0, high=65535, common=True
+    )
+    data_parallel_size: int = setting(
+        SERVER,
+        Kind.COUNT,
+        1,
+        "Engines that each hold the whole model. A request goes to the one that has seen the beginning of its "
+        "prompt, or has the least to do. On a CPU each has its share of the cores, on GPUs a device.",
+        aliases=("-dp",),
+        low=1,
+        high=64,
+    )
+    data_parallel_first_port: int | None = setting(
+        SERVER,
+        Kind.INTEGER,
+        None,
+        "Port of the first engine alone, for routers that choose an engine; those of the others follow. None: all "
+        "are reached through --port only.",
+        low=1,
+        high=65535,
     )
     served_model_name: tuple[str, ...] = setting(
         MODEL,
@@ -275,6 +296,12 @@ class ServerConfig:
                 found.append(f"{label(one)} is {values[one]}; it needs {label(other)}, which is not set")
         if values["root_path"] is not None and not values["root_path"].startswith("/"):
             found.append(f"{label('root_path')} is {values['root_path']}; it must begin with /")
+        if (size := values["data_parallel_size"] or 1) > 1 and values["distill_online"]:
+            found.append(f"{label('data_parallel_size')} is {size}; {label('distill_online')} needs one engine")
+        if (first := values["data_parallel_first_port"]) is not None and first + size - 1 > _LAST_PORT:
+            found.append(
+                f"{label('data_parallel_first_port')} is {first}; {size} engines need ports up to {_LAST_PORT}"
+            )
         found += [f"{label('api_key')} is ***; {problem}" for problem in key_problems(values["api_key"] or ())]
         if not values["api_key"] and values["api_key_file"] is None:
             found += [

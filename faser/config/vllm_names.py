@@ -90,7 +90,6 @@ _OLDER = "it belongs to older versions"
 
 FOREIGN_FLAGS: tuple[Foreign, ...] = (
     _refuse("--pipeline-parallel-size -pp", _ONE_DEVICE, neutral=_ONE),
-    _refuse("--data-parallel-size -dp", "one process serves one replica", neutral=_ONE, instead="several servers"),
     _refuse("--decode-context-parallel-size -dcp", _ONE_DEVICE, neutral=_ONE),
     _refuse("--enable-expert-parallel -ep", _ONE_DEVICE, switch=True),
     _refuse("--distributed-executor-backend", _ONE_DEVICE, neutral=("mp", "uni")),

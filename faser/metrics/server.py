@@ -5,7 +5,7 @@ Other modules report events to it; it knows neither HTTP nor the engine. Every s
 with value zero.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 from prometheus_client import (
@@ -16,6 +16,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics_core import Metric
 
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.live import LiveRecorder
@@ -320,6 +321,10 @@ class Metrics:
     def render(self) -> bytes:
         """All series in Prometheus' text format; see CONTENT_TYPE."""
         return generate_latest(self._registry)
+
+    def families(self) -> Iterable[Metric]:
+        """All series, as they are now."""
+        return self._registry.collect()
 
 
 class AuditMetrics:

@@ -107,7 +107,7 @@ def main() -> int:
     listener = listen("127.0.0.1", 0)
     say(listener.getsockname()[1])
     server = http_server(app, ServerConfig(disable_uvicorn_access_log=True))
-    return run_until_stopped(server, prepare, listener, float(sys.argv[2]), lambda _: say("ready"))
+    return run_until_stopped([(server, listener)], prepare, float(sys.argv[2]), lambda _: say("ready"))
 
 
 if __name__ == "__main__":

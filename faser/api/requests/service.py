@@ -23,7 +23,8 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.client.output_stream import Timing
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import NotReadyError, OverloadError, RequestError, UnknownModelError
-from faser.metrics.server import QUEUE_FULL, Metrics
+from faser.metrics.replicas import ServerMetrics
+from faser.metrics.server import QUEUE_FULL
 from faser.types import MAX_LOGPROBS, EngineState, EngineStats, ModelInfo, Request, RequestOutput
 
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -145,7 +146,7 @@ class Service:
     Raises ModelError if the chat template does not compile.
     """
 
-    def __init__(self, engine: EngineClient, settings: ApiSettings, metrics: Metrics) -> None:
+    def __init__(self, engine: EngineClient, settings: ApiSettings, metrics: ServerMetrics) -> None:
         self.engine = engine
         self.settings = settings
         self.metrics = metrics

@@ -11,10 +11,11 @@ import math
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from faser.config.engine import EngineConfig
-from faser.engine.client.engine_host import LaunchedEngine, Transport
+from faser.engine.client.engine_host import LaunchedEngine, Place, Transport, start_host
 from faser.engine.client.head_refresh import HeadRefresher
 from faser.engine.client.output_stream import OutputStream
 from faser.engine.client.queue import PreemptionLog, QueueRoom, QueueSpeed
@@ -69,7 +70,7 @@ class AsyncEngine:
     directory: of the model. supervision: whether an engine that died or hangs is started again.
     metrics: counts requests. on_progress: called with (stage, done, total) during the first load. launched: the
     first engine, of the same transport, if it has been started already. recorder: takes finished answers.
-    refresher: refreshes the head that drafts; None: the head stays as it is.
+    refresher: refreshes the head that drafts; None: the head stays as it is. place: of an engine's process.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class AsyncEngine:
         launched: LaunchedEngine | None = None,
         recorder: AnswerTaker | None = None,
         refresher: HeadRefresher | None = None,
+        place: Place | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._config = config
@@ -101,6 +103,7 @@ class AsyncEngine:
             on_message=self._handle,
             on_end=self._lose,
             launched=launched,
+            start=partial(start_host, place=place or Place()),
         )
         self._state = EngineState.LOADING
         self._reason = "the model is being loaded"

@@ -5,6 +5,7 @@ In both cases the engine serves the same messages on its end of a socket pair.
 
 import contextlib
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -43,9 +44,17 @@ class EngineHost(Protocol):
 StartHost = Callable[[Transport, socket.socket], EngineHost]
 
 
-def start_host(transport: Transport, connection: socket.socket) -> EngineHost:
-    """Start an engine that serves connection; it takes over the socket."""
-    return _ProcessHost(connection) if transport == "process" else _ThreadHost(connection)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a process has of the machine. cores: None: all that this one may use. gpu: the only one; None: any."""
+
+    cores: tuple[int, ...] | None = None
+    gpu: int | None = None
+
+
+def start_host(transport: Transport, connection: socket.socket, place: Place = Place()) -> EngineHost:
+    """Start an engine that serves connection; it takes over the socket. place: of an engine in a process."""
+    return _ProcessHost(connection, place) if transport == "process" else _ThreadHost(connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ def launch(transport: Transport, start: StartHost = start_host) -> LaunchedEngin
 
 
 class _ProcessHost:
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, place: Place) -> None:
         with connection:
             self._process = subprocess.Popen(
                 [
@@ -84,9 +93,11 @@ class _ProcessHost:
                     log_format(),
                 ],
                 pass_fds=[connection.fileno()],
-                env=child_environment(),
+                env=child_environment(gpu=place.gpu),
                 start_new_session=True,  # Ctrl-C reaches only the front-end, which drains
             )
+            if place.cores is not None:
+                os.sched_setaffinity(self._process.pid, place.cores)  # before it has a second thread
 
     def wait(self) -> None:
         try:

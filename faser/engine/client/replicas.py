@@ -1,0 +1,254 @@
+"""Replicas: several engines with the same model behind one interface (data parallelism).
+
+Each request goes to one of them: to the one that has seen the longest beginning of its prompt, unless that one has
+clearly more to do than another; else to the one with the least to do. A request whose engine ends before its first
+output goes to another one, and its client does not notice; later an engine's end is the request's.
+
+What a replica has seen is what was sent to it, not what its cache still holds: the caches need not be asked.
+"""
+
+import asyncio
+import logging
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Self
+
+from faser.engine.client.async_engine import AsyncEngine
+from faser.engine.client.output_stream import OutputStream, Timing
+from faser.engine.text.tokenizer import Tokenizer
+from faser.errors import EngineDiedError, FaserError, NotReadyError, OverloadError
+from faser.types import EngineState, EngineStats, ModelInfo, Request, RequestOutput
+
+_PIECE = 64  # tokens of a prompt that are known together
+_MOST_PIECES = 1 << 16  # that are remembered of each replica
+_SLACK = 4  # samples that a replica may have more than the least busy one, for the sake of a prefix
+_SLACK_SHARE = 0.25  # of the least busy one's samples, in addition
+# The state of all of them is the best of one.
+_BEST_FIRST = (
+    EngineState.READY,
+    EngineState.DRAINING,
+    EngineState.WARMING,
+    EngineState.LOADING,
+    EngineState.RESTARTING,
+    EngineState.DEAD,
+)
+
+_log = logging.getLogger("faser.engine")
+
+
+@dataclass(slots=True)
+class _Replica:
+    """num_samples: of the requests that it has now. seen: pieces of prompts, least recently used first."""
+
+    number: int
+    engine: AsyncEngine
+    num_samples: int = 0
+    seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+    def known(self, pieces: Sequence[bytes]) -> int:
+        """How many pieces at the beginning of a prompt it has seen."""
+        return next((at for at, piece in enumerate(pieces) if piece not in self.seen), len(pieces))
+
+    def note(self, pieces: Sequence[bytes]) -> None:
+        for piece in pieces:
+            self.seen[piece] = None
+            self.seen.move_to_end(piece)
+        while len(self.seen) > _MOST_PIECES:
+            self.seen.popitem(last=False)
+
+
+class Replicas:
+    """Use it from one event loop only. An AsyncEngine says what each method does of one engine."""
+
+    def __init__(self, engines: Sequence[AsyncEngine]) -> None:
+        self._replicas = [_Replica(number, engine) for number, engine in enumerate(engines)]
+        self._watching: list[asyncio.Task[None]] = []
+
+    @property
+    def engines(self) -> tuple[AsyncEngine, ...]:
+        return tuple(each.engine for each in self._replicas)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.engines[0].tokenizer
+
+    @property
+    def state(self) -> EngineState:
+        return min((each.state for each in self.engines), key=_BEST_FIRST.index)
+
+    @property
+    def state_reason(self) -> str:
+        return next(each.state_reason for each in self.engines if each.state is self.state)
+
+    @property
+    def info(self) -> ModelInfo:
+        """Of one replica; all have the same. Raises NotReadyError before the first has loaded the model."""
+        for each in self.engines:
+            try:
+                return each.info
+            except NotReadyError:
+                continue
+        raise NotReadyError(self.state_reason)
+
+    @property
+    def max_samples(self) -> int:
+        """Of one replica: the samples of one client's request are not divided among them."""
+        return self.engines[0].max_samples
+
+    @property
+    def stats(self) -> EngineStats:
+        """What all replicas do together: how much runs, waits, and has been done."""
+        found = [each.stats for each in self.engines]
+        return EngineStats(
+            num_running=sum(each.num_running for each in found),
+            num_waiting=sum(each.num_waiting for each in found),
+            kv_usage=sum(each.kv_usage for each in found) / len(found),
+            num_preemptions=sum(each.num_preemptions for each in found),
+            prompt_tokens=sum(each.prompt_tokens for each in found),
+            prompt_tokens_cached=sum(each.prompt_tokens_cached for each in found),
+            generation_tokens=sum(each.generation_tokens for each in found),
+            prefix_cache_queries=sum(each.prefix_cache_queries for each in found),
+            prefix_cache_hits=sum(each.prefix_cache_hits for each in found),
+            num_steps=sum(each.num_steps for each in found),
+        )
+
+    async def start(self) -> None:
+        for each in self.engines:
+            await each.start()
+        self._watching = [asyncio.create_task(_log_end(each)) for each in self._replicas]
+
+    async def wait_ready(self) -> ModelInfo:
+        """Wait until all replicas are ready. Raises what one of them raises."""
+        found = await asyncio.gather(*(each.wait_ready() for each in self.engines))
+        return found[0]
+
+    async def wait_dead(self) -> FaserError:
+        """Wait until the last replica has ended for good. Returns the reason."""
+        found = await asyncio.gather(*(each.wait_dead() for each in self.engines))
+        return found[-1]
+
+    def submit(self, request: Request, *, num_following: int = 0) -> "ReplicaStream":
+        """Raises what AsyncEngine.submit does: OverloadError where no replica has room."""
+        return ReplicaStream(request, lambda other: self._submit(request, num_following, other))
+
+    async def drain(self, timeout_s: float) -> None:
+        await asyncio.gather(*(each.drain(timeout_s) for each in self.engines))
+
+    async def stop(self) -> None:
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*(each.stop() for each in self.engines))
+
+    def _submit(self, request: Request, num_following: int, tried: "frozenset[int]") -> "_Submitted":
+        """tried: numbers of replicas that have lost the request already."""
+        pieces = list(_pieces(request))
+        refused: FaserError | None = None
+        for replica in self._in_order(pieces, tried):
+            try:
+                stream = replica.engine.submit(request, num_following=num_following)
+            except (OverloadError, NotReadyError) as error:
+                refused = refused or error
+                continue
+            replica.note(pieces)
+            replica.num_samples += request.sampling.n
+            return _Submitted(stream, replica)
+        raise refused or NotReadyError(f"the engine is {self.state}: {self.state_reason}")
+
+    def _in_order(self, pieces: Sequence[bytes], tried: "frozenset[int]") -> list[_Replica]:
+        """The replicas that accept requests, best first."""
+        ready = [
+            each for each in self._replicas if each.engine.state is EngineState.READY and each.number not in tried
+        ]
+        by_work = sorted(ready, key=lambda each: each.num_samples)
+        if len(by_work) < 2:
+            return by_work
+        known = {each.number: each.known(pieces) for each in by_work}
+        best = max(by_work, key=lambda each: known[each.number])
+        least = by_work[0].num_samples
+        if known[best.number] and best.num_samples <= least + _SLACK + _SLACK_SHARE * least:
+            by_work.remove(best)
+            by_work.insert(0, best)
+        return by_work
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    stream: OutputStream
+    replica: _Replica
+
+
+class ReplicaStream:
+    """The outputs of a request, from the replica that has it. See OutputStream."""
+
+    def __init__(self, request: Request, submit: "Callable[[frozenset[int]], _Submitted]") -> None:
+        self._num_samples = request.sampling.n
+        self._submit = submit
+        self._tried: frozenset[int] = frozenset()
+        self._begun = False
+        self._at: _Submitted | None = submit(self._tried)
+        self._stream = self._at.stream
+
+    @property
+    def timing(self) -> Timing:
+        return self._stream.timing
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        while True:
+            try:
+                output = await anext(self._stream)
+            except EngineDiedError as error:
+                if self._begun or not self._move():
+                    raise
+                _log.info("a request goes to another replica: %s", error)
+            except BaseException:
+                self._leave()
+                raise
+            else:
+                self._begun = True
+                return output
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+        self._stream.close()
+
+    def _move(self) -> bool:
+        """Give the request to another replica, if one takes it."""
+        assert self._at is not None, "the request has ended"
+        self._tried |= {self._at.replica.number}
+        self._leave()
+        try:
+            self._at = self._submit(self._tried)
+        except FaserError:
+            return False
+        self._stream = self._at.stream
+        return True
+
+    def _leave(self) -> None:
+        """The replica has the request no more. Idempotent."""
+        if self._at is not None:
+            self._at.replica.num_samples -= self._num_samples
+            self._at = None
+
+
+async def _log_end(replica: _Replica) -> None:
+    error = await replica.engine.wait_dead()
+    _log.error("replica %d has ended for good: %s", replica.number, error)
+
+
+def _pieces(request: Request) -> Iterator[bytes]:
+    """A digest for each whole piece of the prompt: of all tokens up to its end, and of the cache's namespace."""
+    digest = (request.cache_salt or "").encode("utf-8", "surrogatepass")
+    tokens = request.prompt_token_ids
+    for first in range(0, len(tokens) - _PIECE + 1, _PIECE):
+        packed = array("q", tokens[first : first + _PIECE]).tobytes()
+        digest = blake2b(digest + packed, digest_size=16).digest()
+        yield digest

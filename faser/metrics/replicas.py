@@ -1,0 +1,56 @@
+"""The series of several replicas as one page: each family once, with the samples of all, by the label `engine`."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from faser.metrics.live import LiveRecorder
+from faser.metrics.server import Metrics, RefreshMetrics
+
+
+class ReplicaMetrics:
+    """What the front-end of several replicas counts itself is the first one's. each: of one model."""
+
+    def __init__(self, each: Sequence[Metrics]) -> None:
+        self.each = tuple(each)
+        self._registry = CollectorRegistry()
+        self._registry.register(_Joined(self.each))
+
+    @property
+    def live(self) -> LiveRecorder:
+        """Of the first replica."""
+        return self.each[0].live
+
+    @property
+    def traffic(self) -> Callable[..., None]:
+        return self.each[0].traffic
+
+    @property
+    def head_refresh(self) -> RefreshMetrics:
+        return self.each[0].head_refresh
+
+    def rejected(self, reason: str) -> None:
+        self.each[0].rejected(reason)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+ServerMetrics = Metrics | ReplicaMetrics
+
+
+class _Joined(Collector):
+    def __init__(self, each: Sequence[Metrics]) -> None:
+        self._each = each
+
+    def collect(self) -> Iterator[Metric]:
+        """Families in the order of the first replica; what only another one has comes last."""
+        families: dict[str, Metric] = {}
+        for metrics in self._each:
+            for family in metrics.families():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        yield from families.values()
