@@ -115,7 +115,6 @@ def test_a_prompt_goes_where_its_beginning_has_been() -> None:
     asyncio.run(texts(both.submit(request(30, (*system, 30)))))
     assert home.asked[-1].request_id != "30"
     assert any(each.asked[-1].request_id == "30" for each in fakes if each.asked and each is not home)
-    del other
 
 
 def test_a_beginning_of_another_namespace_is_another_one() -> None:
