@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from faser.metrics.exposition import FamilyText
 from faser.metrics.live import LiveRecorder
 from faser.metrics.server import Metrics, RefreshMetrics
 
@@ -15,8 +15,7 @@ class ReplicaMetrics:
 
     def __init__(self, each: Sequence[Metrics]) -> None:
         self.each = tuple(each)
-        self._registry = CollectorRegistry()
-        self._registry.register(_Joined(self.each))
+        self._joined = FamilyText(_Joined(self.each))
 
     @property
     def live(self) -> LiveRecorder:
@@ -35,7 +34,9 @@ class ReplicaMetrics:
         self.each[0].rejected(reason)
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        """Writes all numbers: which of them have changed is known of each replica alone."""
+        self._joined.changed = True
+        return self._joined.text().encode()
 
 
 ServerMetrics = Metrics | ReplicaMetrics
@@ -49,7 +50,7 @@ class _Joined(Collector):
         """Families in the order of the first replica; what only another one has comes last."""
         families: dict[str, Metric] = {}
         for metrics in self._each:
-            for family in metrics.families():
+            for family in metrics.page.collect():
                 known = families.setdefault(family.name, family)
                 if known is not family:
                     known.samples += family.samples

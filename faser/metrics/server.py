@@ -5,20 +5,13 @@ Other modules report events to it; it knows neither HTTP nor the engine. Every s
 with value zero.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
-from prometheus_client.metrics_core import Metric
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 from faser.config.speculation import SpeculationConfig
+from faser.metrics.exposition import MetricsPage, Series
 from faser.metrics.live import LiveRecorder
 from faser.metrics.speculation import SpeculationMetrics
 from faser.types import AuditStats, EngineState, EngineStats, FinishReason
@@ -90,11 +83,11 @@ class Metrics:
         speculation: SpeculationConfig | None = None,
     ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = CollectorRegistry(auto_describe=True)
+        self._page = MetricsPage()
         self._seen = EngineStats()
         self.live = LiveRecorder()
-        make = _SeriesFactory(self._registry, (model_name, engine))
-        own = _SeriesFactory(self._registry, (model_name, engine), prefix="faser_")
+        make = _SeriesFactory(self._page, (model_name, engine))
+        own = _SeriesFactory(self._page, (model_name, engine), prefix="faser_")
         self._states = own.gauges(
             "engine_state", "1 for the current state of the engine.", state=[each.value for each in EngineState]
         )
@@ -109,7 +102,7 @@ class Metrics:
         self._make_counters(make)
         self._make_histograms(make, tuple(_steps_of_1_2_5(max_model_len or _UNKNOWN_MODEL_LEN)))
         self.speculation = SpeculationMetrics(
-            self._registry,
+            self._page,
             _LABELS,
             (model_name, engine),
             speculation or SpeculationConfig(),
@@ -320,11 +313,12 @@ class Metrics:
 
     def render(self) -> bytes:
         """All series in Prometheus' text format; see CONTENT_TYPE."""
-        return generate_latest(self._registry)
+        return self._page.render()
 
-    def families(self) -> Iterable[Metric]:
-        """All series, as they are now."""
-        return self._registry.collect()
+    @property
+    def page(self) -> MetricsPage:
+        """All series."""
+        return self._page
 
 
 class AuditMetrics:
@@ -397,51 +391,59 @@ class _SeriesFactory:
     series by value.
     """
 
-    def __init__(self, registry: CollectorRegistry, labels: tuple[str, str], *, prefix: str = "vllm:") -> None:
-        self._registry = registry
+    def __init__(self, page: MetricsPage, labels: tuple[str, str], *, prefix: str = "vllm:") -> None:
+        self._page = page
         self._labels = labels
         self._prefix = prefix
 
-    def gauge(self, name: str, help_text: str) -> Gauge:
-        return self._gauge(name, help_text).labels(*self._labels)
+    def gauge(self, name: str, help_text: str) -> Series:
+        return self.gauges(name, help_text)[""]
 
-    def gauges(self, name: str, help_text: str, **values: Sequence[str]) -> dict[str, Gauge]:
-        ((label, each_value),) = values.items()
-        family = self._gauge(name, help_text, label)
-        return {value: family.labels(*self._labels, value) for value in each_value}
+    def gauges(self, name: str, help_text: str, **values: Sequence[str]) -> dict[str, Series]:
+        return self._of_each_value(Gauge, name, help_text, values)
 
     def info(self, name: str, help_text: str, labels: Sequence[str]) -> Callable[..., None]:
         """A gauge whose labels carry the information. Returns a function that sets their values, and value."""
-        family = self._gauge(name, help_text, *labels)
+        family = Gauge(f"{self._prefix}{name}", help_text, (*_LABELS, *labels), registry=None)
+        text = self._page.add(family)
 
         def set_to(*values: str, value: float = 1) -> None:
             family.clear()
             family.labels(*self._labels, *values).set(value)
+            text.changed = True
 
         return set_to
 
-    def counter(self, name: str, help_text: str) -> Counter:
-        return self._counter(name, help_text).labels(*self._labels)
+    def counter(self, name: str, help_text: str) -> Series:
+        return self.counters(name, help_text)[""]
 
-    def counters(self, name: str, help_text: str, **values: Sequence[str]) -> dict[str, Counter]:
-        ((label, each_value),) = values.items()
-        family = self._counter(name, help_text, label)
-        return {value: family.labels(*self._labels, value) for value in each_value}
+    def counters(self, name: str, help_text: str, **values: Sequence[str]) -> dict[str, Series]:
+        return self._of_each_value(Counter, name, help_text, values)
 
     def growing(self, name: str, help_text: str, label: str) -> Callable[[str, float], None]:
         """A counter whose label's values are not known yet. Returns a function of the value and the growth."""
-        family = self._counter(name, help_text, label)
-        return lambda value, growth: family.labels(*self._labels, value).inc(growth)
+        family = Counter(f"{self._prefix}{name}", help_text, (*_LABELS, label), registry=None)
+        text = self._page.add(family)
+        return lambda value, growth: Series(family.labels(*self._labels, value), text).inc(growth)
 
-    def histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
-        family = Histogram(f"{self._prefix}{name}", help_text, _LABELS, registry=self._registry, buckets=buckets)
-        return family.labels(*self._labels)
+    def histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Series:
+        family = Histogram(f"{self._prefix}{name}", help_text, _LABELS, registry=None, buckets=buckets)
+        return Series(family.labels(*self._labels), self._page.add(family))
 
-    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
-        return Gauge(f"{self._prefix}{name}", help_text, (*_LABELS, *labels), registry=self._registry)
-
-    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
-        return Counter(f"{self._prefix}{name}", help_text, (*_LABELS, *labels), registry=self._registry)
+    def _of_each_value(
+        self,
+        kind: type[Counter] | type[Gauge],
+        name: str,
+        help_text: str,
+        values: Mapping[str, Sequence[str]],
+    ) -> dict[str, Series]:
+        """Of a label that has these values; without one, of the value ""."""
+        family = kind(f"{self._prefix}{name}", help_text, (*_LABELS, *values), registry=None)
+        text = self._page.add(family)
+        if not values:
+            return {"": Series(family.labels(*self._labels), text)}
+        ((_, each_value),) = values.items()
+        return {value: Series(family.labels(*self._labels, value), text) for value in each_value}
 
 
 def _steps_of_1_2_5(highest: int) -> Iterator[int]:

@@ -9,11 +9,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
+from faser.metrics.exposition import MetricsPage, Series
 from faser.types import (
     STEP_ERROR_EDGES,
     MethodStats,
@@ -49,7 +50,7 @@ class SpeculationMetrics:
 
     def __init__(
         self,
-        registry: CollectorRegistry,
+        page: MetricsPage,
         names: Labels,
         labels: Labels,
         config: SpeculationConfig,
@@ -59,23 +60,24 @@ class SpeculationMetrics:
         self._on_slo_result = on_slo_result
         self._classes = config.class_names
         self._engine = _EngineSeries(names, labels, config)
-        registry.register(self._engine)
+        self._engine_text = page.add(self._engine)
         rates = Histogram(
             "faser_request_spec_acceptance_rate",
             "Share of verified draft tokens that were accepted, of finished requests with draft tokens.",
             (*names, "class"),
-            registry=registry,
+            registry=None,
             buckets=_RATES,
         )
         kept = Counter(
             "faser_slo_requests",
             "Finished requests with a latency target, by whether they met it.",
             (*names, "class", "target", "result"),
-            registry=registry,
+            registry=None,
         )
-        self._rates = {name: rates.labels(*labels, name) for name in self._classes}
+        of_rates, of_kept = page.add(rates), page.add(kept)
+        self._rates = {name: Series(rates.labels(*labels, name), of_rates) for name in self._classes}
         self._slo = {
-            (name, target, met): kept.labels(*labels, name, target, "met" if met else "missed")
+            (name, target, met): Series(kept.labels(*labels, name, target, "met" if met else "missed"), of_kept)
             for name in self._classes
             for target in TARGETS
             for met in (True, False)
@@ -84,6 +86,7 @@ class SpeculationMetrics:
     def engine(self, stats: SpeculationStats) -> None:
         """Take over the engine's latest snapshot."""
         self._engine.stats = stats
+        self._engine_text.changed = True
 
     def finished(
         self,
