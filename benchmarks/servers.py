@@ -89,6 +89,10 @@ class Server:
             time.sleep(_POLL_S)
         raise ServerError(f"{self.recipe.name} is not healthy after {timeout_s:g} s:\n{self._log_end()}")
 
+    def children(self) -> list[psutil.Process]:
+        """The processes that its first one has started and that run: the engines."""
+        return [each for each in self._process.children() if each.is_running()]
+
     def freeze(self) -> None:
         """No process of this server gets processor time until thaw."""
         self._each(lambda process: process.suspend())

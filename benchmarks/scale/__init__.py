@@ -1,0 +1,1 @@
+"""What more than one engine, and more than one process, costs and brings."""

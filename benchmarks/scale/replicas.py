@@ -1,0 +1,253 @@
+"""Sessions that share beginnings over several engines: hit share, waiting and losses, by how requests are sent.
+
+    python -m benchmarks.scale.replicas QUESTIONS.jsonl OUT.json --trace AzureLLMInferenceTrace_conv.csv
+        [--engines 2] [--minutes 5] [--rate 1.0] [--kills 2] [--rounds 2] [--model MODEL]
+
+QUESTIONS: of Spec-Bench. Requests come when the trace says, at `rate` a second in the mean, whether earlier ones
+are done or not. Each belongs to a session, of which there are always 12: one of four beginnings of about 400
+tokens, made of questions, then the turns so far; an answer has at most 48 tokens. Arms, in turn:
+
+    one engine      all cores
+    by prefix       the port of all engines, which chooses
+    in turn         the engines' own ports, one after the other
+
+With --kills an engine is killed so often, evenly through each run of the arm `by prefix`. Then every request is
+counted as answered, as one whose stream ended with an error event, or as lost: refused, or without any end.
+"""
+
+import argparse
+import asyncio
+import csv
+import json
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.progress import track
+
+from benchmarks.prompts import load_prompts
+from benchmarks.runner import about, command_line, write_json
+from benchmarks.servers import Server, faser_recipe, free_port
+
+ONE, PREFIX, TURNS = "one engine", "by prefix", "in turn"
+_SESSIONS, _BEGINNINGS, _BEGINNING_CHARS, _TURNS = 12, 4, 1600, 5
+_ANSWER_TOKENS = 48
+_OUTCOMES = ("answered", "error event", "lost")
+
+
+@dataclass(slots=True)
+class Session:
+    """messages: of the turns so far."""
+
+    messages: list[dict[str, str]]
+    turns: int = 0
+
+
+@dataclass(slots=True)
+class Run:
+    """first_s, total_s: of answered requests, in seconds."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    first_s: list[float] = field(default_factory=list)
+    total_s: list[float] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+    hit_share: float = 0.0
+
+    def report(self) -> dict[str, Any]:
+        def of(values: Sequence[float], share: float) -> float | None:
+            return round(sorted(values)[int(share * (len(values) - 1))], 3) if values else None
+
+        return {
+            "requests": {name: self.outcomes[name] for name in _OUTCOMES},
+            "prefix hit share": round(self.hit_share, 4),
+            "output tokens/s": round(self.tokens / self.seconds, 1),
+            "first token s": {"median": of(self.first_s, 0.5), "p90": of(self.first_s, 0.9)},
+            "whole answer s": {"median": of(self.total_s, 0.5), "p90": of(self.total_s, 0.9)},
+        }
+
+
+class Sessions:
+    """Whose turn it is, and what is asked. Equal seeds give equal sessions, but for the answers in them."""
+
+    def __init__(self, texts: Sequence[str], seed: int) -> None:
+        self._texts, self._random = texts, random.Random(seed)
+        whole = iter(texts)
+        self._beginnings = []
+        for _ in range(_BEGINNINGS):
+            beginning = ""
+            while len(beginning) < _BEGINNING_CHARS:
+                beginning += next(whole) + "\n\n"
+            self._beginnings.append(beginning[:_BEGINNING_CHARS])
+        self._sessions = [self._fresh() for _ in range(_SESSIONS)]
+
+    def next(self) -> Session:
+        """A session with one more question, which is not asked again before it has its answer, if that can be."""
+        at = self._random.randrange(_SESSIONS)
+        if self._sessions[at].turns >= _TURNS:
+            self._sessions[at] = self._fresh()
+        session = self._sessions[at]
+        session.turns += 1
+        session.messages.append({"role": "user", "content": self._random.choice(self._texts)[:400]})
+        return session
+
+    def _fresh(self) -> Session:
+        return Session([{"role": "system", "content": self._random.choice(self._beginnings)}])
+
+
+def arrivals(trace: Path, rate: float, seconds: float) -> Iterator[float]:
+    """Seconds since the start, with the trace's gaps stretched to this rate."""
+    with trace.open(newline="") as file:
+        stamps = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in csv.DictReader(file)]
+    stamps = stamps[: int(rate * seconds * 1.5) + 2]
+    stretch = (len(stamps) - 1) / rate / (stamps[-1] - stamps[0])
+    for stamp in stamps:
+        if (at := (stamp - stamps[0]) * stretch) > seconds:
+            return
+        yield at
+
+
+async def run(
+    urls: Sequence[str], sessions: Sessions, times: Sequence[float], kill_at: Sequence[float], server: Server
+) -> Run:
+    """urls: in turn. kill_at: when an engine of the server is killed."""
+    found, began_s = Run(), time.monotonic()
+    before = await asyncio.to_thread(cache_counts, urls)
+    async with httpx.AsyncClient(timeout=600, trust_env=False, limits=httpx.Limits(max_connections=None)) as http:
+        killing = asyncio.create_task(kill_engines(server, kill_at, began_s))
+        tasks = []
+        for number, at in enumerate(track(times, "requests", transient=True)):
+            await asyncio.sleep(max(0.0, began_s + at - time.monotonic()))
+            tasks.append(asyncio.create_task(ask(http, urls[number % len(urls)], sessions.next(), found)))
+        await asyncio.gather(*tasks)
+        killing.cancel()
+    found.seconds = time.monotonic() - began_s
+    after = await asyncio.to_thread(cache_counts, urls)
+    queries, hits = (now - then for now, then in zip(after, before, strict=True))
+    found.hit_share = hits / queries if queries > 0 else 0.0
+    return found
+
+
+async def ask(http: httpx.AsyncClient, url: str, session: Session, found: Run) -> None:
+    body = {"messages": [*session.messages], "max_tokens": _ANSWER_TOKENS, "temperature": 0, "stream": True}
+    began_s, first_s, text, outcome = time.monotonic(), None, "", "lost"
+    try:
+        async with http.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+            if answer.status_code == 200:
+                async for line in answer.aiter_lines():
+                    if not line.startswith("data: "):
+                        continue
+                    if line == "data: [DONE]":
+                        outcome = "answered"
+                        break
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        outcome = "error event"
+                        break
+                    first_s = first_s or time.monotonic() - began_s
+                    found.tokens += 1
+                    text += event["choices"][0]["delta"].get("content") or ""
+    except httpx.HTTPError:
+        pass
+    found.outcomes[outcome] += 1
+    if outcome == "answered":
+        session.messages.append({"role": "assistant", "content": text})
+        found.total_s.append(time.monotonic() - began_s)
+        found.first_s.append(first_s or found.total_s[-1])
+
+
+async def kill_engines(server: Server, times: Sequence[float], began_s: float) -> None:
+    for at in times:
+        await asyncio.sleep(max(0.0, began_s + at - time.monotonic()))
+        engines = [each for each in server.children() if each.is_running()]
+        if engines:
+            os.kill(random.choice(engines).pid, signal.SIGKILL)
+
+
+def cache_counts(urls: Sequence[str]) -> tuple[float, float]:
+    """Prompt tokens that were looked up, and found, of all engines."""
+    sums = {"queries": 0.0, "hits": 0.0}
+    for url in urls:
+        for line in httpx.get(f"{url}/metrics", timeout=30, trust_env=False).text.splitlines():
+            for name in sums:
+                if line.startswith(f"vllm:prefix_cache_{name}_total{{"):
+                    sums[name] += float(line.rpartition(" ")[2])
+    return sums["queries"], sums["hits"]
+
+
+def measure(given: argparse.Namespace) -> dict[str, list[Run]]:
+    texts = [each.text for each in load_prompts(given.questions)]
+    seconds = 60 * given.minutes
+    times = list(arrivals(given.trace, given.rate, seconds))
+    kill_at = [seconds * (number + 1) / (given.kills + 1) for number in range(given.kills)]
+    found: dict[str, list[Run]] = {ONE: [], PREFIX: [], TURNS: []}
+    own = [given.model] if given.model else []
+    for round_number in range(given.rounds):
+        arms = list(found) if round_number % 2 == 0 else list(found)[::-1]
+        for arm in arms:
+            first = free_port()
+            flags = [] if arm == ONE else ["-dp", str(given.engines), "--data-parallel-first-port", str(first)]
+            with tempfile.TemporaryDirectory(prefix="faser-replicas-") as folder:
+                recipe = faser_recipe(arm, [*own, *flags, "--engine-restarts", "9"], Path(folder))
+                with Server(recipe) as server:
+                    server.wait_until_healthy(route="/ready")
+                    host = server.url.rpartition(":")[0]
+                    urls = [server.url]
+                    if arm == TURNS:
+                        urls = [f"{host}:{first + number}" for number in range(given.engines)]
+                    killed = kill_at if arm == PREFIX else []
+                    sessions = Sessions(texts, seed=round_number)
+                    found[arm].append(asyncio.run(run(urls, sessions, times, killed, server)))
+                    print(arm, found[arm][-1].report(), flush=True)
+    return found
+
+
+def summary(found: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """Medians over rounds."""
+    return {
+        arm: {
+            "prefix hit share": round(statistics.median(each.hit_share for each in runs), 4),
+            "output tokens/s": round(statistics.median(each.tokens / each.seconds for each in runs), 1),
+        }
+        for arm, runs in found.items()
+    }
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("questions", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument(
+        "--trace", type=Path, required=True, help="of Azure: TIMESTAMP, ContextTokens, GeneratedTokens"
+    )
+    parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--rate", type=float, default=1.0, help="requests a second")
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--model")
+    given = parser.parse_args()
+    found = measure(given)
+    write_json(
+        given.out,
+        {
+            **about("benchmarks.scale.replicas"),
+            "settings": {name: getattr(given, name) for name in ("engines", "minutes", "rate", "kills", "rounds")},
+            "medians": summary(found),
+            "runs": {arm: [each.report() for each in runs] for arm, runs in found.items()},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
