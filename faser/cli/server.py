@@ -132,8 +132,11 @@ def serve_on(
             notice(model_line(served[0], info))
             threads = max(1, engine_config.threads // server_config.data_parallel_size)
             ready = ready_line(url_of(listener, server_config), name, info, threads, began_s)
-            if (count := server_config.data_parallel_size) > 1:
-                ready += f" · {count} engines"
+            for count, what in (
+                (engine_config.tensor_parallel_size, "ranks"),
+                (server_config.data_parallel_size, "engines"),
+            ):
+                ready += f" · {count} {what}" if count > 1 else ""
             notice(ready, to_stdout=True)
 
         servers = [http_server(http, server_config) for http in https]
