@@ -9,13 +9,10 @@ import jsonschema
 import pytest
 import yaml
 
-from faser.config.engine import EngineConfig
-from faser.config.server import ServerConfig
-from faser.config.sources import SETTINGS, parse, settle
 from tests.deploy.exported import DEPLOY, unknown_series
+from tests.deploy.rendered import CHART, WORKLOADS, configs, container, helm, objects, of_kind, templates
 from tests.deploy.values import CLAIM, GPU, REFUSED, RENDERED
 
-helm = pytest.importorskip("helm_python", reason="make deploy-tools installs it")
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="make deploy-tools installs it")
 
 operator = pytest.importorskip("cloudcoil.models.prometheus_operator.v1", reason="make deploy-tools installs it")
@@ -27,28 +24,9 @@ MODELS = {
     "PrometheusRule": operator.PrometheusRule,
     "ScaledObject": keda.ScaledObject,
 }
-CHART = DEPLOY / "helm" / "faser"
 OLDEST, NEWEST = "1.27", "1.37"
+WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 OWN_SCHEMAS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "resources.json").read_text())
-
-
-def objects(values: dict[str, Any]) -> list[dict[str, Any]]:
-    rendered = helm.Chart.load(str(CHART)).render(values, name="release", namespace="models")
-    documents = [
-        each for path, text in rendered.items() if path.endswith(".yaml") for each in yaml.safe_load_all(text)
-    ]
-    return [each for each in documents if each]
-
-
-def of_kind(values: dict[str, Any], kind: str) -> dict[str, Any]:
-    (found,) = [each for each in objects(values) if each["kind"] == kind]
-    return found
-
-
-def container(values: dict[str, Any]) -> dict[str, Any]:
-    found = of_kind(values, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    assert isinstance(found, dict)
-    return found
 
 
 def test_helm_lints_it_without_a_warning() -> None:
@@ -70,6 +48,9 @@ def test_a_cluster_accepts_what_it_renders(name: str, version: str) -> None:
             assert understood.model_dump(mode="json", by_alias=True, exclude_unset=True) == each
         else:
             kubernetes_validate.validate(each, version, strict=True)
+    for template in templates(RENDERED[name]):
+        pods = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pods"}, "template": template}
+        kubernetes_validate.validate(pods, version, strict=True)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -77,14 +58,6 @@ def test_values_that_cannot_be_are_refused_by_name(name: str) -> None:
     values, words = REFUSED[name]
     with pytest.raises(helm.HelmError, match=re.escape(words)):
         objects(values)
-
-
-def configs(values: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
-    """What `faser serve` makes of the container's arguments. Raises UsageError for those it does not know."""
-    findings = parse("faser serve", container(values)["args"], SETTINGS)
-    engine, server = settle(findings, (EngineConfig, ServerConfig))
-    assert findings.warnings == []
-    return engine, server
 
 
 @pytest.mark.parametrize("name", RENDERED)
@@ -123,7 +96,7 @@ def test_values_reach_the_program() -> None:
 @pytest.mark.parametrize("name", RENDERED)
 def test_probes_ask_routes_of_the_server_on_its_port(name: str) -> None:
     made = container(RENDERED[name])
-    (port,) = made["ports"]
+    (port,) = [each for each in made["ports"] if each["name"] == "http"]
     assert f"--port={port['containerPort']}" in made["args"]
     paths = {probe: made[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert {probe: each["path"] for probe, each in paths.items()} == {
@@ -136,25 +109,29 @@ def test_probes_ask_routes_of_the_server_on_its_port(name: str) -> None:
 
 @pytest.mark.parametrize("name", RENDERED)
 def test_a_pod_has_time_to_drain(name: str) -> None:
-    pod = of_kind(RENDERED[name], "Deployment")["spec"]["template"]["spec"]
-    (drain,) = [
-        float(each.split("=")[1]) for each in container(RENDERED[name])["args"] if "--shutdown-timeout" in each
-    ]
-    assert pod["terminationGracePeriodSeconds"] >= 5 + drain + 10
+    for template in templates(RENDERED[name]):
+        arguments = template["spec"]["containers"][0]["args"]
+        (drain,) = [float(each.split("=")[1]) for each in arguments if "--shutdown-timeout" in each]
+        assert template["spec"]["terminationGracePeriodSeconds"] >= 5 + drain + 10
 
 
 @pytest.mark.parametrize("name", RENDERED)
-def test_selectors_are_name_and_instance_alone_and_match_the_pods(name: str) -> None:
-    made = objects(RENDERED[name])
-    (deployment,) = [each for each in made if each["kind"] == "Deployment"]
-    chosen = deployment["spec"]["selector"]["matchLabels"]
-    assert set(chosen) == {"app.kubernetes.io/name", "app.kubernetes.io/instance"}
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert chosen.items() <= labels.items()
-    for each in made:
-        if each["kind"] in ("Service", "PodDisruptionBudget", "ServiceMonitor", "PodMonitor", "InferencePool"):
-            selector = each["spec"]["selector"]
-            assert selector.get("matchLabels", selector) == chosen, each["kind"]
+def test_selectors_are_name_and_instance_alone_and_match_the_pods_that_answer(name: str) -> None:
+    workload = of_kind(RENDERED[name], *WORKLOADS)
+    stable = ("app.kubernetes.io/name", "app.kubernetes.io/instance")
+    every = answering = {key: workload["metadata"]["labels"][key] for key in stable}
+    for template in templates(RENDERED[name]):
+        assert every.items() <= template["metadata"]["labels"].items()
+    if workload["kind"] == "LeaderWorkerSet":
+        answering = every | {WORKER_INDEX: "0"}  # a label that its controller gives to the leaders
+    for each in objects(RENDERED[name]):
+        spec = each.get("spec", {})
+        if each["kind"] in ("Service", "PodDisruptionBudget", "PodMonitor", "InferencePool"):
+            assert spec["selector"].get("matchLabels", spec["selector"]) == answering, each["kind"]
+        elif each["kind"] in ("Deployment", "ServiceMonitor"):  # the latter selects the Service
+            assert spec["selector"]["matchLabels"] == every, each["kind"]
+        elif each["kind"] == "NetworkPolicy":
+            assert spec["podSelector"]["matchLabels"] == every
 
 
 def test_the_pod_is_locked_down() -> None:
@@ -171,14 +148,35 @@ def test_the_pod_is_locked_down() -> None:
     assert {"/data", "/tmp", "/dev/shm"} <= written
 
 
-def test_with_an_autoscaler_the_number_of_pods_is_left_to_it() -> None:
+def test_without_an_autoscaler_the_values_say_how_many_pods() -> None:
     assert of_kind({}, "Deployment")["spec"]["replicas"] == 1
-    for name in ("hpa", "keda"):
-        assert "replicas" not in of_kind(RENDERED[name], "Deployment")["spec"]
+    assert of_kind(RENDERED["ranks"], "LeaderWorkerSet")["spec"]["replicas"] == 2
 
 
-def test_keda_sums_the_queue_and_names_exported_series() -> None:
-    queries = [each["metadata"]["query"] for each in of_kind(RENDERED["keda"], "ScaledObject")["spec"]["triggers"]]
+@pytest.mark.parametrize(
+    "name, scaler",
+    [
+        ("hpa", "HorizontalPodAutoscaler"),
+        ("keda", "ScaledObject"),
+        ("ranks with hpa", "HorizontalPodAutoscaler"),
+        ("ranks with keda", "ScaledObject"),
+    ],
+)
+def test_with_an_autoscaler_the_number_of_pods_is_left_to_it(name: str, scaler: str) -> None:
+    scaled = of_kind(RENDERED[name], *WORKLOADS)
+    assert "replicas" not in scaled["spec"]
+    assert of_kind(RENDERED[name], scaler)["spec"]["scaleTargetRef"] == {
+        "apiVersion": scaled["apiVersion"],
+        "kind": scaled["kind"],
+        "name": scaled["metadata"]["name"],
+    }
+
+
+@pytest.mark.parametrize("name", ["keda", "ranks with keda"])
+def test_keda_sums_the_queue_and_names_exported_series(name: str) -> None:
+    scaled = of_kind(RENDERED[name], "ScaledObject")["spec"]
+    queries = [each["metadata"]["query"] for each in scaled["triggers"]]
+    assert [each for each in queries if f'pod=~"{scaled["scaleTargetRef"]["name"]}-.*"' not in each] == []
     assert queries[0].startswith("sum(vllm:num_requests_waiting{")
     assert set().union(*map(unknown_series, queries)) == set()
 

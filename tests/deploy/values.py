@@ -18,6 +18,10 @@ GPU = {
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
 }
 
+PICKER = {"inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}}
+ENGINES = {"dataParallel": {"size": 4, "firstPort": 8100}, **PICKER}
+RANKS = {"tensorParallel": {"size": 3}}
+
 RENDERED: dict[str, dict[str, Any]] = {
     "defaults": {},
     "gpu": GPU,
@@ -74,7 +78,7 @@ RENDERED: dict[str, dict[str, Any]] = {
             "hostnames": ["llm.example"],
             "toInferencePool": True,
         },
-        "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
+        **PICKER,
     },
     "storage": {
         "persistence": {"enabled": True, "storageClass": "fast", "size": "100Gi"},
@@ -86,6 +90,43 @@ RENDERED: dict[str, dict[str, Any]] = {
         "networkPolicy": {"enabled": True},
         "env": [{"name": "OTEL_TRACES_SAMPLER_ARG", "value": "0.1"}],
     },
+    "engines": {**ENGINES, "networkPolicy": {"enabled": True}},
+    "engines behind one port": {"dataParallel": {"size": 16}, **PICKER},
+    "kv-events": {"kvEvents": {"enabled": True}},
+    "kv-events for one router": {
+        **CLAIM,
+        "kvEvents": {"enabled": True, "port": 6000, "replayPort": 6001, "topic": "kv@$(POD_IP)@all"},
+        "networkPolicy": {
+            "enabled": True,
+            "from": [{"podSelector": {"matchLabels": {"app": "gateway"}}}],
+            "kvEventsFrom": [{"podSelector": {"matchLabels": {"app": "picker"}}}],
+        },
+    },
+    "ranks": {
+        **RANKS,
+        **PICKER,
+        **SECRET,
+        "replicaCount": 2,
+        "server": {"shutdownTimeout": 90.5},
+        "kvEvents": {"enabled": True},
+        "networkPolicy": {"enabled": True, "allowModelDownload": False},
+        "podMonitor": {"enabled": True},
+        "podAnnotations": {"a": "b"},
+    },
+    "ranks of a claim": {
+        **RANKS,
+        **CLAIM,
+        "strategy": {"rollingUpdate": None},
+        "serviceMonitor": {"enabled": True},
+    },
+    "ranks of a hub model": {
+        **RANKS,
+        "model": {"name": "Qwen/Qwen3-8B"},
+        "persistence": {"enabled": True, "accessModes": ["ReadWriteMany"]},
+        "fullnameOverride": "a" * 63,
+    },
+    "ranks with hpa": {**RANKS, "autoscaling": {"hpa": {"enabled": True}, "minReplicas": 2}},
+    "ranks with keda": {**RANKS, "autoscaling": {"keda": {"enabled": True}}},
     "extras": {
         "extraObjects": [
             {
@@ -133,5 +174,36 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no gateway": ({"httpRoute": {"enabled": True}}, "parentRefs"),
     "no hosts": ({"ingress": {"enabled": True}}, "ingress.hosts"),
     "claim without a path": ({"model": {"existingClaim": "c"}}, "model.name"),
+    "no engines": ({"dataParallel": {"size": 0}}, "/dataParallel/size"),
+    "port of one engine": ({"dataParallel": {"firstPort": 8100}}, "needs dataParallel.size of 2 or more"),
+    "engine at the server's port": (
+        {"dataParallel": {"size": 4, "firstPort": 7997}},
+        "7997 to 8000 must not contain server.port, 8000",
+    ),
+    "engine at the first port": ({"dataParallel": {"size": 4, "firstPort": 8000}}, "must not contain server.port"),
+    "ports end": ({"dataParallel": {"size": 4, "firstPort": 65533}}, "need ports up to 65536"),
+    "large pool": ({**PICKER, "dataParallel": {"size": 9, "firstPort": 8100}}, "at most 8 ports"),
+    "events of several engines": (
+        {"dataParallel": {"size": 2}, "kvEvents": {"enabled": True}},
+        "all engines of a pod would bind one port",
+    ),
+    "events of no cache": (
+        {"engine": {"enablePrefixCaching": False}, "kvEvents": {"enabled": True}},
+        "kvEvents needs engine.enablePrefixCaching",
+    ),
+    "events at the server's port": (
+        {"kvEvents": {"enabled": True, "replayPort": 8000}},
+        "server.port and kvEvents.replayPort are both 8000",
+    ),
+    "events at one port": (
+        {"kvEvents": {"enabled": True, "port": 5558}},
+        "kvEvents.port and kvEvents.replayPort are both 5558",
+    ),
+    "ranks and engines": ({**RANKS, "dataParallel": {"size": 2}}, "one of them must be 1"),
+    "ranks on GPUs": ({**RANKS, "engine": {"device": "cuda"}}, "ranks compute on CPUs only"),
+    "ranks replaced at once": ({**RANKS, "strategy": {"type": "Recreate"}}, "strategy.type is Recreate"),
+    "ranks meet at the server's port": ({**RANKS, "server": {"port": 29500}}, "are both 29500"),
+    "ranks without files": ({**RANKS, "model": {"name": "Qwen/Qwen3-8B"}}, "every rank needs the files of Qwen"),
+    "ranks with a volume of one": ({**RANKS, "persistence": {"enabled": True}}, "must have ReadWriteMany"),
     "scraped twice": ({"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}, "twice"),
 }

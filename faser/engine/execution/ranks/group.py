@@ -47,9 +47,13 @@ class RankGroup:
         """For other ranks to find."""
         self._store.set(name, value)
 
+    def has(self, name: str) -> bool:
+        """Whether a rank has left it."""
+        return bool(self._store.check([name]))
+
     def find(self, name: str) -> str:
         """What another rank has left; waits for it."""
-        while not self._store.check([name]):
+        while not self.has(name):
             self._check()
             time.sleep(_POLL_S)
         return self._store.get(name).decode()

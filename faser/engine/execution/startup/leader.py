@@ -45,6 +45,8 @@ class Ranks:
             self.group = torchrun_group(place)
         else:
             raise ConfigError(f"tensor_parallel_size is {size}, and torchrun has started {place.size} ranks")
+        if self.group.has(CONFIGURE):
+            raise EngineError("a rank has ended before; torchrun has to start all of them again (--max-restarts)")
         self.group.leave(CONFIGURE, to_text(Configure(config, str(directory))))
 
     def meet(self, num_blocks: int) -> None:
