@@ -18,7 +18,7 @@ ARG PIP_FIND_LINKS
 COPY constraints.txt ./
 RUN python3 -m venv /opt/faser && /opt/faser/bin/pip install -c constraints.txt torch
 # Extras of pyproject.toml, such as "cuda otel".
-ARG EXTRAS=otel
+ARG EXTRAS="otel kv-events"
 COPY pyproject.toml deploy/image/requirements.py ./
 RUN python3 requirements.py ${EXTRAS} > requirements.txt \
     && /opt/faser/bin/pip install -c constraints.txt -r requirements.txt

@@ -23,6 +23,7 @@ from faser.api.requests.service import ApiSettings, CorsSettings
 from faser.config.declaration import Label
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
+from faser.config.kv_events import of_engine
 from faser.config.server import GENERATION_KEYS, ServerConfig, sampling_problems
 from faser.engine.checkpoints.downloads import Downloads
 from faser.engine.checkpoints.files import SAMPLING_ADVICE
@@ -80,7 +81,7 @@ async def build_application(
     own = metrics.each if isinstance(metrics, ReplicaMetrics) else (metrics,)
     engines = [
         AsyncEngine(
-            engine_config,
+            replace(engine_config, kv_events_config=of_engine(engine_config.kv_events_config, number)),
             directory,
             tokenizer,
             supervision=supervision,

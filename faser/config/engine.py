@@ -22,6 +22,7 @@ from faser.config.declaration import (
     settings_of,
     show_bytes,
 )
+from faser.config.environment import ranks_here
 from faser.config.kv_events import KvEventsConfig, parse_kv_events
 from faser.config.speculation import AUTO, POLICIES, SpeculationConfig
 from faser.config.speculation_keys import Parsed, parse_speculation
@@ -434,8 +435,8 @@ class EngineConfig:
 
     @property
     def threads(self) -> int:
-        """num_threads, or the cores this process may use, divided among the ranks."""
-        return self.num_threads or max(1, usable_cores() // self.tensor_parallel_size)
+        """num_threads, or the cores this process may use, divided among the ranks on this machine."""
+        return self.num_threads or max(1, usable_cores() // ranks_here(self.tensor_parallel_size))
 
     @property
     def on_gpu(self) -> bool:

@@ -46,6 +46,12 @@ def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
     )
 
 
+def ranks_here(size: int, environment: Mapping[str, str] = os.environ) -> int:
+    """How many of `size` ranks share this machine: all, unless torchrun has put them on several."""
+    started = "TORCHELASTIC_RUN_ID" in environment
+    return int(environment.get("LOCAL_WORLD_SIZE", size)) if started else size
+
+
 def talk_on_this_machine(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let ranks find each other where a machine's own name leads nowhere. What is set already stays."""
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -45,6 +45,25 @@ class KvEventsConfig:
     max_queue_size: int = 100_000
 
 
+def of_engine(given: Mapping[str, Any] | None, number: int) -> Mapping[str, Any] | None:
+    """The JSON for one of several engines of a host. Each has ports of its own: those of the one before, plus one.
+
+    As vLLM does for its data parallel ranks.
+    """
+    if not given or not number:
+        return given
+    config = parse_kv_events(given)[0] or KvEventsConfig()
+    ends = {"endpoint": config.endpoint, "replay_endpoint": config.replay_endpoint}
+    return {**given, **{name: _moved(end, number) for name, end in ends.items() if end is not None}}
+
+
+def _moved(endpoint: str, number: int) -> str:
+    address, _, port = endpoint.rpartition(":")
+    if endpoint.startswith("tcp:") and port.isdecimal():
+        return f"{address}:{int(port) + number}"
+    return f"{endpoint}_dp{number}"
+
+
 def parse_kv_events(given: Mapping[str, Any] | None) -> tuple[KvEventsConfig | None, tuple[str, ...]]:
     """None: no events are published. And every problem of the JSON in one line each."""
     problems: list[str] = []

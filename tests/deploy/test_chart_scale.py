@@ -57,9 +57,9 @@ def test_one_engine_and_no_events_need_no_flag() -> None:
 @pytest.mark.parametrize(
     "model, topic",
     [
-        ({}, "kv@10.0.0.7@SmolLM2-135M-Instruct"),
-        ({"name": "Qwen/Qwen3-8B"}, "kv@10.0.0.7@Qwen/Qwen3-8B"),
-        ({"name": "Qwen/Qwen3-8B", "servedNames": ["qwen", "default"]}, "kv@10.0.0.7@qwen"),
+        ({}, "kv@10.0.0.7:8000@SmolLM2-135M-Instruct"),
+        ({"name": "Qwen/Qwen3-8B"}, "kv@10.0.0.7:8000@Qwen/Qwen3-8B"),
+        ({"name": "Qwen/Qwen3-8B", "servedNames": ["qwen", "default"]}, "kv@10.0.0.7:8000@qwen"),
     ],
 )
 def test_events_have_the_pods_address_and_the_model_as_topic(model: dict[str, Any], topic: str) -> None:
@@ -79,7 +79,7 @@ def test_ports_and_topic_of_events_are_the_values() -> None:
     assert (events.endpoint, events.replay_endpoint, events.topic) == (
         "tcp://*:6000",
         "tcp://*:6001",
-        "kv@10.0.0.7@all",
+        "kv@10.0.0.7:8000@all",
     )
     assert ports(values) == {"http": 8000, "kv-events": 6000, "kv-replay": 6001}
 

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from faser.config.engine import EngineConfig
-from faser.config.kv_events import KvEventsConfig, parse_kv_events
+from faser.config.kv_events import KvEventsConfig, of_engine, parse_kv_events
 from faser.engine.contract.kv_events import KvEvent
 from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from faser.engine.kv_events import KvEventPublisher
@@ -205,6 +205,12 @@ def test_the_json_has_vllms_keys_and_problems_are_named() -> None:
     assert parse_kv_events(given) == (KvEventsConfig(endpoint="tcp://*:1", buffer_steps=5), ())
     for off in (None, {}, {"endpoint": "tcp://*:1"}, {"enable_kv_cache_events": True, "publisher": "null"}):
         assert parse_kv_events(off) == (None, ())
+    assert of_engine(given, 0) == given
+    assert of_engine(given, 2) == given | {"endpoint": "tcp://*:3"}
+    assert of_engine(given | {"endpoint": "ipc://a", "replay_endpoint": "tcp://*:9"}, 1) == given | {
+        "endpoint": "ipc://a_dp1",
+        "replay_endpoint": "tcp://*:10",
+    }
     with pytest.raises(ConfigError, match="kv_events_config: buffer_steps is 0; it must be at least 1"):
         EngineConfig(kv_events_config={"buffer_steps": 0})
     with pytest.raises(ConfigError, match=r"kv_events_config: tcp://nowhere\.invalid:x cannot be used"):

@@ -18,6 +18,54 @@ app.kubernetes.io/name: {{ include "faser.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{- /* Whether several pods hold one model: a LeaderWorkerSet in place of the Deployment. */ -}}
+{{- define "faser.ranked" -}}
+{{- if gt (int .Values.tensorParallel.size) 1 -}}true{{- end -}}
+{{- end -}}
+
+{{- /* The labels of the pods that answer HTTP. */ -}}
+{{- define "faser.serverLabels" -}}
+{{ include "faser.selectorLabels" . }}
+{{- if include "faser.ranked" . }}
+leaderworkerset.sigs.k8s.io/worker-index: "0"
+{{- end }}
+{{- end -}}
+
+{{- /* The Deployment's name, or the LeaderWorkerSet's: that controller makes a headless Service of the same name, so
+it is not the name of the chart's own Service. The names of its pods and revisions are up to 15 characters longer. */ -}}
+{{- define "faser.workload" -}}
+{{- if include "faser.ranked" . -}}
+{{- printf "%s-ranks" (include "faser.fullname" . | trunc 42 | trimSuffix "-") -}}
+{{- else -}}
+{{- include "faser.fullname" . -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "faser.scaleTarget" -}}
+{{- if include "faser.ranked" . -}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+{{- else -}}
+apiVersion: apps/v1
+kind: Deployment
+{{- end }}
+name: {{ include "faser.workload" . }}
+{{- end -}}
+
+{{- /* Where ranks meet, on the leader. */ -}}
+{{- define "faser.meetingPort" -}}29500{{- end -}}
+
+{{- /* The ports of single engines, as JSON. */ -}}
+{{- define "faser.enginePorts" -}}
+{{- $ports := list -}}
+{{- if not (kindIs "invalid" .Values.dataParallel.firstPort) -}}
+{{- range $engine := until (int .Values.dataParallel.size) -}}
+{{- $ports = append $ports (add $.Values.dataParallel.firstPort $engine) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $ports -}}
+{{- end -}}
+
 {{- define "faser.labels" -}}
 {{ include "faser.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -58,8 +106,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if or .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled -}}true{{- end -}}
 {{- end -}}
 
+{{- /* Seconds after which answers have ended. */ -}}
+{{- define "faser.drained" -}}
+{{- add 5 (int (ceil .Values.server.shutdownTimeout)) -}}
+{{- end -}}
+
 {{- define "faser.gracePeriod" -}}
-{{- $needed := add 5 (int (ceil .Values.server.shutdownTimeout)) 10 -}}
+{{- $needed := add (include "faser.drained" .) 10 -}}
 {{- if kindIs "invalid" .Values.terminationGracePeriodSeconds -}}
 {{- $needed -}}
 {{- else if lt (int .Values.terminationGracePeriodSeconds) (int $needed) -}}
@@ -74,6 +127,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $config := deepCopy .Values.speculation.config -}}
 {{- if .Values.speculation.classes -}}{{- $_ := set $config "classes" .Values.speculation.classes -}}{{- end -}}
 {{- if $config -}}{{- toJson $config -}}{{- end -}}
+{{- end -}}
+
+{{- /* --kv-events-config. Kubernetes puts the pod's address in place of $(POD_IP). */ -}}
+{{- define "faser.kvEventsConfig" -}}
+{{- $model := first .Values.model.servedNames | default .Values.model.name | default "SmolLM2-135M-Instruct" -}}
+{{- dict
+  "enable_kv_cache_events" true
+  "endpoint" (printf "tcp://*:%d" (int .Values.kvEvents.port))
+  "replay_endpoint" (printf "tcp://*:%d" (int .Values.kvEvents.replayPort))
+  "topic" (.Values.kvEvents.topic | default (printf "kv@$(POD_IP):%v@%s" .Values.server.port $model))
+  | toJson -}}
 {{- end -}}
 
 {{- define "faser.arguments" -}}
@@ -120,6 +184,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - --{{ $name }}={{ if kindIs "float64" $value }}{{ toJson $value }}{{ else }}{{ $value }}{{ end }}
 {{- end }}
 {{- end }}
+{{- if gt (int .Values.dataParallel.size) 1 }}
+- --data-parallel-size={{ .Values.dataParallel.size }}
+{{- end }}
+{{- if not (kindIs "invalid" .Values.dataParallel.firstPort) }}
+- --data-parallel-first-port={{ .Values.dataParallel.firstPort }}
+{{- end }}
+{{- if include "faser.ranked" . }}
+- --tensor-parallel-size={{ .Values.tensorParallel.size }}
+{{- end }}
+{{- if .Values.kvEvents.enabled }}
+- {{ include "faser.kvEventsConfig" . | printf "--kv-events-config=%s" | quote }}
+{{- end }}
 {{- if not .Values.engine.enablePrefixCaching }}
 - --no-enable-prefix-caching
 {{- end }}
@@ -137,42 +213,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end -}}
 
-{{- /* What cannot hold together is refused here, in words. */ -}}
-{{- define "faser.check" -}}
-{{- if and .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled -}}
-{{- fail "autoscaling.hpa and autoscaling.keda are both enabled; keep one" -}}
-{{- end -}}
-{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) -}}
-{{- fail (printf "autoscaling.minReplicas is %d; it must be at most maxReplicas, %d" (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
-{{- end -}}
-{{- if and .Values.apiKey.existingSecret .Values.apiKey.value -}}
-{{- fail "apiKey.existingSecret and apiKey.value are both given; keep one" -}}
-{{- end -}}
-{{- if and .Values.server.metricsRequireKey (not (include "faser.apiKeySecret" .)) -}}
-{{- fail "server.metricsRequireKey needs apiKey.existingSecret or apiKey.value" -}}
-{{- end -}}
-{{- if and .Values.pdb.enabled (not (kindIs "invalid" .Values.pdb.minAvailable)) (not (kindIs "invalid" .Values.pdb.maxUnavailable)) -}}
-{{- fail "pdb.minAvailable and pdb.maxUnavailable are both given; set one of them to null" -}}
-{{- end -}}
-{{- if and .Values.pdb.enabled (kindIs "invalid" .Values.pdb.minAvailable) (kindIs "invalid" .Values.pdb.maxUnavailable) -}}
-{{- fail "pdb is enabled without minAvailable and maxUnavailable; give one of them" -}}
-{{- end -}}
-{{- if and .Values.inferencePool.enabled (not .Values.inferencePool.endpointPicker.name) -}}
-{{- fail "inferencePool needs inferencePool.endpointPicker.name, the Service of the endpoint picker" -}}
-{{- end -}}
-{{- if and .Values.httpRoute.toInferencePool (not .Values.inferencePool.enabled) -}}
-{{- fail "httpRoute.toInferencePool needs inferencePool.enabled" -}}
-{{- end -}}
-{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
-{{- fail "httpRoute needs httpRoute.parentRefs, the gateways" -}}
-{{- end -}}
-{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
-{{- fail "ingress needs ingress.hosts" -}}
-{{- end -}}
-{{- if and .Values.model.existingClaim (not .Values.model.name) -}}
-{{- fail "model.existingClaim needs model.name, a path below /models" -}}
-{{- end -}}
-{{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled -}}
-{{- fail "serviceMonitor and podMonitor are both enabled; every sample would be scraped twice" -}}
-{{- end -}}
+{{- /* Whether the server fetches the model from the hub, rather than finds it in the image or on a volume. */ -}}
+{{- define "faser.fetchesModel" -}}
+{{- $embedded := list "" "smollm2-135m-instruct" "huggingfacetb/smollm2-135m-instruct" -}}
+{{- if not (or .Values.model.existingClaim (hasPrefix "/" .Values.model.name) (has (lower .Values.model.name) $embedded)) -}}true{{- end -}}
 {{- end -}}

@@ -1,0 +1,113 @@
+{{- /* What cannot hold together is refused here, in words. */ -}}
+{{- define "faser.check" -}}
+{{- if and .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled -}}
+{{- fail "autoscaling.hpa and autoscaling.keda are both enabled; keep one" -}}
+{{- end -}}
+{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) -}}
+{{- fail (printf "autoscaling.minReplicas is %d; it must be at most maxReplicas, %d" (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
+{{- end -}}
+{{- if and .Values.apiKey.existingSecret .Values.apiKey.value -}}
+{{- fail "apiKey.existingSecret and apiKey.value are both given; keep one" -}}
+{{- end -}}
+{{- if and .Values.server.metricsRequireKey (not (include "faser.apiKeySecret" .)) -}}
+{{- fail "server.metricsRequireKey needs apiKey.existingSecret or apiKey.value" -}}
+{{- end -}}
+{{- if and .Values.pdb.enabled (not (kindIs "invalid" .Values.pdb.minAvailable)) (not (kindIs "invalid" .Values.pdb.maxUnavailable)) -}}
+{{- fail "pdb.minAvailable and pdb.maxUnavailable are both given; set one of them to null" -}}
+{{- end -}}
+{{- if and .Values.pdb.enabled (kindIs "invalid" .Values.pdb.minAvailable) (kindIs "invalid" .Values.pdb.maxUnavailable) -}}
+{{- fail "pdb is enabled without minAvailable and maxUnavailable; give one of them" -}}
+{{- end -}}
+{{- if and .Values.inferencePool.enabled (not .Values.inferencePool.endpointPicker.name) -}}
+{{- fail "inferencePool needs inferencePool.endpointPicker.name, the Service of the endpoint picker" -}}
+{{- end -}}
+{{- if and .Values.httpRoute.toInferencePool (not .Values.inferencePool.enabled) -}}
+{{- fail "httpRoute.toInferencePool needs inferencePool.enabled" -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{- fail "httpRoute needs httpRoute.parentRefs, the gateways" -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
+{{- fail "ingress needs ingress.hosts" -}}
+{{- end -}}
+{{- if and .Values.model.existingClaim (not .Values.model.name) -}}
+{{- fail "model.existingClaim needs model.name, a path below /models" -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled -}}
+{{- fail "serviceMonitor and podMonitor are both enabled; every sample would be scraped twice" -}}
+{{- end -}}
+{{- include "faser.checkPorts" . -}}
+{{- include "faser.checkEngines" . -}}
+{{- if include "faser.ranked" . -}}{{- include "faser.checkRanks" . -}}{{- end -}}
+{{- end -}}
+
+{{- /* No two things of a pod listen on one port. */ -}}
+{{- define "faser.checkPorts" -}}
+{{- $taken := dict (toString .Values.server.port) "server.port" -}}
+{{- $ports := list -}}
+{{- if .Values.kvEvents.enabled -}}
+{{- $ports = list (list "kvEvents.port" .Values.kvEvents.port) (list "kvEvents.replayPort" .Values.kvEvents.replayPort) -}}
+{{- end -}}
+{{- if include "faser.ranked" . -}}
+{{- $ports = append $ports (list "the port where the ranks of tensorParallel meet" (include "faser.meetingPort" .)) -}}
+{{- end -}}
+{{- range $each := $ports -}}
+{{- $name := first $each -}}
+{{- $port := last $each | toString -}}
+{{- with get $taken $port -}}
+{{- fail (printf "%s and %s are both %s; they need different ports" . $name $port) -}}
+{{- end -}}
+{{- $_ := set $taken $port $name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "faser.checkEngines" -}}
+{{- $size := int .Values.dataParallel.size -}}
+{{- if not (kindIs "invalid" .Values.dataParallel.firstPort) -}}
+{{- $first := int .Values.dataParallel.firstPort -}}
+{{- $last := sub (add $first $size) 1 | int -}}
+{{- if eq $size 1 -}}
+{{- fail "dataParallel.firstPort needs dataParallel.size of 2 or more; one engine is reached at server.port" -}}
+{{- end -}}
+{{- if gt $last 65535 -}}
+{{- fail (printf "dataParallel.firstPort is %d; %d engines need ports up to %d, and the last one is 65535" $first $size $last) -}}
+{{- end -}}
+{{- if and (le $first (int .Values.server.port)) (ge $last (int .Values.server.port)) -}}
+{{- fail (printf "dataParallel.firstPort is %d; the engines' ports %d to %d must not contain server.port, %d" $first $first $last (int .Values.server.port)) -}}
+{{- end -}}
+{{- if and .Values.inferencePool.enabled (gt $size 8) -}}
+{{- fail (printf "an InferencePool has at most 8 ports, and dataParallel.size is %d; without dataParallel.firstPort it has one for all" $size) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.kvEvents.enabled -}}
+{{- if gt $size 1 -}}
+{{- fail (printf "kvEvents needs dataParallel.size of 1, and it is %d; all engines of a pod would bind one port" $size) -}}
+{{- end -}}
+{{- if not .Values.engine.enablePrefixCaching -}}
+{{- fail "kvEvents needs engine.enablePrefixCaching; without it there is nothing to tell" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What a model in several pods cannot do. */ -}}
+{{- define "faser.checkRanks" -}}
+{{- $named := printf "tensorParallel.size is %d" (int .Values.tensorParallel.size) -}}
+{{- $strategy := .Values.strategy | default dict -}}
+{{- if gt (int .Values.dataParallel.size) 1 -}}
+{{- fail (printf "%s, and dataParallel.size is %d; one of them must be 1" $named (int .Values.dataParallel.size)) -}}
+{{- end -}}
+{{- if hasPrefix "cuda" .Values.engine.device -}}
+{{- fail (printf "%s; ranks compute on CPUs only, and engine.device is %s" $named .Values.engine.device) -}}
+{{- end -}}
+{{- if eq ($strategy.type | default "") "Recreate" -}}
+{{- fail (printf "%s; a LeaderWorkerSet knows RollingUpdate only, and strategy.type is Recreate" $named) -}}
+{{- end -}}
+{{- $own := and .Values.persistence.enabled (not .Values.persistence.existingClaim) -}}
+{{- if and $own (not (has "ReadWriteMany" .Values.persistence.accessModes)) -}}
+{{- fail (printf "%s; every rank mounts the volume, so persistence.accessModes must have ReadWriteMany" $named) -}}
+{{- end -}}
+{{- $kept := or .Values.persistence.enabled .Values.persistence.existingClaim -}}
+{{- if and (include "faser.fetchesModel" .) (not $kept) -}}
+{{- fail (printf "%s; every rank needs the files of %s: give model.existingClaim, or persistence that all pods can mount" $named .Values.model.name) -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,220 @@
+{{- /*
+The template of a pod. root: the chart's own context. worker: whether it is one of a LeaderWorkerSet that does not
+answer HTTP.
+*/ -}}
+{{- define "faser.pod" -}}
+{{- $root := .root }}
+{{- $worker := .worker }}
+{{- with .root -}}
+metadata:
+  labels:
+    {{- include "faser.labels" . | nindent 4 }}
+    {{- with .Values.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- if or .Values.podAnnotations .Values.apiKey.value }}
+  annotations:
+    {{- with .Values.apiKey.value }}
+    checksum/api-key: {{ sha256sum . }}
+    {{- end }}
+    {{- with .Values.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "faser.serviceAccountName" . }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ include "faser.gracePeriod" . }}
+  {{- with .Values.imagePullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with .Values.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with .Values.podSecurityContext }}
+  securityContext:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.initContainers }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: faser
+      image: {{ include "faser.image" . | quote }}
+      imagePullPolicy: {{ .Values.image.pullPolicy }}
+      {{- if include "faser.ranked" . }}
+      # The image's entry point, as a rank. The leader is rank 0.
+      command:
+        - /opt/faser/bin/torchrun
+        - --nnodes={{ .Values.tensorParallel.size }}
+        - --nproc-per-node=1
+        - --node-rank=$(LWS_WORKER_INDEX)
+        - --master-addr=$(LWS_LEADER_ADDRESS)
+        - --master-port={{ include "faser.meetingPort" . }}
+        # torchrun kills the server after 30 s unless told otherwise; the pod has as long as this after preStop.
+        - --shutdown-timeout={{ sub (include "faser.gracePeriod" .) 5 }}
+        - --no-python
+        - /opt/faser/bin/faser
+        - serve
+      {{- end }}
+      args:
+        {{- include "faser.arguments" . | trim | nindent 8 }}
+      env:
+        - name: FASER_CACHE_DIR
+          value: /data
+        - name: HOME
+          value: /data
+        - name: HF_HOME
+          value: /data/huggingface
+        - name: TRITON_CACHE_DIR
+          value: /data/triton
+        - name: FLASHINFER_WORKSPACE_BASE
+          value: /data
+        {{- with include "faser.apiKeySecret" . }}
+        - name: FASER_API_KEY
+          valueFrom:
+            secretKeyRef:
+              name: {{ . }}
+              key: {{ $root.Values.apiKey.key }}
+        {{- end }}
+        {{- if .Values.hfToken.existingSecret }}
+        - name: HF_TOKEN
+          valueFrom:
+            secretKeyRef:
+              name: {{ .Values.hfToken.existingSecret }}
+              key: {{ .Values.hfToken.key }}
+        {{- end }}
+        {{- if .Values.kvEvents.enabled }}
+        - name: POD_IP
+          valueFrom:
+            fieldRef:
+              fieldPath: status.podIP
+        {{- end }}
+        {{- with .Values.env }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- with .Values.envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- if not $worker }}
+      ports:
+        - name: http
+          containerPort: {{ .Values.server.port }}
+          protocol: TCP
+        {{- range $engine, $port := include "faser.enginePorts" . | fromJsonArray }}
+        - name: engine-{{ $engine }}
+          containerPort: {{ $port }}
+          protocol: TCP
+        {{- end }}
+        {{- if .Values.kvEvents.enabled }}
+        - name: kv-events
+          containerPort: {{ .Values.kvEvents.port }}
+          protocol: TCP
+        - name: kv-replay
+          containerPort: {{ .Values.kvEvents.replayPort }}
+          protocol: TCP
+        {{- end }}
+      startupProbe:
+        httpGet: {path: /health, port: http}
+        {{- toYaml .Values.startupProbe | nindent 8 }}
+      livenessProbe:
+        httpGet: {path: /health, port: http}
+        {{- toYaml .Values.livenessProbe | nindent 8 }}
+      readinessProbe:
+        httpGet: {path: /ready, port: http}
+        {{- toYaml .Values.readinessProbe | nindent 8 }}
+      {{- end }}
+      lifecycle:
+        preStop:
+          exec:
+            {{- if $worker }}
+            # The leader finishes its answers, with this rank. When it has ended, so does this one.
+            command: [sleep, {{ include "faser.drained" . | quote }}]
+            {{- else }}
+            # The endpoints of the pod leave before it stops to take requests.
+            command: [sleep, "5"]
+            {{- end }}
+      {{- with .Values.resources }}
+      resources:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with .Values.securityContext }}
+      securityContext:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      volumeMounts:
+        - name: cache
+          mountPath: /data
+        - name: tmp
+          mountPath: /tmp
+        {{- if .Values.shm.enabled }}
+        - name: shm
+          mountPath: /dev/shm
+        {{- end }}
+        {{- if .Values.model.existingClaim }}
+        - name: models
+          mountPath: /models
+          readOnly: true
+        {{- end }}
+        {{- with .Values.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    {{- with .Values.extraContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  volumes:
+    - name: cache
+      {{- if .Values.persistence.existingClaim }}
+      persistentVolumeClaim:
+        claimName: {{ .Values.persistence.existingClaim }}
+      {{- else if .Values.persistence.enabled }}
+      persistentVolumeClaim:
+        claimName: {{ include "faser.fullname" . }}
+      {{- else if .Values.cacheSizeLimit }}
+      emptyDir:
+        sizeLimit: {{ .Values.cacheSizeLimit }}
+      {{- else }}
+      emptyDir: {}
+      {{- end }}
+    - name: tmp
+      emptyDir: {}
+    {{- if .Values.shm.enabled }}
+    - name: shm
+      emptyDir:
+        medium: Memory
+        sizeLimit: {{ .Values.shm.sizeLimit }}
+    {{- end }}
+    {{- if .Values.model.existingClaim }}
+    - name: models
+      persistentVolumeClaim:
+        claimName: {{ .Values.model.existingClaim }}
+        readOnly: true
+    {{- end }}
+    {{- with .Values.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with .Values.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.topologySpreadConstraints }}
+  topologySpreadConstraints:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
