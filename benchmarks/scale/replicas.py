@@ -123,7 +123,8 @@ async def run(
     """urls: in turn. kill_at: when an engine of the server is killed."""
     found, began_s = Run(), time.monotonic()
     before = await asyncio.to_thread(cache_counts, urls)
-    async with httpx.AsyncClient(timeout=600, trust_env=False, limits=httpx.Limits(max_connections=None)) as http:
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=2)  # before the server closes idle connections
+    async with httpx.AsyncClient(timeout=600, trust_env=False, limits=limits) as http:
         killing = asyncio.create_task(kill_engines(server, kill_at, began_s))
         tasks = []
         for number, at in enumerate(track(times, "requests", transient=True)):
@@ -190,7 +191,7 @@ def measure(given: argparse.Namespace) -> dict[str, list[Run]]:
     seconds = 60 * given.minutes
     times = list(arrivals(given.trace, given.rate, seconds))
     kill_at = [seconds * (number + 1) / (given.kills + 1) for number in range(given.kills)]
-    found: dict[str, list[Run]] = {ONE: [], PREFIX: [], TURNS: []}
+    found: dict[str, list[Run]] = {arm: [] for arm in given.arms.split(",")}
     own = [given.model] if given.model else []
     for round_number in range(given.rounds):
         arms = list(found) if round_number % 2 == 0 else list(found)[::-1]
@@ -235,6 +236,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--arms", default=",".join((ONE, PREFIX, TURNS)), help="of these, in this order")
     parser.add_argument("--model")
     given = parser.parse_args()
     found = measure(given)
