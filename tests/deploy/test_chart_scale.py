@@ -79,7 +79,7 @@ def test_ports_and_topic_of_events_are_the_values() -> None:
     assert (events.endpoint, events.replay_endpoint, events.topic) == (
         "tcp://*:6000",
         "tcp://*:6001",
-        "kv@10.0.0.7:8000@all",
+        "kv@10.0.0.7@all",
     )
     assert ports(values) == {"http": 8000, "kv-events": 6000, "kv-replay": 6001}
 
