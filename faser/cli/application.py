@@ -132,7 +132,7 @@ async def build_application(
 
 
 def _places(count: int) -> list[Place]:
-    """Of so many engines."""
+    """The cores and the GPU of each of `count` engines."""
     if count == 1:
         return [Place()]
     gpus = range(count) if may_have_gpu() else [None] * count

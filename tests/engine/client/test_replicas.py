@@ -25,7 +25,7 @@ DIED = EngineDiedError("the engine died (signal 9)")
 
 
 class FakeStream:
-    """Three outputs, then the end; dies_after: so many outputs it gives before its engine dies."""
+    """Three outputs, then the end. dies_after: the number of outputs before its engine dies; None: it does not."""
 
     def __init__(self, request: Request, dies_after: int | None) -> None:
         self.timing = Timing(arrival_s=request.arrival_s)
