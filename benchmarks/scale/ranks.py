@@ -2,9 +2,9 @@
 
     python -m benchmarks.scale.ranks OUT.json [--model MODEL] [--ranks 1,2] [--rows 1,4,16] [--rounds 3]
 
-Engines with 1, 2 … ranks take turns; the cores are divided among the ranks. A step of R rows has one row of each of
-R sequences, with 64 tokens of context. Memory: what the kernel counts as the process's own (unique set size), after
-the steps.
+Engines with 1, 2 … ranks take turns; the cores are divided among the ranks. A step of R rows has one row of each
+of R sequences, with 64 tokens of context. Memory: what the kernel counts as the process's own (unique set size),
+after the steps.
 """
 
 import statistics
