@@ -189,6 +189,7 @@ class TrainingBar:
         self._console = console or Console(stderr=True)
         self._clock = clock
         self._printed_s: float | None = None
+        self._first: tuple[float, float] | None = None  # when, and the share of then
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -210,8 +211,9 @@ class TrainingBar:
         if self._printed_s is not None and now - self._printed_s < _DISTILL_LINE_EVERY_S:
             return
         self._printed_s = now
-        left = found.seconds * (1 - found.share) / found.share if found.share > 0 else 0.0
-        remaining = f", {_minutes(left)} remain" if left else ""
+        began_s, began_at = self._first = self._first or (now, found.share)
+        learned = found.share - began_at
+        remaining = f", {_minutes((now - began_s) * (1 - found.share) / learned)} remain" if learned > 0 else ""
         print(
             f"{_DISTILL}: {100 * found.share:.1f} % of the training (epoch {found.epoch + 1}): {said}, "
             f"{found.rows_per_s:.0f} tokens/s{remaining}",

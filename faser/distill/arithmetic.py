@@ -12,6 +12,8 @@ from torch import Tensor
 _CHUNK_ROWS = 1024  # logits of so many rows exist at a time
 _COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of the iteration of Newton and Schulz
 _ITERATIONS = 5
+_BLOCK = 576  # rows of a matrix that are made orthogonal together, at most
+_LONG = 2.5  # long side over short one, from which iterating over Gram matrices is less work
 _MOMENTUM = 0.95
 _RMS = 0.2  # of the entries of a step, which is that of AdamW's
 _LEAST_NORM = 1e-7
@@ -136,11 +138,33 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """About U V' of the matrix U S V': singular values become .7 to 1.2."""
+    """About U V' of the matrix U S V', in blocks of its short side: singular values become .7 to 1.2.
+
+    One block of a width of 1,536 takes six times as many products as three of 512. Blocks of one matrix learn nearly
+    as well as a whole one (arXiv 2510.16981).
+    """
+    short = 0 if matrix.shape[0] <= matrix.shape[1] else 1
+    blocks = matrix.chunk(-(-matrix.shape[short] // _BLOCK), short)
+    return torch.cat([_orthogonal(block.mT if short else block) for block in blocks]).transpose(0, short)
+
+
+def _orthogonal(block: Tensor) -> Tensor:
+    """block: [short, long]. Every iterate is a polynomial of the Gram matrix, times the block.
+
+    So a long block is multiplied twice in all, and what is iterated has the size of its short side.
+    """
     a, b, c = _COEFFICIENTS
-    found = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
-    found = found / found.norm().clamp_min(_LEAST_NORM)
+    found = block / block.norm().clamp_min(_LEAST_NORM)
+    if found.shape[1] < _LONG * found.shape[0]:
+        for _ in range(_ITERATIONS):
+            gram = found @ found.mT
+            found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+        return found
+    gram = found @ found.mT
+    factor = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     for _ in range(_ITERATIONS):
-        gram = found @ found.mT
-        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
-    return found.mT if matrix.shape[0] > matrix.shape[1] else found
+        step = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        step.diagonal().add_(a)
+        factor = step @ factor
+        gram = step @ gram @ step
+    return factor @ found

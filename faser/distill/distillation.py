@@ -41,6 +41,7 @@ from faser.types import ProgressCallback
 _MEASURED_TOKENS = 5  # of a draft, at least
 _TOP = 64  # tokens of a distribution that are kept
 _MEASURED_ROWS = 2048  # of a batch that is measured
+_FEED_FORWARD = 3  # widths of a head: its feed-forward, at most
 _THETA = 10_000.0  # of a head for a target without a rotary embedding
 _DRAFT_TOKENS = 3  # that the config advises
 _TIMED = (256, 1024)  # rows and width of the product that decides the type of activations
@@ -220,7 +221,11 @@ def state_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: int, name: str) -> HeadSpec:
-    """A head as wide as its target, with one Llama layer of its sizes."""
+    """A head as wide as its target, with one Llama layer of its sizes, and a feed-forward no wider than _FEED_FORWARD.
+
+    Every pass reads it, and every step of the training multiplies with it: a wider one would cost more of both.
+    """
+    size = min(target.feed_forward.size, _FEED_FORWARD * target.hidden_size)
     rope = next((each.attention.rope for each in target.layers if each.attention.rope is not None), None)
     attention = AttentionSpec(
         num_heads=target.attention.num_heads,
@@ -231,7 +236,7 @@ def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: in
     decoder = DecoderSpec(
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
-        layers=(LayerSpec(attention=attention, feed_forward=DenseSpec(size=target.feed_forward.size)),),
+        layers=(LayerSpec(attention=attention, feed_forward=DenseSpec(size=size)),),
         rms_norm_eps=target.rms_norm_eps,
         max_position_embeddings=target.max_position_embeddings,
         tie_word_embeddings=False,

@@ -34,6 +34,7 @@ from faser.errors import ConfigError
 from faser.files import replacing
 
 STEP_DECAY = 0.8
+_WARM_SHARE = 0.05  # of a training, in which its rate rises at the longest
 _LAST_RATE = 0.05  # of the highest rate, at the end
 _HEAD_RATE = 0.5  # of the rate, for the rows that begin as the target's
 _BETAS = (0.9, 0.95)
@@ -238,9 +239,12 @@ class Trainer:
 
 
 def rate_at(share: float, steps: int, warm_up: int) -> float:
-    """Of the highest rate, at this share of the training and after so many steps."""
+    """Of the highest rate, at this share of the training and after so many steps.
+
+    It rises over warm_up steps, or over a twentieth of the training where that is sooner.
+    """
     fallen = _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
-    return fallen * min(1.0, (steps + 1) / warm_up)
+    return fallen * min(1.0, max((steps + 1) / warm_up, share / _WARM_SHARE))
 
 
 def _optimizers(head: TrainableHead, settings: TrainingSettings) -> dict[str, torch.optim.Optimizer]:

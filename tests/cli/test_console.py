@@ -17,14 +17,14 @@ def progress(share: float) -> TrainingProgress:
 
 
 def test_a_log_has_a_line_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
-    times = iter([0.0, 10.0, 70.0, 80.0])
+    times = iter([0.0, 10.0, 600.0, 610.0])
     with TrainingBar(Console(file=io.StringIO()), clock=lambda: next(times)) as shown:
-        for share in (0.0, 0.25, 0.5, 0.75):
+        for share in (0.25, 0.3, 0.5, 0.75):
             shown(progress(share))
     assert capsys.readouterr().err.splitlines() == [
-        "faser distill: 0.0 % of the training (epoch 2): loss 2.500, 1.25 tokens accepted, 270 tokens/s",
+        "faser distill: 25.0 % of the training (epoch 2): loss 2.500, 1.25 tokens accepted, 270 tokens/s",
         "faser distill: 50.0 % of the training (epoch 2): loss 2.500, 1.25 tokens accepted, 270 tokens/s, "
-        "30 min remain",
+        "20 min remain",
     ]
 
 

@@ -1,6 +1,7 @@
 """Muon. Oracles: torch.optim.Muon, which computes in bfloat16; the singular vectors of a step.
 
-Planted bugs seen to be caught: momentum without a look ahead, wide matrices transposed, a step scaled by the rows.
+Planted bugs seen to be caught: momentum without a look ahead, wide matrices transposed, a step scaled by the rows,
+a Gram matrix that is multiplied from one side, a block that is left out.
 
 Products and norms with gradients. Oracle: torch's own operations in float64.
 """
@@ -31,7 +32,7 @@ def test_steps_are_those_of_torch(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(24, 40), (40, 24)])
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (24, 80), (80, 24)])
 def test_a_step_has_singular_values_near_1_in_the_directions_of_the_gradient(shape: tuple[int, int]) -> None:
     torch.manual_seed(3)
     matrix = torch.randn(shape)
@@ -40,6 +41,23 @@ def test_a_step_has_singular_values_near_1_in_the_directions_of_the_gradient(sha
     assert found.diagonal().min() > 0.6
     assert found.diagonal().max() < 1.3
     assert (found - found.diagonal().diag()).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("shape", [(24, 64), (64, 24), (25, 30)])
+def test_iterating_over_gram_matrices_and_in_blocks_gives_the_same(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(4)
+    matrix = torch.randn(shape)
+    monkeypatch.setattr(arithmetic, "_LONG", 1e9)
+    directly = orthogonal(matrix)
+    short = 0 if shape[0] < shape[1] else 1
+    blocks = torch.cat([orthogonal(block) for block in matrix.chunk(3, short)], short)
+    monkeypatch.setattr(arithmetic, "_LONG", 1.0)
+    torch.testing.assert_close(orthogonal(matrix), directly, rtol=0, atol=1e-4)
+    monkeypatch.setattr(arithmetic, "_BLOCK", 9)
+    torch.testing.assert_close(orthogonal(matrix), blocks, rtol=0, atol=1e-4)
+    assert (blocks - directly).abs().max() > 1e-2, "blocks are not the whole"
 
 
 def seeded(*shape: int, seed: int) -> Tensor:

@@ -12,9 +12,10 @@ from faser.config.engine import EngineConfig
 from faser.distill.acceptance import HeldOutAcceptance
 from faser.distill.batch import make_batch
 from faser.distill.dataset import Dataset, RecordedConversation, Shard, held_out
-from faser.distill.distillation import Distillation, HeadSettings, faster_dtype, state_layers
+from faser.distill.distillation import Distillation, HeadSettings, faster_dtype, head_spec, state_layers
 from faser.distill.target import FrozenTarget
 from faser.distill.trainer import TrainingProgress, TrainingSettings
+from faser.engine.checkpoints.families.architecture import DenseSpec
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.errors import ConfigError
 from tests.distill.small_target import load_small_target
@@ -200,3 +201,12 @@ def test_states_are_read_early_in_the_middle_and_late(layers: int, expected: tup
 def test_the_faster_type_is_one_that_computes() -> None:
     assert faster_dtype(torch.device("cpu")) in ("bfloat16", "float32")
     assert faster_dtype(torch.device("cuda")) == "bfloat16"
+
+
+def test_a_head_has_a_feed_forward_of_at_most_three_widths(target: FrozenTarget) -> None:
+    decoder = target.config.spec
+    for size, expected in ((2, 2), (3, 3), (6, 3)):
+        layer = replace(decoder.layers[0], feed_forward=DenseSpec(size=size * decoder.hidden_size))
+        wide = replace(decoder, layers=(layer,) * decoder.num_layers)
+        spec = head_spec(wide, state_layers(decoder.num_layers), 96, "wide")
+        assert spec.decoder.feed_forward.size == expected * decoder.hidden_size

@@ -138,6 +138,9 @@ def test_the_rate_rises_then_falls() -> None:
     assert max(rates) == pytest.approx(rates[99], rel=0.02)
     assert rates[-1] == pytest.approx(0.05)
     assert rates[100:] == sorted(rates[100:], reverse=True)
+    short = [rate_at(step / 60, step, 100) for step in range(61)]
+    assert max(short) > 0.99, "a short training learns at the highest rate, too"
+    assert short[3:] == sorted(short[3:], reverse=True)
 
 
 def test_each_epoch_has_every_conversation_once_in_an_order_of_its_own() -> None:
