@@ -140,8 +140,8 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(matrix: Tensor) -> Tensor:
     """About U V' of the matrix U S V', in blocks of its short side: singular values become .7 to 1.2.
 
-    One block of a width of 1,536 takes six times as many products as three of 512. Blocks of one matrix learn nearly
-    as well as a whole one (arXiv 2510.16981).
+    One block of 1,536 rows takes six times as many products as three of 512. Blocks of one matrix learn nearly as
+    well as a whole one (arXiv 2510.16981).
     """
     short = 0 if matrix.shape[0] <= matrix.shape[1] else 1
     blocks = matrix.chunk(-(-matrix.shape[short] // _BLOCK), short)
