@@ -221,7 +221,7 @@ def state_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: int, name: str) -> HeadSpec:
-    """A head as wide as its target, with one Llama layer of its sizes, but for its feed-forward: see _FEED_FORWARD.
+    """A head as wide as its target: one Llama layer of its sizes, but for its feed-forward (_FEED_FORWARD).
 
     Every pass reads it, and every step of the training multiplies with it: a wider one would cost more of both.
     """
