@@ -222,9 +222,13 @@ class Scheduler:
         step = StepBuilder(budget=self._max_num_batched_tokens)
         kept = self._verified()
         begun: list[Sequence] = []
+        size = self._kv.block_size
         for sequence in tuple(self._running):
-            if len(sequence.token_ids) - sequence.num_computed > 1:
+            num_computed = sequence.num_computed
+            if len(sequence.token_ids) - num_computed > 1:
                 begun.append(sequence)
+            elif num_computed < len(sequence.table.blocks) * size and step.budget > 0:
+                step.decode(sequence, kept.get(sequence, ()))
             else:
                 self._serve(sequence, step, kept.get(sequence, ()))
         for sequence in begun:
@@ -368,9 +372,17 @@ class Scheduler:
                 last=last,
             )
         deltas = StepDeltas()
+        starts, counts = first.rows.starts, first.rows.counts
         for at, (sequence, token_ids) in enumerate(zip(first.sequences, sampled, strict=True)):
-            if sequence.status is Status.RUNNING:
+            if sequence.status is not Status.RUNNING:
+                continue
+            if at in result.errors or not sequence.goes_on_with(starts[at] + counts[at], token_ids):
                 self._commit_one(first, at, sequence, token_ids, result, deltas)
+                continue
+            self._kv.publish(sequence.table, sequence.token_ids, sequence.num_computed)
+            self._generation_tokens += len(token_ids)
+            sequence.tenant.generated(len(token_ids))
+            _report(sequence, token_ids, deltas)
         self._in_flight.popleft()
         self._kv.end_step()
         return deltas
@@ -451,14 +463,19 @@ class Scheduler:
         wanted = self._num_uncomputed() + count * max(lengths, default=0)
         if kv.num_available > kv.blocks_for(wanted) + 3 * count:
             return lengths
-        left = kv.num_available - self._soon_wanted()
+        left, size = kv.num_available - self._soon_wanted(), kv.block_size
+        missing = [
+            -(-(len(each.token_ids) + length) // size) - len(each.table.blocks)
+            for each, length in zip(sequences, lengths, strict=True)
+        ]
+        if sum([each for each in missing if each > 0]) <= left:
+            return lengths
         given = []
-        for sequence, length in zip(sequences, lengths, strict=True):
-            missing = kv.blocks_for(sequence.num_tokens + length) - len(sequence.table.blocks)
-            if missing > max(left, 0):
-                length = max(len(sequence.table.blocks) * kv.block_size - sequence.num_tokens, 0)
-            elif missing > 0:
-                left -= missing
+        for sequence, length, lacking in zip(sequences, lengths, missing, strict=True):
+            if lacking > max(left, 0):
+                length = max(len(sequence.table.blocks) * size - len(sequence.token_ids), 0)
+            elif lacking > 0:
+                left -= lacking
             given.append(length)
         return given
 
@@ -580,8 +597,8 @@ class Scheduler:
 
     def _soon_wanted(self) -> int:
         """Blocks that the running sequences lack for their known tokens, and one more for each."""
-        kv = self._kv
-        return sum(kv.blocks_for(each.num_tokens) - len(each.table.blocks) + 1 for each in self._running)
+        size = self._kv.block_size
+        return sum([1 - (-len(each.token_ids) // size) - len(each.table.blocks) for each in self._running])
 
     def _launch(self, step: "StepBuilder", *, is_async: bool = False) -> StepPlan:
         self._step += 1
@@ -635,13 +652,7 @@ class Scheduler:
         elif not taken and scores is None:
             return
         place = len(deltas)
-        deltas.request_ids.append(sequence.request.request_id)
-        deltas.indices.append(sequence.index)
-        deltas.counts.append(taken)
-        deltas.token_ids += token_ids if taken == len(token_ids) else token_ids[:taken]
-        deltas.num_cached_tokens.append(sequence.num_cached)
-        deltas.num_preemptions.append(sequence.num_preemptions)
-        deltas.first_scheduled_s.append(sequence.first_scheduled_s)
+        _report(sequence, token_ids[:taken], deltas)
         if at in result.logprobs:
             deltas.logprobs[place] = result.logprobs[at][:taken]
         if scores is not None:
@@ -778,6 +789,19 @@ class StepBuilder:
         )
         self.budget -= num_rows + len(draft)
 
+    def decode(self, sequence: Sequence, draft: tuple[int, ...]) -> None:
+        """A row for its last known token, which is all that is missing, and the rows of a draft after it."""
+        rows, last = self.rows, len(sequence.token_ids) - 1
+        self.sequences.append(sequence)
+        rows.slots.append(sequence.held_slot)
+        rows.starts.append(last)
+        rows.counts.append(1 + len(draft))
+        rows.num_drafts.append(len(draft))
+        rows.samples.append(sequence.generates)
+        rows.token_ids.append(sequence.token_ids[last])
+        rows.token_ids += draft
+        self.budget -= 1 + len(draft)
+
     def add_placeholder(self, sequence: Sequence, new_blocks: list[int] | tuple[int, ...]) -> None:
         """A row after the last known token, for the token that the step in flight will sample."""
         self.sequences.append(sequence)
@@ -832,6 +856,17 @@ class _FollowingRows:
         if not self.num_rows:
             return len(sequence.token_ids) + 1
         return sequence.num_computed + self.num_in_flight + self.num_rows
+
+
+def _report(sequence: Sequence, token_ids: tuple[int, ...], deltas: StepDeltas) -> None:
+    """What every delta has."""
+    deltas.request_ids.append(sequence.request.request_id)
+    deltas.indices.append(sequence.index)
+    deltas.counts.append(len(token_ids))
+    deltas.token_ids += token_ids
+    deltas.num_cached_tokens.append(sequence.num_cached)
+    deltas.num_preemptions.append(sequence.num_preemptions)
+    deltas.first_scheduled_s.append(sequence.first_scheduled_s)
 
 
 def _priority_key(sequence: Sequence) -> PriorityKey:

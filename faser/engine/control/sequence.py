@@ -64,6 +64,7 @@ class Sequence:
 
     __slots__ = (
         "_may_end_with",
+        "_reports_only_tokens",
         "decoding_since",
         "eos_token_ids",
         "finish_reason",
@@ -113,6 +114,9 @@ class Sequence:
         self.sampling = _sampling_of(request, index)
         self.needs_only_logits = self.sampling.needs_only_logits
         self._may_end_with = eos_token_ids.union(self.sampling.stop_token_ids)
+        self._reports_only_tokens = (
+            self.needs_only_logits and not self.sampling.stop and not request.speculation.trace
+        )
         self.prompt_len = len(request.prompt_token_ids)
         self.generates = max_total > self.prompt_len
         self.token_ids = list(request.prompt_token_ids)
@@ -168,6 +172,25 @@ class Sequence:
         if not self.generates and self.num_computed == self.prompt_len:
             self.finish_reason = FinishReason.LENGTH
         return taken
+
+    def goes_on_with(self, num_computed: int, token_ids: tuple[int, ...]) -> bool:
+        """Take a step's tokens, if it generates already, none of them ends it and it reports nothing but tokens.
+
+        num_computed: where this step's rows ended. False: nothing has changed, and `advance` decides.
+        """
+        known = self.token_ids
+        num_tokens = len(known) + len(token_ids)
+        if not (
+            self._reports_only_tokens
+            and token_ids
+            and len(known) > self.prompt_len
+            and num_tokens < self.max_total
+            and self._may_end_with.isdisjoint(token_ids)
+        ):
+            return False
+        known += token_ids
+        self.num_computed = num_computed if num_computed < num_tokens else num_tokens - 1
+        return True
 
     def take_prompt_logprobs(self, scored: tuple[PositionLogprobs, ...]) -> None:
         """Add the log probabilities of the next prompt positions."""
