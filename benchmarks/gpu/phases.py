@@ -100,7 +100,7 @@ PHASES = (
     Phase(
         name="overlap",
         run=(f"{_HERE}.decoding.overlap", "run"),
-        share=0.18,
+        share=0.16,
         least_s=60.0,
         about="drafting during verification, by mode",
     ),
@@ -133,6 +133,13 @@ PHASES = (
         share=0.08,
         least_s=40.0,
         about="steps of mixtures of experts",
+    ),
+    Phase(
+        name="mixture_tiles",
+        run=(f"{_HERE}.decoding.mixture_tiles", "run"),
+        share=0.02,
+        least_s=40.0,
+        about="how products of mixtures are best divided",
     ),
     Phase(
         name="fp8",
@@ -184,6 +191,11 @@ RUNS: Mapping[str, Run] = {
         about="mixtures of experts, sinks, heads of 256, and products in 8 bits",
         budget_s=420.0,
         seconds={"environment": 15.0, "family_checks": 150.0, "mixtures": 120.0, "fp8": 60.0},
+    ),
+    "e": Run(
+        about="how products of mixtures are best divided, and the policies",
+        budget_s=420.0,
+        seconds={"environment": 15.0, "checks": 90.0, "mixture_tiles": 75.0, "policies": 190.0},
     ),
 }
 

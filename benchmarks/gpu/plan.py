@@ -39,6 +39,7 @@ class Sizes:
     phase overlap. arrival_s: in which the requests of a run come, at most.
     mixtures: timed, whole; families: checked, family_seeds models of each, with answers of answering and
     expert_rows rows of each mixture; family_tests: files. mixture_…, fp8_batches: as those of the 8B.
+    tile_rows: the most telling first; tile_layers: with weights of their own; bits_rows: whose bits are compared.
     """
 
     target: Config
@@ -84,6 +85,9 @@ class Sizes:
     mixture_verify_batches: tuple[int, ...]
     mixture_verify_rows: tuple[int, ...]
     fp8_batches: tuple[int, ...]
+    tile_rows: tuple[int, ...]
+    tile_layers: int
+    bits_rows: int
 
 
 ON_DEVICE = Sizes(
@@ -142,6 +146,9 @@ ON_DEVICE = Sizes(
     mixture_verify_batches=(1, 8, 32),
     mixture_verify_rows=(1, 2, 4, 8),
     fp8_batches=(1, 8, 32, 128),
+    tile_rows=(1, 128, 256, 32, 8, 4, 64, 16, 2, 2048),
+    tile_layers=8,
+    bits_rows=256,
 )
 ON_CPU = Sizes(
     target=TINY_TARGET,
@@ -187,6 +194,9 @@ ON_CPU = Sizes(
     mixture_verify_batches=(1, 2),
     mixture_verify_rows=(1, 3),
     fp8_batches=(1, 2),
+    tile_rows=(1, 9),
+    tile_layers=1,
+    bits_rows=9,
 )
 
 

@@ -253,6 +253,20 @@ def _mixtures(result: Json) -> str:
     return "\n\n".join((markdown((*columns, "tokens/s"), rows), *cut)) if rows else ""
 
 
+_BEST = ("model", "product", "rows", "experts", "us", "times_floor", "us_used")
+
+
+def _mixture_tiles(result: Json) -> str:
+    """The fastest tiles by rows; then those whose bits are not all the same, the first of each kind."""
+    best = [each | {"tiles": " ".join(map(str, each["tiles"].values()))} for each in result.get("best", [])]
+    kinds = {
+        (each["model"], each["product"], " ".join(map(str, each["of_first"].values())))
+        for each in result.get("bits", [])
+    }
+    bits = [f"bits of {model}, {product}: {tiles}" for model, product, tiles in sorted(kinds)]
+    return "\n\n".join(part for part in (_table(best, (*_BEST, "tiles")), *bits) if part)
+
+
 def _cycle(result: Json) -> str:
     rows = [
         (
@@ -337,5 +351,6 @@ _TABLES: tuple[tuple[str, str, Table], ...] = (
     ("vLLM and FASER: tokens/s", "vllm", vllm_side_by_side),
     ("Checks of mixtures, sinks, windows and heads of 256", "family_checks", _checks),
     ("Mixtures of experts", "mixtures", _mixtures),
+    ("Products of mixtures, by tiles", "mixture_tiles", _mixture_tiles),
     ("Products in 8 bits", "fp8", lambda result: _table(result.get("rows", []), _FP8)),
 )

@@ -3,6 +3,9 @@
 The only module that knows both planes. The data plane is loaded and put together in execution/startup/executor.py.
 """
 
+import ctypes
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +36,8 @@ from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
 from faser.kernels.cpu.acceptance import NativeAcceptance
 from faser.types import ModelInfo, ProgressCallback
+
+_log = logging.getLogger("faser")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,17 +214,19 @@ def _speculation_control(
         clock=clock,
         details=config.per_request_spec_decode_metrics == "detailed",
         overlap=overlap,
-        make_native=_native_acceptance(parts, report),
+        make_native=native_acceptance(partial(load_index, report)),
     )
 
 
-def _native_acceptance(parts: EngineParts, report: ProgressCallback) -> MakeNativeAcceptance | None:
-    """Where the native library is needed anyway. If drafts from text lack it, the drafter has said so."""
-    if not parts.config.speculation.drafts_from_text and parts.target.backend.name != "native":
-        return None
+def native_acceptance(load: Callable[[], ctypes.CDLL]) -> MakeNativeAcceptance | None:
+    """None, with a warning, where load finds no native library: the control plane then computes the same in Python.
+
+    A GPU waits for what computes it, in every step that drafts.
+    """
     try:
-        return partial(NativeAcceptance, load_index(report))
-    except ConfigError:
+        return partial(NativeAcceptance, load())
+    except ConfigError as error:
+        _log.warning("acceptance is estimated in Python, which takes longer than natively: %s", error)
         return None
 
 

@@ -1,5 +1,6 @@
 """What `build` puts together: parts that fit the configuration, and planes that share no object."""
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from faser.config.engine import EngineConfig
-from faser.engine.build import Built, build
+from faser.engine.build import Built, build, native_acceptance
 from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.errors import ConfigError
@@ -94,6 +95,30 @@ def test_a_draft_model_has_a_runner_of_its_own(tiny_checkpoint: Path) -> None:
     assert found.draft_runner is not None
     assert found.draft_runner is not found.runner
     assert built(tiny_checkpoint, {"method": "ngram"}, step_times=TIMES).draft_runner is None
+
+
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+def test_acceptance_is_estimated_natively_whatever_drafts(tiny_checkpoint: Path, method: str) -> None:
+    """Planted: only where drafts come from text, so that a GPU with a draft model waited for Python."""
+    model = {"model": str(tiny_checkpoint)} if method == "draft_model" else {}
+    found = built(tiny_checkpoint, {"method": method, **model}, step_times=TIMES)
+    control = found.engine._scheduler._speculation
+    assert control is not None
+    assert control._acceptance.native is not None
+
+
+def test_without_the_native_library_acceptance_is_estimated_in_python_and_the_log_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Planted: no word of it."""
+
+    def missing() -> ctypes.CDLL:
+        raise ConfigError("no C++ compiler found; install g++")
+
+    assert native_acceptance(missing) is None
+    assert caplog.messages == [
+        "acceptance is estimated in Python, which takes longer than natively: no C++ compiler found; install g++"
+    ]
 
 
 def test_the_drafter_can_be_wrapped(tiny_checkpoint: Path) -> None:

@@ -29,6 +29,7 @@ BUDGETS_S = {
     "b": 480.0,
     "c": 360.0,
     "d": 420.0,
+    "e": 420.0,
 }  # with three starts of a minute and a half, half an hour
 
 
@@ -110,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     add("--load", type=Path, metavar="DIR", help="the load, if it is not there from the call before")
     add("--archive", type=Path, default=Path("results.tar.gz"), metavar="FILE", help="where the results go")
     add("--home", type=Path, default=_HOME, metavar="DIR", help=f"where loads are unpacked [{_HOME}]")
-    add("--budget-s", type=float, help="seconds of this call, unpacking included [480; 360 for c, 420 for d]")
+    add("--budget-s", type=float, help="seconds of this call, unpacking included [480; 360 for c, 420 for d and e]")
     return made
 
 

@@ -26,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia_driver
 from triton.runtime.jit import JITFunction
 
+from benchmarks.gpu.families import experts_of
 from benchmarks.gpu.models import BLOCK_SIZE, Config, write_shape
 from benchmarks.gpu.plan import ON_DEVICE
 from benchmarks.gpu.steps import batch_of
@@ -42,12 +43,13 @@ from faser.kernels.cpu.build import find_compiler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
 from faser.kernels.cuda.triton import launcher
+from faser.kernels.cuda.triton.experts import tiles_for
 from faser.kernels.cuda.triton.scaled_fp8 import ScaledFp8
 from faser.kernels.interface.kv_cache import KvShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 
-_MANY_ROWS = 300  # of a mixture: experts then have more rows than few
+_MOST_ROWS = 1024  # of a mixture: no more tiles come behind
 _ROWS = (1, 2, 3, 16, 17, 32)  # one, few and many; multiples of 16, which Triton compiles apart, and others
 _FP8_ROWS = (1, 32)
 _SLOTS = 7
@@ -194,8 +196,18 @@ def run() -> None:
             layers(config, Path(work, str(place)))
         layers(sizes.target, Path(work, "fp8"), quantization="fp8", rows_of=_FP8_ROWS)
         for place, config in enumerate(sizes.families):
-            is_mixture = decoder_spec(config).has_experts
-            layers(config, Path(work, f"family{place}"), rows_of=(*_ROWS, _MANY_ROWS) if is_mixture else _ROWS)
+            layers(config, Path(work, f"family{place}"), rows_of=(*_ROWS, *_rows_by_tiles(decoder_spec(config))))
+
+
+def _rows_by_tiles(spec: DecoderSpec) -> list[int]:
+    """Of a mixture, for each way to divide its products the least rows that are computed so."""
+    if not spec.has_experts:
+        return []
+    network = experts_of(spec)
+    found = {
+        tiles_for(rows * network.top_k, network.num_experts): rows for rows in range(_MOST_ROWS, 0, -1)
+    }
+    return sorted(found.values())
 
 
 def add_loader() -> None:

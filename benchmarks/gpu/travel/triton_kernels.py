@@ -29,6 +29,7 @@ import faser.kernels.cuda.triton as package
 from benchmarks.cells import markdown
 from benchmarks.runner import command_line
 from faser.files import write_atomically
+from faser.kernels.cuda.triton.experts import ALL_TILES, Tiles
 from faser.kernels.cuda.triton.common import EXACT
 
 TYPES = {
@@ -72,12 +73,13 @@ SIZES |= {
     "BIASED": False,
     "WIDE": False,
 }
-SIZES |= {"RENORMALISE": True, "TOP": 8, "PLACES": 8, "PAIRS": 512, "ROWS": 16, "OUTPUTS": 64, "DEPTH": 64}
+SIZES |= {"RENORMALISE": True, "TOP": 8, "PLACES": 8, "EXPERTS": 128}
 OTHERS = {name: {"sums": "*fp32"} for name in ("_scale", "_gate")}
 _PAIRS = {
     "pairs": "*i32",
     "offsets": "*i64",
     "size": "i32",
+    "num_experts": "i32",
     "first_weight": "*bf16",
     "inner": "*bf16",
     "biases": "*bf16",
@@ -93,6 +95,19 @@ OTHERS |= {
 }
 OTHERS |= {"_add_norm": {"sums": "*fp32", "weight": "*fp32"}, "_rms_norm": {"weight": "*fp32"}}
 OTHERS["_rope_append"] = {"q_weight": "*fp32", "k_weight": "*fp32"}
+
+
+def sizes_of(tiles: Tiles) -> dict[str, Any]:
+    return {
+        "ROWS": tiles.rows,
+        "OUTPUTS": tiles.outputs,
+        "DEPTH": tiles.depth,
+        "WEIGHTS_FIRST": tiles.weights_first,
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+    }
+
+
 VARIANTS_ONLY = ("_gate_up", "_down")  # kernels for which the common sizes make no sense
 # Arguments that are multiples of 16 in a real launch, of kernels whose code depends on it: Triton copies ahead of
 # the computation only what is aligned.
@@ -114,11 +129,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_add_norm": [{"HAS_SUMS": False}, {"BLOCK": 4096, "num_warps": 8}],
     "_gate": [{"BLOCK": 16384, "num_warps": 32}],
     "_gate_up": [
-        {"ROWS": rows, "ACTIVATION": activation, "BIASED": activation == "swigluoai"}
-        for rows in (16, 64)
+        sizes_of(tiles) | {"ACTIVATION": activation, "BIASED": activation == "swigluoai"}
+        for tiles in ALL_TILES
         for activation in ("silu", "gelu_tanh", "swigluoai")
     ],
-    "_down": [{"ROWS": rows, "BIASED": biased} for rows in (16, 64) for biased in (False, True)],
+    "_down": [sizes_of(tiles) | {"BIASED": biased} for tiles in ALL_TILES for biased in (False, True)],
 }
 
 
@@ -181,7 +196,7 @@ def compiled(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
     Raises KeyError for an argument that TYPES lacks.
     """
     name = kernel.__name__
-    sizes = {each: changed.get(each, SIZES[each]) for each in kernel.arg_names if each.isupper()}
+    sizes = {each: (SIZES | changed)[each] for each in kernel.arg_names if each.isupper()}
     types = TYPE_OF | OTHERS.get(name, {}) | ({"source": "*fp64"} if changed.get("GIVEN") else {})
     types |= {"keys": "*u8", "values": "*u8"} if changed.get("AS_FP8") else {}
     signature = {each: "constexpr" if each in sizes else types[each] for each in kernel.arg_names}

@@ -214,6 +214,7 @@ TABLES = {
     "vllm": ("arms", "rows"),
     "family_checks": ("checks",),
     "mixtures": ("models", "cells"),
+    "mixture_tiles": ("cells", "best", "parts", "bits"),
     "fp8": ("16 bits bare", "fp8 bare", "rows"),
 }
 

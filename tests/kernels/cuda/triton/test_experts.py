@@ -8,6 +8,7 @@ its bias is added; up or gate not clamped, a gate clamped from below too.
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -15,7 +16,15 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.experts import ExpertWeights, experts
+from faser.kernels.cuda.triton.experts import (
+    ExpertWeights,
+    Tiles,
+    down,
+    experts,
+    gate_up,
+    most_blocks,
+    route,
+)
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.shapes import PackedLinear
 from faser.kernels.torch_backend import TorchBackend
@@ -130,6 +139,38 @@ def test_more_rows_than_a_program_has_are_all_computed() -> None:
     assert_close(found, wanted, rtol=NEAR[torch.bfloat16], atol=4 * NEAR[torch.bfloat16])
     for row in (0, 19):
         assert torch.equal(mixture.added(x[row : row + 1])[0], found[row])
+
+
+@pytest.mark.parametrize("weights_first", [False, True])
+def test_a_product_has_the_same_result_however_it_is_divided(weights_first: bool) -> None:
+    """Experts of no pairs, of fewer than a block and of several blocks, the last of which is not full.
+
+    Oracle: the product of each pair by itself. Planted: a block of the expert before, the pieces of an expert in
+    the order of its blocks, a last block that counts as full, gate and up of the wrong factor transposed.
+    """
+    mixture = Mixture(torch.bfloat16, biased=True)
+    x, logits = mixture.rows(40), torch.full((40, COUNT), -9.0)
+    logits[:, 5], logits[:35, 1], logits[35:, 6], logits[:17, 3], logits[17:, 0] = 3.0, 2.0, 2.0, 1.0, 1.0
+    routes = route(logits.to(DEVICE), mixture.read, top_k=TOP, renormalise=True)
+    assert routes.counts.tolist() == [23, 35, 0, 17, 0, 40, 5]
+    tiles = Tiles(rows=16, outputs=64, depth=64, weights_first=weights_first)
+    inner = gate_up(mixture.weights, x.to(DEVICE), routes, "silu", tiles)
+    given = down(mixture.weights, inner, routes, tiles).cpu()
+    for expert, count in enumerate(routes.counts.tolist()):
+        pairs = routes.pairs[expert, :count].long().cpu()
+        gates = x[pairs // TOP].float() @ mixture.gate_up[expert].float().T + mixture.gate_up_biases[expert].float()
+        gate, up = gates.bfloat16().float().chunk(2, -1)
+        wanted = torch.nn.functional.silu(gate) * up
+        assert_close(inner.cpu()[pairs].float(), wanted, rtol=2.0**-6, atol=2.0**-6 * float(wanted.std()))
+        result = inner.cpu()[pairs].float() @ mixture.down[expert].float().T + mixture.down_biases[expert].float()
+        assert_close(given[pairs], result, rtol=2.0**-6, atol=2.0**-6 * float(result.std()))
+
+
+def test_there_are_as_many_programs_as_pairs_could_need_and_no_more() -> None:
+    """Oracle: every way to spread pairs over experts. Planted: a full block less, one for each expert in any case."""
+    for experts_, pairs, rows in product((1, 2, 3, 4), range(1, 13), (1, 2, 4)):
+        spread = (each for each in product(range(pairs + 1), repeat=experts_) if sum(each) == pairs)
+        assert most_blocks(pairs, experts_, rows) == max(sum(-(-n // rows) for n in each) for each in spread)
 
 
 def test_of_equal_experts_the_lower_ones_are_chosen() -> None:
