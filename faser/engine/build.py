@@ -219,9 +219,9 @@ def _speculation_control(
 
 
 def native_acceptance(load: Callable[[], ctypes.CDLL]) -> MakeNativeAcceptance | None:
-    """None, with a warning, where load finds no native library: the control plane then computes the same in Python.
+    """None, with a warning, where load finds no native library.
 
-    A GPU waits for what computes it, in every step that drafts.
+    The control plane then computes the same in Python. A GPU waits for that in every step that drafts.
     """
     try:
         return partial(NativeAcceptance, load())

@@ -1,8 +1,8 @@
 """Phase `mixture_tiles`: what each product of a mixture takes by how it is divided, and which bits it gives.
 
-A product is launched over several layers in turn, as one CUDA graph: their experts together are many times what the
-L2 cache holds, so weights come from memory as in a step. The floor is the weights of the experts that were read, at
-the bandwidth of a copy. Routers choose for each row by itself.
+A product is launched over several layers in turn, as one CUDA graph: their experts together are many times what
+the L2 cache holds, so weights come from memory as in a step. The floor is the weights of the experts that were
+read, at the bandwidth of a copy. Routers choose for each row by itself.
 
 A row must have the same bits however many rows there are, and tiles change with these. So tiles have to be of one
 kind: `bits` has for each of them the first one that gives the same bits, and whether a row has them alone too.
@@ -137,7 +137,7 @@ def compile_ahead(configs: Sequence[Config], variants: Sequence[Tiles], device: 
 
 
 def _launched(task: tuple[Config, Tiles, str]) -> None:
-    """Both products once, over one row and the weights of one expert. What a device refuses is seen again later."""
+    """Both products once, over one row and one expert's weights. What a device refuses is seen again later."""
     config, tiles, device = task
     network, hidden = _shape(config)
     layer = _layer(weights(network, hidden, device, 0, one=True), network, 1, 0)
@@ -213,7 +213,9 @@ def _timed(plan: Plan, desk: Desk, model: str, network: ExpertsSpec, layers: Seq
             row = about | {"product": product, "tiles": asdict(tiles), "floor_us": round(1e6 * floor_s, 2)}
             try:
                 taken_s = _seconds(plan, layers, lambda each, of=product, by=tiles: each.product(of, by))
-            except Exception as error:  # a variant that a device has no room for; the others are wanted all the same
+            except (
+                Exception
+            ) as error:  # a variant that a device has no room for; the others are wanted all the same
                 desk.append("refused", row | {"says": f"{type(error).__name__}: {error}"[:300]})
                 continue
             cells.append(row | {"us": round(1e6 * taken_s, 2), "times_floor": round(taken_s / floor_s, 3)})
@@ -291,7 +293,7 @@ def _replayed(work: Callable[[], None], device: str) -> Callable[[], object]:
 
 
 def bits(product: str, variants: Sequence[Tiles], alone: Layer, most: Layer) -> Iterator[Json]:
-    """of_first: the first of the variants with the same bits. as_alone: the first row has them by itself as well."""
+    """of_first: the first of the variants with the same bits. as_alone: the first row has them by itself too."""
     classes: list[tuple[int, Tensor]] = []
     for number, tiles in enumerate(variants):
         found, single = most.product(product, tiles), alone.product(product, tiles)

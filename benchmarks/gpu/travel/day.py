@@ -111,7 +111,9 @@ def parser() -> argparse.ArgumentParser:
     add("--load", type=Path, metavar="DIR", help="the load, if it is not there from the call before")
     add("--archive", type=Path, default=Path("results.tar.gz"), metavar="FILE", help="where the results go")
     add("--home", type=Path, default=_HOME, metavar="DIR", help=f"where loads are unpacked [{_HOME}]")
-    add("--budget-s", type=float, help="seconds of this call, unpacking included [480; 360 for c, 420 for d and e]")
+    add(
+        "--budget-s", type=float, help="seconds of this call, unpacking included [480; 360 for c, 420 for d and e]"
+    )
     return made
 
 

@@ -204,9 +204,7 @@ def _rows_by_tiles(spec: DecoderSpec) -> list[int]:
     if not spec.has_experts:
         return []
     network = experts_of(spec)
-    found = {
-        tiles_for(rows * network.top_k, network.num_experts): rows for rows in range(_MOST_ROWS, 0, -1)
-    }
+    found = {tiles_for(rows * network.top_k, network.num_experts): rows for rows in range(_MOST_ROWS, 0, -1)}
     return sorted(found.values())
 
 

@@ -29,8 +29,8 @@ import faser.kernels.cuda.triton as package
 from benchmarks.cells import markdown
 from benchmarks.runner import command_line
 from faser.files import write_atomically
-from faser.kernels.cuda.triton.experts import ALL_TILES, Tiles
 from faser.kernels.cuda.triton.common import EXACT
+from faser.kernels.cuda.triton.experts import ALL_TILES, Tiles
 
 TYPES = {
     "*fp32": (

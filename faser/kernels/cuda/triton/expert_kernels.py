@@ -78,20 +78,13 @@ def _sums(weights, rows, sums, WEIGHTS_FIRST: tl.constexpr, WIDE: tl.constexpr):
     """
     if WIDE:
         weights, rows = weights.to(tl.float32), rows.to(tl.float32)
-    if WEIGHTS_FIRST:
-        found = tl.dot(weights, tl.trans(rows), sums, input_precision="ieee")
-    else:
-        found = tl.dot(rows, tl.trans(weights), sums, input_precision="ieee")
-    return found
+    one, other = (weights, rows) if WEIGHTS_FIRST else (rows, weights)
+    return tl.dot(one, tl.trans(other), sums, input_precision="ieee")
 
 
 @jit
 def _no_sums(ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
-    if WEIGHTS_FIRST:
-        found = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    else:
-        found = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    return found
+    return tl.zeros((OUTPUTS, ROWS) if WEIGHTS_FIRST else (ROWS, OUTPUTS), tl.float32)
 
 
 @jit

@@ -30,8 +30,8 @@ _PAIRS, _COLUMNS = 512, 1024  # of a piece of work without products
 class Tiles:
     """What a program of a product has. rows: pairs; outputs; depth: of a piece of its weights.
 
-    warps: that share the work. stages: pieces that are on their way at a time. weights_first: weights are the first
-    factor of a product of the tensor cores, whose least size is 64, and rows the second, whose least size is 8.
+    warps: that share the work. stages: pieces that are on their way at a time. weights_first: weights are the
+    first factor of the tensor cores' products, and rows the second one; of the first they take 64 at least.
     """
 
     rows: int
@@ -179,7 +179,9 @@ def most_blocks(num_pairs: int, num_experts: int, rows: int) -> int:
 
 def route(logits: Tensor, read: Tensor, *, top_k: int, renormalise: bool) -> Routes:
     rows, count = logits.shape
-    chosen, pairs, counts = (logits.new_empty(each, dtype=torch.int32) for each in ((rows, top_k), (count, rows), count))
+    chosen, pairs, counts = (
+        logits.new_empty(each, dtype=torch.int32) for each in ((rows, top_k), (count, rows), count)
+    )
     weights = torch.empty_like(chosen, dtype=torch.float32)
     _route[(rows,)](
         logits, count, chosen, weights, RENORMALISE=renormalise, TOP=top_k, PLACES=next_power_of_2(top_k),

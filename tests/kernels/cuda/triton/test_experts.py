@@ -154,23 +154,25 @@ def test_a_product_has_the_same_result_however_it_is_divided(weights_first: bool
     routes = route(logits.to(DEVICE), mixture.read, top_k=TOP, renormalise=True)
     assert routes.counts.tolist() == [23, 35, 0, 17, 0, 40, 5]
     tiles = Tiles(rows=16, outputs=64, depth=64, weights_first=weights_first)
-    inner = gate_up(mixture.weights, x.to(DEVICE), routes, "silu", tiles)
-    given = down(mixture.weights, inner, routes, tiles).cpu()
+    on_device = gate_up(mixture.weights, x.to(DEVICE), routes, "silu", tiles)
+    inner, given = on_device.cpu(), down(mixture.weights, on_device, routes, tiles).cpu()
     for expert, count in enumerate(routes.counts.tolist()):
         pairs = routes.pairs[expert, :count].long().cpu()
-        gates = x[pairs // TOP].float() @ mixture.gate_up[expert].float().T + mixture.gate_up_biases[expert].float()
+        gates = (
+            x[pairs // TOP].float() @ mixture.gate_up[expert].float().T + mixture.gate_up_biases[expert].float()
+        )
         gate, up = gates.bfloat16().float().chunk(2, -1)
         wanted = torch.nn.functional.silu(gate) * up
-        assert_close(inner.cpu()[pairs].float(), wanted, rtol=2.0**-6, atol=2.0**-6 * float(wanted.std()))
-        result = inner.cpu()[pairs].float() @ mixture.down[expert].float().T + mixture.down_biases[expert].float()
-        assert_close(given[pairs], result, rtol=2.0**-6, atol=2.0**-6 * float(result.std()))
+        assert_close(inner[pairs].float(), wanted, rtol=2.0**-6, atol=2.0**-6 * float(inner.float().std()))
+        result = inner[pairs].float() @ mixture.down[expert].float().T + mixture.down_biases[expert].float()
+        assert_close(given[pairs], result, rtol=2.0**-6, atol=2.0**-6 * float(given.std()))
 
 
 def test_there_are_as_many_programs_as_pairs_could_need_and_no_more() -> None:
-    """Oracle: every way to spread pairs over experts. Planted: a full block less, one for each expert in any case."""
-    for experts_, pairs, rows in product((1, 2, 3, 4), range(1, 13), (1, 2, 4)):
-        spread = (each for each in product(range(pairs + 1), repeat=experts_) if sum(each) == pairs)
-        assert most_blocks(pairs, experts_, rows) == max(sum(-(-n // rows) for n in each) for each in spread)
+    """Oracle: every way to spread pairs over experts. Planted: full blocks alone; one more for each expert."""
+    for count, pairs, rows in product((1, 2, 3), range(1, 10), (1, 2, 4)):
+        spread = (each for each in product(range(pairs + 1), repeat=count) if sum(each) == pairs)
+        assert most_blocks(pairs, count, rows) == max(sum(-(-n // rows) for n in each) for each in spread)
 
 
 def test_of_equal_experts_the_lower_ones_are_chosen() -> None:
