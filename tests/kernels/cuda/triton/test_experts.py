@@ -163,7 +163,8 @@ def test_a_product_has_the_same_result_however_it_is_divided(weights_first: bool
         )
         gate, up = gates.bfloat16().float().chunk(2, -1)
         wanted = torch.nn.functional.silu(gate) * up
-        assert_close(inner[pairs].float(), wanted, rtol=2.0**-6, atol=2.0**-6 * float(inner.float().std()))
+        # Both are products of gates that were rounded, of which a few are rounded the other way.
+        assert_close(inner[pairs].float(), wanted, rtol=2.0**-5, atol=2.0**-6 * float(inner.float().std()))
         result = inner[pairs].float() @ mixture.down[expert].float().T + mixture.down_biases[expert].float()
         assert_close(given[pairs], result, rtol=2.0**-6, atol=2.0**-6 * float(given.std()))
 
