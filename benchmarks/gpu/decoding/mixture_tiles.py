@@ -43,6 +43,7 @@ _WEIGHTS_STD, _BIAS_STD = 0.02, 0.2
 _VALUE_BYTES = 2
 _TURNS = {"cuda": 2, "cpu": 1}  # over all layers, of a graph
 _TIMED_S, _FEWEST, _MOST = 0.02, {"cuda": 3, "cpu": 1}, 20  # for one variant, and how often a graph is replayed
+_MOST_WORKERS = 8  # each has a context of the device, and memory there for what a kernel spills; 16 had too little
 _EVERY = 11  # of the variants, in a dry run
 _MOST_BLOCKS, _MOST_EMPTY = 4, 16  # full ones that an expert has on average, and times that a block is too large
 
@@ -132,7 +133,8 @@ def run(plan: Plan, desk: Desk) -> None:
 def compile_ahead(configs: Sequence[Config], variants: Sequence[Tiles], device: str) -> None:
     """Triton's cache then has all of them. One after the other they would take minutes."""
     tasks = [(config, tiles, device) for config in configs for tiles in variants]
-    with ProcessPoolExecutor(usable_cores(), mp_context=get_context("spawn")) as pool:
+    workers = min(usable_cores(), _MOST_WORKERS)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(_launched, tasks))
 
 
@@ -140,10 +142,11 @@ def _launched(task: tuple[Config, Tiles, str]) -> None:
     """Both products once, over one row and one expert's weights. What a device refuses is seen again later."""
     config, tiles, device = task
     network, hidden = _shape(config)
-    layer = _layer(weights(network, hidden, device, 0, one=True), network, 1, 0)
-    for product in PRODUCTS:
-        with contextlib.suppress(Exception):
-            layer.product(product, tiles)
+    with contextlib.suppress(Exception):
+        layer = _layer(weights(network, hidden, device, 0, one=True), network, 1, 0)
+        for product in PRODUCTS:
+            with contextlib.suppress(Exception):
+                layer.product(product, tiles)
 
 
 def _shape(config: Config) -> tuple[ExpertsSpec, int]:

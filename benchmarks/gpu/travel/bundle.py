@@ -40,6 +40,7 @@ CARRIED = {
     "flashinfer": f"flashinfer-python=={VERSION}",
     "tvm_ffi": "apache-tvm-ffi==0.1.15.post2",  # what FlashInfer's modules are loaded by; of one version with them
     "llguidance": "llguidance==1.9.1",
+    "msgspec": "msgspec==0.22.0",
 }
 TRITON = "3.6.0"  # of the GPU machine
 # Wheels for a machine with a glibc of 2.39 or later; pip takes every tag literally.
