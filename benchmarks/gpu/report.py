@@ -262,6 +262,7 @@ def _mixture_tiles(result: Json) -> str:
     kinds = {
         (each["model"], each["product"], " ".join(map(str, each["of_first"].values())))
         for each in result.get("bits", [])
+        if "of_first" in each
     }
     bits = [f"bits of {model}, {product}: {tiles}" for model, product, tiles in sorted(kinds)]
     return "\n\n".join(part for part in (_table(best, (*_BEST, "tiles")), *bits) if part)

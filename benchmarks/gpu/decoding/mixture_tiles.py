@@ -41,6 +41,7 @@ from faser.machine import usable_cores
 
 _WEIGHTS_STD, _BIAS_STD = 0.02, 0.2
 _VALUE_BYTES = 2
+_MOST_SAID = 300  # characters of an error
 _TURNS = {"cuda": 2, "cpu": 1}  # over all layers, of a graph
 _TIMED_S, _FEWEST, _MOST = 0.02, {"cuda": 3, "cpu": 1}, 20  # for one variant, and how often a graph is replayed
 _MOST_WORKERS = 8  # each has a context of the device, and memory there for what a kernel spills; 16 had too little
@@ -113,21 +114,33 @@ def run(plan: Plan, desk: Desk) -> None:
     if plan.device == "cuda":
         desk.say(f"compiling {len(sizes.mixtures) * len(VARIANTS)} times both products")
         compile_ahead(sizes.mixtures, VARIANTS, plan.device)
-    for config in sizes.mixtures:
-        name, network, hidden = str(config["model_type"]), *_shape(config)
-        if not desk.may_begin(f"weights of {name}"):
-            continue
-        networks = [weights(network, hidden, plan.device, seed) for seed in range(sizes.tile_layers)]
-        for rows in sizes.tile_rows:
-            if desk.may_begin(f"{name}: {rows} rows"):
-                layers = [_layer(each, network, rows, seed) for seed, each in enumerate(networks)]
-                _timed(plan, desk, name, network, layers)
-        if desk.may_begin(f"{name}: bits"):
-            alone, most = (_layer(networks[0], network, rows, 0) for rows in (1, sizes.bits_rows))
-            alone = replace(alone, inner=most.inner[: network.top_k])
-            for product in PRODUCTS:
-                for row in bits(product, _variants(plan), alone, most):
-                    desk.append("bits", {"model": name, "product": product, **row})
+    models = [_made(config, plan) for config in sizes.mixtures]
+    for model in models:
+        if desk.may_begin(f"{model.name}: bits"):
+            _compare(plan, desk, model)
+    for rows in sizes.tile_rows:
+        for model in models:
+            if desk.may_begin(f"{model.name}: {rows} rows"):
+                _time(plan, desk, model, rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """networks: of several layers."""
+
+    name: str
+    network: ExpertsSpec
+    networks: tuple[ExpertWeights, ...]
+
+
+def _made(config: Config, plan: Plan) -> Model:
+    network, hidden = _shape(config)
+    seeds = range(plan.sizes.tile_layers)
+    return Model(
+        name=str(config["model_type"]),
+        network=network,
+        networks=tuple(weights(network, hidden, plan.device, seed) for seed in seeds),
+    )
 
 
 def compile_ahead(configs: Sequence[Config], variants: Sequence[Tiles], device: str) -> None:
@@ -201,39 +214,59 @@ def _layer(networks: ExpertWeights, network: ExpertsSpec, rows: int, seed: int) 
     )
 
 
-def _timed(plan: Plan, desk: Desk, model: str, network: ExpertsSpec, layers: Sequence[Layer]) -> None:
-    rows = len(layers[0].x)
-    mean = layers[0].routes.num_pairs / network.num_experts
+def _compare(plan: Plan, desk: Desk, model: Model) -> None:
+    network, networks = model.network, model.networks[0]
+    alone, most = (_layer(networks, network, rows, 0) for rows in (1, plan.sizes.bits_rows))
+    alone = replace(alone, inner=most.inner[: network.top_k])
+    for product in PRODUCTS:
+        rows = bits(product, _variants(plan), alone, most)
+        _add_rows(desk, "bits", [{"model": model.name, "product": product, **row} for row in rows])
+
+
+def _add_rows(desk: Desk, name: str, rows: Sequence[Json]) -> None:
+    desk.keep(name, [*desk.result.get(name, []), *rows])
+
+
+def _time(plan: Plan, desk: Desk, model: Model, rows: int) -> None:
+    network = model.network
+    layers = [_layer(each, network, rows, seed) for seed, each in enumerate(model.networks)]
     read = statistics.mean(int((each.routes.counts > 0).sum()) for each in layers)
-    about = {"model": model, "rows": rows, "experts": round(read, 2)}
+    about = {"model": model.name, "rows": rows, "experts": round(read, 2)}
     for product in PRODUCTS:
         matrix = getattr(layers[0].networks, product)[0]
         floor_s = read * matrix.numel() * _VALUE_BYTES / environment.bytes_s(desk.folder)
-        cells: list[Json] = []
-        for tiles in _variants(plan):
-            if mean > _MOST_BLOCKS * tiles.rows or tiles.rows > _MOST_EMPTY * max(mean, 1.0):
-                continue
-            row = about | {"product": product, "tiles": asdict(tiles), "floor_us": round(1e6 * floor_s, 2)}
-            try:
-                taken_s = _seconds(plan, layers, lambda each, of=product, by=tiles: each.product(of, by))
-            except (
-                Exception
-            ) as error:  # a variant that a device has no room for; the others are wanted all the same
-                desk.append("refused", row | {"says": f"{type(error).__name__}: {error}"[:300]})
-                continue
-            cells.append(row | {"us": round(1e6 * taken_s, 2), "times_floor": round(taken_s / floor_s, 3)})
-            desk.append("cells", cells[-1])
-        if cells:
-            desk.append("best", _best(cells, tiles_for(layers[0].routes.num_pairs, network.num_experts)))
-    for part, work in _parts(network).items():
-        desk.append("parts", about | {"part": part, "us": round(1e6 * _seconds(plan, layers, work), 2)})
+        row = about | {"product": product, "floor_us": round(1e6 * floor_s, 2)}
+        cells = [row | each for each in _cells(plan, layers, product, rows * network.top_k / network.num_experts)]
+        for each in cells:
+            each["times_floor"] = round(1e-6 * each["us"] / floor_s, 3) if "us" in each else None
+        _add_rows(desk, "cells", cells)
+        best = _best(cells, tiles_for(rows * network.top_k, network.num_experts))
+        _add_rows(desk, "best", best)
+    parts = _parts(network).items()
+    taken = [{"part": part, "us": round(1e6 * _seconds(plan, layers, work), 2)} for part, work in parts]
+    _add_rows(desk, "parts", [about | each for each in taken])
 
 
-def _best(cells: Sequence[Json], used: Tiles) -> Json:
-    """The fastest of the cells, with what the tiles take that experts() uses: us_used."""
-    least = min(cells, key=lambda each: each["us"])
-    found = [each["us"] for each in cells if each["tiles"] == asdict(used)]
-    return {**least, "us_used": found[0] if found else None}
+def _cells(plan: Plan, layers: Sequence[Layer], product: str, mean: float) -> Iterator[Json]:
+    """mean: pairs of an expert. Tiles that are far too large or small for them are left out."""
+    for tiles in _variants(plan):
+        if mean > _MOST_BLOCKS * tiles.rows or tiles.rows > _MOST_EMPTY * max(mean, 1.0):
+            continue
+        cell: Json = {"tiles": asdict(tiles)}
+        try:
+            taken_s = _seconds(plan, layers, lambda each, by=tiles: each.product(product, by))
+        except Exception as error:  # a variant that a device has no room for; the others are wanted all the same
+            yield cell | {"refused": _said(error)}
+        else:
+            yield cell | {"us": round(1e6 * taken_s, 2)}
+
+
+def _best(cells: Sequence[Json], used: Tiles) -> list[Json]:
+    """The fastest of the cells, with what the tiles take that experts() uses: us_used. None: no cell."""
+    timed = [each for each in cells if "us" in each]
+    found = [each["us"] for each in timed if each["tiles"] == asdict(used)]
+    least = sorted(timed, key=lambda each: float(each["us"]))[:1]
+    return [each | {"us_used": found[0] if found else None} for each in least]
 
 
 def _parts(network: ExpertsSpec) -> dict[str, Callable[[Layer], object]]:
@@ -299,7 +332,11 @@ def bits(product: str, variants: Sequence[Tiles], alone: Layer, most: Layer) -> 
     """of_first: the first of the variants with the same bits. as_alone: the first row has them by itself too."""
     classes: list[tuple[int, Tensor]] = []
     for number, tiles in enumerate(variants):
-        found, single = most.product(product, tiles), alone.product(product, tiles)
+        try:
+            found, single = most.product(product, tiles), alone.product(product, tiles)
+        except Exception as error:  # as in _cells
+            yield {"tiles": asdict(tiles), "refused": _said(error)}
+            continue
         same = [first for first, other in classes if torch.equal(found, other)]
         if not same:
             classes.append((number, found))
@@ -308,3 +345,7 @@ def bits(product: str, variants: Sequence[Tiles], alone: Layer, most: Layer) -> 
             "of_first": asdict(variants[same[0] if same else number]),
             "as_alone": bool(torch.equal(found[: len(single)], single)),
         }
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_MOST_SAID]
