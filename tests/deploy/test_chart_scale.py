@@ -86,7 +86,7 @@ def test_ports_and_topic_of_events_are_the_values() -> None:
 
 
 def test_each_engine_has_its_own_ports_for_events() -> None:
-    """Oracle: the program, which gives each engine its ports; a picker adds the engine's number to those of the first."""
+    """Oracle: the program. A picker adds the engine's number to the ports of the first one."""
     values = RENDERED["kv-events of engines"]
     engine, server = configs(values)
     found = ports(values)

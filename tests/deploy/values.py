@@ -185,7 +185,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"dataParallel": {"size": 4, "firstPort": 8000}},
         "server.port and the port of engine 0 are both 8000",
     ),
-    "ports end": ({"dataParallel": {"size": 4, "firstPort": 65533}}, "the port of engine 3 is 65536; the last port is 65535"),
+    "ports end": (
+        {"dataParallel": {"size": 4, "firstPort": 65533}},
+        "the port of engine 3 is 65536; the last port is 65535",
+    ),
     "large pool": ({**PICKER, "dataParallel": {"size": 9, "firstPort": 8100}}, "at most 8 ports"),
     "events of one engine where another's are asked for": (
         {"dataParallel": {"size": 2}, "kvEvents": {"enabled": True, "port": 5557, "replayPort": 5558}},
