@@ -33,11 +33,12 @@ from benchmarks.prompts import load_prompts
 from benchmarks.runner import about, command_line, write_json
 from benchmarks.scale.fronts import Front, Programs, start_front
 from benchmarks.scale.replicas import Run, Sessions, ask, cache_counts
-from benchmarks.servers import Recipe, Server, faser_recipe, free_port
+from benchmarks.servers import Recipe, Server, ServerError, faser_recipe, free_port
 from benchmarks.simulator.workload import read_azure
 
 MODEL = "model"
 KILLED, ADDED = 0.3, 0.6  # of the time
+NAMES = ("first", "second", "third")
 PHASES = ("two servers", "one killed", "one added")
 
 
@@ -119,11 +120,11 @@ async def day(
         counts[PHASES[1]] = await asyncio.to_thread(servers.counts)
         phase = PHASES[1]
         await asyncio.to_thread(servers.kill, first)
-        servers.start("first", first)
+        servers.start(NAMES[0], first)
         await asyncio.to_thread(servers.running[first].wait_until_healthy, route="/ready")
         marks["back after s"] = round(time.monotonic() - began_s - KILLED * seconds, 1)
         await at(ADDED * seconds)
-        url = servers.start("third")
+        url = servers.start(NAMES[2])
         await asyncio.to_thread(servers.running[url].wait_until_healthy, route="/ready")
         marks["third ready after s"] = round(time.monotonic() - began_s - ADDED * seconds, 1)
         counts[PHASES[2]] = await asyncio.to_thread(servers.counts)
@@ -146,7 +147,7 @@ async def day(
         queries, hits = (now - then for now, then in zip([*following, last][0], counts[each], strict=True))
         run.hit_share = hits / queries if queries > 0 else 0.0
         run.seconds = ended_s - began_s  # output tokens a second are of the whole time
-    requests = {url: cache_counts([url])[0] for url in servers.running}
+    prompts = [cache_counts([url])[0] for url in servers.events]
     return {
         "phases": {each: run.report() for each, run in found.items()},
         "prompt tokens by server": dict(
@@ -156,34 +157,24 @@ async def day(
     }
 
 
-def _ordered(requests: dict[str, float], servers: Servers) -> list[float]:
-    return [requests[url] for url in servers.events if url in requests]
-
-
-def measure(given: argparse.Namespace) -> dict[str, Any]:
-    texts = [each.text for each in load_prompts(given.questions)]
-    seconds = 60 * given.minutes
-    times = compressed(read_azure(given.trace), given.rate, seconds)
+def measure(given: argparse.Namespace, name: str, times: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
+    """The day behind the router of this name. Raises ServerError where a server or the router does not start."""
     programs = Programs(nginx=given.nginx, vllm_router=given.vllm_router, production_stack=given.production_stack)
     own = [*([given.model] if given.model else []), "--num-threads", "1", *given.flags.split()]
-    found = {}
-    for name in given.fronts.split(","):
-        with tempfile.TemporaryDirectory(prefix="faser-day-") as text:
-            folder = Path(text)
-            servers = Servers(folder, own)
+    with tempfile.TemporaryDirectory(prefix="faser-day-") as text:
+        folder = Path(text)
+        servers = Servers(folder, own)
+        try:
+            urls = [servers.start(each) for each in NAMES[:2]]
+            for url in urls:
+                servers.running[url].wait_until_healthy(route="/ready")
+            front = start_front(name, urls, MODEL, folder, programs, servers.events)
             try:
-                urls = [servers.start(each) for each in ("first", "second")]
-                for url in urls:
-                    servers.running[url].wait_until_healthy(route="/ready")
-                front = start_front(name, urls, MODEL, folder, programs, servers.events)
-                try:
-                    found[name] = asyncio.run(day(front, servers, Sessions(texts, seed=0), times, seconds))
-                finally:
-                    front.stop()
+                return asyncio.run(day(front, servers, Sessions(texts, seed=0), times, 60 * given.minutes))
             finally:
-                servers.stop()
-        print(name, found[name], flush=True)
-    return found
+                front.stop()
+        finally:
+            servers.stop()
 
 
 def main() -> None:
@@ -202,9 +193,17 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--flags", default="", help="further ones of faser serve")
     given = parser.parse_args()
-    found = measure(given)
+    texts = [each.text for each in load_prompts(given.questions)]
+    times = compressed(read_azure(given.trace), given.rate, 60 * given.minutes)
     settings = {name: getattr(given, name) for name in ("minutes", "rate", "fronts", "flags")}
-    write_json(given.out, {**about("benchmarks.scale.day"), "settings": settings, "fronts": found})
+    head, found = about("benchmarks.scale.day"), {}
+    for name in given.fronts.split(","):
+        try:
+            found[name] = measure(given, name, times, texts)
+        except ServerError as error:
+            found[name] = {"did not start": str(error)}
+        print(name, found[name], flush=True)
+        write_json(given.out, {**head, "settings": settings, "fronts": found})
 
 
 if __name__ == "__main__":

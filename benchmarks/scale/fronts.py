@@ -19,7 +19,7 @@ from typing import Protocol
 import httpx
 
 from benchmarks.scale.replicas import SESSION_HEADER
-from benchmarks.servers import Recipe, Server, free_port
+from benchmarks.servers import Recipe, Server, ServerError, free_port
 
 KINDS = ("nginx", "vllm-router", "production-stack")
 _DELIVERED = Path(__file__).parents[2] / "deploy" / "nginx" / "faser.conf"
@@ -95,15 +95,22 @@ class _Nginx:
         self._server.stop()
 
     def _write(self) -> None:
-        """The file that is delivered, with these addresses."""
-        text = _DELIVERED.read_text()
-        named = "".join(
-            f"    server {each.removeprefix('http://')} max_fails=1 fail_timeout=2s;\n" for each in self._servers
+        (self._folder / "faser.conf").write_text(nginx_settings(self._servers, self._port))
+
+
+def nginx_settings(servers: Sequence[str], port: int) -> str:
+    """deploy/nginx/faser.conf with these servers, listening at this port."""
+    text, upstreams = re.subn(
+        r"( +server )127\.0\.0\.1:\d+( .*\n)(?: +server .*\n)*",
+        lambda found: "".join(f"{found[1]}{each.removeprefix('http://')}{found[2]}" for each in servers),
+        _DELIVERED.read_text(),
+    )
+    text, listens = re.subn(r"listen [\d.:]+;", f"listen 127.0.0.1:{port};", text)
+    if (upstreams, listens) != (1, 1):
+        raise ServerError(
+            f"{_DELIVERED} has {upstreams} lists of servers and {listens} ports; it must have one each"
         )
-        text, replaced = re.subn(r"( +server 127\.0\.0\.1:\d+ max_fails.*\n)+", named, text)
-        assert replaced == 1, "the servers of faser.conf were not found"
-        text = re.sub(r"listen [\d.:]+;", f"listen 127.0.0.1:{self._port};", text)
-        (self._folder / "faser.conf").write_text(text)
+    return text
 
 
 class _VllmRouter:

@@ -1,4 +1,4 @@
-"""What breaks first with 1,000 replicas: a simulated fleet, and what its real parts cost.
+"""A simulated fleet: what late news, failures and new versions do to it. costs.py has what its real parts cost.
 
     python -m benchmarks.scale.fleet TRACE.csv H200.json OUT.json [--rate 10] [--scale 1.0]
 
@@ -25,7 +25,6 @@ from rich.progress import track
 
 from benchmarks.runner import about, command_line, write_json
 from benchmarks.scale.fleet.check import check
-from benchmarks.scale.fleet.costs import event_costs, page_costs, router_costs
 from benchmarks.scale.fleet.replicas import ReplicaModel
 from benchmarks.scale.fleet.routers import Routing
 from benchmarks.scale.fleet.simulation import Rollout, Scenario, Simulation
@@ -143,14 +142,6 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     given: argparse.Namespace = parser.parse_args()
     trace, model = read_azure(given.trace), ReplicaModel(costs=step_table(given.h200))
-    own = fleet_requests(trace, rate=len(trace) / trace[-1][0], seconds=600 * given.scale, seed=0)
-    mean_prompt = round(sum(each[1] for each in trace) / len(trace))
-    costs = {
-        "a choice of FASER's router": router_costs((1, 10, 100, 1000), mean_prompt),
-        "KV events of a replica": event_costs(own, model.cache_tokens),
-        "a page of /metrics": page_costs(),
-    }
-    print(costs, flush=True)
     checked = check(trace, model, rate=given.rate * 0.6, seconds=60 * given.scale)
     print(checked, flush=True)
     found = run_all(scenarios(model, given.scale), trace, given.rate)
@@ -158,8 +149,7 @@ def main() -> None:
         given.out,
         {
             **about("benchmarks.scale.fleet"),
-            "settings": {"rate": given.rate, "scale": given.scale, "mean prompt tokens": mean_prompt},
-            "costs": costs,
+            "settings": {"rate": given.rate, "scale": given.scale},
             "check": checked,
             **found,
         },

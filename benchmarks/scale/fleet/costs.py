@@ -1,7 +1,9 @@
 """What real parts cost that a fleet has many of: FASER's own router, the events of one cache, a page of metrics.
 
-Each is the code that serves, without a server around it. Processor times are this machine's; counts and bytes are
-those of any.
+    python -m benchmarks.scale.fleet.costs TRACE.csv OUT.json
+
+TRACE: of Azure. Each part is the code that serves, without a server around it. Times are of one processor, this
+machine's; counts and bytes are those of any.
 """
 
 import asyncio
@@ -9,12 +11,16 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any, cast
 
 import msgspec
 
-from benchmarks.scale.fleet.workload import BEGINNING_TOKENS, FleetRequest
+from benchmarks.runner import about, command_line, write_json
+from benchmarks.scale.fleet.replicas import CACHE_TOKENS
+from benchmarks.scale.fleet.workload import BEGINNING_TOKENS, FleetRequest, fleet_requests
+from benchmarks.simulator.workload import read_azure
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.output_stream import OutputStream
 from faser.engine.client.replicas import Replicas
@@ -22,6 +28,8 @@ from faser.engine.control.kv_cache import KvManager
 from faser.metrics.server import Metrics
 from faser.types import EngineState, EngineStats, FinishReason, Request, SamplingParams, SpeculationStats
 
+FLEETS = (1, 10, 100, 1000)
+_TRACE_S = 600  # of the trace, for events
 _VOCABULARY = 128_000
 _BLOCK = 16
 _FRAMES_BYTES = 40 + 8  # topic and number of a batch
@@ -76,9 +84,9 @@ async def _route(replicas: Replicas, prompts: Sequence[list[int]]) -> list[float
         request = Request(
             request_id=str(number), prompt_token_ids=tuple(prompt), sampling=SamplingParams(max_tokens=8)
         )
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         stream = replicas.submit(request)
-        times.append(time.perf_counter() - began_s)
+        times.append(time.thread_time() - began_s)
         await stream.__aexit__()
     return times
 
@@ -147,3 +155,24 @@ def _session(request: FleetRequest) -> list[int]:
 
 def _tokens(random: Random, count: int) -> list[int]:
     return [random.randrange(_VOCABULARY) for _ in range(count)]
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("out", type=Path)
+    given = parser.parse_args()
+    trace = read_azure(given.trace)
+    mean_prompt = round(sum(prompt for _, prompt, _ in trace) / len(trace))
+    requests = fleet_requests(trace, rate=len(trace) / trace[-1][0], seconds=_TRACE_S, seed=0)
+    found = {
+        "mean prompt tokens": mean_prompt,
+        "a choice of FASER's router": router_costs(FLEETS, mean_prompt),
+        "KV events of a replica": event_costs(requests, CACHE_TOKENS),
+        "a page of /metrics": page_costs(),
+    }
+    write_json(given.out, {**about("benchmarks.scale.fleet.costs"), **found}, show=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ from benchmarks.scale.fleet.workload import BEGINNING_TOKENS, FleetRequest
 from faser.engine.contract.step_times import CostTable
 
 Floats = NDArray[np.float64]
+CACHE_TOKENS = 600_000  # some 80 GB of an 8B's keys and values in 16 bits
 Key = int  # of a session; of a beginning: below 0
 
 
@@ -27,7 +28,7 @@ class ReplicaModel:
     costs: CostTable
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 2048
-    cache_tokens: int = 600_000
+    cache_tokens: int = CACHE_TOKENS
 
 
 @dataclass(slots=True)
