@@ -150,9 +150,7 @@ async def day(
     prompts = [cache_counts([url])[0] for url in servers.events]
     return {
         "phases": {each: run.report() for each, run in found.items()},
-        "prompt tokens by server": dict(
-            zip(("first", "second", "third"), _ordered(requests, servers), strict=False)
-        ),
+        "prompt tokens by server since its start": dict(zip(NAMES, prompts, strict=True)),
         **marks,
     }
 
