@@ -16,12 +16,10 @@ and a picture beside it. Arms:
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from rich.progress import track
 
 from benchmarks.runner import about, command_line, write_json
 from benchmarks.scale.fleet.check import check
@@ -99,38 +97,26 @@ def step_table(path: Path) -> CostTable:
     return CostTable.measured({cell["sequences"]: cell["period_ms"]["median"] / 1000 for cell in cells})
 
 
-def run_all(
-    arms: Mapping[str, Mapping[str, Scenario]], trace: Sequence[tuple[float, int, int]], rate: float
-) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for arm, each in arms.items():
-        found[arm] = {}
-        for name, scenario in track(each.items(), arm, transient=True):
-            requests = fleet_requests(
-                trace, rate=rate * scenario.replicas, seconds=scenario.seconds, seed=scenario.seed
-            )
-            found[arm][name] = {
-                "replicas": scenario.replicas,
-                "seconds": scenario.seconds,
-                **Simulation(scenario).run(requests).report(),
-            }
-            print(arm, name, found[arm][name], flush=True)
-    return found
-
-
-def pictures(found: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
-    herding = {
-        rule: [
-            (report_s, found["herding"][f"{rule}, {report_s:g} s"]["first token s"]["p99"])
-            for report_s in REPORTS_S
-        ]
-        for rule in ("least", "two", "counted", "prefix")
-    }
-    return {
-        "herding": line_chart(
-            "First token, p99, by how late load is reported", "seconds between reports", "seconds", herding
+def run(
+    arm: Mapping[str, Scenario], trace: Sequence[tuple[float, int, int]], rate: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every scenario of an arm, by name."""
+    for name, scenario in arm.items():
+        requests = fleet_requests(
+            trace, rate=rate * scenario.replicas, seconds=scenario.seconds, seed=scenario.seed
         )
+        outcome = Simulation(scenario).run(requests)
+        yield name, {"replicas": scenario.replicas, "seconds": scenario.seconds, **outcome.report()}
+
+
+def picture(herding: Mapping[str, Any]) -> str | None:
+    """Without the rule `least`, which is so much worse that the others would lie on one line."""
+    lines = {
+        rule: [(report_s, herding[f"{rule}, {report_s:g} s"]["first token s"]["p99"]) for report_s in REPORTS_S]
+        for rule in ("two", "counted", "prefix")
     }
+    title = "First token, p99, by how late load is reported"
+    return line_chart(title, "seconds between reports", "seconds", lines, doubling=True)
 
 
 def main() -> None:
@@ -142,21 +128,20 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     given: argparse.Namespace = parser.parse_args()
     trace, model = read_azure(given.trace), ReplicaModel(costs=step_table(given.h200))
-    checked = check(trace, model, rate=given.rate * 0.6, seconds=60 * given.scale)
-    print(checked, flush=True)
-    found = run_all(scenarios(model, given.scale), trace, given.rate)
-    write_json(
-        given.out,
-        {
-            **about("benchmarks.scale.fleet"),
-            "settings": {"rate": given.rate, "scale": given.scale},
-            "check": checked,
-            **found,
-        },
-    )
-    for name, svg in pictures(found).items():
-        if svg is not None:
-            given.out.with_name(f"{given.out.stem}-{name}.svg").write_text(svg, "utf-8")
+    found: dict[str, Any] = {
+        **about("benchmarks.scale.fleet"),
+        "settings": {"rate": given.rate, "scale": given.scale},
+        "check": check(trace, model, rate=given.rate * 0.6, seconds=60 * given.scale),
+    }
+    print(found["check"], flush=True)
+    for arm, wanted in scenarios(model, given.scale).items():
+        found[arm] = {}
+        for name, report in run(wanted, trace, given.rate):
+            found[arm][name] = report
+            print(arm, name, report, flush=True)
+        write_json(given.out, found)
+    if (svg := picture(found["herding"])) is not None:
+        given.out.with_name(f"{given.out.stem}-herding.svg").write_text(svg, "utf-8")
 
 
 if __name__ == "__main__":
