@@ -2,8 +2,10 @@
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -83,9 +85,6 @@ def test_every_request_is_counted_by_how_it_ended(outcome: str, status: bytes, e
 
 @pytest.fixture
 def servers() -> Iterator[list[str]]:
-    import threading
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from benchmarks.scale.fleet.check import scheduled
@@ -114,8 +115,6 @@ def test_late_reports_herd_requests_unless_a_router_counts_its_own() -> None:
 
 def test_a_router_asks_for_the_least_busy_unless_a_cache_is_worth_it() -> None:
     """The rule of faser/engine/client/replicas.py: four requests and a quarter more, and not one beyond."""
-    import numpy as np
-
     request = FleetRequest(0.0, 100, 10, session=1, beginning=0, shared_tokens=64)
     router = Router(Routing(), 2, seed=0)
     router.sent(request, 0)
