@@ -9,8 +9,8 @@ a number asks for what it has missed; one that sees numbers begin again forgets 
 that no step waits for a subscriber; what is more than `max_queue_size` steps behind is dropped, and the numbers
 that are missing then say so.
 
-Source: vllm/distributed/kv_events.py (September 2026; earlier versions replay batches without a topic), and llm-d's
-router, pkg/kvevents, which reads it.
+Source: vllm/distributed/kv_events.py (September 2026; earlier versions replay batches without a topic), and
+llm-d's router, pkg/kvevents, which reads it.
 """
 
 import contextlib
