@@ -133,6 +133,13 @@ class Server:
         psutil.wait_procs(alive, timeout=_KILL_TIMEOUT_S)
         self._output.close()
 
+    def kill(self) -> None:
+        """SIGKILL to all its processes."""
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.stop()
+
     def _processes(self) -> list[psutil.Process]:
         try:
             return [self._process, *self._process.children(recursive=True)]

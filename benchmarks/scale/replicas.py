@@ -12,7 +12,8 @@ tokens, made of questions, then the turns so far; an answer has at most 48 token
     in turn         the engines' own ports, one after the other
 
 With --kills an engine is killed so often, evenly through each run of the arm `by prefix`. Then every request is
-counted as answered, as one whose stream ended with an error event, or as lost: refused, or without any end.
+counted as answered, as one whose stream ended with an error event, as cut off: it had begun and ended without a
+word, or as lost: refused, or without anything.
 """
 
 import argparse
@@ -42,13 +43,15 @@ from benchmarks.servers import Server, faser_recipe, free_port
 ONE, PREFIX, TURNS = "one engine", "by prefix", "in turn"
 _SESSIONS, _BEGINNINGS, _BEGINNING_CHARS, _TURNS = 12, 4, 1600, 5
 _ANSWER_TOKENS = 48
-_OUTCOMES = ("answered", "error event", "lost")
+SESSION_HEADER = "x-session-id"
+_OUTCOMES = ("answered", "error event", "cut off", "lost")
 
 
 @dataclass(slots=True)
 class Session:
     """messages: of the turns so far."""
 
+    number: int
     messages: list[dict[str, str]]
     turns: int = 0
 
@@ -81,7 +84,7 @@ class Sessions:
     """Whose turn it is, and what is asked. Equal seeds give equal sessions, but for the answers in them."""
 
     def __init__(self, texts: Sequence[str], seed: int) -> None:
-        self._texts, self._random = texts, random.Random(seed)
+        self._texts, self._random, self._begun = texts, random.Random(seed), 0
         whole = iter(texts)
         self._beginnings = []
         for _ in range(_BEGINNINGS):
@@ -102,7 +105,8 @@ class Sessions:
         return session
 
     def _fresh(self) -> Session:
-        return Session([{"role": "system", "content": self._random.choice(self._beginnings)}])
+        self._begun += 1
+        return Session(self._begun, [{"role": "system", "content": self._random.choice(self._beginnings)}])
 
 
 def arrivals(trace: Path, rate: float, seconds: float) -> Iterator[float]:
@@ -139,11 +143,18 @@ async def run(
     return found
 
 
-async def ask(http: httpx.AsyncClient, url: str, session: Session, found: Run) -> None:
-    body = {"messages": [*session.messages], "max_tokens": _ANSWER_TOKENS, "temperature": 0, "stream": True}
+async def ask(http: httpx.AsyncClient, url: str, session: Session, found: Run, model: str | None = None) -> None:
+    body: dict[str, Any] = {
+        "messages": [*session.messages],
+        "max_tokens": _ANSWER_TOKENS,
+        "temperature": 0,
+        "stream": True,
+    }
+    body |= {} if model is None else {"model": model}
+    headers = {SESSION_HEADER: str(session.number)}
     began_s, first_s, text, outcome = time.monotonic(), None, "", "lost"
     try:
-        async with http.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+        async with http.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
             if answer.status_code == 200:
                 async for line in answer.aiter_lines():
                     if not line.startswith("data: "):
@@ -156,6 +167,7 @@ async def ask(http: httpx.AsyncClient, url: str, session: Session, found: Run) -
                         outcome = "error event"
                         break
                     first_s = first_s or time.monotonic() - began_s
+                    outcome = "cut off"  # unless it goes on
                     found.tokens += 1
                     text += event["choices"][0]["delta"].get("content") or ""
     except httpx.HTTPError:

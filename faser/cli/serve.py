@@ -28,6 +28,7 @@ from faser.config.declaration import Label, find_problems, settings_of
 from faser.config.engine import EngineConfig
 from faser.config.environment import rank_place
 from faser.config.help import help_text
+from faser.config.kv_events import shared_ports
 from faser.config.server import ServerConfig
 from faser.config.sources import SETTINGS, Findings, UsageError, parse, server_settings
 from faser.engine.client.engine_host import LaunchedEngine, launch
@@ -136,6 +137,8 @@ def _configs(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
     engine_config, server_config = server_settings(findings)
     if not may_have_gpu() and (problems := problems_without_gpu(engine_config, findings.label)):
         raise UsageError(problems)
+    if problem := shared_ports(engine_config.kv_events_config, server_config.data_parallel_size):
+        raise UsageError([f"{findings.label('kv_events_config')}: {problem}"])
     for warning in engine_config.speculation_warnings:
         findings.warnings.append(f"{findings.label('speculative_config')}: {warning}")
     return engine_config, server_config

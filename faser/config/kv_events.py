@@ -57,6 +57,27 @@ def of_engine(given: Mapping[str, Any] | None, number: int) -> Mapping[str, Any]
     return {**given, **{name: _moved(end, number) for name, end in ends.items() if end is not None}}
 
 
+def shared_ports(given: Mapping[str, Any] | None, engines: int) -> str | None:
+    """A sentence about the first port that two of so many engines would have; None: each has its own."""
+    config = parse_kv_events(given)[0]
+    if config is None:
+        return None
+    taken: dict[str, str] = {}
+    for number in range(engines):
+        own = parse_kv_events(of_engine(given, number))[0] or config
+        for name, endpoint in (("endpoint", own.endpoint), ("replay_endpoint", own.replay_endpoint)):
+            if endpoint is None:
+                continue
+            named = f"{name} of engine {number}"
+            if endpoint in taken:
+                return (
+                    f"{taken[endpoint]} and {named} are both {endpoint}; with {engines} engines the ports of "
+                    f"endpoint and replay_endpoint must be {engines} apart"
+                )
+            taken[endpoint] = named
+    return None
+
+
 def _moved(endpoint: str, number: int) -> str:
     address, _, port = endpoint.rpartition(":")
     if endpoint.startswith("tcp:") and port.isdecimal():

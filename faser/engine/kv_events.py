@@ -1,14 +1,16 @@
 """KvEventPublisher: tells subscribers what the prefix index holds, over ZeroMQ, as vLLM does.
 
     PUB      topic · number of the batch · batch           number: 8 bytes, big-endian, from 0
-    ROUTER   asked for a number: the batches from it on, as far as they are kept; then number -1 and nothing
+    ROUTER   asked for a number: the batches from it on, as far as they are kept, in the same three frames; then
+             no topic · number -1 · nothing
 
 A batch is [seconds since 1970, events, rank], in msgpack, and has the events of one step. A subscriber that misses
 a number asks for what it has missed; one that sees numbers begin again forgets what it knows. A thread sends, so
 that no step waits for a subscriber; what is more than `max_queue_size` steps behind is dropped, and the numbers
 that are missing then say so.
 
-Source: vllm/distributed/kv_events.py, and llm-d's router, pkg/kvevents, which reads it.
+Source: vllm/distributed/kv_events.py (September 2026; earlier versions replay batches without a topic), and
+llm-d's router, pkg/kvevents, which reads it.
 """
 
 import contextlib
@@ -122,8 +124,8 @@ class KvEventPublisher:
             with contextlib.suppress(zmq.ZMQError):  # the client is gone
                 for number, batch in list(self._kept):
                     if number >= first:
-                        self._replays.send_multipart((client, b"", _bytes(number), batch))
-                self._replays.send_multipart((client, b"", _bytes(_END), b""))
+                        self._replays.send_multipart((client, b"", self._topic, _bytes(number), batch))
+                self._replays.send_multipart((client, b"", b"", _bytes(_END), b""))
 
 
 def _bytes(number: int) -> bytes:

@@ -153,3 +153,10 @@ def test_a_port_in_use_is_named_by_the_variable_that_gave_it(
 
 def variable(flag: str) -> str:
     return "FASER_" + flag.upper().replace("-", "_")
+
+
+def test_engines_whose_kv_events_would_share_a_port_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    events = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}
+    flags = ["serve", "--data-parallel-size", "2", "--kv-events-config", json.dumps(events)]
+    assert main(flags) == 2
+    assert "replay_endpoint of engine 0 and endpoint of engine 1 are both tcp://*:5558" in capsys.readouterr().err

@@ -108,6 +108,16 @@ def test_probes_ask_routes_of_the_server_on_its_port(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RENDERED)
+def test_nothing_that_selects_servers_selects_the_pod_of_helm_test(name: str) -> None:
+    labels = of_kind(RENDERED[name], "Pod")["metadata"]["labels"]
+    for each in objects(RENDERED[name]):
+        spec = each.get("spec", {})
+        selector = spec.get("selector", spec.get("podSelector"))
+        if selector is not None and each["kind"] != "ServiceMonitor":  # that one selects Services
+            assert not selector.get("matchLabels", selector).items() <= labels.items(), each["kind"]
+
+
+@pytest.mark.parametrize("name", RENDERED)
 def test_a_pod_has_time_to_drain(name: str) -> None:
     for template in templates(RENDERED[name]):
         arguments = template["spec"]["containers"][0]["args"]

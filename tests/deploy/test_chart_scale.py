@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import get_args_parser
 
+from faser.config.kv_events import of_engine, parse_kv_events
 from tests.deploy.exported import DEPLOY
 from tests.deploy.rendered import configs, configs_of, container, containers, expanded, objects, of_kind, templates
 from tests.deploy.values import ENGINES, RANKS, RENDERED
@@ -82,6 +83,21 @@ def test_ports_and_topic_of_events_are_the_values() -> None:
         "kv@10.0.0.7@all",
     )
     assert ports(values) == {"http": 8000, "kv-events": 6000, "kv-replay": 6001}
+
+
+def test_each_engine_has_its_own_ports_for_events() -> None:
+    """Oracle: the program. A picker adds the engine's number to the ports of the first one."""
+    values = RENDERED["kv-events of engines"]
+    engine, server = configs(values)
+    found = ports(values)
+    for number in range(server.data_parallel_size):
+        own = parse_kv_events(of_engine(engine.kv_events_config, number))[0]
+        assert own is not None
+        assert own.endpoint == f"tcp://*:{found[f'kv-events-{number}']}" == f"tcp://*:{5557 + number}"
+        assert own.replay_endpoint == f"tcp://*:{found[f'kv-replay-{number}']}"
+        assert peers(values, f"kv-events-{number}") == peers(values, f"kv-replay-{number}") == EVERY_POD
+    assert len(set(found.values())) == len(found) == 1 + 3 * 4
+    assert max(map(len, found)) <= 15  # what Kubernetes allows
 
 
 def test_events_go_to_those_that_are_named_and_else_to_those_that_send_requests() -> None:

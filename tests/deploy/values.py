@@ -93,6 +93,7 @@ RENDERED: dict[str, dict[str, Any]] = {
     "engines": {**ENGINES, "networkPolicy": {"enabled": True}},
     "engines behind one port": {"dataParallel": {"size": 16}, **PICKER},
     "kv-events": {"kvEvents": {"enabled": True}},
+    "kv-events of engines": {**ENGINES, "kvEvents": {"enabled": True}, "networkPolicy": {"enabled": True}},
     "kv-events for one router": {
         **CLAIM,
         "kvEvents": {"enabled": True, "port": 6000, "replayPort": 6001, "topic": "kv@$(POD_IP)@all"},
@@ -178,14 +179,28 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "port of one engine": ({"dataParallel": {"firstPort": 8100}}, "needs dataParallel.size of 2 or more"),
     "engine at the server's port": (
         {"dataParallel": {"size": 4, "firstPort": 7997}},
-        "7997 to 8000 must not contain server.port, 8000",
+        "server.port and the port of engine 3 are both 8000",
     ),
-    "engine at the first port": ({"dataParallel": {"size": 4, "firstPort": 8000}}, "must not contain server.port"),
-    "ports end": ({"dataParallel": {"size": 4, "firstPort": 65533}}, "need ports up to 65536"),
+    "engine at the first port": (
+        {"dataParallel": {"size": 4, "firstPort": 8000}},
+        "server.port and the port of engine 0 are both 8000",
+    ),
+    "ports end": (
+        {"dataParallel": {"size": 4, "firstPort": 65533}},
+        "the port of engine 3 is 65536; the last port is 65535",
+    ),
     "large pool": ({**PICKER, "dataParallel": {"size": 9, "firstPort": 8100}}, "at most 8 ports"),
-    "events of several engines": (
-        {"dataParallel": {"size": 2}, "kvEvents": {"enabled": True}},
-        "all engines of a pod would bind one port",
+    "events of one engine where another's are asked for": (
+        {"dataParallel": {"size": 2}, "kvEvents": {"enabled": True, "port": 5557, "replayPort": 5558}},
+        "kvEvents.replayPort, of engine 0, and kvEvents.port, of engine 1, are both 5558",
+    ),
+    "events at an engine's port": (
+        {"dataParallel": {"size": 2, "firstPort": 8100}, "kvEvents": {"enabled": True, "replayPort": 8101}},
+        "the port of engine 1 and kvEvents.replayPort, of engine 0, are both 8101",
+    ),
+    "events past the last port": (
+        {"dataParallel": {"size": 3}, "kvEvents": {"enabled": True, "port": 65534}},
+        "kvEvents.replayPort, of engine 0, is 65537; the last port is 65535",
     ),
     "events of no cache": (
         {"engine": {"enablePrefixCaching": False}, "kvEvents": {"enabled": True}},
@@ -196,8 +211,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "server.port and kvEvents.replayPort are both 8000",
     ),
     "events at one port": (
-        {"kvEvents": {"enabled": True, "port": 5558}},
-        "kvEvents.port and kvEvents.replayPort are both 5558",
+        {"kvEvents": {"enabled": True, "replayPort": 5557}},
+        "kvEvents.port and kvEvents.replayPort are both 5557",
     ),
     "ranks and engines": ({**RANKS, "dataParallel": {"size": 2}}, "one of them must be 1"),
     "ranks on GPUs": ({**RANKS, "engine": {"device": "cuda"}}, "ranks compute on CPUs only"),

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from faser.config.engine import EngineConfig
-from faser.config.kv_events import KvEventsConfig, of_engine, parse_kv_events
+from faser.config.kv_events import KvEventsConfig, of_engine, parse_kv_events, shared_ports
 from faser.engine.contract.kv_events import KvEvent
 from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from faser.engine.kv_events import KvEventPublisher
@@ -25,6 +25,7 @@ from faser.errors import ConfigError
 
 BLOCK = 4
 ENDPOINT, REPLAY = "inproc://events", "inproc://replay"
+TOPIC = b"kv@here@tiny"
 
 
 class Index:
@@ -87,7 +88,7 @@ class Traffic:
 
 @contextmanager
 def publishing(**settings: Any) -> Iterator[KvEventPublisher]:
-    config = KvEventsConfig(endpoint=ENDPOINT, replay_endpoint=REPLAY, topic="kv@here@tiny", **settings)
+    config = KvEventsConfig(endpoint=ENDPOINT, replay_endpoint=REPLAY, topic=TOPIC.decode(), **settings)
     publisher = KvEventPublisher(config)
     try:
         yield publisher
@@ -108,7 +109,7 @@ class Subscriber:
     def _connected(self) -> Any:
         found = self._context.socket(zmq.SUB)
         found.connect(ENDPOINT)
-        found.subscribe(b"kv@here")
+        found.subscribe(TOPIC)
         time.sleep(0.05)
         return found
 
@@ -130,9 +131,12 @@ class Subscriber:
     def _catch_up(self) -> None:
         self._replays.send_multipart((b"", self.next.to_bytes(8, "big")))
         while True:
-            _, number, batch = self._replays.recv_multipart()
+            delimiter, topic, number, batch = self._replays.recv_multipart()
+            assert delimiter == b""
             if int.from_bytes(number, "big", signed=True) < 0:
+                assert topic == batch == b""
                 return
+            assert topic == TOPIC  # as of a live batch: llm-d's router finds the model's name in it
             self._take(number, batch)
 
     def _take(self, number: bytes, batch: bytes) -> None:
@@ -215,3 +219,13 @@ def test_the_json_has_vllms_keys_and_problems_are_named() -> None:
         EngineConfig(kv_events_config={"buffer_steps": 0})
     with pytest.raises(ConfigError, match=r"kv_events_config: tcp://nowhere\.invalid:x cannot be used"):
         KvEventPublisher(KvEventsConfig(endpoint="tcp://nowhere.invalid:x"))
+
+
+@pytest.mark.parametrize("apart, engines, shared", [(1, 1, False), (1, 2, True), (2, 2, False), (3, 4, True)])
+def test_ports_of_several_engines_must_be_as_far_apart_as_there_are_engines(
+    apart: int, engines: int, shared: bool
+) -> None:
+    ends = {"endpoint": "tcp://*:5557", "replay_endpoint": f"tcp://*:{5557 + apart}"}
+    problem = shared_ports({"enable_kv_cache_events": True, **ends}, engines)
+    assert (problem is not None) == shared
+    assert shared_ports(ends, engines) is None  # off

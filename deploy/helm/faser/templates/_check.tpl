@@ -45,15 +45,23 @@
 {{- define "faser.checkPorts" -}}
 {{- $taken := dict (toString .Values.server.port) "server.port" -}}
 {{- $ports := list -}}
-{{- if .Values.kvEvents.enabled -}}
-{{- $ports = list (list "kvEvents.port" .Values.kvEvents.port) (list "kvEvents.replayPort" .Values.kvEvents.replayPort) -}}
+{{- range $engine, $port := include "faser.enginePorts" . | fromJsonArray -}}
+{{- $ports = append $ports (list (printf "the port of engine %d" $engine) $port) -}}
+{{- end -}}
+{{- range $engine, $each := include "faser.eventPorts" . | fromJsonArray -}}
+{{- $of := gt (int $.Values.dataParallel.size) 1 | ternary (printf ", of engine %d," $engine) "" -}}
+{{- $ports = append $ports (list (printf "kvEvents.port%s" $of) $each.events) -}}
+{{- $ports = append $ports (list (printf "kvEvents.replayPort%s" $of) $each.replay) -}}
 {{- end -}}
 {{- if include "faser.ranked" . -}}
 {{- $ports = append $ports (list "the port where the ranks of tensorParallel meet" (include "faser.meetingPort" .)) -}}
 {{- end -}}
 {{- range $each := $ports -}}
 {{- $name := first $each -}}
-{{- $port := last $each | toString -}}
+{{- $port := last $each | int | toString -}}
+{{- if gt (int $port) 65535 -}}
+{{- fail (printf "%s is %s; the last port is 65535" $name $port) -}}
+{{- end -}}
 {{- with get $taken $port -}}
 {{- fail (printf "%s and %s are both %s; they need different ports" . $name $port) -}}
 {{- end -}}
@@ -64,25 +72,14 @@
 {{- define "faser.checkEngines" -}}
 {{- $size := int .Values.dataParallel.size -}}
 {{- if not (kindIs "invalid" .Values.dataParallel.firstPort) -}}
-{{- $first := int .Values.dataParallel.firstPort -}}
-{{- $last := sub (add $first $size) 1 | int -}}
 {{- if eq $size 1 -}}
 {{- fail "dataParallel.firstPort needs dataParallel.size of 2 or more; one engine is reached at server.port" -}}
-{{- end -}}
-{{- if gt $last 65535 -}}
-{{- fail (printf "dataParallel.firstPort is %d; %d engines need ports up to %d, and the last one is 65535" $first $size $last) -}}
-{{- end -}}
-{{- if and (le $first (int .Values.server.port)) (ge $last (int .Values.server.port)) -}}
-{{- fail (printf "dataParallel.firstPort is %d; the engines' ports %d to %d must not contain server.port, %d" $first $first $last (int .Values.server.port)) -}}
 {{- end -}}
 {{- if and .Values.inferencePool.enabled (gt $size 8) -}}
 {{- fail (printf "an InferencePool has at most 8 ports, and dataParallel.size is %d; without dataParallel.firstPort it has one for all" $size) -}}
 {{- end -}}
 {{- end -}}
 {{- if .Values.kvEvents.enabled -}}
-{{- if gt $size 1 -}}
-{{- fail (printf "kvEvents needs dataParallel.size of 1, and it is %d; all engines of a pod would bind one port" $size) -}}
-{{- end -}}
 {{- if not .Values.engine.enablePrefixCaching -}}
 {{- fail "kvEvents needs engine.enablePrefixCaching; without it there is nothing to tell" -}}
 {{- end -}}

@@ -66,6 +66,29 @@ name: {{ include "faser.workload" . }}
 {{- toJson $ports -}}
 {{- end -}}
 
+{{- /* Of each engine that tells of its cache: where its events are, and where missed ones, as JSON. The program moves
+each engine's ports by its number. */ -}}
+{{- define "faser.eventPorts" -}}
+{{- $ports := list -}}
+{{- if .Values.kvEvents.enabled -}}
+{{- range $engine := until (int .Values.dataParallel.size) -}}
+{{- $replay := include "faser.replayPort" $ | int -}}
+{{- $ports = append $ports (dict "events" (add $.Values.kvEvents.port $engine) "replay" (add $replay $engine)) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $ports -}}
+{{- end -}}
+
+{{- define "faser.replayPort" -}}
+{{- $following := add .Values.kvEvents.port .Values.dataParallel.size -}}
+{{- kindIs "invalid" .Values.kvEvents.replayPort | ternary $following .Values.kvEvents.replayPort -}}
+{{- end -}}
+
+{{- /* The part of a port's name that tells the engines of a pod apart. */ -}}
+{{- define "faser.ofEngine" -}}
+{{- if gt (int .root.Values.dataParallel.size) 1 -}}-{{ .engine }}{{- end -}}
+{{- end -}}
+
 {{- define "faser.labels" -}}
 {{ include "faser.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -135,7 +158,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- dict
   "enable_kv_cache_events" true
   "endpoint" (printf "tcp://*:%d" (int .Values.kvEvents.port))
-  "replay_endpoint" (printf "tcp://*:%d" (int .Values.kvEvents.replayPort))
+  "replay_endpoint" (printf "tcp://*:%s" (include "faser.replayPort" .))
   "topic" (.Values.kvEvents.topic | default (printf "kv@$(POD_IP):%v@%s" .Values.server.port $model))
   | toJson -}}
 {{- end -}}

@@ -113,12 +113,13 @@ spec:
           containerPort: {{ $port }}
           protocol: TCP
         {{- end }}
-        {{- if .Values.kvEvents.enabled }}
-        - name: kv-events
-          containerPort: {{ .Values.kvEvents.port }}
+        {{- range $engine, $each := include "faser.eventPorts" . | fromJsonArray }}
+        {{- $of := include "faser.ofEngine" (dict "root" $root "engine" $engine) }}
+        - name: kv-events{{ $of }}
+          containerPort: {{ $each.events }}
           protocol: TCP
-        - name: kv-replay
-          containerPort: {{ .Values.kvEvents.replayPort }}
+        - name: kv-replay{{ $of }}
+          containerPort: {{ $each.replay }}
           protocol: TCP
         {{- end }}
       startupProbe:
