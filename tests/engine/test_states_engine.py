@@ -56,8 +56,10 @@ def engine_of(model: Path, speculation: dict[str, Any] | None, **settings: Any) 
     return build((model, model), speculation, **usual | settings)
 
 
-def asked(**sampling: Any) -> list[Request]:
-    return requests(**{"temperature": 0.8, "max_tokens": NUM_TOKENS, "n": 2} | sampling)[:5]
+def asked(max_tokens: int = NUM_TOKENS) -> list[Request]:
+    """Three greedy ones, which repeat themselves, so that drafts are right; two that sample."""
+    greedy, sampled = (requests(temperature=each, max_tokens=max_tokens, n=2) for each in (0.0, 0.8))
+    return [*greedy[:3], *sampled[3:5]]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def test_a_slot_that_was_left_in_the_middle_serves_the_next_request(
     model: Path, wanted: dict[tuple[str, int], Answer]
 ) -> None:
     engine = engine_of(model, {"method": "suffix"}, max_num_seqs=2)
-    for each in asked(max_tokens=150):
+    for each in asked(max_tokens=60):
         engine.add(each)
         for _ in range(7):
             engine.step()
