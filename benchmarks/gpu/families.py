@@ -122,7 +122,7 @@ def mixture_step_bytes(spec: DecoderSpec, *, experts: float, sequences: int, con
 
     Of each sequence a layer reads the keys and values that its window leaves.
     """
-    tokens = sum(min(context, each.attention.window or context) for each in spec.layers)
+    tokens = sum(min(context, each.window or context) for each in spec.attentions)
     cached = 2 * spec.attention.kv_size * tokens * sequences
     return VALUE_BYTES * (other_values(spec) + experts * expert_values(spec) + cached)
 

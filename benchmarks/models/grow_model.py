@@ -103,10 +103,10 @@ def resized(spec: DecoderSpec, hidden: int, inner: int, num_kv_heads: int) -> De
     layers = tuple(
         replace(
             each,
-            attention=replace(each.attention, num_heads=num_heads, num_kv_heads=num_kv_heads),
+            attention=replace(attention, num_heads=num_heads, num_kv_heads=num_kv_heads),
             feed_forward=replace(each.feed_forward, size=inner),
         )
-        for each in spec.layers
+        for each, attention in zip(spec.layers, spec.attentions, strict=True)
     )
     return replace(spec, hidden_size=hidden, layers=layers, tie_word_embeddings=False)
 

@@ -248,7 +248,8 @@ class EngineConfig:
         ENGINE,
         Kind.BYTES,
         None,
-        "Memory of the KV cache. None: chosen from the memory that is free after the model is loaded.",
+        "Memory of the KV cache, recurrent states included. None: chosen from the memory that is free after the "
+        "model is loaded.",
         aliases=("--kv-cache-memory-bytes",),
         low=1 << 20,
         high=1 << 50,
@@ -302,7 +303,10 @@ class EngineConfig:
         "No effect on a CPU.",
     )
     enable_prefix_caching: bool = setting(
-        ENGINE, Kind.SWITCH, True, "Reuse the KV cache of prompts that begin with the same tokens."
+        ENGINE,
+        Kind.SWITCH,
+        True,
+        "Reuse the KV cache of prompts that begin with the same tokens. Models with recurrent states do not.",
     )
     scheduling_policy: str = setting(
         ENGINE,

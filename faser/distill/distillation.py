@@ -226,7 +226,7 @@ def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: in
     Every pass reads it, and every step of the training multiplies with it: a wider one would cost more of both.
     """
     size = min(target.feed_forward.size, _FEED_FORWARD * target.hidden_size)
-    rope = next((each.attention.rope for each in target.layers if each.attention.rope is not None), None)
+    rope = next((each.rope for each in target.attentions if each.rope is not None), None)
     attention = AttentionSpec(
         num_heads=target.attention.num_heads,
         num_kv_heads=target.num_kv_heads,

@@ -102,7 +102,7 @@ def speculators_config(
 
 def _layer_config(decoder: DecoderSpec) -> dict[str, Any]:
     windows, attention = set(decoder.windows) - {None}, decoder.attention
-    ropes = {each.attention.rope for each in decoder.layers}
+    ropes = {each.rope for each in decoder.attentions}
     assert len(ropes) == 1, "layers with several rotary embeddings have no field in the format"
     assert attention.rope is not None, "layers without a rotary embedding have no field in the format"
     assert len(windows) <= 1, windows

@@ -20,6 +20,7 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.memory import compute_dtype, context_len
+from faser.errors import ConfigError
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
@@ -186,9 +187,11 @@ class FrozenTarget:
 
 
 def load_target(config: EngineConfig, directory: Path, report: ProgressCallback) -> FrozenTarget:
-    """Raises ConfigError or ModelError for a model that cannot be served."""
+    """Raises ConfigError or ModelError for a model that cannot be served, or has recurrent states."""
     resolved = resolve_device(config)
     model = read_model_config(directory)
+    if model.spec.has_states:
+        raise ConfigError(f"{directory} has gated delta nets; heads are distilled from models without them only")
     max_rows = min(_MOST_ROWS, context_len(resolved, model))
     backend = make_backend(
         resolved.backend, resolved.device, num_threads=resolved.threads, cache_dir=cache_dir() / "kernels"

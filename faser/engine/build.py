@@ -145,11 +145,13 @@ def build(
 
 def _scheduler(parts: EngineParts, clock: Clock, control: SpeculationControl | None) -> Scheduler:
     config, target, kv = parts.config, parts.target.files, parts.target.kv
+    if target.spec.has_states and config.enable_prefix_caching:
+        _log.info("prefix caching is off: this model has recurrent states, which blocks of keys and values lack")
     return Scheduler(
         kv=KvManager(
             kv.num_blocks - _num_audit_blocks(parts),
             kv.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
+            enable_prefix_caching=config.enable_prefix_caching and not target.spec.has_states,
             records_events=config.kv_events is not None,
         ),
         max_num_seqs=config.max_num_seqs,
@@ -160,6 +162,7 @@ def _scheduler(parts: EngineParts, clock: Clock, control: SpeculationControl | N
         seed=config.seed,
         clock=clock,
         speculation=control,
+        shares_prefixes=not target.spec.has_states,
     )
 
 

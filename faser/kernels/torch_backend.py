@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
 from faser.kernels.interface.experts import experts_one_by_one
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.interface.kv_cache import SCALE_DTYPE, KvShape, as_bytes, dequantised, quantise_heads, stored
@@ -21,6 +22,7 @@ from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bi
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
+from faser.kernels.torch_delta_net import TorchStates, delta_net
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -86,6 +88,7 @@ class TorchBackend:
         self.has_fp8 = True
         self.has_low_bit = True
         self.has_experts = True
+        self.has_states = True
         self.experts_read = 0
         self.prefers_low_bit = False
         self._fp8 = ReferenceFp8()
@@ -267,6 +270,25 @@ class TorchBackend:
     def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:
         size = _num_outputs(block.gate_up[0]) // 2
         self.experts_read += experts_one_by_one(self, x, block, hidden, size=size)
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
+        x.mul_(gate.sigmoid())
+
+    def allocate_states(self, shape: StateShape) -> TorchStates:
+        return TorchStates(shape, self.device)
+
+    def delta_net(
+        self,
+        qkv: Tensor,
+        rates: Tensor,
+        shape: DeltaShape,
+        net: DeltaNet,
+        layer: int,
+        step: StateStep,
+        out: Tensor,
+    ) -> None:
+        held = step.states.layers[layer]
+        delta_net(qkv, rates, shape, net, held, step, out)
 
 
 def _num_outputs(packed: _TorchLinear | Fp8Linear | DecodedLowBit) -> int:

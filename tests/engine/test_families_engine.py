@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.engine import Engine
+from faser.engine.execution.models.decoder import delta_shape
+from faser.kernels.interface.delta_net import StateShape
 from faser.types import EngineStats, Request
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.engine.checkpoints.family_models import store_in_mxfp4, write_family_model
 from tests.engine.execution.drafting.seeded_heads import head_spec, write_seeded
-from tests.engine.losslessness.equality import Answer, add_noise, answers, build, requests
+from tests.engine.losslessness.equality import CAP, Answer, add_noise, answers, build, requests
 
 NUM_REQUESTS = 8
 NUM_TOKENS = 28
@@ -36,12 +39,16 @@ TEMPERATURES = (0.0, 0.8)
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny model. fields: see write_family_model. settings: of its engines. mxfp4: its experts are stored so."""
+    """A tiny model. fields: see write_family_model. settings: of its engines. mxfp4: its experts are stored so.
+
+    shares_prefixes: blocks of one sequence serve others; not so where a sequence has a state too.
+    """
 
     model_type: str
     fields: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
     mxfp4: bool = False
+    shares_prefixes: bool = True
 
 
 _GEMMA3 = {
@@ -100,6 +107,16 @@ _GPT_OSS = {
         "truncate": False,
     },
 }
+_QWEN3_5 = {
+    "num_hidden_layers": 8,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "pad_token_id": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
+}
 CASES = {
     "gemma3": Case("gemma3_text", _GEMMA3),
     "phi3": Case("phi3", _PHI3),
@@ -113,6 +130,10 @@ CASES = {
         _SMALL_EXPERTS | {"num_local_experts": 7, "residual_multiplier": 0.7, "attention_multiplier": 0.2},
     ),
     "gpt-oss": Case("gpt_oss", _GPT_OSS, {"dtype": "bfloat16"}, mxfp4=True),
+    "qwen3.5": Case("qwen3_5_text", _QWEN3_5, shares_prefixes=False),
+    "qwen3.5-int8": Case(
+        "qwen3_5_text", _QWEN3_5, {"quantization": "int8", "dtype": "bfloat16"}, shares_prefixes=False
+    ),
 }
 DRAFTERS: dict[str, dict[str, Any]] = {
     "off": {},
@@ -154,16 +175,29 @@ class World:
             given["model"] = str(self.head)
         spec = read_model_config(self.target).spec
         value_bytes = 2 if self.case.settings.get("dtype") == "bfloat16" else 4
-        bytes_of_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * value_bytes
+        bytes_of_token = 2 * sum(count * channels for count, channels in spec.kv_heads) * value_bytes
+        # A head has as many keys and values as two layers with delta nets have none.
+        twice = WITH_MODEL if self.case.shares_prefixes else (*WITH_MODEL, "eagle3")
         found = self.engine(
             given if given else None,
-            kv_cache_memory=POOL_TOKENS * bytes_of_token * (2 if drafter in WITH_MODEL else 1),
+            kv_cache_memory=POOL_TOKENS * bytes_of_token * (2 if drafter in twice else 1)
+            + self._bytes_of_states(value_bytes, drafts=bool(given)),
             max_num_batched_tokens=CHUNK,
             max_num_seqs=NUM_REQUESTS,
         )
         if given:
             found.use_policy("fixed", GAMMA)
         return found
+
+    def _bytes_of_states(self, value_bytes: int, *, drafts: bool) -> int:
+        dtype = torch.bfloat16 if value_bytes == 2 else torch.float32
+        layers = [
+            None if each is None else delta_shape(each) for each in read_model_config(self.target).spec.delta_nets
+        ]
+        most_drafts = CAP if drafts else 0
+        return StateShape(
+            layers=tuple(layers), num_slots=NUM_REQUESTS, most_drafts=most_drafts, dtype=dtype
+        ).total_bytes
 
 
 def asked(temperature: float) -> list[Request]:
@@ -224,9 +258,16 @@ _RUNS = [
     ("olmoe", "text"),
     ("granite-moe", "off"),
     ("gpt-oss", "text"),
+    ("qwen3.5", "off"),
+    ("qwen3.5", "text"),
+    ("qwen3.5", "eagle3"),
+    ("qwen3.5-int8", "text"),
 ]
 _LONGER_RUNS = [
-    (name, drafter) for name in CASES for drafter in (*DRAFTERS, *LONGER) if (name, drafter) not in _RUNS
+    (name, drafter)
+    for name, case in CASES.items()
+    for drafter in (*DRAFTERS, *LONGER)
+    if (name, drafter) not in _RUNS and (case.shares_prefixes or drafter not in WITH_MODEL)
 ]
 
 
@@ -245,7 +286,7 @@ def test_tokens_and_scores_are_those_of_each_request_alone(
         assert answers(engine, asked(temperature)) == wanted, f"temperature {temperature}"
     stats = engine.stats()
     assert stats.num_steps > NUM_TOKENS
-    assert stats.prefix_cache_hits > 0
+    assert (stats.prefix_cache_hits > 0) == world.case.shares_prefixes
     if drafter != "eagle3":  # whose sequences hold blocks of the head too: fewer start at once
         assert stats.num_preemptions > 0, "the pool is meant to be too small"
     if drafter != "off":

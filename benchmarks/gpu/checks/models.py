@@ -93,7 +93,7 @@ def layers(plan: Plan, configs: Sequence[Config] | None = None) -> Json:
     found = {}
     for config in plan.sizes.checked if configs is None else configs:
         spec = read_model_config(write_shape(plan.models / "checked", config)).spec
-        for attention in dict.fromkeys(layer.attention for layer in spec.layers):
+        for attention in dict.fromkeys(spec.attentions):
             for name, (queries, mixed) in _layer_errors(plan, spec, attention, backend, reference).items():
                 found[f"{_described(attention)}, {name}"] = {"queries": queries, "attention": mixed}
     worst = max(max(each.values()) for each in found.values())

@@ -44,7 +44,8 @@ class Scheduler:
     """Raises ConfigError for limits that cannot work together.
 
     max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one per slot, so that no running sequence
-    is left out. seed: seeds the requests that have no seed. speculation: None never drafts.
+    is left out. seed: seeds the requests that have no seed. speculation: None never drafts. shares_prefixes: a
+    sequence may begin with another one's blocks; not so in a model with recurrent states, which no block holds.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Scheduler:
         seed: int = 0,
         clock: Clock,
         speculation: SpeculationControl | None = None,
+        shares_prefixes: bool = True,
     ) -> None:
         if policy not in ("fcfs", "priority"):
             raise ConfigError(f"scheduling policy is {policy!r}; it must be fcfs or priority")
@@ -76,6 +78,7 @@ class Scheduler:
         self._random = random.Random(seed)
         self._clock = clock
         self._speculation = speculation
+        self._shares_prefixes = shares_prefixes
         self._drafts: StepDrafts | None = None  # of the step that is being made
         self._overlapped: StepDrafts | None = None  # made during the step in flight
         self._drafting: list[Sequence] = []  # the sequences of these drafts
@@ -118,9 +121,11 @@ class Scheduler:
             for index in range(request.sampling.n)
         ]
         self._requests[request.request_id] = sequences
-        self._waiting.add(sequences[0])
-        if len(sequences) > 1:
-            self._waiting_for_prefix[request.request_id] = sequences[1:]
+        num_first = 1 if self._shares_prefixes else len(sequences)
+        for sequence in sequences[:num_first]:
+            self._waiting.add(sequence)
+        if len(sequences) > num_first:
+            self._waiting_for_prefix[request.request_id] = sequences[num_first:]
         if sum(map(len, self._requests.values())) >= self._max_num_seqs:
             self.take_slot_back()
 
@@ -584,7 +589,7 @@ class Scheduler:
 
     def _shared_prefix(self, sequence: Sequence) -> list[int]:
         """Blocks that hold its first tokens already: in the prefix cache, or in the table of a running sample."""
-        if sequence.scores_prompt:
+        if sequence.scores_prompt or not self._shares_prefixes:
             return []
         shared = self._kv.cached_prefix(sequence.table, sequence.token_ids)
         num_prompt = (sequence.prompt_len - 1) // self._kv.block_size

@@ -17,12 +17,14 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, experts_struct, heads_struct, is_grouped
+from faser.kernels.cpu.delta_net import NativeStates, StepStructs, delta_net_struct
 from faser.kernels.cpu.head_drafting import NativeHeadDrafting
 from faser.kernels.cpu.library import LanePools, NativePool, full_pool
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
 from faser.kernels.cpu.sampling import CpuMaskKernel, CpuSamplingKernels
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
 from faser.kernels.interface.experts import experts_one_by_one
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
@@ -96,6 +98,7 @@ class NativeBackend:
         self.has_fp8 = False
         self.has_low_bit = True
         self.has_experts = True
+        self.has_states = True
         self._read_one_by_one = 0  # experts
         self.prefers_low_bit = True
         self.num_threads = num_threads
@@ -107,6 +110,7 @@ class NativeBackend:
         self._heads: dict[AttentionShape, native_library.HeadsStruct] = {}
         self.sampling_kernels = CpuSamplingKernels(self._library, self._pools)
         self.mask_kernel = CpuMaskKernel(self._library, self._pools)
+        self._state_steps = StepStructs()
         # A proxy: threads end with the backend, which a circle of references would keep alive.
         proxy = weakref.proxy(self)
         separate = SeparateBlocks(proxy)
@@ -300,6 +304,43 @@ class NativeBackend:
             x.shape[0],
             hidden.data_ptr(),
             DTYPES[x.dtype],
+        )
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
+        assert x.is_contiguous()
+        assert x.dtype is gate.dtype, (x.dtype, gate.dtype)
+        rows, stride = _rows(gate, x.shape[1])
+        self._library.faser_sigmoid_gate(
+            self._pools.address, x.data_ptr(), rows, x.shape[1], gate.data_ptr(), stride, DTYPES[x.dtype]
+        )
+
+    def allocate_states(self, shape: StateShape) -> NativeStates:
+        return NativeStates(shape, _allocate)
+
+    def delta_net(
+        self,
+        qkv: Tensor,
+        rates: Tensor,
+        shape: DeltaShape,
+        net: DeltaNet,
+        layer: int,
+        step: StateStep,
+        out: Tensor,
+    ) -> None:
+        for each in (qkv, rates, out):
+            assert each.is_contiguous()
+        assert qkv.dtype is out.dtype, (qkv.dtype, out.dtype)
+        assert rates.dtype is torch.float32, rates.dtype
+        assert qkv.shape[1] == shape.columns, (qkv.shape, shape)
+        self._library.faser_delta_net(
+            self._pools.address,
+            ctypes.addressof(delta_net_struct(shape, net)),
+            step.states.layer(layer),
+            self._state_steps.address(step),
+            qkv.data_ptr(),
+            rates.data_ptr(),
+            out.data_ptr(),
+            DTYPES[qkv.dtype],
         )
 
     def allocate_kv(self, shape: KvShape) -> _NativeCache:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from faser.kernels.cpu.delta_net import StepStructs, delta_net_struct
 from faser.kernels.cpu.library import (
     ACTIVATIONS,
     BFLOAT16,
@@ -21,6 +22,7 @@ from faser.kernels.cpu.library import (
     LanePools,
     LayerStruct,
     NormedLinearStruct,
+    StatesOfStepStruct,
 )
 from faser.kernels.cpu.low_bit import LowBitLinear
 from faser.kernels.interface.blocks import (
@@ -35,6 +37,7 @@ from faser.kernels.interface.blocks import (
     MixedFeedForward,
     NormedLinear,
 )
+from faser.kernels.interface.delta_net import DeltaShape, StateStep
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 
 _Structs = ctypes.Structure | ctypes.Array[LayerStruct]
@@ -57,6 +60,8 @@ class NativeBlocks:
         self._structs: WeakKeyDictionary[object, _Structs] = WeakKeyDictionary()  # by what they describe
         self._buffers: BlockBuffers | None = None  # those that _rows describes
         self._rows = BlockRowsStruct()
+        self._state_steps = StepStructs()
+        self._states = StatesOfStepStruct()
 
     def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
         if reorders(product.linear):
@@ -110,10 +115,13 @@ class NativeBlocks:
         buffers: LayerBuffers,
         *,
         captures: bool = False,
+        state_step: StateStep | None = None,
     ) -> None:
         address = self.stack_address(stack)
         if address is None:
-            self._separate_layers.run(stack, first, last, hidden, cache, plan, buffers, captures=captures)
+            self._separate_layers.run(
+                stack, first, last, hidden, cache, plan, buffers, captures=captures, state_step=state_step
+            )
             return
         layers = stack.layers
         following = layers[last].qkv if last < len(layers) else stack.head
@@ -135,7 +143,16 @@ class NativeBlocks:
             buffers.qkv.data_ptr(),
             buffers.mixed.data_ptr(),
             captures,
+            None if state_step is None else self._states_of(state_step, buffers),
         )
+
+    def _states_of(self, step: StateStep, buffers: LayerBuffers) -> int:
+        """Address of the FaserStatesOfStep."""
+        assert buffers.rates is not None, "a model with delta nets has room for rates"
+        self._states = StatesOfStepStruct(
+            step.states.address, self._state_steps.address(step), buffers.rates.data_ptr()
+        )
+        return ctypes.addressof(self._states)
 
     def _rows_of(self, hidden: Tensor, buffers: BlockBuffers) -> int:
         """Address of the FaserBlockRows; a step's calls all bring the same buffers."""
@@ -188,6 +205,8 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def _has_separate(layer: DecoderLayer) -> bool:
+    if layer.rates is not None and reorders(layer.rates.linear):
+        return True
     return _is_separate(layer.feed_forward) or (layer.qkv is not None and reorders(layer.qkv.linear))
 
 
@@ -214,19 +233,27 @@ def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
     norms = (layer.q_norm, layer.k_norm, *(layer.wide_norms or (None, None)))
     addresses = map(_address, (layer.angles, layer.query_angles, *norms))
     states, shape = layer.states, layer.shape
-    columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    net = None if layer.delta_net is None else delta_net_struct(_delta_shape(shape), layer.delta_net)
     width = layer.feed_forward.attention_out.columns
-    given = NormedLinearStruct(AnyLinearStruct(None, None, columns, width), None, 0.0)
+    given = NormedLinearStruct(AnyLinearStruct(None, None, shape.columns, width), None, 0.0)
     assert states is None or states.stride(1) == 1, states.stride()
     return LayerStruct(
         given if layer.qkv is None else normed_linear(layer.qkv),
         _feed_forward(layer.feed_forward),
-        heads_struct(layer.shape, layer.sinks),
+        heads_struct(shape, layer.sinks) if isinstance(shape, AttentionShape) else HeadsStruct(),
         *addresses,
         layer.eps,
         None if states is None else states.data_ptr(),
         0 if states is None else states.stride(0),
+        isinstance(shape, AttentionShape) and shape.gated,
+        NormedLinearStruct() if layer.rates is None else normed_linear(layer.rates),
+        None if net is None else ctypes.addressof(net),
     )
+
+
+def _delta_shape(shape: AttentionShape | DeltaShape) -> DeltaShape:
+    assert isinstance(shape, DeltaShape), shape
+    return shape
 
 
 _EXPERTS: WeakKeyDictionary[Experts, ExpertsStruct] = WeakKeyDictionary()  # as long as the weights live

@@ -122,8 +122,43 @@ class HeadsStruct(ctypes.Structure):
     )
 
 
+class DeltaNetStruct(ctypes.Structure):
+    """FaserDeltaNet. conv, decay, dt_bias, norm: addresses."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "kernel")),
+        *((name, c_void_p) for name in ("conv", "decay", "dt_bias", "norm")),
+        ("eps", c_float),
+        ("tiled", c_int32),
+    )
+
+
+class StatesStruct(ctypes.Structure):
+    """FaserStates, of one layer. Addresses, then how many rows and inputs a sequence keeps."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("state", "keys", "changes", "decays", "inputs")),
+        *((name, c_int64) for name in ("rows", "inputs_kept")),
+    )
+
+
+class StateStepStruct(ctypes.Structure):
+    """FaserStateStep: addresses of arrays."""
+
+    _fields_ = (
+        ("num_sequences", c_int64),
+        *((name, c_void_p) for name in ("slots", "ends", "starts", "counts", "num_drafts", "first_rows")),
+    )
+
+
+class StatesOfStepStruct(ctypes.Structure):
+    """FaserStatesOfStep: addresses."""
+
+    _fields_ = tuple((name, c_void_p) for name in ("layers", "step", "rates"))
+
+
 class LayerStruct(ctypes.Structure):
-    """FaserLayer. Angles, norms, states: addresses."""
+    """FaserLayer. Angles, norms, states, delta_net: addresses."""
 
     _fields_ = (
         ("qkv", NormedLinearStruct),
@@ -136,6 +171,9 @@ class LayerStruct(ctypes.Structure):
         ("eps", c_float),
         ("states", c_void_p),
         ("states_stride", c_int64),
+        ("gated", c_int32),
+        ("rates", NormedLinearStruct),
+        ("delta_net", c_void_p),
     )
 
 
@@ -258,11 +296,13 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_low_bit_embed": ((_P, _P, _P, _L, _P, _I), _L),
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I, _P), None),
     "faser_gate": ((_P, _P, _L, _L, _L, _P, _L, _I, _I), None),
+    "faser_sigmoid_gate": ((_P, _P, _L, _L, _P, _L, _I), None),
     "faser_experts": ((_P, _P, _P, _L, _P, _I), None),
     "faser_experts_read": ((_P,), _L),
     "faser_normed_linear": ((_P, _P, _P, _P, _L, _P, _I), None),
     "faser_feed_forward": ((_P, _P, _P, _P, _P, _P, _P), None),
-    "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P, _I), None),
+    "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P, _I, _P), None),
+    "faser_delta_net": ((_P, _P, _P, _P, _P, _P, _P, _I), None),
     "faser_eagle3_draft": ((_P, _P, _P, _P, _P, _P, _P), _L),
     "faser_rope_append": ((_P, _P, _P, _L, _P, _L, _P, _P, _P, _P, _F, _I), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),

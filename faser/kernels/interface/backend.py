@@ -14,6 +14,7 @@ from torch import Tensor
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
+    DecoderLayer,
     DecoderStack,
     Experts,
     FeedForward,
@@ -25,6 +26,7 @@ from faser.kernels.interface.blocks import (
     columns_of,
 )
 from faser.kernels.interface.collectives import Collectives
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, States, StateShape, StateStep
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
@@ -96,6 +98,11 @@ class Backend(Protocol):
     @property
     def has_experts(self) -> bool:
         """Whether it computes mixtures of experts."""
+        ...
+
+    @property
+    def has_states(self) -> bool:
+        """Whether it computes delta nets."""
         ...
 
     @property
@@ -252,6 +259,31 @@ class Backend(Protocol):
         """
         ...
 
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
+        """x *= σ(gate). x, gate: [R, N], rows of the gate at any distance."""
+        ...
+
+    def allocate_states(self, shape: StateShape) -> States:
+        """States of about shape.total_bytes bytes. Raises ConfigError for sizes without kernels."""
+        ...
+
+    def delta_net(
+        self,
+        qkv: Tensor,
+        rates: Tensor,
+        shape: DeltaShape,
+        net: DeltaNet,
+        layer: int,
+        step: StateStep,
+        out: Tensor,
+    ) -> None:
+        """out = norm(o) silu(z) of every row, by interface/delta_net.py; the step's rows are kept.
+
+        qkv: [R, shape.columns]. rates: [R, 2 Hv] float32, b then a. layer: number in the states. out: [R, Hv Dv].
+        A chunk that the step's rows complete, but for those that may be refused, enters the state.
+        """
+        ...
+
 
 class SeparateBlocks:
     """See Blocks. A backend's operations, one after the other.
@@ -339,34 +371,73 @@ class SeparateLayers:
         buffers: LayerBuffers,
         *,
         captures: bool = False,
+        state_step: StateStep | None = None,
     ) -> None:
-        backend, blocks, layers, scratch = self._backend, self._blocks, stack.layers, buffers.block
+        blocks, layers, scratch = self._blocks, stack.layers, buffers.block
         if first < last and (product := layers[first].qkv) is not None:
-            blocks.normed_linear(hidden, product, columns_of(buffers.qkv, layers[first].shape.qkv_size), scratch)
+            blocks.normed_linear(hidden, product, columns_of(buffers.qkv, layers[first].shape.columns), scratch)
         for number in range(first, last):
             layer = layers[number]
             mixed = columns_of(buffers.mixed, layer.shape.q_size)
             if captures and layer.states is not None:
                 layer.states[: len(hidden)].copy_(hidden)
-            qkv, keys_from = columns_of(buffers.qkv, layer.shape.qkv_size), layer.shape.q_size
-            if layer.wide_norms is not None:
-                q_norm, k_norm = layer.wide_norms
-                for part, norm in ((qkv[:, :keys_from], q_norm), (qkv[:, keys_from:][:, : len(k_norm)], k_norm)):
-                    backend.rms_norm(part, norm, layer.eps, part)
-            queries = backend.rope_append(
-                qkv,
-                layer.angles,
-                cache,
-                number,
-                layer.shape,
-                plan,
-                query_angles=layer.query_angles,
-                q_norm=layer.q_norm,
-                k_norm=layer.k_norm,
-                eps=layer.eps,
-            )
-            backend.attend(queries, cache, number, layer.shape, plan, mixed, sinks=layer.sinks)
+            qkv = columns_of(buffers.qkv, layer.shape.columns)
+            if isinstance(layer.shape, DeltaShape):
+                self._delta_net(layer, layer.shape, number, hidden, qkv, mixed, buffers, state_step)
+            else:
+                self._attend(layer, layer.shape, number, qkv, cache, plan, mixed)
             following, out = None, buffers.qkv
             if number + 1 < last:
-                following, out = layers[number + 1].qkv, columns_of(out, layers[number + 1].shape.qkv_size)
+                following, out = layers[number + 1].qkv, columns_of(out, layers[number + 1].shape.columns)
             blocks.feed_forward(mixed, hidden, layer.feed_forward, following, out, scratch)
+
+    def _attend(
+        self,
+        layer: DecoderLayer,
+        shape: AttentionShape,
+        number: int,
+        qkv: Tensor,
+        cache: KvCache,
+        plan: AttentionPlan,
+        mixed: Tensor,
+    ) -> None:
+        backend, keys_from = self._backend, shape.q_size
+        qkv, gates = qkv[:, : shape.qkv_size], qkv[:, shape.qkv_size :]
+        if layer.wide_norms is not None:
+            q_norm, k_norm = layer.wide_norms
+            for part, norm in ((qkv[:, :keys_from], q_norm), (qkv[:, keys_from:][:, : len(k_norm)], k_norm)):
+                backend.rms_norm(part, norm, layer.eps, part)
+        queries = backend.rope_append(
+            qkv,
+            layer.angles,
+            cache,
+            number,
+            shape,
+            plan,
+            query_angles=layer.query_angles,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=layer.eps,
+        )
+        backend.attend(queries, cache, number, shape, plan, mixed, sinks=layer.sinks)
+        if shape.gated:
+            backend.sigmoid_gate(mixed, gates)
+
+    def _delta_net(
+        self,
+        layer: DecoderLayer,
+        shape: DeltaShape,
+        number: int,
+        hidden: Tensor,
+        qkv: Tensor,
+        mixed: Tensor,
+        buffers: LayerBuffers,
+        state_step: StateStep | None,
+    ) -> None:
+        assert layer.rates is not None, "a delta net has rates"
+        assert layer.delta_net is not None, "a delta net has weights"
+        assert buffers.rates is not None, "a model with delta nets has room for rates"
+        assert state_step is not None, "a model with delta nets has states"
+        rates = columns_of(buffers.rates, 2 * shape.num_v_heads)
+        self._blocks.normed_linear(hidden, layer.rates, rates, buffers.block)
+        self._backend.delta_net(qkv, rates, shape, layer.delta_net, number, state_step, mixed)

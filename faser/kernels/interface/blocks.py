@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateStep
 from faser.kernels.interface.sampling import Ints, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 
@@ -100,13 +101,15 @@ class BlockBuffers:
 class DecoderLayer:
     """A layer. angles, query_angles, q_norm, k_norm, eps: see Backend.rope_append; sinks: see Backend.attend.
 
-    qkv: None: its caller computes it, of something else than the layer's inputs.
+    shape: of its attention, or of the delta net that it has instead: then with its rates, the product of b and a,
+    [2 Hv], and its other weights.
+    qkv: all columns of the shape. None: its caller computes it, of something else than the layer's inputs.
     wide_norms: float32 weights of RMS norms of all queries of a row together, [Hq * D], and of all its keys.
     states: [max_rows, H], rows at any distance: room for the inputs of the layer, in a step that captures.
     """
 
     qkv: NormedLinear | None
-    shape: AttentionShape
+    shape: AttentionShape | DeltaShape
     angles: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
@@ -116,6 +119,8 @@ class DecoderLayer:
     query_angles: Tensor | None = None
     sinks: Tensor | None = None
     states: Tensor | None = None
+    rates: NormedLinear | None = None
+    delta_net: DeltaNet | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -128,14 +133,16 @@ class DecoderStack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBuffers:
-    """Room for R rows; arbitrary afterwards. qkv: [R, (Hq + 2 Hkv) * D]; mixed: [R, Hq * D]; of the widest layers.
+    """Room for R rows; arbitrary afterwards. qkv: [R, columns]; mixed: [R, q_size]; of the widest layers.
 
-    Another layer uses the beginning of their memory, see columns_of.
+    Another layer uses the beginning of their memory, see columns_of. rates: [R, 2 Hv] float32, in models that have
+    delta nets.
     """
 
     qkv: Tensor
     mixed: Tensor
     block: BlockBuffers
+    rates: Tensor | None = None
 
 
 def columns_of(room: Tensor, columns: int) -> Tensor:
@@ -181,11 +188,13 @@ class Layers(Protocol):
         buffers: LayerBuffers,
         *,
         captures: bool = False,
+        state_step: StateStep | None = None,
     ) -> None:
         """Layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
 
         buffers: qkv holds that of the first layer where this has no product of its own.
-        captures: those layers that have room for states copy their inputs there first.
+        captures: those layers that have room for states copy their inputs there first. state_step: where delta
+        nets go on; None: there are none.
         """
         ...
 

@@ -1,5 +1,6 @@
 """Plain values between a model and a backend: the rows of a step, the heads of a layer, the processors in use."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ class RowLayout:
         that end at seq_len - 1.
     block_table: [S, B] int32; block_table[s, p // block_size] holds position p. Entries past the end of a
         sequence are arbitrary.
+    slots: [S]; whose recurrent state is each sequence's, in models that have states. Empty: a dummy layout.
+    num_drafts: [S]; how many of its rows, the last ones, may be refused; read where a step begins.
 
         position   0 ............ computed ............ seq_len
         sequence   |  in the cache   |  rows of this step  |
@@ -35,6 +38,8 @@ class RowLayout:
     seq_len: Tensor
     positions: Tensor
     block_table: Tensor
+    slots: Sequence[int] = ()
+    num_drafts: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +47,7 @@ class AttentionShape:
     """Heads of one attention layer. Query head h reads KV head h // (num_heads // num_kv_heads).
 
     window: most positions that a row attends to, its own included; None: all. score_cap: c: a scaled score s
-    becomes c tanh(s / c); None: it stays.
+    becomes c tanh(s / c); None: it stays. gated: what a head gives is multiplied by σ of its gate.
     """
 
     num_heads: int
@@ -51,6 +56,7 @@ class AttentionShape:
     scale: float
     window: int | None = None
     score_cap: float | None = None
+    gated: bool = False
 
     @property
     def q_size(self) -> int:
@@ -59,6 +65,11 @@ class AttentionShape:
     @property
     def qkv_size(self) -> int:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def columns(self) -> int:
+        """Of a row: queries, keys, values, gates."""
+        return self.qkv_size + self.gated * self.q_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,14 +66,14 @@ class Reference:
         """[len, V]."""
         weights, eps = self._weights, self._spec.rms_norm_eps
         hidden = weights["model.embed_tokens.weight"][token_ids]
-        for number, layer in enumerate(self._spec.layers):
+        for number, attention in enumerate(self._spec.attentions):
             own = {
                 name.removeprefix(f"model.layers.{number}.").removesuffix(".weight"): weight
                 for name, weight in weights.items()
                 if name.startswith(f"model.layers.{number}.")
             }
             normed = rms_norm(hidden, (_HIDDEN,), own["input_layernorm"], eps)
-            hidden = hidden + _attention(normed, own, layer.attention, eps) @ own["self_attn.o_proj"].T
+            hidden = hidden + _attention(normed, own, attention, eps) @ own["self_attn.o_proj"].T
             normed = rms_norm(hidden, (_HIDDEN,), own["post_attention_layernorm"], eps)
             gated = silu(normed @ own["mlp.gate_proj"].T) * (normed @ own["mlp.up_proj"].T)
             hidden = hidden + gated @ own["mlp.down_proj"].T

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -124,6 +125,16 @@ _GRANITE_4 = _GRANITE | {
 }
 _MIXTURE = {"head_dim": 32, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
+_QWEN3_5 = {
+    "num_hidden_layers": 5,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "rms_norm_eps": 0.05,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
+}
 CASES = [
     Case("llama-tied", "llama", {"tie_word_embeddings": True}),
     Case("llama-biases", "llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
@@ -143,6 +154,12 @@ CASES = [
     Case("qwen3", "qwen3", {"head_dim": 32, "tie_word_embeddings": True, "rms_norm_eps": 0.05}),
     Case("qwen3-biases", "qwen3", {"head_dim": 16, "attention_bias": True}),
     Case("qwen3-window", "qwen3", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}),
+    Case("qwen3.5", "qwen3_5_text", _QWEN3_5 | {"tie_word_embeddings": True}),
+    Case(
+        "qwen3.5-other",
+        "qwen3_5_text",
+        _QWEN3_5 | {"attention_bias": True, "linear_conv_kernel_dim": 3, "full_attention_interval": 2},
+    ),
     Case("mistral-window", "mistral", {"head_dim": 24, "sliding_window": 11}),
     Case("mistral-no-window", "mistral", {"sliding_window": None}),
     Case("ministral3", "ministral3", {"head_dim": 32, "rope_parameters": _GROWING}),
@@ -253,7 +270,17 @@ def native(kernel_cache: Path) -> NativeBackend:
         case.name
         if "window" in case.name
         or case.name
-        in ("smollm3", "gemma3", "ministral3", "phi3-longrope", "qwen3-moe", "gpt-oss", "olmoe", "granite-moe")
+        in (
+            "smollm3",
+            "gemma3",
+            "ministral3",
+            "phi3-longrope",
+            "qwen3-moe",
+            "gpt-oss",
+            "olmoe",
+            "granite-moe",
+            "qwen3.5",
+        )
         else pytest.param(case.name, marks=pytest.mark.full)
         for case in CASES
         if case.name != "gemma3-tied"  # with its embeddings that large it repeats its last token
@@ -285,6 +312,7 @@ def test_the_spelling_of_transformers_4_means_the_same(name: str, oracles: Oracl
         "dtype": None,
         "torch_dtype": config["dtype"],
         "layer_types": ["attention"] * 3 if name.startswith("granite-4") else None,
+        "full_attention_interval": 2 if name == "qwen3.5-other" else None,
     }
     same = edited(directory, tmp_path, changes)
     assert read_model_config(same) == read_model_config(directory)
@@ -297,6 +325,10 @@ def test_the_spelling_of_transformers_4_means_the_same(name: str, oracles: Oracl
         ("granite-4", {"layer_types": None}, r"layer_types\[0\] is 'mamba'"),
         ("granite-4", {"num_local_experts": 4}, "num_local_experts is 4"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("qwen3.5", {"layer_types": ["linear_attention"] * 5}, "no full_attention"),
+        ("qwen3.5", {"layer_types": ["mamba"] * 5}, r"layer_types\[0\] is 'mamba'"),
+        ("qwen3.5", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("qwen3.5", {"linear_num_key_heads": 3}, "4 value heads of linear attention do not share 3"),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused(
@@ -304,6 +336,14 @@ def test_what_a_family_does_not_compute_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=words):
         read_model_config(edited(oracles(name).directory, tmp_path, changes))
+
+
+def test_tensors_of_a_layer_that_drafts_are_left_out(oracles: Oracles, tmp_path: Path) -> None:
+    oracle = oracles("qwen3.5")
+    more = {"mtp.fc.weight": torch.zeros(64, 128), "mtp.layers.0.input_layernorm.weight": torch.zeros(64)}
+    write_json(tmp_path / "config.json", json.loads((oracle.directory / "config.json").read_text()))
+    save_file(load_file(oracle.directory / "model.safetensors") | more, tmp_path / "model.safetensors")
+    torch.testing.assert_close(load(tmp_path).prefill(oracle.token_ids, ()), oracle.logits, atol=1e-4, rtol=0)
 
 
 def test_every_family_has_a_case_and_the_class_that_transformers_gives_it(oracles: Oracles) -> None:
@@ -363,6 +403,7 @@ def test_a_qwen_window_starts_at_its_layer(from_layer: int, windows: tuple[int |
         ("mistral-window", {"sliding_window": 12}),
         ("qwen3", {"rms_norm_eps": 1e-6}),
         ("ministral3", {"rope_parameters": _GROWING | {"llama_4_scaling_beta": 0.0}}),
+        ("qwen3.5", {"rope_parameters": {"rope_theta": 1000.0, "partial_rotary_factor": 0.5}}),
         ("phi3-partial", {"rope_parameters": {"rope_theta": 1000.0}}),
         ("phi3-longrope", {"rope_parameters": _LONG | {"long_factor": _LONG["short_factor"]}}),
         ("phi3-longrope", {"rope_parameters": _LONG | {"attention_factor": 1.0}}),

@@ -20,6 +20,7 @@ from faser.engine.checkpoints.families import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_5,
     smollm3,
 )
 from faser.engine.checkpoints.families.architecture import DecoderSpec
@@ -95,6 +96,16 @@ FAMILIES = (
         to_spec=qwen3.spec,
         examples=("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B-Instruct-2507"),
         gguf=("qwen3", "qwen3vl"),
+    ),
+    Family(
+        name="Qwen3.5, dense",
+        model_type="qwen3_5_text",
+        architecture="Qwen3_5ForCausalLM",
+        to_spec=qwen3_5.spec,
+        examples=("Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B"),
+        gguf=("qwen35",),
+        note="Gated delta nets, on a CPU; of checkpoints that also read images (Qwen3_5ForConditionalGeneration) "
+        "the text half loads.",
     ),
     Family(
         name="SmolLM3",

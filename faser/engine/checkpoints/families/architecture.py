@@ -109,7 +109,7 @@ class AttentionSpec:
     the rotation. bias: on queries, keys and values; out_bias: on the output product. score_cap: c: a score s
     becomes c tanh(s / c); None: it stays. sinks: one learned score a head counts in the sum that weights are
     divided by, and has no value. wide_qk_norm: in place of qk_norm, RMS norm of all query heads together, and
-    of all key heads.
+    of all key heads. gated: what a head gives is multiplied by σ of a gate, which is a product as the queries are.
 
     Raises ModelError that names the value and the limit.
     """
@@ -126,6 +126,7 @@ class AttentionSpec:
     out_bias: bool = False
     score_cap: float | None = None
     sinks: bool = False
+    gated: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -153,6 +154,42 @@ class AttentionSpec:
     @property
     def score_scale(self) -> float:
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetSpec:
+    """Gated delta net of a layer, in place of attention: a state, no keys and values. Checked when built.
+
+    What it computes: kernels/interface/delta_net.py. A key head serves num_v_heads // num_k_heads value heads,
+    which follow each other or, where they are tiled, come num_k_heads apart. kernel: tokens that the convolution
+    sees, the row's own included.
+
+    Raises ModelError that names the value and the limit.
+    """
+
+    num_k_heads: int
+    num_v_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    kernel: int
+    tiled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_v_heads % self.num_k_heads:
+            raise ModelError(
+                f"{self.num_v_heads} value heads of linear attention do not share {self.num_k_heads} key heads "
+                "evenly"
+            )
+        if self.kernel < 2:
+            raise ModelError(f"linear_conv_kernel_dim is {self.kernel}; it must be at least 2")
+
+    @property
+    def k_size(self) -> int:
+        return self.num_k_heads * self.k_head_dim
+
+    @property
+    def v_size(self) -> int:
+        return self.num_v_heads * self.v_head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +231,7 @@ class LayerSpec:
     norms_after: each of the two results is normalised, by a norm of its own, before it is added.
     """
 
-    attention: AttentionSpec
+    attention: AttentionSpec | DeltaNetSpec
     feed_forward: DenseSpec | ExpertsSpec
     norms_after: bool = False
 
@@ -207,6 +244,7 @@ class TensorNames:
     are one tensor, qkv_proj. gate_up, down: of a dense network; gate and up may be one tensor. router, expert: of
     a mixture; {} is the number of an expert, whose expert_parts are gate, up and down. stacked_experts:
     safetensors have these parts of all experts of a layer in one tensor (execution/models/stacked_experts.py).
+    not_read: how the names of tensors begin that checkpoints have for something else.
     """
 
     norm_before_feed_forward: str = "post_attention_layernorm"
@@ -219,11 +257,12 @@ class TensorNames:
     expert: str = "mlp.experts.{}."
     expert_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     stacked_experts: bool = False
+    not_read: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """A pre-norm decoder with grouped-query attention.
+    """A pre-norm decoder. At least one layer has grouped-query attention, others may have a delta net instead.
 
     embedding_scale: multiplies embeddings, rounded to the type of the activations first. logit_scale: multiplies
     the logits. logit_cap: c: a logit l, scaled, becomes c tanh(l / c); None: it stays. plus_one: a norm multiplies
@@ -249,12 +288,33 @@ class DecoderSpec:
     @property
     def kv_heads(self) -> tuple[tuple[int, int], ...]:
         """Of each layer: how many key-value heads, and the channels of one."""
-        return tuple((each.attention.num_kv_heads, each.attention.head_dim) for each in self.layers)
+        attentions = (each.attention for each in self.layers)
+        return tuple(
+            (each.num_kv_heads, each.head_dim) if isinstance(each, AttentionSpec) else (0, self.head_dim)
+            for each in attentions
+        )
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Of the layers that have keys and values."""
+        found = (each.attention for each in self.layers)
+        return tuple(each for each in found if isinstance(each, AttentionSpec))
+
+    @property
+    def delta_nets(self) -> tuple[DeltaNetSpec | None, ...]:
+        """Of each layer; None: it has attention."""
+        found = (each.attention for each in self.layers)
+        return tuple(each if isinstance(each, DeltaNetSpec) else None for each in found)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a sequence has a recurrent state beside its keys and values."""
+        return any(self.delta_nets)
 
     @property
     def attention(self) -> AttentionSpec:
-        """Of the first layer."""
-        return self.layers[0].attention
+        """Of the first layer that has keys and values."""
+        return self.attentions[0]
 
     @property
     def num_kv_heads(self) -> int:
@@ -289,4 +349,5 @@ class DecoderSpec:
     @property
     def windows(self) -> tuple[int | None, ...]:
         """Of each layer."""
-        return tuple(each.attention.window for each in self.layers)
+        attentions = (each.attention for each in self.layers)
+        return tuple(each.window if isinstance(each, AttentionSpec) else None for each in attentions)

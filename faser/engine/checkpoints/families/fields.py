@@ -180,7 +180,9 @@ def dense(fields: Fields, *, bias: bool = False) -> DenseSpec:
 
 def windowed(layer: LayerSpec, windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
     """A layer for each window."""
-    return tuple(replace(layer, attention=replace(layer.attention, window=window)) for window in windows)
+    attention = layer.attention
+    assert isinstance(attention, AttentionSpec), "a window is one of attention"
+    return tuple(replace(layer, attention=replace(attention, window=window)) for window in windows)
 
 
 def decoder(fields: Fields, layers: Sequence[LayerSpec], *, tied: bool = False, **options: Any) -> DecoderSpec:

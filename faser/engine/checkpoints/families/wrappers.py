@@ -13,6 +13,7 @@ from faser.errors import ModelError
 _WRAPPERS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"): ("qwen2_5_vl_text",),
     ("qwen3_vl", "Qwen3VLForConditionalGeneration"): ("qwen3_vl_text",),
+    ("qwen3_5", "Qwen3_5ForConditionalGeneration"): ("qwen3_5_text",),
     ("gemma3", "Gemma3ForConditionalGeneration"): ("gemma3_text",),
     ("mistral3", "Mistral3ForConditionalGeneration"): ("mistral", "ministral3"),
 }
@@ -23,6 +24,7 @@ _TEXT_HALVES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5, "max_window_layers": 80, "num_key_value_heads": 8},
     ),
     "qwen3_vl_text": ("Qwen3ForCausalLM", {"rope_theta": 500_000.0, "max_position_embeddings": 128_000}),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
     "gemma3_text": ("Gemma3ForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {}),
     "ministral3": ("Ministral3ForCausalLM", {}),

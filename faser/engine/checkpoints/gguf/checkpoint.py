@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from faser.engine.checkpoints.gguf.families import EXPERT, SINKS, architecture_of
+from faser.engine.checkpoints.gguf.families import (
+    A_LOG,
+    BARE,
+    CONVOLUTION,
+    DELTA_NORM,
+    EXPERT,
+    architecture_of,
+)
 from faser.engine.checkpoints.gguf.file import Bytes, FloatArray, GgufFile
 from faser.engine.checkpoints.gguf.rope import LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS
 from faser.errors import ModelError
@@ -27,7 +34,8 @@ _OUTER_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)(?:\.(weight|bias))?")
+_LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
 _OF_ROPE = (LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 
@@ -41,7 +49,7 @@ class GgufSource:
         self._plus_one = architecture.plus_one
         self._stored: dict[str, tuple[str, int | None]] = {}  # tensor in the file, and which of its matrices
         for stored in file.tensor_names():
-            if stored in _OF_ROPE:
+            if stored in _OF_ROPE or (architecture.drafting_layers and _drafts(file, name, stored)):
                 continue
             hub = _hf_name(stored, architecture.tensors, file.path)
             if EXPERT in hub:
@@ -66,7 +74,12 @@ class GgufSource:
     def array(self, name: str) -> FloatArray:
         """One tensor, dequantised."""
         values = self._in_order(name, self._file.array(*self._stored[name]))
-        return values - np.float32(1) if self._plus_one and name.endswith("norm.weight") else values
+        if name.endswith(A_LOG):
+            return np.log(-values)
+        if name.endswith(f"{CONVOLUTION}.weight"):
+            return values[:, None]
+        plus_one = self._plus_one and name.endswith("norm.weight") and not name.endswith(f"{DELTA_NORM}.weight")
+        return values - np.float32(1) if plus_one else values
 
     def format(self, name: str) -> str:
         """The name of the type that a tensor is stored in, such as Q4_K or F32."""
@@ -104,7 +117,15 @@ def _hf_name(name: str, layer_tensors: Mapping[str, str], path: Path) -> str:
     if match is None or match[2] not in layer_tensors:
         raise ModelError(f"{path} has a tensor {name}, which no supported model of its architecture has")
     hub = layer_tensors[match[2]]
-    return f"model.layers.{match[1]}.{hub}" + ("" if hub == SINKS else f".{match[3]}")
+    return f"model.layers.{match[1]}.{hub}" + ("" if hub in BARE else f".{match[3]}")
+
+
+def _drafts(file: GgufFile, architecture: str, tensor: str) -> bool:
+    """Whether the tensor is of a layer that drafts: these come last."""
+    num_layers = file.size(f"{architecture}.block_count")
+    num_layers -= file.get(f"{architecture}.nextn_predict_layers", int, 0)
+    match = _LAYER_NUMBER.match(tensor)
+    return match is not None and int(match[1]) >= num_layers
 
 
 def _unpermute(rows: npt.NDArray[Number], num_heads: int) -> npt.NDArray[Number]:

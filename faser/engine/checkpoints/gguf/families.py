@@ -41,7 +41,7 @@ _LLAMA = _LAYER | {  # a mixture is a Mixtral
     "ffn_down_exps": f"block_sparse_moe.experts.{EXPERT}.w2",
 }
 _GRANITE_MOE = _LLAMA | {"ffn_gate_inp": "block_sparse_moe.router.layer"}
-SINKS = "self_attn.sinks"  # the one name of the hub's without an ending
+SINKS = "self_attn.sinks"
 _GPT_OSS = {name: hub for name, hub in _LAYER.items() if not name.startswith("ffn_")} | {
     "post_attention_norm": "post_attention_layernorm",
     "attn_sinks": SINKS,
@@ -68,6 +68,23 @@ _GLM4 = {name: hub for name, hub in _LAYER.items() if name not in ("ffn_gate", "
     "ffn_up": "mlp.gate_up_proj",
     "post_ffw_norm": "post_mlp_layernorm",
 }
+# Names of the hub's without an ending.
+A_LOG = "linear_attn.A_log"
+DELTA_NORM = "linear_attn.norm"  # the one norm that is stored as it is
+CONVOLUTION = "linear_attn.conv1d"
+BARE = (SINKS, A_LOG, "linear_attn.dt_bias")
+_QWEN35 = {name: hub for name, hub in _LAYER.items() if name != "ffn_norm"} | {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": CONVOLUTION,
+    "ssm_a": A_LOG,
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_norm": DELTA_NORM,
+    "ssm_out": "linear_attn.out_proj",
+}
 _SMOLLM3_ROPE_INTERVAL = 4
 # The number of layers of the 27B models, which scale scores by the hidden size a head, not by the head's width.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
@@ -86,6 +103,7 @@ class Architecture:
     class_name, model_type: on the hub. tensors: of a layer, the hub's names by those in the file. permuted: rows
     of q and k are in llama.cpp's order. plus_one: norms are stored plus one. partial_rotary: some channels of a
     head may stay as they are. windows, experts: there may be a sliding window, or a mixture of experts.
+    drafting_layers: the last layers may be there to draft (nextn); they are not read.
     own_fields: fields of config.json from keys of its own; called with the file and the other fields, which they
     replace.
     """
@@ -98,6 +116,7 @@ class Architecture:
     partial_rotary: bool = False
     windows: bool = False
     experts: bool = False
+    drafting_layers: bool = False
     own_fields: OwnFields = _no_fields
 
 
@@ -245,6 +264,23 @@ def _glm4_fields(file: GgufFile, _config: Config) -> Config:
     return {}
 
 
+def _qwen35_fields(file: GgufFile, config: Config) -> Config:
+    """Value heads are stored in tiles, one for each key head. Layers that draft count among the blocks."""
+    num_v_heads = file.size("qwen35.ssm.time_step_rank")
+    layers = range(config["num_hidden_layers"] - file.get("qwen35.nextn_predict_layers", int, 0))
+    linear = [file.has_tensor(f"blk.{layer}.ssm_out.weight") for layer in layers]
+    return {
+        "num_hidden_layers": len(layers),
+        "layer_types": ["linear_attention" if each else "full_attention" for each in linear],
+        "linear_num_key_heads": file.size("qwen35.ssm.group_count"),
+        "linear_num_value_heads": num_v_heads,
+        "linear_key_head_dim": file.size("qwen35.ssm.state_size"),
+        "linear_value_head_dim": file.size("qwen35.ssm.inner_size") // num_v_heads,
+        "linear_conv_kernel_dim": file.size("qwen35.ssm.conv_kernel"),
+        "linear_value_heads_tiled": True,
+    }
+
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         class_name="LlamaForCausalLM",
@@ -257,6 +293,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen2": Architecture(class_name="Qwen2ForCausalLM", model_type="qwen2"),
     "qwen3": Architecture(class_name="Qwen3ForCausalLM", model_type="qwen3"),
+    "qwen35": Architecture(
+        class_name="Qwen3_5ForCausalLM",
+        model_type="qwen3_5_text",
+        tensors=_QWEN35,
+        plus_one=True,
+        partial_rotary=True,
+        drafting_layers=True,
+        own_fields=_qwen35_fields,
+    ),
     "qwen3moe": Architecture(
         class_name="Qwen3MoeForCausalLM",
         model_type="qwen3_moe",

@@ -9,10 +9,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec
+from faser.engine.checkpoints.families.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
+    LayerSpec,
+)
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.rope import RotaryTables
-from faser.engine.execution.models.weights import DecoderWeights, LayerWeights, NetworkWeights
+from faser.engine.execution.models.weights import (
+    DecoderWeights,
+    DeltaNetWeights,
+    LayerWeights,
+    NetworkWeights,
+)
 from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import (
     BlockBuffers,
@@ -26,6 +37,7 @@ from faser.kernels.interface.blocks import (
     columns_of,
 )
 from faser.kernels.interface.collectives import Collectives
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateStep
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 
 
@@ -33,7 +45,7 @@ from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCach
 class Buffers:
     """Activations of a step, on the backend's device; every step overwrites them. R: the most rows of a step.
 
-    hidden, normed: [R, H]; qkv, mixed: see LayerBuffers; gate_up: [R, 2 F]; inner: [R, F];
+    hidden, normed: [R, H]; qkv, mixed, rates: see LayerBuffers; gate_up: [R, 2 F]; inner: [R, F];
     logits: [max_logit_rows, V] float32. states: [R, K * H], of the K state_layers, ascending, side by side;
     state layer i is the residual stream before layer i, num_layers that after the last one. logits_part: the
     columns of a rank's own tokens; None: there are no other ranks.
@@ -49,10 +61,20 @@ class Buffers:
     states: Tensor
     state_layers: tuple[int, ...] = ()
     logits_part: Tensor | None = None
+    rates: Tensor | None = None
 
     def scratch(self, rows: int) -> BlockBuffers:
         """The parts that hold numbers within a layer."""
         return BlockBuffers(normed=self.normed[:rows], gate_up=self.gate_up[:rows], inner=self.inner[:rows])
+
+    def of_layers(self, rows: int) -> LayerBuffers:
+        """The parts that layers use."""
+        return LayerBuffers(
+            qkv=self.qkv[:rows],
+            mixed=self.mixed[:rows],
+            block=self.scratch(rows),
+            rates=None if self.rates is None else self.rates[:rows],
+        )
 
     @classmethod
     def allocate(
@@ -74,12 +96,14 @@ class Buffers:
         def logits(width: int) -> Tensor:
             return torch.empty((max_logit_rows, width), dtype=torch.float32, device=device)
 
-        attentions, inner = [each.attention for each in spec.layers], spec.inner_size
+        shapes, inner = [layer_shape(each.attention) for each in spec.layers], spec.inner_size
+        rates = max((2 * each.num_v_heads for each in shapes if isinstance(each, DeltaShape)), default=0)
         return cls(
             hidden=rows(spec.hidden_size),
             normed=rows(spec.hidden_size),
-            qkv=rows(max(each.q_size + 2 * each.kv_size for each in attentions)),
-            mixed=rows(max(each.q_size for each in attentions)),
+            qkv=rows(max(each.columns for each in shapes)),
+            mixed=rows(max(each.q_size for each in shapes)),
+            rates=torch.empty((max_rows, rates), dtype=torch.float32, device=device) if rates else None,
             gate_up=rows(2 * inner),
             inner=rows(inner),
             logits=logits(spec.vocab_size),
@@ -184,16 +208,18 @@ class Decoder:
         plan: AttentionPlan,
         *,
         captures: bool = False,
+        state_step: StateStep | None = None,
     ) -> Tensor:
         """Run layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
 
         plan: of the layout of these rows. captures: copy the rows of those state layers that are reached to the
-        first rows of states. Returns hidden.
+        first rows of states. state_step: where delta nets go on, in a model that has any. Returns hidden.
         """
-        rows, buffers = hidden.shape[0], self._buffers
-        room = LayerBuffers(qkv=buffers.qkv[:rows], mixed=buffers.mixed[:rows], block=buffers.scratch(rows))
+        rows, room = hidden.shape[0], self._buffers.of_layers(hidden.shape[0])
         if first < last:
-            self._layers.run(self._stack, first, last, hidden, cache, plan, room, captures=captures)
+            self._layers.run(
+                self._stack, first, last, hidden, cache, plan, room, captures=captures, state_step=state_step
+            )
         if captures and last == self.spec.num_layers and self._last_states is not None:
             self._last_states[:rows].copy_(hidden)
         return hidden
@@ -203,6 +229,8 @@ class Decoder:
         qkv = self._buffers.qkv[:num_rows]
         qkv.normal_(generator=torch.Generator(qkv.device).manual_seed(num_rows))
         for number, layer in enumerate(self._stack.layers):
+            if isinstance(layer.shape, DeltaShape):
+                continue
             self._backend.rope_append(
                 columns_of(qkv, layer.shape.qkv_size),
                 layer.angles,
@@ -250,6 +278,22 @@ def attention_shape(spec: AttentionSpec) -> AttentionShape:
         scale=spec.score_scale,
         window=spec.window,
         score_cap=spec.score_cap,
+        gated=spec.gated,
+    )
+
+
+def layer_shape(spec: AttentionSpec | DeltaNetSpec) -> AttentionShape | DeltaShape:
+    return attention_shape(spec) if isinstance(spec, AttentionSpec) else delta_shape(spec)
+
+
+def delta_shape(spec: DeltaNetSpec) -> DeltaShape:
+    return DeltaShape(
+        num_k_heads=spec.num_k_heads,
+        num_v_heads=spec.num_v_heads,
+        k_head_dim=spec.k_head_dim,
+        v_head_dim=spec.v_head_dim,
+        kernel=spec.kernel,
+        tiled=spec.tiled,
     )
 
 
@@ -264,8 +308,9 @@ def decoder_layer(
 ) -> DecoderLayer:
     """A layer with its weights. states: see DecoderLayer. projects: it computes its own qkv."""
     layer: LayerSpec = spec.layers[number]
+    attention = layer.attention
     head_norms, wide_norms = (weights.q_norm, weights.k_norm), None
-    if layer.attention.wide_qk_norm:
+    if isinstance(attention, AttentionSpec) and attention.wide_qk_norm:
         assert weights.q_norm is not None
         assert weights.k_norm is not None
         head_norms, wide_norms = (None, None), (weights.q_norm, weights.k_norm)
@@ -276,9 +321,9 @@ def decoder_layer(
 
     return DecoderLayer(
         qkv=normed(weights.input_norm, weights.qkv) if projects else None,
-        shape=attention_shape(layer.attention),
-        angles=rotary.keys(layer.attention),
-        query_angles=rotary.queries(layer.attention),
+        shape=layer_shape(attention),
+        angles=rotary.keys(attention) if isinstance(attention, AttentionSpec) else None,
+        query_angles=rotary.queries(attention) if isinstance(attention, AttentionSpec) else None,
         q_norm=head_norms[0],
         k_norm=head_norms[1],
         wide_norms=wide_norms,
@@ -286,7 +331,13 @@ def decoder_layer(
         feed_forward=_feed_forward(spec, layer, weights),
         sinks=weights.sinks,
         states=states,
+        rates=None if weights.delta_net is None else normed(weights.input_norm, weights.delta_net.rates),
+        delta_net=None if weights.delta_net is None else _delta_net(weights.delta_net, spec.rms_norm_eps),
     )
+
+
+def _delta_net(weights: DeltaNetWeights, eps: float) -> DeltaNet:
+    return DeltaNet(conv=weights.conv, decay=weights.decay, dt_bias=weights.dt_bias, norm=weights.norm, eps=eps)
 
 
 def _feed_forward(spec: DecoderSpec, layer: LayerSpec, weights: LayerWeights) -> FeedForward | MixedFeedForward:

@@ -26,7 +26,7 @@ class RotaryTables:
     def __init__(self, spec: DecoderSpec, *, num_positions: int, device: torch.device) -> None:
         self._keys: dict[tuple[RopeSpec | None, int], Tensor] = {}
         self._queries: dict[tuple[RopeSpec | None, int], Tensor] = {}
-        for rope, head_dim in {(each.attention.rope, each.attention.head_dim) for each in spec.layers}:
+        for rope, head_dim in {(each.rope, each.head_dim) for each in spec.attentions}:
             if rope is None:
                 continue
             angles = rotary_angles(rope, head_dim=head_dim, num_positions=num_positions)

@@ -104,18 +104,24 @@ def local_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 
 
 def _local_layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
-    if layer.attention.wide_qk_norm:
+    attention = _shared_out(layer)
+    if attention.wide_qk_norm:
         raise ConfigError(
             f"tensor_parallel_size is {shard.size}; this model normalises all its query heads together, which "
             "ranks cannot do apart"
         )
-    queries, keys = shard.heads(layer.attention)
+    queries, keys = shard.heads(attention)
     network = layer.feed_forward
     return replace(
         layer,
-        attention=replace(layer.attention, num_heads=queries.size, num_kv_heads=keys.size),
+        attention=replace(attention, num_heads=queries.size, num_kv_heads=keys.size),
         feed_forward=replace(network, size=shard.channels(network.size).size),
     )
+
+
+def _shared_out(layer: LayerSpec) -> AttentionSpec:
+    assert isinstance(layer.attention, AttentionSpec), "the loader refuses delta nets on several ranks"
+    return layer.attention
 
 
 def local_shapes(spec: DecoderSpec, shard: Shard) -> dict[str, Shape]:
@@ -204,7 +210,7 @@ def _parts(spec: DecoderSpec, shard: Shard) -> dict[str, _Part]:
 
 
 def _layer_parts(spec: DecoderSpec, layer: LayerSpec, shard: Shard) -> dict[str, _Part]:
-    attention, network, names = layer.attention, layer.feed_forward, spec.names
+    attention, network, names = _shared_out(layer), layer.feed_forward, spec.names
     queries, keys = shard.heads(attention)
     width = attention.head_dim
     of_queries, of_keys = _places(queries, width), _places(keys, width)

@@ -8,7 +8,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec
+from faser.engine.checkpoints.families.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
+    LayerSpec,
+)
 
 Shape = tuple[int, ...]
 Ints = NDArray[np.int64]
@@ -18,6 +24,7 @@ FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 NORM_BEFORE_ATTENTION = "input_layernorm"
 SINKS = "self_attn.sinks"
+LINEAR = "linear_attn."
 
 
 def layer_prefix(layer: int) -> str:
@@ -43,9 +50,14 @@ def is_of_values(name: str) -> bool:
 def ignorable(name: str, spec: DecoderSpec) -> bool:
     """Whether a checkpoint may hold this tensor in addition to those of tensor_shapes, because it is redundant.
 
-    Old checkpoints store the rotary frequencies; some tied ones store the embedding again as the head.
+    Old checkpoints store the rotary frequencies; some tied ones store the embedding again as the head; others have
+    what their family does not read.
     """
-    return name.endswith(".rotary_emb.inv_freq") or (name == HEAD and spec.tie_word_embeddings)
+    return (
+        name.startswith(spec.names.not_read)
+        or name.endswith(".rotary_emb.inv_freq")
+        or (name == HEAD and spec.tie_word_embeddings)
+    )
 
 
 def num_parameters(spec: DecoderSpec) -> int:
@@ -57,22 +69,10 @@ def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     """Of one layer, without its prefix."""
     hidden, attention, names = spec.hidden_size, layer.attention, spec.names
     shapes: dict[str, Shape] = {f"{NORM_BEFORE_ATTENTION}.weight": (hidden,)}
-    q_size, kv_size = attention.q_size, attention.kv_size
-    if names.fused_qkv:
-        widths = {"qkv_proj": q_size + 2 * kv_size}
+    if isinstance(attention, DeltaNetSpec):
+        shapes |= _delta_net_shapes(hidden, attention)
     else:
-        widths = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-    for name, width in widths.items():
-        shapes |= _product(f"self_attn.{name}", width, hidden, attention.bias)
-    if attention.qk_norm:
-        shapes["self_attn.q_norm.weight"] = (attention.head_dim,)
-        shapes["self_attn.k_norm.weight"] = (attention.head_dim,)
-    if attention.wide_qk_norm:
-        shapes["self_attn.q_norm.weight"] = (q_size,)
-        shapes["self_attn.k_norm.weight"] = (kv_size,)
-    shapes |= _product("self_attn.o_proj", hidden, q_size, attention.out_bias)
-    if attention.sinks:
-        shapes[SINKS] = (attention.num_heads,)
+        shapes |= _attention_shapes(spec, attention)
     if layer.norms_after:
         shapes[f"{names.norm_after_attention}.weight"] = (hidden,)
     shapes[f"{names.norm_before_feed_forward}.weight"] = (hidden,)
@@ -92,6 +92,36 @@ def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     if layer.norms_after:
         shapes[f"{names.norm_after_feed_forward}.weight"] = (hidden,)
     return shapes
+
+
+def _attention_shapes(spec: DecoderSpec, attention: AttentionSpec) -> dict[str, Shape]:
+    """Of a gated head the queries come first, then its gate."""
+    hidden, q_size, kv_size = spec.hidden_size, attention.q_size, attention.kv_size
+    if spec.names.fused_qkv:
+        widths = {"qkv_proj": q_size + 2 * kv_size}
+    else:
+        widths = {"q_proj": q_size * (1 + attention.gated), "k_proj": kv_size, "v_proj": kv_size}
+    shapes: dict[str, Shape] = {}
+    for name, width in widths.items():
+        shapes |= _product(f"self_attn.{name}", width, hidden, attention.bias)
+    if attention.qk_norm:
+        shapes["self_attn.q_norm.weight"] = (attention.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (attention.head_dim,)
+    if attention.wide_qk_norm:
+        shapes["self_attn.q_norm.weight"] = (q_size,)
+        shapes["self_attn.k_norm.weight"] = (kv_size,)
+    shapes |= _product("self_attn.o_proj", hidden, q_size, attention.out_bias)
+    return shapes | {SINKS: (attention.num_heads,)} if attention.sinks else shapes
+
+
+def _delta_net_shapes(hidden: int, net: DeltaNetSpec) -> dict[str, Shape]:
+    channels = 2 * net.k_size + net.v_size
+    products = {"in_proj_qkv": channels, "in_proj_z": net.v_size}
+    products |= dict.fromkeys(("in_proj_b", "in_proj_a"), net.num_v_heads)
+    shapes: dict[str, Shape] = {f"{LINEAR}{name}.weight": (width, hidden) for name, width in products.items()}
+    shapes[f"{LINEAR}conv1d.weight"] = (channels, 1, net.kernel)
+    shapes |= dict.fromkeys((f"{LINEAR}A_log", f"{LINEAR}dt_bias"), (net.num_v_heads,))
+    return shapes | {f"{LINEAR}norm.weight": (net.v_head_dim,), f"{LINEAR}out_proj.weight": (hidden, net.v_size)}
 
 
 def head_order(attention: AttentionSpec) -> Ints | None:

@@ -14,7 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.families.architecture import DecoderSpec, DenseSpec, ExpertsSpec, LayerSpec
+from faser.engine.checkpoints.families.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    DeltaNetSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LayerSpec,
+)
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.tensors import Ints
 from faser.errors import ModelError
@@ -66,8 +73,24 @@ class ExpertsWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetWeights:
+    """What a delta net has besides its products of queries, keys, values and z; as kernels/interface has it.
+
+    rates: b, then a; in the type of the activations, whatever other weights have.
+    """
+
+    rates: PackedLinear
+    conv: Tensor
+    decay: Tensor
+    dt_bias: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """qkv: queries, keys, values stacked. Norms: float32 [H]; q_norm and k_norm [D], or of all heads together.
+    """qkv: queries, keys, values stacked; behind them the gates of gated attention, or z of a delta net.
+
+    Norms: float32 [H]; q_norm and k_norm [D], or of all heads together. delta_net: None: the layer has attention.
 
     input_norm: None in the first layer of some heads, never in a decoder. Another norm that is None is absent.
     sinks: float32 [Hq]; None: there are none.
@@ -83,6 +106,7 @@ class LayerWeights:
     post_norm: Tensor
     network: NetworkWeights | ExpertsWeights
     norm_after: Tensor | None
+    delta_net: DeltaNetWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +191,6 @@ class Packer:
     def layer(self, prefix: str, layer: LayerSpec, spec: DecoderSpec) -> LayerWeights:
         """A layer of the spec; channels of query and key heads in the order of tensors.head_order."""
         names, attention = spec.names, layer.attention
-        order = tensors.head_order(attention)
-        turning = (attention.num_heads, attention.num_kv_heads)
-        of_norms = [_rows_of_heads(order, heads) if attention.wide_qk_norm else order for heads in turning]
 
         def stack(*names: str, orders: Sequence[Ints | None] = ()) -> PackedLinear:
             return self.layer_product(*(f"{prefix}{name}.weight" for name in names), orders=orders)
@@ -187,24 +208,58 @@ class Packer:
             found = (NetworkWeights(gate_up=stack(of + gate, of + up), down=stack(of + down)) for of in experts)
             return ExpertsWeights(router=router, experts=tuple(found))
 
-        if names.fused_qkv:
-            qkv = stack("self_attn.qkv_proj", orders=(_rows_of_heads(order, *turning, others=attention.kv_size),))
-        else:
-            orders = [_rows_of_heads(order, heads) for heads in turning]
-            qkv = stack("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", orders=(*orders, None))
         post_norm = norm(names.norm_before_feed_forward)
         assert post_norm is not None, "every layer normalises before its feed-forward network"
+        of_norms: list[Ints | None] = [None, None]
+        if isinstance(attention, DeltaNetSpec):
+            qkv = stack(f"{tensors.LINEAR}in_proj_qkv", f"{tensors.LINEAR}in_proj_z")
+            sinks, out = None, f"{tensors.LINEAR}out_proj"
+        else:
+            order = tensors.head_order(attention)
+            turning = (attention.num_heads, attention.num_kv_heads)
+            of_norms = [_rows_of_heads(order, heads) if attention.wide_qk_norm else order for heads in turning]
+            qkv = self._qkv(prefix, attention, order, fused=names.fused_qkv)
+            sinks, out = self.norm(f"{prefix}{tensors.SINKS}") if attention.sinks else None, "self_attn.o_proj"
         return LayerWeights(
             input_norm=norm(tensors.NORM_BEFORE_ATTENTION),
             qkv=qkv,
             q_norm=norm("self_attn.q_norm", of_norms[0]),
             k_norm=norm("self_attn.k_norm", of_norms[1]),
-            sinks=self.norm(f"{prefix}{tensors.SINKS}") if attention.sinks else None,
-            attention_out=stack("self_attn.o_proj"),
+            sinks=sinks,
+            attention_out=stack(out),
             norm_after_attention=norm(names.norm_after_attention) if layer.norms_after else None,
             post_norm=post_norm,
             network=network(layer.feed_forward),
             norm_after=norm(names.norm_after_feed_forward) if layer.norms_after else None,
+            delta_net=self._delta_net(prefix) if isinstance(attention, DeltaNetSpec) else None,
+        )
+
+    def _qkv(self, prefix: str, attention: AttentionSpec, order: Ints | None, *, fused: bool) -> PackedLinear:
+        """order: of the channels of query and key heads; see tensors.head_order."""
+        heads = (attention.num_heads, attention.num_kv_heads)
+        prefix = f"{prefix}self_attn."
+        if fused:
+            orders = (_rows_of_heads(order, *heads, others=attention.kv_size),)
+            return self.layer_product(f"{prefix}qkv_proj.weight", orders=orders)
+        names = [f"{prefix}{each}_proj.weight" for each in "qkv"]
+        queries, keys = (_rows_of_heads(order, count) for count in heads)
+        if not attention.gated:
+            return self.layer_product(*names, orders=(queries, keys, None))
+        of_heads = np.arange(2 * attention.q_size).reshape(heads[0], 2, -1)  # rows of q_proj: a query, its gate
+        of_queries, gates = of_heads[:, 0], of_heads[:, 1].reshape(-1)
+        queries = (of_queries if order is None else of_queries[:, order]).reshape(-1)
+        return self.layer_product(*names, names[0], orders=(queries, keys, None, gates))
+
+    def _delta_net(self, prefix: str) -> DeltaNetWeights:
+        prefix = f"{prefix}{tensors.LINEAR}"
+        conv = self._stacked((f"{prefix}conv1d.weight",), dtype=torch.float32).to(self._backend.device)
+        rates = [f"{prefix}{name}.weight" for name in ("in_proj_b", "in_proj_a")]
+        return DeltaNetWeights(
+            rates=self._pack(self._stacked(rates, (None, None)), None),
+            conv=conv[:, 0].t().contiguous(),
+            decay=-self.norm(f"{prefix}A_log").exp(),
+            dt_bias=self.norm(f"{prefix}dt_bias"),
+            norm=self.norm(f"{prefix}norm.weight"),
         )
 
     def _floats(self, name: str) -> PackedLinear:
@@ -219,7 +274,8 @@ class Packer:
     def layer_product(self, *names: str, orders: Sequence[Ints | None] = ()) -> PackedLinear:
         """One product of the named weights, stacked, with their biases if the spec has them.
 
-        orders: of the rows of each; None, as all are where there are none: as they are stored.
+        orders: of the rows of each, of which some may be left out; None, as all are where there are none: as they
+        are stored.
         """
         biases = tuple(f"{name.removesuffix('.weight')}.bias" for name in names)
         orders = orders or (None,) * len(names)
@@ -252,17 +308,17 @@ class Packer:
 
         Raises ModelError if some of them are quantised and others are not.
         """
-        found = {name: self._stored(name) for name in names}
-        parts = [part for part in found.values() if part is not None]
+        found = [self._stored(name) for name in names]
+        parts = [part for part in found if part is not None]
         if not parts:
             return None
-        for name, part in found.items():
+        for name, part, order in zip(names, found, orders, strict=True):
             if part is None:
                 others = ", ".join(other for other in names if other != name)
                 raise ModelError(
                     f"tensor {name} is not quantised, and of one product with {others}; it must be too"
                 )
-            self._read(name, part.values.shape)
+            self._read(name, part.values.shape, order)
         return stack_rows(
             [part if order is None else part.take(order) for part, order in zip(parts, orders, strict=True)]
         )
@@ -276,8 +332,8 @@ class Packer:
         if not can_stack(parts):
             _log.warning("%s take their inputs in several orders: dequantised", ", ".join(names))
             return None
-        for name, part in zip(names, parts, strict=True):
-            self._read(name, part.shape)
+        for name, part, order in zip(names, parts, orders, strict=True):
+            self._read(name, part.shape, order)
         return stack_low_bit(
             [part if order is None else part.take(order) for part, order in zip(parts, orders, strict=True)]
         )
@@ -290,28 +346,30 @@ class Packer:
     ) -> Tensor:
         """A new tensor of the named ones, stacked, on the device of the first one. dtype: None: the target's."""
         shapes = [self._shapes[name] for name in names]
-        size = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        counts = [shape[0] if order is None else len(order) for shape, order in zip(shapes, orders, strict=True)]
+        size = (sum(counts), *shapes[0][1:])
         stacked: Tensor | None = None
         first = 0
-        for name, shape, order in zip(names, shapes, orders, strict=True):
+        for name, count, order in zip(names, counts, orders, strict=True):
             found = self._source.get(name)
             if found.dtype is FP8 or not found.dtype.is_floating_point:
                 stored = str(found.dtype).removeprefix("torch.")
                 raise ModelError(f"tensor {name} is {stored}; it has no scales, or the config does not say so")
-            self._read(name, found.shape)
+            self._read(name, found.shape, order)
             if stacked is None:
                 stacked = torch.empty(size, dtype=dtype or self._dtype, device=found.device)
-            stacked[first : first + shape[0]].copy_(found if order is None else found[torch.from_numpy(order)])
-            first += shape[0]
+            stacked[first : first + count].copy_(found if order is None else found[torch.from_numpy(order)])
+            first += count
         assert stacked is not None, "no tensors to stack"
         return stacked
 
-    def _read(self, name: str, found: Sequence[int]) -> None:
-        """Count a tensor as done. found: its shape. Raises ModelError if that is not the spec's."""
+    def _read(self, name: str, found: Sequence[int], order: Ints | None = None) -> None:
+        """Count a tensor's rows as done. found: its shape. Raises ModelError if that is not the spec's."""
         shape = self._shapes[name]
         if tuple(found) != shape:
             raise ModelError(f"tensor {name} has shape {list(found)}; the config asks for {list(shape)}")
-        self._done_bytes += math.prod(found) * self._dtype.itemsize
+        rows = found[0] if order is None else len(order)
+        self._done_bytes += rows * math.prod(found[1:]) * self._dtype.itemsize
         self._progress(self._done_bytes, self._total_bytes)
 
 

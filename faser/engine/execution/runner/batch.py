@@ -3,6 +3,7 @@
 Knows nothing of models, of sampling, or why a sequence runs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +65,7 @@ class RowBatch:
                 seq_len=self.layout.seq_len - torch.from_numpy(owned - counts.astype(owned.dtype)),
                 positions=self.layout.positions[torch.from_numpy(kept)],
                 block_table=self.layout.block_table,
+                slots=self.layout.slots,
             ),
             last_rows=query_start[1:].astype(np.int64) - 1,
             captures=self.captures,
@@ -102,6 +104,7 @@ class BlockTable:
             np.array(rows.starts, dtype=np.int32),
             np.array(rows.counts, dtype=np.int32),
             np.array(rows.token_ids, dtype=np.int64),
+            num_drafts=rows.num_drafts,
         )
 
     def lay_out(
@@ -110,6 +113,8 @@ class BlockTable:
         starts: NDArray[np.int32],
         counts: NDArray[np.int32],
         token_ids: NDArray[np.int64],
+        *,
+        num_drafts: Sequence[int] = (),
     ) -> RowBatch:
         """counts[s] rows of slots[s], at positions starts[s], starts[s] + 1, …; token_ids: of all rows."""
         query_start = np.zeros(len(slots) + 1, dtype=np.int32)
@@ -123,6 +128,8 @@ class BlockTable:
                 seq_len=torch.from_numpy(starts + counts),
                 positions=torch.from_numpy(positions),
                 block_table=self.of(slots),
+                slots=slots,
+                num_drafts=num_drafts,
             ),
             last_rows=query_start[1:].astype(np.int64) - 1,
         )

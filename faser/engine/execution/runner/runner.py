@@ -16,8 +16,10 @@ from torch import Tensor
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.state_cache import StateCache
 from faser.engine.execution.sampling.tokens import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.delta_net import StateShape, StateStep
 from faser.kernels.interface.graph_capture import StagingBuffer
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
@@ -30,7 +32,7 @@ class Runner:
     """One model on one backend.
 
     kv: size of the KV cache, which the runner allocates. token_sampler: used by this runner alone; None: the
-    runner gives logits only.
+    runner gives logits only. states: size of the states of sequences; None: the model has none.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Runner:
         backend: Backend,
         kv: KvShape,
         token_sampler: TokenSampler | None = None,
+        states: StateShape | None = None,
     ) -> None:
         assert kv.heads == decoder.spec.kv_heads, (kv.heads, decoder.spec.kv_heads)
         self._decoder = decoder
@@ -46,6 +49,8 @@ class Runner:
         self._token_sampler = token_sampler
         self._block_size = kv.block_size
         self._cache: KvCache = backend.allocate_kv(kv)
+        self._states = None if states is None else StateCache(backend, states)
+        self._state_step: StateStep | None = None  # of the last forward
         self._hidden: torch.Tensor | None = None  # [R, H] after the layers below _next_layer
         self._batch: RowBatch | None = None
         self._plan: AttentionPlan = None
@@ -91,6 +96,7 @@ class Runner:
         """Start a forward: embed the rows, run no layer."""
         self._batch = batch
         self._plan = self._backend.plan(batch.layout, self._block_size)
+        self._state_step = None if self._states is None else self._states.begin(batch.layout)
         self._hidden = self._decoder.embed(self._token_ids(batch))
         self._next_layer = 0
 
@@ -102,7 +108,13 @@ class Runner:
         assert self._next_layer <= last <= self.num_layers, f"no way from layer {self._next_layer} to {last}"
         assert self._batch is not None, "advance before begin"
         self._hidden = self._decoder.run_layers(
-            self._hidden, self._next_layer, last, self._cache, self._plan, captures=self._batch.captures
+            self._hidden,
+            self._next_layer,
+            last,
+            self._cache,
+            self._plan,
+            captures=self._batch.captures,
+            state_step=self._state_step,
         )
         self._next_layer = last
 
@@ -125,6 +137,8 @@ class Runner:
         if len(kept) < len(self._hidden):
             self._batch = batch
             self._plan = self._backend.plan(batch.layout, self._block_size)
+            if self._states is not None and self._state_step is not None:
+                self._state_step = self._states.compact(self._state_step, batch.layout)
             rows = self._on_device(kept)
             self._hidden = self._hidden[: len(kept)].copy_(self._hidden.index_select(0, rows))
             if batch.captures:

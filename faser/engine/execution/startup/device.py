@@ -157,7 +157,7 @@ def _remedy(missing: Sequence[Module], arch: str) -> str:
 
 def _attention(model: CachedModel) -> set[Attention]:
     """The kinds of attention among a model's layers."""
-    return {_kind(model, attention_shape(each.attention)) for each in set(model.spec.layers)}
+    return {_kind(model, attention_shape(each)) for each in set(model.spec.attentions)}
 
 
 def _kind(model: CachedModel, shape: AttentionShape) -> Attention:

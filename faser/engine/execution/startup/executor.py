@@ -39,7 +39,7 @@ from faser.engine.execution.sampling.verify import make_verifier
 from faser.engine.execution.startup.device import check_kernels
 from faser.engine.execution.startup.files import ModelFiles, find_models, refreshable_head
 from faser.engine.execution.startup.leader import Ranks
-from faser.engine.execution.startup.memory import kv_shapes, text_index_bytes
+from faser.engine.execution.startup.memory import kv_shapes, state_bytes, text_index_bytes
 from faser.engine.execution.startup.models import (
     EngineHead,
     EngineModel,
@@ -109,7 +109,8 @@ class EngineParts:
             backend=backend.name,
             block_size=kv.block_size,
             num_blocks=kv.num_blocks,
-            kv_cache_bytes=sum(each.kv.total_bytes for each in self.models),
+            kv_cache_bytes=sum(each.kv.total_bytes for each in self.models)
+            + state_bytes(self.config, self.target.files),
             kv_cache_dtype=str(kv.dtype).removeprefix("torch."),
             weight_bytes=sum(each.weight_bytes for each in self.models),
             num_parameters=num_parameters(files.spec),

@@ -95,6 +95,11 @@ def draft_model_files(config: EngineConfig, directory: Path, target: ModelFiles)
             f"the draft model {directory} has {ours} tokens and the target {theirs}; a draft model needs the "
             "target's vocabulary"
         )
+    if model.spec.has_states:
+        raise ConfigError(
+            f"the draft model {directory} has gated delta nets, whose states a drafter cannot roll back; name "
+            "another one"
+        )
     asked = config.speculation.draft_max_model_len or target.max_positions
     return _files(
         config,

@@ -13,7 +13,9 @@ from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.families.architecture import DecoderSpec, ExpertsSpec
 from faser.engine.checkpoints.files import ModelConfig
 from faser.engine.execution.drafting.text import CORPUS_TOKENS
+from faser.engine.execution.models.decoder import delta_shape
 from faser.errors import ConfigError
+from faser.kernels.interface.delta_net import StateShape
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import KvShape
 from faser.machine import available_memory
@@ -167,6 +169,24 @@ def experts_bytes(config: EngineConfig, model: CachedModel) -> int:
     return config.max_num_batched_tokens * max(largest, default=0)
 
 
+def state_shape(config: EngineConfig, model: CachedModel) -> StateShape | None:
+    """The states of as many sequences as run at once; None: the model has none."""
+    if not model.spec.has_states:
+        return None
+    return StateShape(
+        layers=tuple(None if each is None else delta_shape(each) for each in model.spec.delta_nets),
+        num_slots=config.max_num_seqs,
+        most_drafts=0 if config.speculation.policy == "off" else config.speculation.cap,
+        dtype=model.dtype,
+    )
+
+
+def state_bytes(config: EngineConfig, model: CachedModel) -> int:
+    """Of the states of all sequences; 0: there are none."""
+    shape = state_shape(config, model)
+    return 0 if shape is None else shape.total_bytes
+
+
 def kv_shapes(
     config: EngineConfig,
     models: Sequence[CachedModel],
@@ -176,16 +196,17 @@ def kv_shapes(
 ) -> list[KvShape]:
     """The KV cache of each model. All have the same blocks, so a block costs its bytes in all of them together.
 
-    They hold at least one whole context, and no more than all sequences can fill. budget: of a GPU; None: on a
-    CPU, where text_bytes of the same memory go to the index of texts, and experts_bytes to mixtures. Raises
-    ConfigError where the configured memory, or the GPU's, is too small.
+    They hold at least one whole context, and no more than all sequences can fill. Recurrent states are of the same
+    memory. budget: of a GPU; None: on a CPU, where text_bytes of the same memory go to the index of texts, and
+    experts_bytes to mixtures. Raises ConfigError where the configured memory, or the GPU's, is too small.
     """
+    states = sum(state_bytes(config, each) for each in models)
     block_bytes = sum(each.block_bytes for each in cache_shapes(config, models, 1))
     one_context = -(-max_model_len // config.block_size)
     most = one_context * config.max_num_seqs
     if config.kv_cache_memory is not None:
-        _check_given(config.kv_cache_memory, one_context * block_bytes, max_model_len, budget)
-        num_blocks = config.kv_cache_memory // block_bytes
+        _check_given(config, one_context * block_bytes, states, max_model_len, budget)
+        num_blocks = (config.kv_cache_memory - states) // block_bytes
     elif budget is not None:
         num_blocks = min(budget.left_bytes // block_bytes, most)
         if num_blocks < one_context:
@@ -193,17 +214,22 @@ def kv_shapes(
             raise ConfigError(_too_little(budget, one_context * block_bytes, max_model_len, fitting))
     else:
         share = min(int(available_memory() * _CPU_KV_SHARE), _CPU_KV_MOST_BYTES) - text_bytes
-        share -= sum(experts_bytes(config, each) for each in models)
+        share -= states + sum(experts_bytes(config, each) for each in models)
         num_blocks = max(one_context, min(share // block_bytes, most))
     return cache_shapes(config, models, num_blocks)
 
 
-def _check_given(given: int, needed: int, max_model_len: int, budget: MemoryBudget | None) -> None:
-    """given: configured bytes. needed: bytes of one context."""
-    if given < needed:
+def _check_given(
+    config: EngineConfig, needed: int, states: int, max_model_len: int, budget: MemoryBudget | None
+) -> None:
+    """needed: bytes of one context. states: of the states of all sequences."""
+    given = config.kv_cache_memory or 0
+    if given < needed + states:
+        with_states = f", and the states of {config.max_num_seqs} sequences {show_bytes(states)}" if states else ""
+        lower = "--max-num-seqs or --max-model-len" if states else "--max-model-len"
         raise ConfigError(
             f"--kv-cache-memory is {show_bytes(given)}; one context of {max_model_len} tokens needs "
-            f"{show_bytes(needed)}; raise it, or lower --max-model-len"
+            f"{show_bytes(needed)}{with_states}; raise it, or lower {lower}"
         )
     if budget is not None and given > budget.most_bytes:
         raise ConfigError(

@@ -32,6 +32,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, HostTokenSampler
 from faser.engine.execution.startup.files import HeadFiles, ModelFiles, ModelRole
+from faser.engine.execution.startup.memory import state_shape
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
@@ -204,15 +205,16 @@ def make_runner(
     decoder, backend, most = model.decoder, model.backend, model.files.max_logit_rows
     capture, kernels = backend.graph_capture, backend.device_sampling_kernels(most, decoder.spec.vocab_size)
     if capture is None or kernels is None:
-        return Runner(decoder, backend, kv, HostTokenSampler(backend.sampling_kernels or TorchSamplingKernels()))
-    sampler = DeviceTokenSampler(kernels, capture, backend.device, most)
+        sampler = HostTokenSampler(backend.sampling_kernels or TorchSamplingKernels())
+        return Runner(decoder, backend, kv, sampler, states=state_shape(config, model.files))
+    device_sampler = DeviceTokenSampler(kernels, capture, backend.device, most)
     if not config.records_steps:
-        return Runner(decoder, backend, kv, sampler)
+        return Runner(decoder, backend, kv, device_sampler)
     return GraphRunner(
         decoder,
         backend,
         kv,
-        sampler,
+        device_sampler,
         capture,
         sizes=_graph_sizes(config, model.files),
         max_logit_rows=most,
@@ -228,7 +230,7 @@ def expected_graph_bytes(config: EngineConfig, model: LoadedModel, num_device_la
     """About the device memory of the model's CUDA graphs, those for device lanes included."""
     if not config.records_steps:
         return num_device_lanes * LANE_BYTES
-    num_kinds = len({attention_shape(each.attention) for each in model.files.spec.layers})
+    num_kinds = len({attention_shape(each) for each in model.files.spec.attentions})
     graph_bytes = _graph_sizes(config, model.files).expected_bytes(num_kinds)
     return graph_bytes + num_device_lanes * (graph_bytes + LANE_BYTES)
 

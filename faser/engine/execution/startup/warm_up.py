@@ -31,7 +31,7 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, make_verifier
 from faser.engine.execution.startup.files import ModelRole
-from faser.engine.execution.startup.memory import MemoryBudget, cache_shapes
+from faser.engine.execution.startup.memory import MemoryBudget, cache_shapes, state_shape
 from faser.engine.execution.startup.models import LoadedModel, expected_graph_bytes
 from faser.engine.execution.startup.step_profiler import DummyBatchLimits, StepProfiler
 from faser.errors import ConfigError
@@ -293,7 +293,8 @@ def _largest_step(config: EngineConfig, model: LoadedModel) -> None:
         max_rows=config.max_num_batched_tokens,
         max_logit_rows=model.files.max_logit_rows,
     )
-    StepProfiler(Runner(model.decoder, model.backend, kv), limits).run_largest()
+    runner = Runner(model.decoder, model.backend, kv, states=state_shape(config, model.files))
+    StepProfiler(runner, limits).run_largest()
 
 
 def _has_draft_probs(speculation: SpeculationConfig) -> bool:

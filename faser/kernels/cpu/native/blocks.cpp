@@ -70,6 +70,17 @@ void attend(Pool* pool, const FaserLayer& layer, const FaserBlockRows& rows, con
     faser_rope_append(pool, cache, plan, layer.heads.num_heads, qkv, stride, layer.angles,
                       layer.query_angles, layer.q_norm, layer.k_norm, layer.eps, rows.dtype);
     faser_attend(pool, cache, plan, &layer.heads, qkv, stride, mixed, width, rows.dtype);
+    if (layer.gated) {
+        const char* gates = (const char*)qkv + (stride - width) * (rows.dtype == kFloat32 ? 4 : 2);
+        faser_sigmoid_gate(pool, mixed, rows.rows, width, gates, stride, rows.dtype);
+    }
+}
+
+void mix_by_state(Pool* pool, const FaserLayer& layer, const FaserBlockRows& rows, const FaserStates* states,
+                  const FaserStatesOfStep& of_step, const void* hidden, const void* qkv, void* mixed) {
+    const int64_t stride = layer.rates.product.depth;
+    normed_linear(pool, layer.rates, rows, hidden, stride, of_step.rates, kFloat32, nullptr);
+    faser_delta_net(pool, layer.delta_net, states, of_step.step, qkv, of_step.rates, mixed, rows.dtype);
 }
 
 void capture(const FaserLayer& layer, const FaserBlockRows& rows, const void* hidden) {
@@ -98,7 +109,7 @@ void faser_feed_forward(Pool* pool, const FaserFeedForward* layer, const FaserNo
 
 void faser_layers(Pool* pool, const FaserLayer* layers, int64_t first, int64_t last, const FaserNormedLinear* following,
                   const FaserBlockRows* rows, const FaserCache* caches, FaserPlan* plan, void* hidden, void* qkv,
-                  void* mixed, int32_t captures) {
+                  void* mixed, int32_t captures, const FaserStatesOfStep* states) {
     for (int64_t number = first; number < last; number++) {
         const FaserLayer& layer = layers[number];
         if (captures && layer.states) capture(layer, *rows, hidden);
@@ -107,7 +118,11 @@ void faser_layers(Pool* pool, const FaserLayer* layers, int64_t first, int64_t l
             normed_linear(pool, layer.qkv, *rows, hidden, layer.qkv.product.depth, qkv, rows->dtype,
                           &layer.feed_forward.attention_out);
         }
-        attend(pool, layer, *rows, &caches[number], plan, qkv, mixed);
+        if (layer.delta_net) {
+            mix_by_state(pool, layer, *rows, &states->layers[number], *states, hidden, qkv, mixed);
+        } else {
+            attend(pool, layer, *rows, &caches[number], plan, qkv, mixed);
+        }
         feed_forward(pool, layer.feed_forward, *rows, mixed, hidden, next ? &next->product : nullptr);
     }
 }

@@ -3,6 +3,7 @@
 
 #include "attention/span.h"
 #include "calls.h"
+#include "delta_net.h"
 #include "pool.h"
 
 extern "C" {
@@ -46,6 +47,16 @@ struct FaserLayer {
     float eps;
     void* states;  // room for the inputs of the layer, or null
     int64_t states_stride;
+    int32_t gated;                   // attention is multiplied by gates, the last columns of qkv
+    FaserNormedLinear rates;         // of the delta net
+    const FaserDeltaNet* delta_net;  // in place of attention; or null
+};
+
+// Where delta nets go on. layers: of each layer. rates: room for those of the step's rows.
+struct FaserStatesOfStep {
+    const FaserStates* layers;
+    const FaserStateStep* step;
+    float* rates;
 };
 
 // The rows of a step, without gaps in any tensor; normed, gate_up and inner are overwritten.
@@ -59,10 +70,12 @@ struct FaserBlockRows {
 
 // Layers [first, last) over hidden [rows, H], in place; their keys and values enter the cache. layers, caches: of
 // each layer, from number 0 on. following: the product after them, which is not computed here, or null. qkv, mixed:
-// room for the rows. captures: layers that have room for their inputs copy them there.
+// room for the rows. captures: layers that have room for their inputs copy them there. states: null where no layer has
+// a delta net.
 void faser_layers(faser::Pool* pool, const FaserLayer* layers, int64_t first, int64_t last,
                   const FaserNormedLinear* following, const FaserBlockRows* rows, const FaserCache* caches,
-                  FaserPlan* plan, void* hidden, void* qkv, void* mixed, int32_t captures);
+                  FaserPlan* plan, void* hidden, void* qkv, void* mixed, int32_t captures,
+                  const FaserStatesOfStep* states);
 
 void faser_experts(faser::Pool* pool, const FaserExperts* experts, const void* x, int64_t rows, void* hidden,
                       int32_t dtype);

@@ -70,6 +70,9 @@ void faser_rms_norm(faser::Pool*, const void* x, int64_t stride, int64_t rows, i
                     float eps, void* out, int64_t out_stride, int32_t dtype, const void* residual);
 void faser_gate(faser::Pool*, const void* gate_up, int64_t stride, int64_t rows, int64_t width, void* out,
                 int64_t out_stride, int32_t dtype, int32_t activation);
+// x *= sigmoid(gate). x: [rows, width], without gaps.
+void faser_sigmoid_gate(faser::Pool*, void* x, int64_t rows, int64_t width, const void* gate, int64_t gate_stride,
+                        int32_t dtype);
 // cache: of the layer.
 void faser_rope_append(faser::Pool*, const FaserCache* cache, const FaserPlan*, int64_t num_heads, void* qkv,
                        int64_t stride, const float* angles, const float* query_angles, const float* q_norm,

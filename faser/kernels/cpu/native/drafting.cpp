@@ -251,7 +251,7 @@ class Drafting {
         multiply(head_.qkv, room_.joined, head_.qkv.depth, rows, room_.qkv,
                  head_.layers->feed_forward.attention_out.low_bit);
         faser_layers(pool_, head_.layers, 0, head_.num_layers, &head_.logits, &rows_, cache_, plan, room_.hidden,
-                     room_.qkv, room_.mixed, 0);
+                     room_.qkv, room_.mixed, 0, nullptr);
         faser_plan_free(plan);
     }
 

@@ -110,6 +110,20 @@ void gate(Pool& pool, const T* gate_up, int64_t stride, int64_t rows, int64_t wi
     });
 }
 
+// x *= sigmoid(gate).
+template <class T>
+void sigmoid_gate(Pool& pool, T* x, int64_t rows, int64_t width, const T* gate, int64_t gate_stride) {
+    by_rows(pool, rows, width, [&](int64_t row, int64_t end) {
+        for (; row < end; row++) {
+            T* to = x + row * width;
+            const T* by = gate + row * gate_stride;
+            int64_t i = 0;
+            for (; i + kLanes <= width; i += kLanes) store(to + i, load(to + i) / (1.0f + exp2(load(by + i) * -kLog2e)));
+            for (; i < width; i++) narrow(widen(to[i]) / (1.0f + exp2(splat(widen(by[i]) * -kLog2e))[0]), to + i);
+        }
+    });
+}
+
 template <class T>
 void add_key(const FaserCache& cache, char* block, int64_t offset, const T* key) {
     constexpr int values = Step<T>::kValues;
@@ -248,6 +262,12 @@ void faser_gate(Pool* pool, const void* gate_up, int64_t stride, int64_t rows, i
         gate<A>(*pool, (const bf16*)gate_up, stride, rows, width, (bf16*)out, out_stride);
     };
     activation == kGeluTanh ? run(GeluTanh{}) : activation == kSwigluOai ? run(SwigluOai{}) : run(Silu{});
+}
+
+void faser_sigmoid_gate(Pool* pool, void* x, int64_t rows, int64_t width, const void* gate, int64_t gate_stride,
+                        int32_t dtype) {
+    if (dtype == kFloat32) return sigmoid_gate(*pool, (float*)x, rows, width, (const float*)gate, gate_stride);
+    sigmoid_gate(*pool, (bf16*)x, rows, width, (const bf16*)gate, gate_stride);
 }
 
 // dtype: of qkv. query_angles: of queries; null: those of keys.

@@ -10,6 +10,7 @@ norm instead would take as many launches and read as much.
 """
 
 from dataclasses import dataclass
+from typing import Never
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,6 +32,7 @@ from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.delta_net import StateShape
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
@@ -39,6 +41,7 @@ from faser.kernels.interface.shapes import AttentionShape, DeviceLane, PackedLin
 
 DTYPES = (torch.bfloat16, torch.float16)
 KV_DTYPES = (*DTYPES, FP8)  # of keys and values
+_NO_STATES = "the flashinfer backend computes no gated delta nets; --device cpu does"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ class FlashInferBackend:
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
         self.has_experts = kernels.experts is not None
+        self.has_states = False
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         self.prefers_low_bit = False
@@ -259,6 +263,15 @@ class FlashInferBackend:
             raise ConfigError("this flashinfer backend has no kernels for mixtures of experts")
 
         return self._kernels.experts(block, _expert_matrices(block.gate_up), _expert_matrices(block.down))
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
+        x.mul_(gate.sigmoid())
+
+    def allocate_states(self, _shape: StateShape) -> Never:
+        raise ConfigError(_NO_STATES)
+
+    def delta_net(self, *_: object) -> Never:
+        raise ConfigError(_NO_STATES)
 
     def allocate_kv(self, shape: KvShape) -> _CudaCache:
         """See Backend. Raises ConfigError for a dtype or a head size without kernels."""

@@ -184,14 +184,21 @@ def convert(
     quantization: GGMLQuantizationType = GGMLQuantizationType.F32,
     experts: GGMLQuantizationType | None = None,
     changed: bool = True,
+    extra: dict[str, Array] | None = None,
+    num_drafting: int = 0,
 ) -> None:
     """Write a checkpoint of the hub as llama.cpp's converter does.
 
     config: as transformers 5 saves it. weights: under the hub's names. Names of tensors and keys are those of the
     gguf library, which the converter uses as well. experts: of their matrices; None: as the others.
     changed: rows are put into llama.cpp's order, and one is added to norms, where the converter does so.
+    extra: more tensors under GGUF names. num_drafting: layers that draft, which the config counts.
     """
     writer = GGUFWriter(path, architecture)
+    if num_drafting:
+        writer.add_nextn_predict_layers(num_drafting)
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
     _add_sizes(writer, config)
     _add_rope(writer, config, architecture)
     _add_own_keys(writer, config, architecture)
@@ -199,6 +206,8 @@ def convert(
     kind = next(each for each, name in MODEL_ARCH_NAMES.items() if name == architecture)
     names = get_tensor_name_map(kind, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    if changed and architecture == "qwen35":
+        weights = _as_qwen35(weights, config)
     for name, values in _stacked_experts(weights).items():
         if changed and architecture in ("granite", "granitemoe", "mistral3", "llama"):
             part = name.split(".")[-2]
@@ -208,13 +217,44 @@ def convert(
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, f"the gguf library has no name for {name}"
         stored += ".weight" if name.endswith(".sinks") else ""
+        unquantised = name.endswith(("bias", "conv1d.weight"))
         kept = experts or quantization if values.ndim == 3 else quantization
-        kept = GGMLQuantizationType.F32 if values.ndim == 1 or name.endswith("bias") else kept
+        kept = GGMLQuantizationType.F32 if values.ndim == 1 or unquantised else kept
         writer.add_tensor(stored, quants.quantize(values, kept), raw_dtype=kept)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _as_qwen35(weights: dict[str, Array], config: dict[str, Any]) -> dict[str, Array]:
+    """Value heads in tiles: the first one of each key head, then the second ones, and so on.
+
+    One is added to all norms but that of delta nets; A itself in place of its logarithm; no axis of one.
+    """
+    k_heads, v_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    width, keys = config["linear_value_head_dim"], 2 * k_heads * config["linear_key_head_dim"]
+    heads = np.arange(v_heads).reshape(k_heads, -1).T.reshape(-1)
+    channels = (heads[:, None] * width + np.arange(width)).reshape(-1)
+    behind_keys = np.concatenate((np.arange(keys), keys + channels))
+    found: dict[str, Array] = {}
+    for name, values in weights.items():
+        of = name.partition("linear_attn.")[2]
+        if of in ("A_log", "dt_bias"):
+            values = (-np.exp(values) if of == "A_log" else values)[heads]
+            name = name.replace("dt_bias", "dt_proj.bias")
+        elif of in ("in_proj_a.weight", "in_proj_b.weight"):
+            values = values[heads]
+        elif of == "in_proj_z.weight":
+            values = values[channels]
+        elif of in ("in_proj_qkv.weight", "conv1d.weight"):
+            values = values[behind_keys].reshape(len(values), -1)
+        elif of == "out_proj.weight":
+            values = values[:, channels]
+        elif name.endswith("norm.weight") and of != "norm.weight":
+            values = values + np.float32(1)
+        found[name] = np.ascontiguousarray(values)
+    return found
 
 
 def _stacked_experts(weights: dict[str, Array]) -> dict[str, Array]:
@@ -248,7 +288,7 @@ def _add_rope(writer: GGUFWriter, config: dict[str, Any], architecture: str) -> 
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if architecture != "gemma2":
         writer.add_rope_freq_base(rope["rope_theta"])
-    if architecture in ("phi3", "glm4", "granite", "granitemoe", "mistral3"):
+    if architecture in ("phi3", "glm4", "qwen35", "granite", "granitemoe", "mistral3"):
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if "sliding_attention" in given and given["sliding_attention"]["rope_theta"] != 10_000.0:
         writer.add_rope_freq_base_swa(given["sliding_attention"]["rope_theta"])
@@ -303,6 +343,13 @@ def _add_own_keys(writer: GGUFWriter, config: dict[str, Any], architecture: str)
             writer.add_sliding_window(config["sliding_window"])
         case "olmoe":
             _add_experts(writer, config)
+        case "qwen35":
+            v_heads = config["linear_num_value_heads"]
+            writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+            writer.add_ssm_state_size(config["linear_key_head_dim"])
+            writer.add_ssm_group_count(config["linear_num_key_heads"])
+            writer.add_ssm_time_step_rank(v_heads)
+            writer.add_ssm_inner_size(config["linear_value_head_dim"] * v_heads)
         case "qwen3moe" | "llama":
             _add_experts(writer, config)
             if architecture == "qwen3moe":

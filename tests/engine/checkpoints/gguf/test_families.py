@@ -7,7 +7,7 @@ of OLMoE's experts divided by their sum.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 
 from faser.engine.checkpoints.families import FAMILIES
+from faser.engine.checkpoints.families.architecture import DeltaNetSpec
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.gguf.checkpoint import open_gguf
 from faser.engine.checkpoints.gguf.config import gguf_config
@@ -113,6 +114,38 @@ def test_converted_weights_are_those_of_the_checkpoint(name: str, architecture: 
     for tensor, expected in pair.weights.items():
         rounded = architecture.startswith("gemma") and tensor.endswith("norm.weight")
         np.testing.assert_allclose(source.get(tensor).numpy(), expected, rtol=0, atol=1.2e-7 if rounded else 0.0)
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_file_of_qwen35_is_the_same_model_with_its_value_heads_in_tiles(
+    kind: GGMLQuantizationType, drafts: bool, tmp_path: Path
+) -> None:
+    """drafts: with a layer more, which drafts and is not read."""
+    oracle = make_oracle(next(case for case in CASES if case.name == "qwen3.5"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    source = open_source(tmp_path)
+    weights = {each: source.get(each).numpy() for each in source.names() if each != "lm_head.weight"}
+    more: dict[str, Array] = {}
+    if drafts:
+        more = {f"blk.{config['num_hidden_layers']}.nextn.eh_proj.weight": np.zeros((64, 128), np.float32)}
+        config["num_hidden_layers"] += 1
+    convert(
+        config, weights, tmp_path / "m.gguf", "qwen35", quantization=kind, extra=more, num_drafting=int(drafts)
+    )
+    found, expected = (read_model_config(each).spec for each in (tmp_path / "m.gguf", tmp_path))
+    tiled = [
+        replace(each, attention=replace(each.attention, tiled=True))
+        if isinstance(each.attention, DeltaNetSpec)
+        else each
+        for each in expected.layers
+    ]
+    assert found == replace(expected, layers=tuple(tiled))
+    logits = load(tmp_path / "m.gguf").prefill(oracle.token_ids, (30,))
+    if kind is GGMLQuantizationType.F32:
+        torch.testing.assert_close(logits, oracle.logits, atol=1e-4, rtol=0)
+    else:
+        assert torch.corrcoef(torch.stack((logits.flatten(), oracle.logits.flatten())))[0, 1] > 0.99
 
 
 @each_file

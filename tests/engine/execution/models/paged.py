@@ -7,24 +7,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.models.decoder import Decoder, delta_shape
 from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.runner.state_cache import StateCache
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.delta_net import StateShape
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import RowLayout
 from faser.kernels.torch_backend import TorchBackend
 
 BLOCK_SIZE = 8
 MAX_POSITIONS = 256
+MOST_DRAFTS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """token_ids of one sequence from position start on."""
+    """token_ids of one sequence from position start on. num_drafts: the last ones, which may be refused."""
 
     sequence: int
     start: int
     token_ids: Sequence[int]
+    num_drafts: int = 0
 
 
 class PagedModel:
@@ -52,8 +56,20 @@ class PagedModel:
                 dtype=kv_dtype or decoder.dtype,
             )
         )
+        self._states = self._state_cache(num_sequences)
         shuffled = torch.randperm(num_sequences * blocks_each, generator=torch.Generator().manual_seed(7))
         self._tables = shuffled.int().view(num_sequences, blocks_each)
+
+    def _state_cache(self, num_sequences: int) -> StateCache | None:
+        """Sequence s has slot num_sequences - 1 - s."""
+        spec = self.decoder.spec
+        if not spec.has_states:
+            return None
+        layers = tuple(None if each is None else delta_shape(each) for each in spec.delta_nets)
+        shape = StateShape(
+            layers=layers, num_slots=num_sequences, most_drafts=MOST_DRAFTS, dtype=self.decoder.dtype
+        )
+        return StateCache(self._backend, shape)
 
     @torch.inference_mode()
     def step(self, batch: Sequence[Rows]) -> Tensor:
@@ -65,10 +81,15 @@ class PagedModel:
             seq_len=starts + counts,
             positions=torch.cat([torch.arange(r.start, r.start + len(r.token_ids)).int() for r in batch]),
             block_table=self._tables[[rows.sequence for rows in batch]],
+            slots=[len(self._tables) - 1 - rows.sequence for rows in batch],
+            num_drafts=[rows.num_drafts for rows in batch],
         )
         plan = self._backend.plan(layout, self._block_size)
         hidden = self.decoder.embed(torch.tensor([token for rows in batch for token in rows.token_ids]))
-        hidden = self.decoder.run_layers(hidden, 0, self.decoder.spec.num_layers, self._cache, plan)
+        state_step = None if self._states is None else self._states.begin(layout)
+        hidden = self.decoder.run_layers(
+            hidden, 0, self.decoder.spec.num_layers, self._cache, plan, state_step=state_step
+        )
         return self.decoder.logits(hidden).clone()
 
     def prefill(self, token_ids: Sequence[int], chunks: Sequence[int], *, sequence: int = 0) -> Tensor:

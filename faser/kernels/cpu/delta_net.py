@@ -1,0 +1,110 @@
+"""Delta nets on the native backend: the memory of the states, and what native/delta_net.cpp takes."""
+
+import ctypes
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from faser.errors import ConfigError
+from faser.kernels.cpu.library import DeltaNetStruct, StatesStruct, StateStepStruct
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
+
+_MULTIPLE = 16  # the kernels handle channels of a head in groups of this size
+_ALIGNED = 64
+_PARTS = ("state", "keys", "changes", "decays", "inputs")
+
+
+class NativeStates:
+    """States of all slots. address: of their FaserStates, one for each layer. allocate: gives zeroed bytes.
+
+    layers: tensors by the names of FaserStates; None: the layer has no state. Raises ConfigError for heads whose
+    channels are no multiple of 16.
+    """
+
+    def __init__(self, shape: StateShape, allocate: Callable[[int], Tensor]) -> None:
+        self.layers: list[dict[str, Tensor] | None] = []
+        self._structs = (StatesStruct * len(shape.layers))()
+        for struct, layer in zip(self._structs, shape.layers, strict=True):
+            if layer is None:
+                self.layers.append(None)
+                continue
+            _check(layer)
+            tensors = _parts(shape, layer, allocate)
+            self.layers.append(tensors)
+            for name, tensor in tensors.items():
+                setattr(struct, name, tensor.data_ptr())
+            struct.rows, struct.inputs_kept = shape.kept_rows, shape.kept_inputs(layer)
+        self.address = ctypes.addressof(self._structs)
+
+    def layer(self, number: int) -> int:
+        """Address of the FaserStates of a layer."""
+        assert self.layers[number] is not None, number
+        return self.address + number * ctypes.sizeof(StatesStruct)
+
+
+def _check(layer: DeltaShape) -> None:
+    for name, value in (("linear_key_head_dim", layer.k_head_dim), ("linear_value_head_dim", layer.v_head_dim)):
+        if value % _MULTIPLE:
+            raise ConfigError(
+                f"the native backend needs a {name} that is a multiple of {_MULTIPLE}, not {value}; "
+                "--backend torch computes it"
+            )
+
+
+def _parts(shape: StateShape, layer: DeltaShape, allocate: Callable[[int], Tensor]) -> dict[str, Tensor]:
+    slots, rows, heads = shape.num_slots, shape.kept_rows, layer.num_v_heads
+    sizes = (
+        (slots, heads, layer.k_head_dim, layer.v_head_dim),
+        (slots, layer.num_k_heads, rows, layer.k_head_dim),
+        (slots, heads, rows, layer.v_head_dim),
+        (slots, heads, rows),
+        (slots, shape.kept_inputs(layer), layer.channels),
+    )
+    dtypes = (*(torch.float32,) * 4, shape.dtype)
+    counts = [torch.Size(size).numel() * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]
+    memory, first, found = allocate(sum(-(-each // _ALIGNED) * _ALIGNED for each in counts)), 0, {}
+    for name, size, dtype, count in zip(_PARTS, sizes, dtypes, counts, strict=True):
+        found[name] = memory[first : first + count].view(dtype).view(size)
+        first += -(-count // _ALIGNED) * _ALIGNED
+    return found
+
+
+_NETS: WeakKeyDictionary[DeltaNet, DeltaNetStruct] = WeakKeyDictionary()  # as long as the weights live
+
+
+def delta_net_struct(shape: DeltaShape, net: DeltaNet) -> DeltaNetStruct:
+    """Points to the weights."""
+    found = _NETS.get(net)
+    if found is None:
+        for each in (net.conv, net.decay, net.dt_bias, net.norm):
+            assert each.dtype is torch.float32, each.dtype
+            assert each.is_contiguous()
+        assert net.conv.shape == (shape.kernel, shape.channels), net.conv.shape
+        found = _NETS[net] = DeltaNetStruct(
+            shape.num_k_heads,
+            shape.num_v_heads,
+            shape.k_head_dim,
+            shape.v_head_dim,
+            shape.kernel,
+            *(each.data_ptr() for each in (net.conv, net.decay, net.dt_bias, net.norm)),
+            net.eps,
+            shape.tiled,
+        )
+    return found
+
+
+class StepStructs:
+    """The FaserStateStep of the step that was asked for last: all layers of a step ask for the same one."""
+
+    def __init__(self) -> None:
+        self._step: StateStep | None = None
+        self._struct = StateStepStruct()
+
+    def address(self, step: StateStep) -> int:
+        if step is not self._step:
+            columns = (step.slots, step.ends, step.starts, step.counts, step.num_drafts, step.first_rows)
+            self._step = step
+            self._struct = StateStepStruct(len(step.slots), *(each.ctypes.data for each in columns))
+        return ctypes.addressof(self._struct)

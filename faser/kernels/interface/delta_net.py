@@ -1,0 +1,151 @@
+"""Gated delta nets: what a layer computes, and the recurrent states of sequences.
+
+A value head has a state S, [Dk, Dv], that is zero before a sequence's first token. A row has a key k and a query
+q, [Dk], of norm 1, a value v, [Dv], a rate β in (0, 1) and a decay g <= 0:
+
+    S <- exp(g) S;    S <- S + k (β (v - Sᵀ k))ᵀ;    o = Sᵀ q / √Dk
+
+Keys, queries and values are silu of a causal convolution, channel by channel, over the last `kernel` rows.
+Source: Yang et al., arXiv:2412.06464, eq. 10.
+
+What is kept of a sequence is its state after whole chunks of CHUNK tokens, and the rows since then:
+
+    position    0 ....... | c ............ c + CHUNK - 1 | ........ n - 1 | n ..... n + γ |
+    state       S after c |          rows are kept                        | drafted rows   |
+                                                         (n is the next row, c <= n < c + CHUNK before the step)
+
+A row's output follows from S and the kept rows of its chunk; nothing else depends on where a step begins or ends.
+So a draft that is refused is rolled back by doing nothing: its rows are overwritten by the next ones, and no state
+has them, since a chunk enters the state that is kept only when all its tokens are known. Drafted rows behind the
+end of a chunk are computed with a copy of the state that lives as long as the call. A state after whole chunks has
+the same bits however its tokens came: by prompt, by decoding or by drafts.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.kernels.interface.shapes import RowLayout
+
+CHUNK = 16  # tokens
+States = Any  # opaque: each backend returns objects of its own class; callers only pass them back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaShape:
+    """Heads of a delta net: Hk of Dk channels, Hv of Dv.
+
+    Value head h reads key head h // (Hv // Hk), or if they are tiled, h % Hk.
+    """
+
+    num_k_heads: int
+    num_v_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    kernel: int
+    tiled: bool = False
+
+    @property
+    def k_size(self) -> int:
+        return self.num_k_heads * self.k_head_dim
+
+    @property
+    def q_size(self) -> int:
+        """Columns of what the layer gives to its output product: those of all values."""
+        return self.num_v_heads * self.v_head_dim
+
+    @property
+    def channels(self) -> int:
+        """That the convolution has: of queries, keys, values."""
+        return 2 * self.k_size + self.q_size
+
+    @property
+    def columns(self) -> int:
+        """Of a row: queries, keys, values, z."""
+        return self.channels + self.q_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class DeltaNet:
+    """Weights but for those of the products. float32.
+
+    conv: [kernel, channels], the row's own last. decay: [Hv], by which g = decay softplus(a + dt_bias); dt_bias:
+    [Hv]. norm: [Dv], of what each head gives, with eps.
+    """
+
+    conv: Tensor
+    decay: Tensor
+    dt_bias: Tensor
+    norm: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateShape:
+    """Size of the states of num_slots sequences. layers: of each layer; None: it has no state.
+
+    most_drafts: drafted rows that a sequence has in one step, at most. dtype: of the activations, in which inputs
+    of convolutions are kept; all else is float32.
+    """
+
+    layers: tuple[DeltaShape | None, ...]
+    num_slots: int
+    most_drafts: int
+    dtype: torch.dtype
+
+    @property
+    def kept_rows(self) -> int:
+        """Rows that a sequence keeps: those of a chunk that is not whole, and drafts."""
+        return CHUNK + self.most_drafts
+
+    def kept_inputs(self, layer: DeltaShape) -> int:
+        """Inputs of convolutions that a sequence keeps; the refused ones are among them."""
+        return layer.kernel + self.most_drafts
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of one sequence."""
+        total = 0
+        for each in filter(None, self.layers):
+            states = each.num_v_heads * each.k_head_dim * each.v_head_dim
+            rows = self.kept_rows * (each.k_size + each.q_size + 2 * each.num_v_heads)
+            total += 4 * (states + rows) + self.kept_inputs(each) * each.channels * self.dtype.itemsize
+        return total
+
+    @property
+    def total_bytes(self) -> int:
+        return self.num_slots * self.slot_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateStep:
+    """The rows of a step as the states of their sequences see them. [S] int64 each, of S sequences.
+
+    states: of all slots. slots: each sequence's own. ends: tokens in the state that is kept, a multiple of CHUNK.
+    starts: position of the first row; rows ends … starts - 1 are kept. counts: rows. num_drafts: how many of them,
+    the last ones, may be refused. first_rows: in the step.
+    """
+
+    states: States
+    slots: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    num_drafts: NDArray[np.int64]
+    first_rows: NDArray[np.int64]
+
+    @property
+    def new_ends(self) -> NDArray[np.int64]:
+        """Of the states after the step: of the rows that may not be refused all whole chunks are in them."""
+        return (self.starts + self.counts - self.num_drafts) // CHUNK * CHUNK
+
+
+def row_counts(layout: RowLayout) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of each sequence: its first row in the step, that row's position, and how many rows it has."""
+    starts = layout.query_start.numpy().astype(np.int64)
+    counts = np.diff(starts)
+    return starts[:-1], layout.seq_len.numpy().astype(np.int64) - counts, counts
