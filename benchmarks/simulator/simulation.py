@@ -16,6 +16,7 @@ from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan, StepR
 from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
+from faser.engine.control.pace import PaceFit
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
@@ -94,7 +95,8 @@ class Outcome:
 class Simulation:
     """One machine and one policy, from an empty engine to the last answer.
 
-    make_control: makes the control of speculation; gets a copy of the costs, which it corrects by itself.
+    make_control: makes the control of speculation; gets a copy of the costs, which it corrects by itself. The
+    attribute `pace` is fitted to the steps from another copy.
     model_trace: what the model drafts of the same requests, where the control plane chooses between it and drafts
     from text, those of trace. An instance serves one run.
     """
@@ -123,6 +125,11 @@ class Simulation:
             model_methods=() if model_trace is None else model_trace.methods,
             draft_share=machine.draft_share,
         )
+        self.pace = PaceFit(
+            copy.deepcopy(machine.costs),
+            num_slots=machine.max_num_seqs,
+            most_rows=machine.max_num_batched_tokens,
+        )
         self.scheduler = Scheduler(
             kv=KvManager(machine.num_blocks, machine.block_size, enable_prefix_caching=False),
             max_num_seqs=machine.max_num_seqs,
@@ -132,6 +139,7 @@ class Simulation:
             seed=seed,
             clock=self.clock,
             speculation=make_control(copy.deepcopy(machine.costs), self.clock),
+            pace=self.pace,
         )
         self._open: dict[str, Served] = {}
         self._outcome = Outcome()

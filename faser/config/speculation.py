@@ -111,6 +111,11 @@ class SpeculationConfig:
         return self.rejection_sample_method == "synthetic" and self.policy != "off"
 
     @property
+    def has_targets(self) -> bool:
+        """Whether requests without targets of their own have some."""
+        return any(slo != NO_TARGETS for slo in (self.slo, *(each.slo for each in self.classes.values())))
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """The default class, then the operator's."""
         return tuple(dict.fromkeys((DEFAULT_CLASS, *self.classes)))

@@ -32,6 +32,7 @@ from faser.engine.contract.plan import (
 )
 from faser.engine.control.clock import Clock
 from faser.engine.control.kv_cache import KvManager
+from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
@@ -44,7 +45,8 @@ class Scheduler:
     """Raises ConfigError for limits that cannot work together.
 
     max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one per slot, so that no running sequence
-    is left out. seed: seeds the requests that have no seed. speculation: None never drafts.
+    is left out. seed: seeds the requests that have no seed. speculation: None never drafts. pace: is fitted to the
+    steps.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Scheduler:
         seed: int = 0,
         clock: Clock,
         speculation: SpeculationControl | None = None,
+        pace: PaceFit | None = None,
     ) -> None:
         if policy not in ("fcfs", "priority"):
             raise ConfigError(f"scheduling policy is {policy!r}; it must be fcfs or priority")
@@ -76,6 +79,7 @@ class Scheduler:
         self._random = random.Random(seed)
         self._clock = clock
         self._speculation = speculation
+        self._pace = pace
         self._drafts: StepDrafts | None = None  # of the step that is being made
         self._overlapped: StepDrafts | None = None  # made during the step in flight
         self._drafting: list[Sequence] = []  # the sequences of these drafts
@@ -354,6 +358,8 @@ class Scheduler:
         assert plan.step == first.step == result.step, f"step {result.step} is not step {first.step}"
         assert len(result.counts) == len(plan.rows), f"{len(result.counts)} answers for {len(plan.rows)} sequences"
         sampled = result.by_sequence()
+        if self._pace is not None:
+            self._pace.observe(plan, result, last)
         if self._speculation is not None:
             assert first.prediction is not None
             overlapped, self._overlapped = self._overlapped, None
