@@ -36,6 +36,7 @@ def speculation_params(body: Speculative | None, headers: Headers, config: Specu
         class_name=base.class_name,
         slo=_slo(body, base.slo),
         trace=bool(body.trace),
+        admission=base.admission,
     )
 
 

@@ -5,7 +5,8 @@ never tensors. A step is propose, plan, commit. A step without drafts may also b
 is in flight (asynchronous scheduling): by then a sequence will have one more token, whichever token it is, or
 more of its prompt computed.
 
-Running sequences follow one total order, the priority key: (priority,) arrival. The best one always gets its rows,
+Running sequences follow one total order, the priority key: (priority,) when the first token is due. One that is due
+at no time has its arrival and some patience in its place; so where no request has targets the order is that of arrival. The best one always gets its rows,
 if need be with the blocks of the worst one; so every step brings some sequence nearer to its end. The WaitingQueue
 orders those that wait, and shares the engine fairly among tenants.
 """
@@ -19,6 +20,7 @@ from itertools import pairwise
 
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.kv_events import KvEvent
+from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import (
     PLACEHOLDER,
     DraftPlan,
@@ -39,6 +41,10 @@ from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
+
+# A sequence whose first token is not due at any time goes before those that come so much later, and are due: it
+# waits for none of them.
+PATIENCE_S = 20.0
 
 
 class Scheduler:
@@ -396,6 +402,10 @@ class Scheduler:
             speculation=None if self._speculation is None else self._speculation.stats(),
         )
 
+    def pace(self) -> Pace | None:
+        """As fitted to the steps so far; None: it is not."""
+        return None if self._pace is None else self._pace.pace()
+
     def take_kv_events(self) -> list[KvEvent]:
         """See KvManager.take_events."""
         return self._kv.take_events()
@@ -425,7 +435,8 @@ class Scheduler:
 
     def _next_priority_key(self, request: Request) -> PriorityKey:
         self._num_added += 1
-        return (request.priority if self._by_priority else 0, request.arrival_s, self._num_added)
+        due_s = request.arrival_s + PATIENCE_S if request.due_s is None else request.due_s
+        return (request.priority if self._by_priority else 0, due_s, self._num_added)
 
     def _candidates(self) -> tuple[list[Sequence], OtherRows]:
         """The sequences that may draft, and an estimate of the other rows of the next step."""

@@ -1,7 +1,8 @@
 """WaitingQueue: the sequences that wait to run, and which of them is admitted next.
 
-Priorities come first. Within a priority, preempted sequences return before any newcomer, in the order of arrival;
-then the tenant with the least service comes, and of its sequences the one that arrived first. So how long a tenant
+Priorities come first. Within a priority, preempted sequences return before any newcomer, by their keys; then the
+tenant with the least service comes, and of its sequences the one that is due first (earliest deadline first; those
+without a target by their arrival and some patience, so that none of them waits for ever). So how long a tenant
 waits depends on how many others wait, not on how much each of them has sent.
 
 Source: the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models", arXiv:2401.00588,
@@ -126,7 +127,7 @@ class _Level:
     """
 
     def __init__(self) -> None:
-        self._preempted: list[Sequence] = []  # in the order of arrival
+        self._preempted: list[Sequence] = []  # in the order of their keys
         self._lines: dict[Tenant, _Line] = {}  # none is empty
         self._turns: list[tuple[Turn, _Line]] = []  # a heap
 
@@ -198,7 +199,7 @@ class _Level:
 
 
 class _Line:
-    """A tenant's newcomers of one priority, in the order of arrival. entry: its live one in the heap."""
+    """A tenant's newcomers of one priority, in the order of their keys. entry: its live one in the heap."""
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
