@@ -268,8 +268,8 @@ class SpeculationParams:
     """Speculation and targets of one request. max_tokens: draft tokens per step, at most; None: the server's cap;
     0: off.
 
-    trace: its outputs say where each token comes from. admission: what becomes of it if a target cannot be met: WAIT,
-    REFUSE, or the name of the class as which it runs instead.
+    trace: its outputs say where each token comes from. admission: what becomes of it if a target cannot be met:
+    WAIT, REFUSE, or the name of the class as which it runs instead.
     """
 
     enabled: bool = True

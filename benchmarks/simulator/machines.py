@@ -3,7 +3,7 @@
 cpu     two cores with the default model: a step takes 2.5 ms, .15 ms for each of its first eight rows and .25 ms
         for each further one (as in benchmarks/speculation/guarded.py)
 h200    an 8B on an NVIDIA H200: rows and drafts' passes of benchmarks/results/h200 (verify.json, draft.json),
-        less the time that reading a context of 1024 tokens takes there
+        less the time that reading a context of 1024 tokens takes there; long passes are guessed
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _H200_STEP = CostTable(
     kv_token_s=3.1e-8,
     kv_row_token_s=3e-9,
 )
-_H200_PASS = CostTable(rows=(1, 8, 32, 128, 256), seconds=(0.00153, 0.00153, 0.00214, 0.00466, 0.0082))
+_H200_PASS = CostTable(rows=(1, 8, 32, 128, 256, 8192), seconds=(0.00153, 0.00153, 0.0021, 0.003, 0.004, 0.03))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

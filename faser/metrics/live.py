@@ -271,8 +271,8 @@ class SpeculationSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 class OutlookSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the latency model expects at the present rate of requests a second; times in milliseconds.
 
-    known: false: it does not know at such a load, and says no times. headroom: by class, requests a second that may
-    come in addition until 90 %, and until 99 %, of the class's meet their targets. attainment: by class.
+    known: false: it does not know at such a load, and says no times. headroom: by class, requests a second that
+    may come in addition until 90 %, and until 99 %, of the class's meet their targets. attainment: by class.
     """
 
     rate: float
@@ -307,7 +307,7 @@ class LiveSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finished: requests, by reason. rejected: requests refused because of load, limits or state.
     latencies: by kind (ttft, itl, tpot) how many values the window has, then their PERCENTILES in milliseconds;
     empty for seconds that passed without a viewer. slo: by class and target, requests that met it and missed it.
-    admission: by class and what became of its requests with targets (met, waits ttft, refused tpot, …), how many.
+    admission: by class, how many requests with targets came, by what became of them (met, waits ttft, …).
     outlook: None before enough requests have ended. speculation: None in an engine without. timeline: the last steps.
     """
 

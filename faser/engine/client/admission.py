@@ -170,8 +170,8 @@ class Admission:
             wait_s = share * self._mean_answer * expected_s
         retry_s = min(max(math.ceil(wait_s), 1), _MOST_RETRY_S)
         return TargetError(
-            f"the {missed.value.upper()} target of {target_ms:g} ms cannot be met now: about {1000 * expected_s:.0f} "
-            f"ms are expected, with {len(self._open)} requests in flight; retry after {retry_s} s",
+            f"the {missed.value.upper()} target of {target_ms:g} ms cannot be met now: about "
+            f"{1000 * expected_s:.0f} ms are expected, with {len(self._open)} requests in flight; retry after {retry_s} s",
             retry_after_s=retry_s,
         )
 

@@ -56,7 +56,14 @@ def planned_pace(
         + gap_s
         for count in sequences
     )
-    return _with_rows(costs, sequences, step_s, (drafts.tokens,) * len(sequences), most_rows)
+    return _with_rows(
+        costs,
+        sequences,
+        step_s,
+        (drafts.tokens,) * len(sequences),
+        most_rows,
+        catches_up=gamma > 0 and costs.has_passes,
+    )
 
 
 class PaceFit:
@@ -169,15 +176,17 @@ def _with_rows(
     tokens: Many[float],
     most_rows: int,
     factor: float = 1.0,
+    *,
+    catches_up: bool = False,
 ) -> Pace:
-    """factor: on the seconds that rows of prompts take."""
+    """factor: on the seconds that rows of prompts take. catches_up: the draft model computes prompts as well."""
     rows = anchors(most_rows + sequences[-1])
     return Pace(
         sequences=sequences,
         step_s=tuple(step_s),
         tokens=tuple(tokens),
         rows=rows,
-        rows_s=tuple(factor * costs.step_s(each) for each in rows),
+        rows_s=tuple(factor * (costs.step_s(each) + costs.pass_s(each) * catches_up) for each in rows),
         most_rows=most_rows,
         row_token_s=factor * costs.row_token_s,
     )

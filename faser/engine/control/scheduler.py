@@ -5,10 +5,10 @@ never tensors. A step is propose, plan, commit. A step without drafts may also b
 is in flight (asynchronous scheduling): by then a sequence will have one more token, whichever token it is, or
 more of its prompt computed.
 
-Running sequences follow one total order, the priority key: (priority,) when the first token is due. One that is due
-at no time has its arrival and some patience in its place; so where no request has targets the order is that of arrival. The best one always gets its rows,
-if need be with the blocks of the worst one; so every step brings some sequence nearer to its end. The WaitingQueue
-orders those that wait, and shares the engine fairly among tenants.
+Running sequences follow one total order, the priority key: (priority,) when the first token is due. One that is
+due at no time has its arrival and some patience in its place; so without targets the order is that of arrival.
+The best one always gets its rows, if need be with the blocks of the worst one; so every step brings some sequence
+nearer to its end. The WaitingQueue orders those that wait, and shares the engine fairly among tenants.
 """
 
 import random
