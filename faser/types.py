@@ -295,6 +295,7 @@ class Request:
     tenant: who shares the engine fairly with others: an API key, or a connection; opaque to the engine.
     deadline_s: by time.monotonic(); an unfinished request is aborted then. None: never.
     due_s: by the same clock, when its first token is due. None: it has no target, or none that can be met.
+    expected_tokens: that the client expects of the answer; None: it does not say.
     may_record: its tokens may be kept after its end, in a record of the traffic.
 
     Raises RequestError for a priority that does not fit 64 bits.
@@ -312,6 +313,7 @@ class Request:
     tenant: str = ""
     deadline_s: float | None = None
     due_s: float | None = None
+    expected_tokens: int | None = None
     may_record: bool = True
 
     def __post_init__(self) -> None:

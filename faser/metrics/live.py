@@ -308,7 +308,8 @@ class LiveSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     latencies: by kind (ttft, itl, tpot) how many values the window has, then their PERCENTILES in milliseconds;
     empty for seconds that passed without a viewer. slo: by class and target, requests that met it and missed it.
     admission: by class, how many requests with targets came, by what became of them (met, waits ttft, …).
-    outlook: None before enough requests have ended. speculation: None in an engine without. timeline: the last steps.
+    outlook: None before enough requests have ended. speculation: None in an engine without. timeline: the last
+    steps.
     """
 
     t: float

@@ -4,10 +4,10 @@ Owns what is in flight, as far as a prediction needs it, and how wrong predictio
 one clock, which the caller reads. A request without targets is always let in, and nothing is predicted for it.
 
 The first token comes after the rest of the step that runs, the prompts that are due before (the scheduler computes
-prompts by that order) and the own one, and a slot if all are taken; each further one after a step of all samples,
-which prompts that come meanwhile lengthen. Requests that other clients send share the engine fairly, which a
-prediction leaves out. Its errors are followed: targets are compared with what nine in ten of the latest requests
-would have needed.
+prompts by that order) and the own one, and a place if all are taken; each further one after a step of all samples
+that will run by then (TargetRoom), which prompts that come meanwhile lengthen. Requests that other clients send
+share the engine fairly, which a prediction leaves out. Its errors are followed: targets are compared with what
+nine in ten of the latest requests would have needed.
 """
 
 import math
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from faser.engine.contract.latency_model import Pace
+from faser.engine.contract.target_room import TargetRoom
 from faser.errors import TargetError
 from faser.types import NO_TARGETS, REFUSE, WAIT, Decision, Request, Slo, SpeculationParams, Target
 
@@ -23,7 +24,7 @@ OnDecision = Callable[[str, Decision, Target], None]
 _SHARE = 0.9  # of requests that need at most what is compared with the target
 _FIRST_MARGIN, _MOST_MARGIN = 1.2, 4.0  # times the prediction
 _FOLLOW = 0.05  # of the logarithm of a margin, for a request
-_PROMPTS_S = 10.0  # of arrivals that say how much prompts lengthen steps
+_PROMPTS_S = 10.0  # of first tokens that say how much prompts lengthen steps
 _FOLLOW_ANSWERS = 0.05  # weight of the newest answer
 _MOST_RETRY_S = 600
 
@@ -36,6 +37,7 @@ class _InFlight:
     due_s: float
     prompt: int
     samples: int
+    is_paced: bool
     predicted_s: float | None
     predicted_token_s: float | None
     has_first: bool = False
@@ -55,7 +57,8 @@ class Admission:
     def __init__(self, classes: Callable[[str], SpeculationParams], on_decision: OnDecision) -> None:
         self._classes, self._on_decision = classes, on_decision
         self._open: dict[str, _InFlight] = {}
-        self._num_samples = 0
+        self._num_samples = self._num_paced = 0
+        self._room = TargetRoom()
         self._prompt_load, self._load_at_s = 0.0, 0.0  # seconds of prompts a second
         self._mean_answer, self._num_answers = 64.0, 0
         self.first_margin, self.token_margin = Margin(), Margin()
@@ -73,11 +76,11 @@ class Admission:
             if asked.slo != NO_TARGETS and missed is Target.NONE:
                 self._on_decision(asked.class_name, Decision.MET, missed)
             if missed is Target.NONE:
-                return self._enter(_due(request), prediction, now_s)
+                return self._enter(_due(request), prediction)
             assert prediction is not None
             if asked.admission == WAIT:
                 self._on_decision(asked.class_name, Decision.WAITS, missed)
-                return self._enter(request, prediction, now_s)
+                return self._enter(request, prediction)
             if asked.admission == REFUSE:
                 self._on_decision(asked.class_name, Decision.REFUSED, missed)
                 raise self._refusal(asked.slo, prediction, missed)
@@ -88,6 +91,10 @@ class Admission:
         """A request has its first token."""
         found = self._open[request_id]
         found.has_first = True
+        if self.pace is not None and (found.is_paced or found.due_s < math.inf):
+            # Other prompts are computed where they lengthen no step too much.
+            self._prompt_load = self._load(now_s) + float(self.pace.prompt_s(1.0, found.prompt)) / _PROMPTS_S
+            self._load_at_s = now_s
         if found.predicted_s:
             self.first_margin.follow((now_s - found.arrival_s) / found.predicted_s)
 
@@ -95,6 +102,7 @@ class Admission:
         """A request has left, for whatever reason. num_tokens: of its longest sample."""
         found = self._open.pop(request_id)
         self._num_samples -= found.samples
+        self._num_paced -= found.samples if found.is_paced else 0
         if num_tokens:
             self._num_answers += 1
             weight = max(_FOLLOW_ANSWERS, 1 / self._num_answers)
@@ -117,12 +125,13 @@ class Admission:
             if not each.has_first and (due_s is None or each.due_s <= due_s)
         ]
         prompts, samples = sum(ahead) + len(request.prompt_token_ids), request.sampling.n
-        beside = min(self._num_samples, pace.num_slots - 1)
+        paced, unpaced, short = self._places(pace, request, now_s)
+        beside = min(paced + unpaced, pace.num_slots - 1)
         step_s = float(pace.decoding_s(max(beside, 1)))
         wait_s = step_s / 2 if self._num_samples else 0.0
-        short = self._num_samples + samples - pace.num_slots
-        if short > 0:
-            wait_s += short * self._mean_answer * float(pace.token_s(pace.num_slots)) / pace.num_slots
+        if short > 0:  # places become free one by one, as answers end
+            held = max(paced + unpaced if _is_paced(request) else unpaced, 1)
+            wait_s += short * self._mean_answer * float(pace.token_s(min(held, pace.num_slots))) / held
         prompts_s = float(pace.prompt_steps(beside, prompts)) * float(pace.decoding_s(beside + 1))
         prompts_s += float(pace.prompt_s(beside, prompts))
         stretch = 1 / max(1 - self._load(now_s), 0.1)
@@ -131,6 +140,20 @@ class Admission:
             tpot_s=float(pace.token_s(min(beside + samples, pace.num_slots))) * stretch,
         )
 
+    def _places(self, pace: Pace, request: Request, now_s: float) -> tuple[int, int, int]:
+        """Paced and unpaced samples that will run next to a newcomer, and how many have to end before it
+        starts.""" samples, paced, unpaced = request.sampling.n, self._num_paced, self._num_samples -
+        self._num_paced self._room.see(request.speculation.slo.tpot_ms, now_s)
+        token_s = self._room.tightest_s(now_s)
+        if token_s is None:
+            return 0, min(unpaced, pace.num_slots), unpaced + samples - pace.num_slots
+        self._room.fit(pace, token_s)
+        if _is_paced(request):
+            unpaced = min(unpaced, self._room.unpaced(paced + samples))
+            return paced, unpaced, paced + unpaced + samples - pace.num_slots
+        most = max(min(self._room.unpaced(paced), pace.num_slots - paced), 1)
+        return paced, min(unpaced, most), unpaced + samples - most
+
     def _missed(self, prediction: Prediction, slo: Slo) -> Target:
         if slo.ttft_ms is not None and prediction.ttft_s * self.first_margin.value > slo.ttft_ms / 1000:
             return Target.TTFT
@@ -138,20 +161,18 @@ class Admission:
             return Target.TPOT
         return Target.NONE
 
-    def _enter(self, request: Request, prediction: Prediction | None, now_s: float) -> Request:
-        prompt = len(request.prompt_token_ids)
+    def _enter(self, request: Request, prediction: Prediction | None) -> Request:
         self._open[request.request_id] = _InFlight(
             arrival_s=request.arrival_s,
             due_s=math.inf if request.due_s is None else request.due_s,
-            prompt=prompt,
+            prompt=len(request.prompt_token_ids),
             samples=request.sampling.n,
+            is_paced=_is_paced(request),
             predicted_s=None if prediction is None else prediction.ttft_s,
             predicted_token_s=None if prediction is None else prediction.tpot_s,
         )
         self._num_samples += request.sampling.n
-        if self.pace is not None:
-            self._prompt_load = self._load(now_s) + float(self.pace.prompt_s(1.0, prompt)) / _PROMPTS_S
-            self._load_at_s = now_s
+        self._num_paced += request.sampling.n if _is_paced(request) else 0
         return request
 
     def _load(self, now_s: float) -> float:
@@ -170,8 +191,9 @@ class Admission:
             wait_s = share * self._mean_answer * expected_s
         retry_s = min(max(math.ceil(wait_s), 1), _MOST_RETRY_S)
         return TargetError(
-            f"the {missed.value.upper()} target of {target_ms:g} ms cannot be met now: about "
-            f"{1000 * expected_s:.0f} ms are expected, with {len(self._open)} requests in flight; retry after {retry_s} s",
+            f"the {missed.value.upper()} target of {target_ms:g} ms cannot be met now: "
+            f"about {1000 * expected_s:.0f} ms are expected, with {len(self._open)} requests in flight; "
+            f"retry after {retry_s} s",
             retry_after_s=retry_s,
         )
 
@@ -196,6 +218,10 @@ class Margin:
 def _due(request: Request) -> Request:
     ttft_ms = request.speculation.slo.ttft_ms
     return request if ttft_ms is None else replace(request, due_s=request.arrival_s + ttft_ms / 1000)
+
+
+def _is_paced(request: Request) -> bool:
+    return request.speculation.slo.tpot_ms is not None
 
 
 def _as_class(request: Request, settings: SpeculationParams) -> Request:

@@ -38,6 +38,7 @@ from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
+from faser.engine.control.targets import TargetKeeper, is_paced, is_patient
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
@@ -86,6 +87,9 @@ class Scheduler:
         self._clock = clock
         self._speculation = speculation
         self._pace = pace
+        self._targets = None
+        if pace is not None:
+            self._targets = TargetKeeper(pace, clock, most_rows=max_num_batched_tokens)
         self._drafts: StepDrafts | None = None  # of the step that is being made
         self._overlapped: StepDrafts | None = None  # made during the step in flight
         self._drafting: list[Sequence] = []  # the sequences of these drafts
@@ -127,6 +131,8 @@ class Scheduler:
             )
             for index in range(request.sampling.n)
         ]
+        if self._targets is not None:
+            self._targets.see(sequences[0])
         self._requests[request.request_id] = sequences
         self._waiting.add(sequences[0])
         if len(sequences) > 1:
@@ -226,7 +232,8 @@ class Scheduler:
         """Decide the next step; None when there is nothing to compute. Every plan must be committed.
 
         Decoding sequences come first, with a row each and the rows of their drafts; then prompts that are partly
-        computed, best first; then waiting sequences. The drafts of the plan from propose must be there.
+        computed, best first, and sequences that wait and are due before them; then the others that wait. The
+        drafts of the plan from propose must be there.
         """
         assert not self._in_flight, f"step {self._step} has not been committed"
         step = StepBuilder(budget=self._max_num_batched_tokens)
@@ -237,7 +244,9 @@ class Scheduler:
                 begun.append(sequence)
             else:
                 self._serve(sequence, step, kept.get(sequence, ()))
+        step.patient_rows = self._patient_rows(len(step.sequences))
         for sequence in begun:
+            self._admit_due_before(sequence, step)
             self._serve(sequence, step)
         if not step.preempted:
             self._admit_waiting(step)
@@ -260,14 +269,19 @@ class Scheduler:
         if not self._all_need_only_logits():
             return None
         decoding, prompts = self._following(self._in_flight[0])
-        following = [*decoding, *self._within_budget(prompts, len(decoding))]
+        patient_rows = self._patient_rows(len(decoding))
+        following = [*decoding, *self._within_budget(prompts, len(decoding), patient_rows)]
         kv = self._kv
         missing = [kv.blocks_for(each.end) - len(each.sequence.table.blocks) for each in following]
         if sum([each for each in missing if each > 0]) > kv.num_available:
             return None
         if self._speculation is not None and not self._speculation.skip_policy(len(decoding)):
             return None
-        step = StepBuilder(budget=self._max_num_batched_tokens)
+        step = StepBuilder(budget=self._max_num_batched_tokens, patient_rows=patient_rows)
+        if patient_rows is not None:
+            step.patient_rows = patient_rows - sum(
+                each.num_rows for each in following if each.num_rows > 1 and is_patient(each.sequence)
+            )
         for each, num_blocks in zip(following, missing, strict=True):
             new_blocks = kv.allocate(each.sequence.table, num_blocks) if num_blocks > 0 else ()
             if each.num_rows:
@@ -294,15 +308,26 @@ class Scheduler:
                 found.append(_FollowingRows(sequence, num_in_flight, wanted))
         return decoding, prompts
 
-    def _within_budget(self, prompts: list["_FollowingRows"], num_decoding: int) -> list["_FollowingRows"]:
-        """As many rows of the prompts, in their order, as the decoding sequences leave."""
+    def _within_budget(
+        self, prompts: list["_FollowingRows"], num_decoding: int, patient_rows: int | None
+    ) -> list["_FollowingRows"]:
+        """As many rows of the prompts, in their order, as the decoding sequences and their targets leave."""
         budget, found = self._max_num_batched_tokens - num_decoding, []
         for each in prompts:
             num_rows = min(each.num_rows, budget)
+            if patient_rows is not None and is_patient(each.sequence):
+                num_rows = min(num_rows, patient_rows)
+                patient_rows -= num_rows
             if num_rows:
                 found.append(_FollowingRows(each.sequence, each.num_in_flight, num_rows))
             budget -= num_rows
         return found
+
+    def _patient_rows(self, num_decoding: int) -> int | None:
+        """Rows of prompts without targets in a step in which so many sequences decode; None: no limit."""
+        if self._targets is None or not self._targets.limits(self._running):
+            return None
+        return self._targets.patient_rows(num_decoding)
 
     def _all_need_only_logits(self) -> bool:
         """Neither a running sequence nor the one that would be admitted next needs more than logits."""
@@ -510,6 +535,9 @@ class Scheduler:
         """
         num_rows, budget = len(sequence.token_ids) - sequence.num_computed, step.budget
         num_rows = num_rows if num_rows < budget else budget
+        if num_rows > 1 and step.patient_rows is not None and is_patient(sequence):
+            num_rows = min(num_rows, step.patient_rows)
+            step.patient_rows -= num_rows
         if sequence.status is not Status.RUNNING or num_rows == 0:
             return
         lacking = sequence.num_computed + num_rows - len(sequence.table.blocks) * self._kv.block_size
@@ -539,8 +567,29 @@ class Scheduler:
         self._waiting.add(sequence)
         self._num_preemptions += 1
 
-    def _admit_waiting(self, step: "StepBuilder") -> None:
+    def _admit_due_before(self, begun: Sequence, step: "StepBuilder") -> None:
+        """Start the waiting sequences that are due before a prompt that is partly computed."""
+        key = begun.priority_key
+        if self._waiting and not step.preempted:
+            self._admit_waiting(step, lambda each: each.request.due_s is not None and each.priority_key < key)
+
+    def _next_to_start(self, step: "StepBuilder", among: Callable[[Sequence], bool] | None) -> Sequence | None:
+        """The first of those that wait, as far as it leaves enough room to sequences with targets."""
+        if step.patient_rows is None:
+            return self._waiting.first() if among is None else self._waiting.first_of(among)
+        assert self._targets is not None, "without targets there is no limit"
+        may_unpaced, has_rows = self._targets.may_start(self._running), step.patient_rows > 0
+
+        def may_start(each: Sequence) -> bool:
+            fits = is_paced(each) or (may_unpaced and (has_rows or not is_patient(each)))
+            return fits and (among is None or among(each))
+
+        return self._waiting.first_of(may_start)
+
+    def _admit_waiting(self, step: "StepBuilder", among: Callable[[Sequence], bool] | None = None) -> None:
         """Start waiting sequences in the order of their queue, while slots, rows and blocks last.
+
+        among: which of them; None: all, as far as they leave room for those with targets.
 
         All known tokens of a sequence must fit next to what the running ones will soon want, so that it is not
         preempted at once. Where nothing runs, all blocks are available, and it fits. Slots with rows in a step in
@@ -552,8 +601,8 @@ class Scheduler:
         if self._in_flight:
             free_slots = [slot for slot in free_slots if slot not in self._in_flight[0].rows.slots]
         while self._waiting and free_slots and step.budget > 0:
-            sequence = self._waiting.first()
-            if self._in_flight and not sequence.needs_only_logits:
+            sequence = self._next_to_start(step, among)
+            if sequence is None or (self._in_flight and not sequence.needs_only_logits):
                 return
             prefix = self._shared_prefix(sequence)
             num_own = self._kv.blocks_for(sequence.num_tokens) - len(prefix)
@@ -576,6 +625,9 @@ class Scheduler:
         sequence.num_computed = num_cached
         insort(self._running, sequence, key=_priority_key)
         num_rows = min(sequence.num_uncomputed, step.budget)
+        if step.patient_rows is not None and is_patient(sequence):
+            num_rows = min(num_rows, step.patient_rows)
+            step.patient_rows -= num_rows
         missing = self._kv.blocks_for(num_cached + num_rows) - len(prefix)
         if self._speculation is not None:
             self._speculation.start(sequence)
@@ -746,9 +798,13 @@ class Scheduler:
 
 @dataclass(slots=True)
 class StepBuilder:
-    """A StepPlan in the making. budget: rows that may still be added. sequences: of rows, in their order."""
+    """A StepPlan in the making. budget: rows that may still be added. sequences: of rows, in their order.
+
+    patient_rows: of the budget, that prompts without targets may still have; None: as many as there are.
+    """
 
     budget: int
+    patient_rows: int | None = None
     started: list[SequenceStart] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     rows: StepRows = field(default_factory=StepRows)

@@ -15,7 +15,7 @@ Finding the next sequence takes O(log n) for n waiting tenants; tokens are count
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice, pairwise
 
@@ -78,6 +78,11 @@ class WaitingQueue:
     def first(self) -> Sequence:
         """The sequence to admit next. The queue is not empty."""
         return self._levels[self._priorities[0]].first()
+
+    def first_of(self, may_start: Callable[[Sequence], bool]) -> Sequence | None:
+        """The first one, in the same order, of those that may start; None: none of them may."""
+        in_order = (each for priority in self._priorities for each in self._levels[priority].in_order())
+        return next(filter(may_start, in_order), None)
 
     def admit(self, sequence: Sequence, *, num_uncached: int) -> None:
         """Remove a sequence that starts to run. num_uncached: its known tokens that must be computed.
@@ -142,6 +147,12 @@ class _Level:
 
     def first(self) -> Sequence:
         return self._preempted[0] if self._preempted else self._next_line().sequences[0]
+
+    def in_order(self) -> Iterator[Sequence]:
+        """The preempted ones, then those of each tenant, in the order of the tenants' turns."""
+        yield from self._preempted
+        for line in sorted(self._lines.values(), key=lambda each: each.turn):
+            yield from line.sequences
 
     def add(self, sequence: Sequence, least_service: int) -> None:
         """least_service: to which its tenant's is raised if no other tenant waits."""

@@ -136,12 +136,23 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
 
 
 def test_too_many_samples_make_a_target_per_token_unattainable() -> None:
+    """Oracle: a step of n samples takes 10 ms and a seventh of that for each sample after the first."""
     made, decisions = admission()
+    for number in range(4):
+        made.admit(asked(f"{number}", "pace"), 0.0)
+    with pytest.raises(TargetError, match="TPOT target of 15 ms"):
+        made.admit(asked("fifth", "pace"), 0.0)
+    assert [each[1] for each in decisions] == [*[Decision.MET] * 4, Decision.REFUSED]
+
+
+def test_samples_without_a_target_per_token_count_as_far_as_the_engine_starts_them() -> None:
+    """Of the three that fit within 13.5 ms one is always unpaced; the others wait, however many there are."""
+    made, _ = admission()
     made.admit(asked("first", "pace"), 0.0)
     fill(made, 1, count=6)
-    with pytest.raises(TargetError, match="TPOT target of 15 ms"):
-        made.admit(asked("second", "pace"), 0.0)
-    assert [each[1] for each in decisions] == [Decision.MET, Decision.REFUSED]
+    assert made.predict(asked("second", "pace"), 0.0).tpot_s == pytest.approx(STEP_S * (1 + 2 / 7), rel=0.01)
+    waits = made.predict(asked("late", "chat"), 0.0).ttft_s
+    assert waits == pytest.approx(6 * 64 * STEP_S + 2 * STEP_S, rel=0.1)
 
 
 def test_a_class_that_waits_is_let_in_without_being_due() -> None:
