@@ -86,7 +86,7 @@ def _header_params(headers: Headers) -> tuple[bool | None, int | None]:
 
 
 def _class_name(body: Speculative, headers: Headers, config: SpeculationConfig, service_tier: str | None) -> str:
-    """Classes that FASER's own names ask for must exist. Others name tiers and objectives that need not concern it."""
+    """Classes that FASER's own names ask for must exist; what others name need not concern this server."""
     for name, param in ((body.class_, "speculative.class"), (headers.get(CLASS_HEADER), CLASS_HEADER)):
         if name is None:
             continue

@@ -141,9 +141,9 @@ class Admission:
         )
 
     def _places(self, pace: Pace, request: Request, now_s: float) -> tuple[int, int, int]:
-        """Paced and unpaced samples that will run next to a newcomer, and how many have to end before it
-        starts.""" samples, paced, unpaced = request.sampling.n, self._num_paced, self._num_samples -
-        self._num_paced self._room.see(request.speculation.slo.tpot_ms, now_s)
+        """Paced and unpaced samples that will run next to a newcomer, and how many must end before it starts."""
+        samples, paced, unpaced = request.sampling.n, self._num_paced, self._num_samples - self._num_paced
+        self._room.see(request.speculation.slo.tpot_ms, now_s)
         token_s = self._room.tightest_s(now_s)
         if token_s is None:
             return 0, min(unpaced, pace.num_slots), unpaced + samples - pace.num_slots

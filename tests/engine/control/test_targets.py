@@ -90,7 +90,7 @@ def test_a_newcomer_without_a_target_waits_for_the_rest_of_a_begun_prompt() -> N
 
 
 def test_patient_sequences_leave_room_for_a_target_that_was_asked_for() -> None:
-    """Oracle: a step of n sequences takes 10 + n ms: 16 ms, less a tenth, are room for four, one of it left free."""
+    """Oracle: a step of n sequences takes 10 + n ms. 16 ms, less a tenth, are room for four; one is left free."""
     driver = Driver(max_num_seqs=SLOTS, pace=fit(), max_model_len=64)
     driver.add(paced("target", 16, max_tokens=40))
     driver.step()
