@@ -134,10 +134,9 @@ class Admission:
             wait_s += short * self._mean_answer * float(pace.token_s(min(held, pace.num_slots))) / held
         prompts_s = float(pace.prompt_steps(beside, prompts)) * float(pace.decoding_s(beside + 1))
         prompts_s += float(pace.prompt_s(beside, prompts))
-        stretch = 1 / max(1 - self._load(now_s), 0.1)
         return Prediction(
             ttft_s=max(now_s - request.arrival_s, 0.0) + wait_s + prompts_s,
-            tpot_s=float(pace.token_s(min(beside + samples, pace.num_slots))) * stretch,
+            tpot_s=float(pace.token_s(min(beside + samples, pace.num_slots))) / self._spare(now_s),
         )
 
     def _places(self, pace: Pace, request: Request, now_s: float) -> tuple[int, int, int]:
@@ -147,7 +146,7 @@ class Admission:
         token_s = self._room.tightest_s(now_s)
         if token_s is None:
             return 0, min(unpaced, pace.num_slots), unpaced + samples - pace.num_slots
-        self._room.fit(pace, token_s)
+        self._room.fit(pace, token_s / self.token_margin.value * self._spare(now_s))
         if _is_paced(request):
             unpaced = min(unpaced, self._room.unpaced(paced + samples))
             return paced, unpaced, paced + unpaced + samples - pace.num_slots
@@ -174,6 +173,10 @@ class Admission:
         self._num_samples += request.sampling.n
         self._num_paced += request.sampling.n if _is_paced(request) else 0
         return request
+
+    def _spare(self, now_s: float) -> float:
+        """The share of time that prompts leave to steps."""
+        return max(1 - self._load(now_s), 0.1)
 
     def _load(self, now_s: float) -> float:
         return self._prompt_load * math.exp(-max(now_s - self._load_at_s, 0.0) / _PROMPTS_S)

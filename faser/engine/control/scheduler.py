@@ -38,7 +38,7 @@ from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
-from faser.engine.control.targets import TargetKeeper, is_paced, is_patient
+from faser.engine.control.targets import TargetKeeper, is_paced
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
@@ -244,7 +244,7 @@ class Scheduler:
                 begun.append(sequence)
             else:
                 self._serve(sequence, step, kept.get(sequence, ()))
-        step.patient_rows = self._patient_rows(len(step.sequences))
+        step.prompt_rows = self._most_prompt_rows(len(step.sequences))
         for sequence in begun:
             self._admit_due_before(sequence, step)
             self._serve(sequence, step)
@@ -269,19 +269,14 @@ class Scheduler:
         if not self._all_need_only_logits():
             return None
         decoding, prompts = self._following(self._in_flight[0])
-        patient_rows = self._patient_rows(len(decoding))
-        following = [*decoding, *self._within_budget(prompts, len(decoding), patient_rows)]
+        step = StepBuilder(budget=self._max_num_batched_tokens, prompt_rows=self._most_prompt_rows(len(decoding)))
+        following = [*decoding, *self._within_budget(prompts, len(decoding), step)]
         kv = self._kv
         missing = [kv.blocks_for(each.end) - len(each.sequence.table.blocks) for each in following]
         if sum([each for each in missing if each > 0]) > kv.num_available:
             return None
         if self._speculation is not None and not self._speculation.skip_policy(len(decoding)):
             return None
-        step = StepBuilder(budget=self._max_num_batched_tokens, patient_rows=patient_rows)
-        if patient_rows is not None:
-            step.patient_rows = patient_rows - sum(
-                each.num_rows for each in following if each.num_rows > 1 and is_patient(each.sequence)
-            )
         for each, num_blocks in zip(following, missing, strict=True):
             new_blocks = kv.allocate(each.sequence.table, num_blocks) if num_blocks > 0 else ()
             if each.num_rows:
@@ -309,25 +304,31 @@ class Scheduler:
         return decoding, prompts
 
     def _within_budget(
-        self, prompts: list["_FollowingRows"], num_decoding: int, patient_rows: int | None
+        self, prompts: list["_FollowingRows"], num_decoding: int, step: "StepBuilder"
     ) -> list["_FollowingRows"]:
-        """As many rows of the prompts, in their order, as the decoding sequences and their targets leave."""
+        """As many rows of the prompts, in their order, as the decoding sequences and targets leave."""
         budget, found = self._max_num_batched_tokens - num_decoding, []
         for each in prompts:
-            num_rows = min(each.num_rows, budget)
-            if patient_rows is not None and is_patient(each.sequence):
-                num_rows = min(num_rows, patient_rows)
-                patient_rows -= num_rows
+            num_rows = self._prompt_rows(each.sequence, min(each.num_rows, budget), step)
             if num_rows:
                 found.append(_FollowingRows(each.sequence, each.num_in_flight, num_rows))
             budget -= num_rows
         return found
 
-    def _patient_rows(self, num_decoding: int) -> int | None:
-        """Rows of prompts without targets in a step in which so many sequences decode; None: no limit."""
+    def _most_prompt_rows(self, num_decoding: int) -> int | None:
+        """Rows of prompts in a step in which so many sequences decode; None: no target limits them."""
         if self._targets is None or not self._targets.limits(self._running):
             return None
-        return self._targets.patient_rows(num_decoding)
+        return self._targets.prompt_rows(num_decoding)
+
+    def _prompt_rows(self, sequence: Sequence, num_rows: int, step: "StepBuilder") -> int:
+        """How many of so many rows of a prompt the step gets, which counts them."""
+        if step.prompt_rows is None:
+            return num_rows
+        assert self._targets is not None, "without targets there is no limit"
+        num_rows = min(num_rows, max(step.prompt_rows, self._targets.rows_due(sequence)))
+        step.prompt_rows = max(step.prompt_rows - num_rows, 0)
+        return num_rows
 
     def _all_need_only_logits(self) -> bool:
         """Neither a running sequence nor the one that would be admitted next needs more than logits."""
@@ -535,9 +536,8 @@ class Scheduler:
         """
         num_rows, budget = len(sequence.token_ids) - sequence.num_computed, step.budget
         num_rows = num_rows if num_rows < budget else budget
-        if num_rows > 1 and step.patient_rows is not None and is_patient(sequence):
-            num_rows = min(num_rows, step.patient_rows)
-            step.patient_rows -= num_rows
+        if num_rows > 1:
+            num_rows = self._prompt_rows(sequence, num_rows, step)
         if sequence.status is not Status.RUNNING or num_rows == 0:
             return
         lacking = sequence.num_computed + num_rows - len(sequence.table.blocks) * self._kv.block_size
@@ -575,14 +575,14 @@ class Scheduler:
 
     def _next_to_start(self, step: "StepBuilder", among: Callable[[Sequence], bool] | None) -> Sequence | None:
         """The first of those that wait, as far as it leaves enough room to sequences with targets."""
-        if step.patient_rows is None:
+        if step.prompt_rows is None:
             return self._waiting.first() if among is None else self._waiting.first_of(among)
         assert self._targets is not None, "without targets there is no limit"
-        may_unpaced, has_rows = self._targets.may_start(self._running), step.patient_rows > 0
+        may_unpaced, has_rows = self._targets.may_start(self._running), step.prompt_rows > 0
 
         def may_start(each: Sequence) -> bool:
-            fits = is_paced(each) or (may_unpaced and (has_rows or not is_patient(each)))
-            return fits and (among is None or among(each))
+            has_room = may_unpaced or is_paced(each)
+            return has_room and (has_rows or each.request.due_s is not None) and (among is None or among(each))
 
         return self._waiting.first_of(may_start)
 
@@ -624,10 +624,7 @@ class Scheduler:
         sequence.slot = slot
         sequence.num_computed = num_cached
         insort(self._running, sequence, key=_priority_key)
-        num_rows = min(sequence.num_uncomputed, step.budget)
-        if step.patient_rows is not None and is_patient(sequence):
-            num_rows = min(num_rows, step.patient_rows)
-            step.patient_rows -= num_rows
+        num_rows = self._prompt_rows(sequence, min(sequence.num_uncomputed, step.budget), step)
         missing = self._kv.blocks_for(num_cached + num_rows) - len(prefix)
         if self._speculation is not None:
             self._speculation.start(sequence)
@@ -800,11 +797,11 @@ class Scheduler:
 class StepBuilder:
     """A StepPlan in the making. budget: rows that may still be added. sequences: of rows, in their order.
 
-    patient_rows: of the budget, that prompts without targets may still have; None: as many as there are.
+    prompt_rows: of the budget, that prompts may still have unless they are due; None: as many as there are.
     """
 
     budget: int
-    patient_rows: int | None = None
+    prompt_rows: int | None = None
     started: list[SequenceStart] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     rows: StepRows = field(default_factory=StepRows)

@@ -1,16 +1,17 @@
 """TargetKeeper: how much room running sequences without a target per token leave to those that have one.
 
-Unpaced sequences start only as far as TargetRoom lets them. A patient one, which is unpaced and due at no time
-either, also computes its prompt in as many rows of a step as fit within the tightest target; a sixteenth of the
-rows of a step are always there for these. How long tokens of paced sequences really take is followed: the room
-shrinks while they take longer than their targets, and grows again.
+Unpaced sequences start only as far as TargetRoom lets them. Prompts get as many rows of a step as fit within the
+tightest target, a sixteenth of all rows at least, and one that is due gets those that it needs for that. How long
+tokens of paced sequences really take is followed: the room shrinks while they take longer than their targets, and
+grows again.
 
 So none waits for ever: of q unpaced sequences in line the last one starts once q others, at most, have run one
-after the other. Knows the pace and the targets; what a sequence is owed beyond that, admission has decided before
-it came.
+after the other; and a prompt whose patience is over is the first one of a step that gets rows. Knows the pace and
+the targets; what a sequence is owed beyond that, admission has decided before it came.
 """
 
 from collections.abc import Sequence as Many
+from math import ceil
 
 import numpy as np
 
@@ -20,12 +21,10 @@ from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import Sequence
 
 _PERIOD_S = 0.5  # after which limits are computed anew
-_SHARE_OF_ROWS = 16  # of which one is for patient prompts
-_LESS, _MORE, _LEAST = (
-    0.85,
-    1.05,
-    0.2,
-)  # the room's factor: in a period that was too slow, in another one, at least
+_SHARE_OF_ROWS = 16  # of which one is always for prompts
+_HASTE = 1.5  # times as many rows as a prompt needs if all goes well
+_WANTED = 0.7  # of their targets that tokens should take on average, so that few take longer
+_LESS, _MORE, _LEAST = 0.85, 1.05, 0.2  # the room's factor: after too slow a period, after others, at least
 
 
 class TargetKeeper:
@@ -36,7 +35,8 @@ class TargetKeeper:
         self._room = TargetRoom()
         self._due_s = 0.0
         self._factor = 1.0
-        self._rows: list[int] = []  # of patient prompts, by the number of sequences that decode; empty: no limit
+        self._rows: list[int] = []  # of prompts, by the number of sequences that decode; empty: no limit
+        self._step_s = 0.0  # that a step is planned to take at most
         self._then: dict[Sequence, tuple[float, int]] = {}  # time and tokens of paced sequences, a period ago
 
     def see(self, sequence: Sequence) -> None:
@@ -63,9 +63,18 @@ class TargetKeeper:
         num_paced = sum(map(is_paced, running))
         return len(running) - num_paced < self._room.unpaced(num_paced)
 
-    def patient_rows(self, num_decoding: int) -> int:
-        """Rows of patient prompts in a step in which so many sequences decode, at least one."""
+    def prompt_rows(self, num_decoding: int) -> int:
+        """Rows of prompts in a step in which so many sequences decode, at least one."""
         return self._rows[min(num_decoding, len(self._rows) - 1)]
+
+    def rows_due(self, sequence: Sequence) -> int:
+        """Rows that its prompt needs in the next step to be computed when it is due; all if that is over."""
+        if sequence.request.due_s is None:
+            return 0
+        left_s = sequence.request.due_s - self._clock.now()
+        if left_s <= self._step_s:
+            return sequence.num_uncomputed
+        return ceil(sequence.num_uncomputed * _HASTE * self._step_s / left_s)
 
     def _follow(self, running: Many[Sequence], now_s: float) -> None:
         """Compare what the tokens of the last period have taken with what they may take."""
@@ -80,12 +89,13 @@ class TargetKeeper:
                 target_s = (each.request.speculation.slo.tpot_ms or 0.0) / 1000
                 ratios.append((now_s - began_s) / max(each.num_tokens - tokens, 1) / target_s)
         if ratios:
-            moved = self._factor * (_LESS if sum(ratios) > len(ratios) else _MORE)
+            moved = self._factor * (_LESS if sum(ratios) > _WANTED * len(ratios) else _MORE)
             self._factor = min(max(moved, _LEAST), 1.0)
 
     def _limit(self, token_s: float) -> None:
         pace = self._pace.pace()
         self._room.fit(pace, token_s)
+        self._step_s = float(token_s * pace.decoding_s(1) / pace.token_s(1))
         rows = np.unique(np.geomspace(1, self._most_rows, 24).astype(np.int64)).astype(np.float64)
         least = max(self._most_rows // _SHARE_OF_ROWS, 1)
         self._rows = [self._most_rows]  # nothing decodes
@@ -99,8 +109,3 @@ class TargetKeeper:
 def is_paced(sequence: Sequence) -> bool:
     """It has a target per token."""
     return sequence.request.speculation.slo.tpot_ms is not None
-
-
-def is_patient(sequence: Sequence) -> bool:
-    """Nothing says when it has to have a token."""
-    return sequence.request.due_s is None and not is_paced(sequence)
