@@ -171,7 +171,7 @@ def _requests(machine: MadeMachine, source: str, seed: int, asked: argparse.Name
     first = len(trace) * (2 * seed + 1) // (2 * asked.seeds) - asked.requests // 2
     part = trace[max(first, 0) :][: asked.requests]
     if source == "poisson":
-        part = tuple((at_s, *lengths) for (at_s, *_), (_, *lengths) in zip(made, part, strict=True))
+        part = tuple((at_s, prompt, answer) for (at_s, _, _), (_, prompt, answer) in zip(made, part, strict=True))
     return paced(part, 1.0, scale=machine.length_scale)
 
 

@@ -65,7 +65,7 @@ class Pace:
 
     def decoding_s(self, num_sequences: float | Floats) -> Floats:
         """Seconds of a step in which so many sequences decode; beyond the slots as at the slots."""
-        return np.asarray(np.interp(num_sequences, self.sequences, self.step_s))
+        return np.asarray(np.interp(num_sequences, self.sequences, self.step_s), dtype=np.float64)
 
     def token_s(self, num_sequences: float | Floats) -> Floats:
         """Seconds per token of each of so many sequences that decode, without prompts between."""
@@ -87,7 +87,8 @@ class Pace:
 
     def _room(self, num_sequences: float | Floats) -> Floats:
         """Prompt rows of a step; a newcomer takes one of the sequences' places, so it has one at least."""
-        return np.maximum(self.most_rows - np.minimum(num_sequences, self.num_slots), 1.0)
+        left = self.most_rows - np.minimum(num_sequences, self.num_slots)
+        return np.asarray(np.maximum(left, 1.0), dtype=np.float64)
 
     def _rows_s(self, rows: float | Floats) -> Floats:
         """Rising on beyond the last row count as between the last two."""
@@ -209,8 +210,8 @@ class Forecast:
         wait_s = self.rate * float(lengths.mean(work_s**2)) / (2 * (1 - self._ahead_busy))
         self._ahead_s = wait_s / self._ahead_busy if self._ahead_busy else 0.0  # of a newcomer that waits at all
         # What has come meanwhile fills the step in which a prompt ends.
-        room = pace.most_rows - n
-        left_s = pace.prompt_s(n, room - 1 - (lengths.prompts - 1) % room)
+        most = max(pace.most_rows - n, 1)
+        left_s = pace.prompt_s(n, most - 1 - (lengths.prompts - 1) % most)
         before_s = self._mean_first_s() - pace.decoding_s(n)
         behind_s = (
             self.rate * np.maximum(before_s, 0.0) * float(lengths.mean(prompt_s[min(n, pace.num_slots) - 1]))
@@ -368,7 +369,7 @@ def _chances(ratios: Floats, *, most: int) -> Floats:
     weights = np.exp(logs - logs.max())
     weights /= weights.sum()
     kept = int(np.flatnonzero(weights > _NEGLIGIBLE)[-1]) + 1
-    return weights[:kept] / weights[:kept].sum()
+    return np.asarray(weights[:kept] / weights[:kept].sum())
 
 
 def _within(seconds: float, mean_s: Floats, deviation_s: Floats) -> Floats:

@@ -104,11 +104,9 @@ class PaceFit:
         step_s, tokens = [], []
         for count in sequences:
             promised_s = self._plain_s(count)
-            level = None
-            if known:
-                level = self._levels[min(known, key=lambda at, count=count: abs(at - count.bit_length()))]
-            step_s.append(promised_s if level is None else promised_s * level.ratio)
-            tokens.append(1.0 if level is None else level.tokens)
+            _, at = min(((abs(at - count.bit_length()), at) for at in known), default=(0, None))
+            step_s.append(promised_s if at is None else promised_s * self._levels[at].ratio)
+            tokens.append(1.0 if at is None else self._levels[at].tokens)
         factor = self._prompt_s / self._promised_s if self._promised_s else 1.0
         return _with_rows(self._costs, sequences, step_s, tokens, self._most_rows, factor)
 
