@@ -150,6 +150,11 @@ class AsyncEngine:
         return self._room.most_of_one
 
     @property
+    def has_pace(self) -> bool:
+        """The engine has said how fast it is, so latencies are predicted."""
+        return self._admission.pace is not None
+
+    @property
     def stats(self) -> EngineStats:
         return self._stats
 
