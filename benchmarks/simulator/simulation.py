@@ -112,7 +112,8 @@ class Simulation:
     attribute `pace` is fitted to the steps from another copy.
     model_trace: what the model drafts of the same requests, where the control plane chooses between it and drafts
     from text, those of trace. classes: which the requests have in turn, each a tenant of its own; none: all have
-    slo. admission: decides about them, as in front of a live engine. An instance serves one run.
+    slo. admission: decides about them, as in front of a live engine. steers: False: targets weigh drafts and
+    nothing else. An instance serves one run.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Simulation:
         model_trace: Trace | None = None,
         classes: Sequence[SpeculationParams] = (),
         admission: Admission | None = None,
+        steers: bool = True,
     ) -> None:
         self._classes, self._admission = classes, admission
         self._pace_due_s = 0.0
@@ -157,7 +159,7 @@ class Simulation:
             seed=seed,
             clock=self.clock,
             speculation=make_control(copy.deepcopy(machine.costs), self.clock),
-            pace=self.pace,
+            pace=self.pace if steers else None,
         )
         self._open: dict[str, Served] = {}
         self._outcome = Outcome()

@@ -1,4 +1,5 @@
-"""`faser plan`: what it says of a pace, what it measures on an engine, and what it refuses before a model is loaded."""
+"""`faser plan`: what it says of a pace, what it measures on an engine, and what it refuses before a model is
+loaded."""
 
 import json
 import re
@@ -45,7 +46,9 @@ def test_a_rate_near_the_capacity_is_not_known() -> None:
 
 def test_the_table_names_rates_targets_and_times() -> None:
     text = table(Own, SLO, [held("without drafts", PACE, LENGTHS, SLO, 2.0)])  # type: ignore[arg-type]
-    assert re.search(r"without drafts: \d+\.\d\d at most; \d+\.\d\d with 90% of them within TTFT 200 ms and TPOT", text)
+    assert re.search(
+        r"without drafts: \d+\.\d\d at most; \d+\.\d\d with 90% of them within TTFT 200 ms and TPOT", text
+    )
     assert re.search(r"At 2 requests a second:\n  without drafts: TTFT \d+ ms \(99 % within \d+\), TPOT", text)
 
 
