@@ -13,6 +13,7 @@ at_90: the highest load, as a share of the capacity, at which 90 % keep them, be
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
