@@ -6,6 +6,7 @@
     ├── RequestError           the caller's: names the field and the limit       → 400
     │   └── UnknownModelError  the caller's: no such model                       → 404
     ├── OverloadError          the load's: the queue is full                     → 503 + Retry-After
+    │   └── TargetError        the load's: a latency target cannot be met        → 429 + Retry-After
     ├── NotReadyError          ours or the load's: loading, restarting, draining → 503 + Retry-After
     ├── DeadlineError          the load's: not finished by the deadline          → 504
     └── EngineError            ours: a bug struck a request                      → 500
@@ -45,6 +46,10 @@ class OverloadError(FaserError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class TargetError(OverloadError):
+    """A latency target of the request cannot be met now, and its class refuses such requests."""
 
 
 class NotReadyError(FaserError):

@@ -260,11 +260,16 @@ class Slo:
 NO_TARGETS = Slo()
 
 
+WAIT, REFUSE = "wait", "refuse"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
-    """Speculation of one request. max_tokens: draft tokens per step, at most; None: the server's cap; 0: off.
+    """Speculation and targets of one request. max_tokens: draft tokens per step, at most; None: the server's cap;
+    0: off.
 
-    trace: its outputs say where each token comes from.
+    trace: its outputs say where each token comes from. admission: what becomes of it if a target cannot be met:
+    WAIT, REFUSE, or the name of the class as which it runs instead.
     """
 
     enabled: bool = True
@@ -272,6 +277,7 @@ class SpeculationParams:
     class_name: str = DEFAULT_CLASS
     slo: Slo = NO_TARGETS
     trace: bool = False
+    admission: str = WAIT
 
 
 DEFAULT_SPECULATION = SpeculationParams()
@@ -288,6 +294,8 @@ class Request:
     predicted_token_ids: a text that the answer may repeat; only drafts are copied from it.
     tenant: who shares the engine fairly with others: an API key, or a connection; opaque to the engine.
     deadline_s: by time.monotonic(); an unfinished request is aborted then. None: never.
+    due_s: by the same clock, when its first token is due. None: it has no target, or none that can be met.
+    expected_tokens: that the client expects of the answer; None: it does not say.
     may_record: its tokens may be kept after its end, in a record of the traffic.
 
     Raises RequestError for a priority that does not fit 64 bits.
@@ -304,6 +312,8 @@ class Request:
     predicted_token_ids: tuple[int, ...] = ()
     tenant: str = ""
     deadline_s: float | None = None
+    due_s: float | None = None
+    expected_tokens: int | None = None
     may_record: bool = True
 
     def __post_init__(self) -> None:
@@ -536,6 +546,58 @@ class SpeculationStats:
     def accepted_per_position(self) -> tuple[int, ...]:
         """[cap] how often the i-th token of a draft was accepted, in all classes."""
         return tuple(map(sum, zip(*(counts for _, counts in self.accepted_at), strict=True)))
+
+
+class Decision(StrEnum):
+    """What became of a request with targets when it arrived. MET: all of them should be met."""
+
+    MET = "met"
+    WAITS = "waits"
+    REFUSED = "refused"
+    DEGRADED = "degraded"
+
+
+class Target(StrEnum):
+    """The target that a decision is about. NONE: all are met."""
+
+    NONE = "none"
+    TTFT = "ttft"
+    TPOT = "tpot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassOutlook:
+    """Of the requests of one class with targets: the share that should meet them at the present rate.
+
+    headroom: by share of requests that meet their targets, how many more requests a second of all classes may come
+    until only that share of this class does; below 0 where fewer do already.
+    """
+
+    class_name: str
+    attainment: float
+    headroom: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What the latency model expects at the present rate, in requests a second; times in seconds.
+
+    is_known: False: the load is beyond what the model knows, and times are not reported.
+    """
+
+    rate: float
+    capacity: float
+    is_known: bool
+    ttft_s: float = 0.0
+    ttft_p99_s: float = 0.0
+    tpot_s: float = 0.0
+    latency_s: float = 0.0
+    latency_p99_s: float = 0.0
+    classes: tuple[ClassOutlook, ...] = ()
+
+    @property
+    def utilisation(self) -> float:
+        return self.rate / self.capacity if self.capacity else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

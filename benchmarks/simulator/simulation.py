@@ -5,22 +5,32 @@ propose, run both, commit. The executor knows the true costs and acceptance; a p
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.simulator.executor import SimulatedExecutor
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import Arrival
+from faser.engine.client.admission import Admission
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan, StepResult, StepSpan
 from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
+from faser.engine.control.pace import PaceFit
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
-from faser.errors import ConfigError
-from faser.types import Request, SamplingParams, Slo, SpeculationParams, SpeculationStats
+from faser.errors import ConfigError, TargetError
+from faser.types import (
+    DEFAULT_CLASS,
+    NO_TARGETS,
+    Request,
+    SamplingParams,
+    Slo,
+    SpeculationParams,
+    SpeculationStats,
+)
 
 MakeControl = Callable[[CostModel, SimulatedClock], SpeculationControl | None]
 
@@ -62,6 +72,8 @@ class Served:
     first_s: float = 0.0
     finished_s: float = 0.0
     num_tokens: int = 0
+    class_name: str = DEFAULT_CLASS
+    slo: Slo = NO_TARGETS  # that it was sent with, whatever became of it
 
     @property
     def tpot_s(self) -> float:
@@ -73,11 +85,13 @@ class Served:
 class Outcome:
     """The result of a run. Seconds are simulated.
 
+    refused: by admission.
     window_tokens: output tokens within the duration, all of them without a duration. busy_s: drafting, steps and
     overheads. turns: decoding sequences, summed over steps. drafted, verified, accepted: tokens.
     """
 
     served: list[Served] = field(default_factory=list)
+    refused: list[Served] = field(default_factory=list)
     elapsed_s: float = 0.0
     busy_s: float = 0.0
     draft_s: float = 0.0
@@ -94,9 +108,12 @@ class Outcome:
 class Simulation:
     """One machine and one policy, from an empty engine to the last answer.
 
-    make_control: makes the control of speculation; gets a copy of the costs, which it corrects by itself.
+    make_control: makes the control of speculation; gets a copy of the costs, which it corrects by itself. The
+    attribute `pace` is fitted to the steps from another copy.
     model_trace: what the model drafts of the same requests, where the control plane chooses between it and drafts
-    from text, those of trace. An instance serves one run.
+    from text, those of trace. classes: which the requests have in turn, each a tenant of its own; none: all have
+    slo. admission: decides about them, as in front of a live engine. steers: False: targets weigh drafts and
+    nothing else. An instance serves one run.
     """
 
     def __init__(
@@ -108,7 +125,12 @@ class Simulation:
         slo: Slo | None = None,
         seed: int = 0,
         model_trace: Trace | None = None,
+        classes: Sequence[SpeculationParams] = (),
+        admission: Admission | None = None,
+        steers: bool = True,
     ) -> None:
+        self._classes, self._admission = classes, admission
+        self._pace_due_s = 0.0
         self._trace = trace
         self._model_trace = model_trace
         self._machine = machine
@@ -123,6 +145,11 @@ class Simulation:
             model_methods=() if model_trace is None else model_trace.methods,
             draft_share=machine.draft_share,
         )
+        self.pace = PaceFit(
+            copy.deepcopy(machine.costs),
+            num_slots=machine.max_num_seqs,
+            most_rows=machine.max_num_batched_tokens,
+        )
         self.scheduler = Scheduler(
             kv=KvManager(machine.num_blocks, machine.block_size, enable_prefix_caching=False),
             max_num_seqs=machine.max_num_seqs,
@@ -132,6 +159,7 @@ class Simulation:
             seed=seed,
             clock=self.clock,
             speculation=make_control(copy.deepcopy(machine.costs), self.clock),
+            pace=self.pace if steers else None,
         )
         self._open: dict[str, Served] = {}
         self._outcome = Outcome()
@@ -214,7 +242,7 @@ class Simulation:
         return len(self._open) < clients and (duration_s is None or self.clock.now() < duration_s)
 
     def _add(self, arrival: Arrival) -> None:
-        number = len(self._outcome.served) + len(self._open)
+        number = len(self._outcome.served) + len(self._open) + len(self._outcome.refused)
         longest = min(self._machine.max_model_len, self._machine.num_blocks * self._machine.block_size)
         if arrival.prompt_len + arrival.output_len > longest:
             raise ConfigError(
@@ -224,16 +252,40 @@ class Simulation:
         arrival_s = self.clock.now() if arrival.at_s is None else arrival.at_s
         by_model = None if self._model_trace is None else self._model_trace.requests[arrival.trace]
         self.executor.expect(number, self._trace.requests[arrival.trace], by_model)
-        self._open[str(number)] = Served(number=number, arrival_s=arrival_s, prompt_len=arrival.prompt_len)
-        self.scheduler.add(
-            Request(
-                request_id=str(number),
-                prompt_token_ids=(number, *(0,) * (arrival.prompt_len - 1)),
-                sampling=SamplingParams(max_tokens=arrival.output_len, ignore_eos=True),
-                arrival_s=arrival_s,
-                speculation=self._speculation_params,
-            )
+        asked = self._classes[number % len(self._classes)] if self._classes else self._speculation_params
+        served = Served(
+            number=number,
+            arrival_s=arrival_s,
+            prompt_len=arrival.prompt_len,
+            class_name=asked.class_name,
+            slo=asked.slo,
         )
+        request = Request(
+            request_id=str(number),
+            prompt_token_ids=(number, *(0,) * (arrival.prompt_len - 1)),
+            sampling=SamplingParams(max_tokens=arrival.output_len, ignore_eos=True),
+            arrival_s=arrival_s,
+            speculation=asked,
+            tenant=asked.class_name if self._classes else "",
+        )
+        if self._admission is not None:
+            try:
+                request = self._admit(request)
+            except TargetError:
+                self._outcome.refused.append(served)
+                self.executor.forget(number)
+                return
+        self._open[str(number)] = served
+        self.scheduler.add(request)
+
+    def _admit(self, request: Request) -> Request:
+        """As a front-end does: the engine has said its pace within the last second. Raises TargetError."""
+        assert self._admission is not None
+        now_s = self.clock.now()
+        if now_s >= self._pace_due_s:
+            self._pace_due_s = now_s + 1.0
+            self._admission.pace = self.pace.pace()
+        return self._admission.admit(request, now_s)
 
     def _count(self, plan: StepPlan, result: StepResult) -> None:
         outcome = self._outcome
@@ -250,11 +302,16 @@ class Simulation:
         now_s, served = self.clock.now(), self._open[delta.request_id]
         if not served.num_tokens:
             served.first_s = now_s
+            if self._admission is not None:
+                self._admission.first_token(delta.request_id, now_s)
         served.num_tokens += len(delta.token_ids)
         if duration_s is None or now_s <= duration_s:
             self._outcome.window_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             assert delta.error is None, delta.error
             served.finished_s = now_s
+            if self._admission is not None:
+                tpot_s = served.tpot_s if served.num_tokens > 1 else None
+                self._admission.end(delta.request_id, num_tokens=served.num_tokens, tpot_s=tpot_s)
             self._outcome.served.append(self._open.pop(delta.request_id))
             self.executor.forget(served.number)

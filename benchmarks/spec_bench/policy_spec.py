@@ -1,5 +1,6 @@
 """PolicySpec: a policy as the command line spells it, and the control of speculation for it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import AUTO, OFF, ON, OverlapOptions
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
+from faser.types import SpeculationParams
 
 LANES = "lanes"  # the partition of a simulated machine
 _OVERLAPS = {"serial": OFF, "overlap": ON, "auto": AUTO}
@@ -38,9 +40,16 @@ class PolicySpec:
         num_slots: int,
         lanes: tuple[InterferenceTable, ...] = (),
         guarded: bool = True,
+        classes: Sequence[SpeculationParams] = (),
     ) -> SpeculationControl:
-        """The control of speculation of a live engine with this drafter and these lanes."""
-        config = SpeculationConfig(method=drafter, policy=self.name, num_speculative_tokens=cap, table=self.table)
+        """The control of speculation of a live engine with this drafter, these lanes and classes of requests."""
+        config = SpeculationConfig(
+            method=drafter,
+            policy=self.name,
+            num_speculative_tokens=cap,
+            table=self.table,
+            classes={each.class_name: each for each in classes},
+        )
         overlap = OverlapOptions(name=LANES, lanes=lanes, mode=self.overlap or OFF) if lanes else None
         control = SpeculationControl(
             config,

@@ -64,6 +64,68 @@ SLO = (
         ),
     ),
     Row(
+        "Targets: what can be held, and who is refused",
+        (
+            Panel(
+                "Requests that may come in addition, by class and share within targets",
+                ((f"faser_goodput_headroom{{{OF_MODEL}}}", "{{class}} {{share}}"),),
+                "reqps",
+                least=None,
+                lines=(0,),
+                note="Below 0, fewer than that share of the class's requests meet their targets.",
+            ),
+            Panel(
+                "Load over capacity, as predicted",
+                ((f"faser_predicted_utilisation_ratio{{{OF_MODEL}}}", "{{pod}}"),),
+                "percentunit",
+                lines=(0.8,),
+                note="Beyond 80 % the latency model does not know, and predicts no times.",
+            ),
+            Panel(
+                "Requests with targets, by what became of them on arrival",
+                (
+                    (
+                        rate("faser_admission_decisions_total", by="class, decision, target"),
+                        "{{class}} {{decision}} {{target}}",
+                    ),
+                ),
+                "reqps",
+                stacked=True,
+            ),
+            Panel(
+                "Attainment: predicted, and measured",
+                (
+                    (f"faser_predicted_attainment_ratio{{{OF_MODEL}}}", "{{class}} predicted"),
+                    (
+                        ratio(
+                            rate("faser_slo_requests_total", 'target="both",result="met"', "class"),
+                            rate("faser_slo_requests_total", 'target="both"', "class"),
+                        ),
+                        "{{class}} measured",
+                    ),
+                ),
+                "percentunit",
+                most=1,
+            ),
+            Panel(
+                "Time to first token: predicted, and measured mean",
+                (
+                    (f"faser_predicted_ttft_seconds{{{OF_MODEL}}}", "predicted {{statistic}}"),
+                    (ratio(rate(f"{TTFT}_sum"), rate(f"{TTFT}_count")), "measured mean"),
+                ),
+                "s",
+            ),
+            Panel(
+                "Time per output token: predicted, and measured mean",
+                (
+                    (f"faser_predicted_tpot_seconds{{{OF_MODEL}}}", "predicted {{statistic}}"),
+                    (ratio(rate(f"{TPOT}_sum"), rate(f"{TPOT}_count")), "measured mean"),
+                ),
+                "s",
+            ),
+        ),
+    ),
+    Row(
         "Latency",
         (
             Panel("Time to first token", quantiles(TTFT), "s"),

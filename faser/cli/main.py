@@ -21,6 +21,7 @@ COMMANDS = {
     "run-batch": "answer a file of requests without a server",
     "distill": "make a head that drafts for a model",
     "bench": "measure speculation on this machine",
+    "plan": "say how many requests a second this machine holds within their targets",
     "env": "show versions, device and backend, for bug reports",
 }
 _ALIASES = {"collect-env": "env"}
@@ -82,6 +83,10 @@ def _command(name: str) -> Command:
             from faser.cli.bench import bench
 
             return bench
+        case "plan":
+            from faser.cli.plan import plan
+
+            return plan
         case "env":
             from faser.cli.tools import env
 

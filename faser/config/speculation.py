@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
-from faser.types import DEFAULT_CLASS, NO_TARGETS, Slo, SpeculationParams
+from faser.types import DEFAULT_CLASS, NO_TARGETS, WAIT, Slo, SpeculationParams
 
 
 class Confidence(StrEnum):
@@ -84,7 +84,7 @@ class SpeculationConfig:
     answers that suffix lookup drafts from. ngram_model: file of the n-gram model; NONE: none; None: the one of the
     package, for the default model. table:
     (first, last, gamma) by number of sequences, ascending without gaps. classes: settings of each class of
-    requests, by name.
+    requests, by name. admission: of requests without a class, as in SpeculationParams.
     """
 
     method: str = AUTO
@@ -103,12 +103,18 @@ class SpeculationConfig:
     draft_sample_method: str = "coupled"
     synthetic_acceptance_rates: tuple[float, ...] = ()
     slo: Slo = NO_TARGETS
+    admission: str = WAIT
     classes: Mapping[str, SpeculationParams] = field(default_factory=dict)
 
     @property
     def synthetic(self) -> bool:
         """Whether drafts are accepted at given rates. The answers are then not the model's."""
         return self.rejection_sample_method == "synthetic" and self.policy != "off"
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether requests without targets of their own have some."""
+        return any(slo != NO_TARGETS for slo in (self.slo, *(each.slo for each in self.classes.values())))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -120,7 +126,7 @@ class SpeculationConfig:
         if class_name in self.classes:
             return self.classes[class_name]
         assert class_name == DEFAULT_CLASS, f"there is no class {class_name}"
-        return SpeculationParams(max_tokens=self.cap, slo=self.slo)
+        return SpeculationParams(max_tokens=self.cap, slo=self.slo, admission=self.admission)
 
     @property
     def drafters(self) -> tuple[DrafterInfo, ...]:

@@ -31,7 +31,7 @@ from faser.config.vllm_names import (
     REMOVED_METHODS,
     not_supported,
 )
-from faser.types import NO_TARGETS, Slo, SpeculationParams
+from faser.types import DEFAULT_CLASS, NO_TARGETS, REFUSE, WAIT, Slo, SpeculationParams
 
 MAX_CLASSES = 32  # each is a label value of a dozen metrics
 
@@ -117,7 +117,15 @@ KEYS: tuple[Setting, ...] = (
         "With synthetic: for each position the share of drafts that are accepted up to there; never rising.",
     ),
     _key("slo", Kind.JSON, "{ttft_ms, tpot_ms}: latency targets of requests that have none of their own."),
-    _key("classes", Kind.JSON, "{name: {enabled, max_tokens, slo}}: settings of each class of requests."),
+    _key(
+        "admission",
+        Kind.TEXT,
+        "What becomes of a request whose target cannot be met: wait, refuse, or the name of the class as which it "
+        "runs instead.",
+    ),
+    _key(
+        "classes", Kind.JSON, "{name: {enabled, max_tokens, slo, admission}}: settings of each class of requests."
+    ),
 )
 
 _QUOTED = [f"'{each}'" for each in (*TEXT_METHODS, *PASS_METHODS)]
@@ -146,7 +154,7 @@ FIELDS = {
     TABLE: "table",
 }
 SLO_KEYS = ("ttft_ms", "tpot_ms")
-_CLASS_KEYS = ("enabled", "max_tokens", "slo")
+_CLASS_KEYS = ("enabled", "max_tokens", "slo", "admission")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +191,7 @@ def parse_speculation(
     fields["synthetic_acceptance_rates"] = _acceptance_rates(values, fields, names, problems)
     fields["slo"] = merged_slo(slo, values.get("slo"), problems)
     fields["classes"] = read_classes(values.get("classes") or {}, _cap(fields), fields["slo"], problems)
+    _check_admission(fields, problems)
     _check_method(fields, names, problems, warnings)
     config = None if problems else SpeculationConfig(**fields)
     return Parsed(config=config, problems=tuple(problems), warnings=tuple(warnings))
@@ -373,7 +382,43 @@ def _read_class(name: str, given: Any, server_cap: int, slo: Slo, problems: list
         max_tokens=cap,
         class_name=name,
         slo=read_slo(given.get("slo"), f"{path}.slo", slo, problems),
+        admission=_admission(given.get("admission"), f"{path}.admission", problems),
     )
+
+
+def _admission(given: Any, path: str, problems: list[str]) -> str:
+    """What `wait` stands for where nothing is given."""
+    if given is None:
+        return WAIT
+    if not isinstance(given, str):
+        problems.append(f"{path} is {as_given(given)}; it must be {WAIT}, {REFUSE} or the name of a class")
+        return WAIT
+    return given
+
+
+def _check_admission(fields: Mapping[str, Any], problems: list[str]) -> None:
+    """Classes as which requests run instead exist, and none leads back to itself."""
+    classes: Mapping[str, SpeculationParams] = fields["classes"]
+    problems += [
+        f"classes.{name} is the name of a rule; call the class otherwise"
+        for name in (WAIT, REFUSE)
+        if name in classes
+    ]
+    following = {name: each.admission for name, each in classes.items()}
+    following.setdefault(DEFAULT_CLASS, fields.get("admission", WAIT))
+    for name, instead in following.items():
+        path = "admission" if name == DEFAULT_CLASS and name not in classes else f"classes.{name}.admission"
+        seen = {name}
+        if instead not in (WAIT, REFUSE) and instead not in following:
+            problems.append(f"{path} is {as_given(instead)}; it must be {WAIT}, {REFUSE} or the name of a class")
+        while instead in following:
+            if instead in seen:
+                problems.append(
+                    f"{path} is {as_given(following[name])}; a request would come back to class {instead}"
+                )
+                break
+            seen.add(instead)
+            instead = following[instead]
 
 
 def _check_keys(given: Mapping[str, Any], path: str, known: Sequence[str], problems: list[str]) -> None:

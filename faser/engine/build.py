@@ -17,6 +17,7 @@ from faser.engine.contract.step_times import InterferenceTable, Role, StepTimes
 from faser.engine.control.audit import Auditor
 from faser.engine.control.clock import Clock, WallClock
 from faser.engine.control.kv_cache import KvManager
+from faser.engine.control.pace import PaceFit
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
@@ -44,14 +45,15 @@ _log = logging.getLogger("faser")
 class Built:
     """An engine, and its parts for measurements: to look at, or to run while the engine is idle.
 
-    costs: the control plane's cost model, only to be read; None in an engine that never drafts. interference: how
-    the lanes slow each other down. draft_runner: None without a draft model. lanes: None without overlapped
-    drafting. pruning: None without early pruning.
+    costs: the control plane's cost model, only to be read; None in an engine that neither drafts nor has targets.
+    pace: is fitted to its steps, with these costs. interference: how the lanes slow each other down. draft_runner:
+    None without a draft model. lanes: None without overlapped drafting. pruning: None without early pruning.
     """
 
     engine: Engine
     info: ModelInfo
     costs: CostModel | None
+    pace: PaceFit | None
     interference: tuple[InterferenceTable, ...]
     runner: Runner
     draft_runner: Runner | None
@@ -105,20 +107,22 @@ def build(
     parts = load_parts(
         resolve_device(config), directory, report, partition, sources, refreshes_head=refreshes_head
     )
-    pruning = costs = None
-    if parts.speculates:
+    pruning = costs = pace = None
+    if parts.speculates or config.speculation.has_targets:
         step_times = step_times or measured_times(parts, report)
-        pruning = _early_pruning(parts, step_times)
         costs = CostModel(step_times, schedules_async=parts.config.schedules_async)
+        pace = PaceFit(costs, num_slots=parts.config.max_num_seqs, most_rows=parts.config.max_num_batched_tokens)
+    if parts.speculates and step_times is not None:
+        pruning = _early_pruning(parts, step_times)
     executor = make_executor(parts, pruning, wrap_drafter, report)
     clock, control = WallClock(), None
     interference: tuple[InterferenceTable, ...] = ()
-    if step_times is not None and costs is not None:
+    if parts.speculates and step_times is not None and costs is not None:
         interference = step_times.interference
         overlap = _overlap(parts, executor.lanes, interference)
         control = _speculation_control(parts, costs, clock, overlap, report)
     trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
-    scheduler = _scheduler(parts, clock, control)
+    scheduler = _scheduler(parts, clock, control, pace)
     auditor = None if control is None else _auditor(parts, executor, scheduler)
     engine = Engine(
         scheduler,
@@ -135,6 +139,7 @@ def build(
         engine=engine,
         info=replace(parts.info(), num_blocks=parts.target.kv.num_blocks - _num_audit_blocks(parts)),
         costs=costs,
+        pace=pace,
         interference=interference,
         runner=parts.target.runner,
         draft_runner=next((each.runner for each in parts.draft_models), None),
@@ -143,7 +148,9 @@ def build(
     )
 
 
-def _scheduler(parts: EngineParts, clock: Clock, control: SpeculationControl | None) -> Scheduler:
+def _scheduler(
+    parts: EngineParts, clock: Clock, control: SpeculationControl | None, pace: PaceFit | None
+) -> Scheduler:
     config, target, kv = parts.config, parts.target.files, parts.target.kv
     if target.spec.has_states and config.enable_prefix_caching:
         _log.info("prefix caching is off: this model has recurrent states, which blocks of keys and values lack")
@@ -163,6 +170,7 @@ def _scheduler(parts: EngineParts, clock: Clock, control: SpeculationControl | N
         clock=clock,
         speculation=control,
         shares_prefixes=not target.spec.has_states,
+        pace=pace,
     )
 
 

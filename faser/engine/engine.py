@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, StepDeltas, StepPlan, StepResult
 from faser.engine.control.audit import Auditor
 from faser.engine.control.scheduler import Scheduler
@@ -232,6 +233,10 @@ class Engine:
     def idle_wait_s(self) -> float | None:
         """Seconds after which a step has something to do even if no request arrives; None: it has not."""
         return None if self._auditor is None else self._auditor.wait_s()
+
+    def pace(self) -> Pace | None:
+        """How fast it computes now; None: an engine that neither drafts nor has targets does not know."""
+        return self._scheduler.pace()
 
     def stats(self) -> EngineStats:
         """The scheduler's snapshot and the engine's steps with their time."""

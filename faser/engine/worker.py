@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.messages import (
     Abort,
     AdoptedHead,
@@ -52,6 +53,9 @@ HEARTBEAT_S = 2.0
 # A busy one this often: counting takes as long as deciding about drafts for a step.
 STATS_PERIOD_S = 0.1
 
+# How often a busy one says how fast it is.
+PACE_PERIOD_S = 1.0
+
 # How long an engine that has to end while it loads may clean up; importing torch reports nothing for seconds.
 # A compiler that does not end by itself takes one of them.
 _LOADING_END_S = 2.0
@@ -70,7 +74,7 @@ class StatsReport:
     def __init__(self, engine: Engine, now: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._now = now
-        self._due_s = now()
+        self._due_s = self._pace_due_s = now()
         self.watched = False
 
     def due(self) -> EngineStats | None:
@@ -80,6 +84,13 @@ class StatsReport:
             return None
         self._due_s = now_s + STATS_PERIOD_S if works else now_s
         return self._engine.stats()
+
+    def due_pace(self) -> Pace | None:
+        """The same of the engine's pace; None: nothing yet, or it has none."""
+        if (now_s := self._now()) < self._pace_due_s:
+            return None
+        self._pace_due_s = now_s + PACE_PERIOD_S
+        return self._engine.pace()
 
 
 def serve(connection: socket.socket, *, own_process: bool) -> None:
@@ -123,7 +134,7 @@ def _serve(connection: socket.socket, own_process: bool) -> None:
     try:
         while _take_messages(engine, inbox, preparation, stats, connection):
             deltas = engine.step()
-            _send(connection, Deltas(deltas, stats.due()))
+            _send(connection, Deltas(deltas, stats.due(), stats.due_pace()))
     finally:
         preparation.close()
         engine.close()

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from faser.types import EngineState, EngineStats, FinishReason, MethodStats, RoleStats, SpeculationStats
+from faser.types import (
+    Decision,
+    EngineState,
+    EngineStats,
+    FinishReason,
+    MethodStats,
+    Outlook,
+    RoleStats,
+    SpeculationStats,
+    Target,
+)
 
 _FIRST_S = 1e-4
 _PER_DOUBLING = 16
@@ -61,6 +71,7 @@ LATENCY_WINDOW_S = 30
 MOST_STEPS = 64  # of one interval, the last ones
 
 SloKey = tuple[str, str, bool]  # class, target, met
+DecisionKey = tuple[str, Decision, Target]  # class, what became of a request, the target that cannot be met
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +85,8 @@ class Snapshot:
     finished: Counter[FinishReason]
     rejected: int
     slo: Counter[SloKey]
+    decisions: Counter[DecisionKey]
+    outlook: Outlook | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +111,8 @@ class LiveRecorder:
         self._finished: Counter[FinishReason] = Counter()
         self._rejected = 0
         self._slo: Counter[SloKey] = Counter()
+        self._decisions: Counter[DecisionKey] = Counter()
+        self._outlook: Outlook | None = None
         self._past: deque[Snapshot] = deque(maxlen=HISTORY_S + 1)
         self._noted_s = self._began_s
         self._steps: deque[ReportedStep] = deque(maxlen=MOST_STEPS + 1)
@@ -144,6 +159,8 @@ class LiveRecorder:
             finished=self._finished.copy(),
             rejected=self._rejected,
             slo=self._slo.copy(),
+            decisions=self._decisions.copy(),
+            outlook=self._outlook,
         )
         self._past.append(taken)
         for each in self._latencies.values():
@@ -175,6 +192,7 @@ class LiveRecorder:
         """The next statistics are those of another engine."""
         self._engine += 1
         self._stats = EngineStats()
+        self._outlook = None
         self._steps.clear()
 
     def engine_state(self, state: EngineState) -> None:
@@ -191,6 +209,14 @@ class LiveRecorder:
 
     def rejected(self) -> None:
         self._rejected += 1
+
+    def decided(self, class_name: str, decision: Decision, target: Target) -> None:
+        """A request with a latency target has arrived."""
+        self._decisions[class_name, decision, target] += 1
+
+    def expect(self, outlook: Outlook) -> None:
+        """What the latency model expects now."""
+        self._outlook = outlook
 
     def slo_result(self, class_name: str, target: str, met: bool) -> None:
         """A request with a latency target has ended."""
@@ -242,6 +268,24 @@ class SpeculationSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     measured_ms: float = 0.0
 
 
+class OutlookSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the latency model expects at the present rate of requests a second; times in milliseconds.
+
+    known: false: it does not know at such a load, and says no times. headroom: by class, requests a second that
+    may come in addition until 90 %, and until 99 %, of the class's meet their targets. attainment: by class.
+    """
+
+    rate: float
+    capacity: float
+    known: bool
+    ttft: float = 0.0
+    ttft_p99: float = 0.0
+    tpot: float = 0.0
+    latency: float = 0.0
+    headroom: dict[str, list[float]] = {}
+    attainment: dict[str, float] = {}
+
+
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
     """One step, in milliseconds. end_ms: its end, before the end of the interval; so 0 or less."""
 
@@ -263,7 +307,9 @@ class LiveSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finished: requests, by reason. rejected: requests refused because of load, limits or state.
     latencies: by kind (ttft, itl, tpot) how many values the window has, then their PERCENTILES in milliseconds;
     empty for seconds that passed without a viewer. slo: by class and target, requests that met it and missed it.
-    speculation: None in an engine without. timeline: the last steps.
+    admission: by class, how many requests with targets came, by what became of them (met, waits ttft, …).
+    outlook: None before enough requests have ended. speculation: None in an engine without. timeline: the last
+    steps.
     """
 
     t: float
@@ -283,6 +329,8 @@ class LiveSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rejected: int = 0
     latencies: dict[str, list[float]] = {}
     slo: dict[str, dict[str, tuple[int, int]]] = {}
+    admission: dict[str, dict[str, int]] = {}
+    outlook: OutlookSample | None = None
     speculation: SpeculationSample | None = None
     timeline: list[StepSample] = []
 
@@ -320,6 +368,8 @@ def make_sample(
         rejected=after.rejected - before.rejected,
         latencies={name: found for name, each in latencies.items() if (found := _percentiles(each))},
         slo=_attainment(before, after),
+        admission=_decided(before, after),
+        outlook=_outlook(after.outlook),
         speculation=None
         if now.speculation is None
         else _speculation(then.speculation or _NO_SPECULATION, now.speculation),
@@ -330,6 +380,31 @@ def make_sample(
 def _percentiles(latencies: Latencies) -> list[float]:
     count, found = latencies.percentiles(PERCENTILES)
     return [count, *(_ms(each) for each in found)] if count else []
+
+
+def _decided(before: Snapshot, after: Snapshot) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (name, decision, target), count in after.decisions.items():
+        if grown := count - before.decisions[name, decision, target]:
+            what = decision.value if target is Target.NONE else f"{decision.value} {target.value}"
+            found.setdefault(name, {})[what] = grown
+    return found
+
+
+def _outlook(outlook: Outlook | None) -> OutlookSample | None:
+    if outlook is None:
+        return None
+    return OutlookSample(
+        rate=round(outlook.rate, 3),
+        capacity=round(outlook.capacity, 3),
+        known=outlook.is_known,
+        ttft=_ms(outlook.ttft_s),
+        ttft_p99=_ms(outlook.ttft_p99_s),
+        tpot=_ms(outlook.tpot_s),
+        latency=_ms(outlook.latency_s),
+        headroom={each.class_name: [round(rate, 3) for _, rate in each.headroom] for each in outlook.classes},
+        attainment={each.class_name: round(each.attainment, 4) for each in outlook.classes},
+    )
 
 
 def _attainment(before: Snapshot, after: Snapshot) -> dict[str, dict[str, tuple[int, int]]]:

@@ -14,7 +14,8 @@ from faser.config.speculation import SpeculationConfig
 from faser.metrics.exposition import MetricsPage, Series
 from faser.metrics.live import LiveRecorder
 from faser.metrics.speculation import SpeculationMetrics
-from faser.types import AuditStats, EngineState, EngineStats, FinishReason
+from faser.metrics.targets import TargetMetrics
+from faser.types import AuditStats, Decision, EngineState, EngineStats, FinishReason, Outlook, Target
 
 LearnerState = Literal["off", "waiting", "learning", "paused", "dead"]
 RefreshOutcome = Literal["accepted", "refused", "failed"]
@@ -24,9 +25,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 QUEUE_FULL = "queue_full"
 KEY_LIMIT = "key_limit"
+TARGET = "target"  # a latency target cannot be met, and the request's class refuses then
 REJECTION_REASONS = (
     QUEUE_FULL,
     KEY_LIMIT,
+    TARGET,
     EngineState.LOADING.value,
     EngineState.WARMING.value,
     EngineState.RESTARTING.value,
@@ -107,6 +110,9 @@ class Metrics:
             (model_name, engine),
             speculation or SpeculationConfig(),
             on_slo_result=self.live.slo_result,
+        )
+        self.targets = TargetMetrics(
+            self._page, _LABELS, (model_name, engine), (speculation or SpeculationConfig()).class_names
         )
         self._audit = AuditMetrics(own)
         self.head_refresh = RefreshMetrics(own)
@@ -206,6 +212,16 @@ class Metrics:
         """A request was rejected because of load or engine state. reason: one of REJECTION_REASONS."""
         self._rejections[reason].inc()
         self.live.rejected()
+
+    def admission(self, class_name: str, decision: Decision, target: Target) -> None:
+        """What became of a request with targets when it arrived, and the target that cannot be met."""
+        self.targets.decided(class_name, decision, target)
+        self.live.decided(class_name, decision, target)
+
+    def outlook(self, outlook: Outlook) -> None:
+        """What the latency model expects now."""
+        self.targets.expect(outlook)
+        self.live.expect(outlook)
 
     def traffic(self, outcome: str) -> None:
         """A finished answer was recorded, or not. May be called from any thread."""

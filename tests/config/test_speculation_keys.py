@@ -79,7 +79,7 @@ def test_every_key_of_a_field_reaches_it(key: Setting) -> None:
     if key.choices:
         value: Any = next(each for each in reversed(key.choices) if each not in ("auto", "synthetic"))
     elif key.kind is Kind.TEXT:
-        value = "x"
+        value = "x" if key.name != "admission" else "refuse"
     else:
         value = key.high if key.name != "prompt_lookup_min" else 4
     read = config(**({"policy": "faser"} | {key.name: value}))
@@ -203,7 +203,8 @@ def test_a_method_that_faser_had_is_refused_by_name() -> None:
         ),
         (
             {"classes": {"a": {"cap": 5}}},
-            "unknown key 'classes.a.cap'. Known keys: classes.a.enabled, classes.a.max_tokens, classes.a.slo",
+            "unknown key 'classes.a.cap'. Known keys: classes.a.enabled, classes.a.max_tokens, classes.a.slo, "
+            "classes.a.admission",
         ),
     ],
 )
@@ -365,3 +366,32 @@ def test_any_json_becomes_a_config_or_a_problem_and_never_an_exception(keys: dic
     if parsed.config is not None:
         assert 1 <= parsed.config.cap <= 32
         assert all(each.max_tokens is not None for each in parsed.config.classes.values())
+
+
+def test_admission_is_a_rule_or_a_class_and_the_default_is_to_wait() -> None:
+    read = config(
+        admission="refuse", classes={"chat": {"admission": "slow"}, "slow": {"admission": "wait"}, "plain": {}}
+    )
+    found = {name: read.params_of(name).admission for name in read.class_names}
+    assert found == {"default": "refuse", "chat": "slow", "slow": "wait", "plain": "wait"}
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"admission": "refused"}, "admission is refused; it must be wait, refuse or the name of a class"),
+        (
+            {"classes": {"a": {"admission": "b"}}},
+            "classes.a.admission is b; it must be wait, refuse or the name of a class",
+        ),
+        ({"classes": {"a": {"admission": 3}}}, "classes.a.admission is 3; it must be wait, refuse or the name"),
+        ({"classes": {"a": {"admission": "a"}}}, "classes.a.admission is a; a request would come back to class a"),
+        (
+            {"classes": {"a": {"admission": "b"}, "b": {"admission": "a"}}},
+            "classes.a.admission is b; a request would come back to class a",
+        ),
+        ({"classes": {"wait": {}}}, "classes.wait is the name of a rule; call the class otherwise"),
+    ],
+)
+def test_admission_that_leads_nowhere_is_refused(keys: dict[str, Any], message: str) -> None:
+    assert any(problem.startswith(message) for problem in parse_speculation(keys).problems)

@@ -7,6 +7,7 @@ from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
+from faser.engine.control.pace import PaceFit
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequence import sample_seed
 from faser.engine.control.speculation.control import SpeculationControl
@@ -123,7 +124,7 @@ class Driver:
 
     speculates: how; None: not at all. costs: of drafts and steps; None: the usual ones. ahead: drafts are made
     during steps. looks: they are looked up. control: instead of all these.
-    kv, executor: None: the usual ones.
+    kv, executor: None: the usual ones. pace: None: sequences with targets get no room from others.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class Driver:
         looks: bool = True,
         kv: KvManager | None = None,
         executor: ScriptedExecutor | None = None,
+        pace: PaceFit | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -155,6 +157,7 @@ class Driver:
             eos_token_ids=(EOS,),
             policy=policy,
             clock=self.clock,
+            pace=pace,
             speculation=control
             if speculates is None
             else _speculation(max_num_seqs, speculates, self.clock, costs, ahead=ahead, looks=looks),

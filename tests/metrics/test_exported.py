@@ -43,7 +43,7 @@ _GAMMA = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32)
 _TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 _ERROR = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
 
-_REFUSED = ("queue_full", "key_limit", "loading", "warming", "restarting", "draining", "dead")
+_REFUSED = ("queue_full", "key_limit", "target", "loading", "warming", "restarting", "draining", "dead")
 _MODES = ("plain", "serial", "streams", "sm", "cores")
 _CLASSES = ("default", "gold")
 _ROLES = ("draft", "verify", "step")
@@ -163,6 +163,13 @@ FASER = (
         "slo_requests",
         **{"class": _CLASSES, "target": ("ttft", "tpot", "both"), "result": ("met", "missed")},
     ),
+    counter("admission_decisions", **{"class": _CLASSES, "decision": None, "target": None}),
+    gauge("goodput_headroom", **{"class": _CLASSES, "share": ("0.9", "0.99")}),
+    gauge("predicted_attainment_ratio", **{"class": _CLASSES}),
+    gauge("predicted_ttft_seconds", statistic=("mean", "p99")),
+    gauge("predicted_tpot_seconds", statistic=("mean",)),
+    gauge("predicted_latency_seconds", statistic=("mean", "p99")),
+    gauge("predicted_utilisation_ratio"),
     counter("spec_catchup_tokens"),
     counter("engine_restarts"),
     counter("traffic_answers", outcome=("recorded", "withheld", "dropped", "failed")),
@@ -180,6 +187,9 @@ FAMILIES = [
 _NEVER_ZERO = {
     *("vllm:engine_sleep_state", "vllm:cache_config_info", "faser_engine_state"),
     *("faser_spec_policy_info", "faser_spec_mode", "faser_sm_share", "faser_learner_state"),
+    # Not a number until the latency model knows something.
+    *("faser_goodput_headroom", "faser_predicted_attainment_ratio", "faser_predicted_utilisation_ratio"),
+    *("faser_predicted_ttft_seconds", "faser_predicted_tpot_seconds", "faser_predicted_latency_seconds"),
 }
 
 Sample = tuple[str, dict[str, str], float]

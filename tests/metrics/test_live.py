@@ -22,7 +22,17 @@ from faser.metrics.live import (
     make_sample,
 )
 from faser.metrics.server import KEY_LIMIT, Metrics
-from faser.types import EngineState, EngineStats, FinishReason, Slo, SpeculationParams
+from faser.types import (
+    ClassOutlook,
+    Decision,
+    EngineState,
+    EngineStats,
+    FinishReason,
+    Outlook,
+    Slo,
+    SpeculationParams,
+    Target,
+)
 from tests.metrics.statistics import CAP, EMPTY, after_step
 
 SHARES = (0.5, 0.95, 0.99)
@@ -196,6 +206,23 @@ def test_requests_that_end_are_counted_by_reason_and_by_target() -> None:
     assert found.finished == {"stop": 2, "error": 1}
     assert found.rejected == 1
     assert found.slo == {"chat": {"ttft": (1, 1)}, "batch": {"tpot": (1, 0)}}
+
+
+def test_decisions_of_an_interval_are_by_class_and_target_and_the_outlook_is_the_latest() -> None:
+    recorder = LiveRecorder()
+    recorder.decided("chat", Decision.REFUSED, Target.TPOT)
+    before = recorder.snapshot()
+    recorder.decided("chat", Decision.REFUSED, Target.TPOT)
+    recorder.decided("chat", Decision.MET, Target.NONE)
+    classes = (ClassOutlook(class_name="chat", attainment=0.95, headroom=((0.9, 1.5), (0.99, -0.25))),)
+    recorder.expect(Outlook(rate=2.0, capacity=5.0, is_known=True, ttft_s=0.1, tpot_s=0.02, classes=classes))
+    found = sample(recorder, before, recorder.snapshot())
+    assert found.admission == {"chat": {"refused tpot": 1, "met": 1}}
+    assert found.outlook is not None
+    assert (found.outlook.ttft, found.outlook.tpot, found.outlook.known) == (100.0, 20.0, True)
+    assert found.outlook.headroom == {"chat": [1.5, -0.25]}
+    recorder.engine_ended()
+    assert sample(recorder, before, recorder.snapshot()).outlook is None
 
 
 def test_a_quiet_second_is_small() -> None:

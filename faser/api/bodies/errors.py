@@ -24,6 +24,7 @@ from faser.errors import (
     NotReadyError,
     OverloadError,
     RequestError,
+    TargetError,
     UnknownModelError,
 )
 
@@ -39,6 +40,9 @@ _ANTHROPIC_TYPES = {
 }
 
 _log = logging.getLogger("faser.api")
+
+# llm-d's, with which its router says why it has refused a request.
+DROPPED_REASON_HEADER = "x-llm-d-request-dropped-reason"
 
 # The status that proxies log for a client that disconnected; it is not received.
 CLIENT_CLOSED_REQUEST = 499
@@ -123,6 +127,9 @@ def as_http_error(error: FaserError) -> HttpError:
             return HttpError(404, str(error), param=error.param)
         case RequestError():
             return HttpError(400, str(error), param=error.param)
+        case TargetError():
+            headers = {"Retry-After": str(error.retry_after_s), DROPPED_REASON_HEADER: "rejected-saturated"}
+            return HttpError(429, str(error), headers=headers)
         case OverloadError() | NotReadyError():
             return HttpError(503, str(error), headers={"Retry-After": str(error.retry_after_s)})
         case DeadlineError():

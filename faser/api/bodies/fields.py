@@ -84,6 +84,28 @@ class Speculative(BaseModel):
     trace: bool | None = None
 
 
+class AgentHints(BaseModel):
+    """Dynamo's. priority: higher is sooner. osl: tokens that the answer is expected to have.
+
+    The other two ask for nothing where they are false, and cannot be true here.
+    """
+
+    model_config = CLOSED
+
+    priority: Integer | None = Field(None, ge=-(2**63) + 1, lt=2**63)
+    osl: Integer | None = Field(None, ge=1, le=1 << 30)
+    strict_priority: Literal[False] | None = None
+    speculative_prefill: Literal[False] | None = None
+
+
+class NvExt(BaseModel):
+    """Dynamo's extensions, of which hints are read."""
+
+    model_config = CLOSED
+
+    agent_hints: AgentHints | None = None
+
+
 class ResponseFormat(BaseModel):
     """What the answer must be. structures, triggers: of the older form of structural_tag; format: of the newer."""
 
@@ -172,7 +194,8 @@ else:
 class EngineFields(_SamplingFields):
     """Fields that every dialect has under the same name: what vLLM and FASER add to OpenAI's and Anthropic's.
 
-    store: OpenAI's; false: the answer must not be recorded.
+    store: OpenAI's; false: the answer must not be recorded. service_tier: OpenAI's; the class of that name, if the
+    server has one.
     """
 
     model_config = OPEN
@@ -184,6 +207,8 @@ class EngineFields(_SamplingFields):
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     store: Flag | None = None
     timeout: Number | None = None
+    service_tier: str | None = None
+    nvext: NvExt | None = None
     speculative: Speculative | None = None
     structured_outputs: StructuredOutputsBody | None = None
 
@@ -275,7 +300,6 @@ HINTS = frozenset(
     {
         "user",
         "metadata",
-        "service_tier",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",

@@ -106,7 +106,10 @@ async def build_handler(
     unique = uuid.uuid4().hex[:12]
     namespace = service.namespaces.name(get_key_index(scope), body.cache_salt)
     streaming = read_stream_options(body, force_usage=settings.force_include_usage)
-    speculation = speculation_params(body.speculative, http.headers, settings.speculation)
+    speculation = speculation_params(
+        body.speculative, http.headers, settings.speculation, service_tier=body.service_tier
+    )
+    priority, expected_tokens = read_hints(body)
     streams_choices = streaming is not None and frame is None
     check_trace(speculation, streams_choices=streams_choices, shares_cache=namespace is None)
     tenant = tenant_of(scope, unique)
@@ -116,7 +119,7 @@ async def build_handler(
             request_id=f"{request_id}-{unique}-{index}",
             prompt_token_ids=prompt.token_ids,
             sampling=sampling,
-            priority=body.priority or 0,
+            priority=priority,
             arrival_s=arrival_s,
             cache_salt=namespace,
             shares_cache=namespace is None,
@@ -124,6 +127,7 @@ async def build_handler(
             predicted_token_ids=predicted or (),
             tenant=tenant,
             deadline_s=deadline_s,
+            expected_tokens=expected_tokens,
             may_record=body.store is not False,
         )
         for index, prompt in enumerate(prompts)
@@ -154,6 +158,18 @@ async def build_handler(
 def _fingerprint(settings: ApiSettings) -> str:
     """With synthetic acceptance the answers are not the model's; the fingerprint says so."""
     return f"faser-{settings.version}{'-synthetic' if settings.speculation.synthetic else ''}"
+
+
+def read_hints(body: GenerationBody) -> tuple[int, int | None]:
+    """The priority, lower is sooner, and the tokens that the answer is expected to have.
+
+    vLLM's `priority` wins over that of Dynamo's hints, whose sign is the other one.
+    """
+    hints = None if body.nvext is None else body.nvext.agent_hints
+    if hints is None:
+        return body.priority or 0, None
+    priority = body.priority if body.priority is not None else -(hints.priority or 0)
+    return priority, hints.osl
 
 
 def deadline_of(

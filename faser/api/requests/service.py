@@ -22,9 +22,9 @@ from faser.api.requests.prompts import TextWorker
 from faser.config.speculation import SpeculationConfig
 from faser.engine.client.output_stream import Timing
 from faser.engine.text.tokenizer import Tokenizer
-from faser.errors import NotReadyError, OverloadError, RequestError, UnknownModelError
+from faser.errors import NotReadyError, OverloadError, RequestError, TargetError, UnknownModelError
 from faser.metrics.replicas import ServerMetrics
-from faser.metrics.server import QUEUE_FULL
+from faser.metrics.server import QUEUE_FULL, TARGET
 from faser.types import MAX_LOGPROBS, EngineState, EngineStats, ModelInfo, Request, RequestOutput
 
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -214,8 +214,8 @@ class Service:
     def _submit(self, request: Request, num_following: int) -> OutputReader:
         try:
             return self.engine.submit(request, num_following=num_following)
-        except OverloadError:
-            self.metrics.rejected(QUEUE_FULL)
+        except OverloadError as error:
+            self.metrics.rejected(TARGET if isinstance(error, TargetError) else QUEUE_FULL)
             raise
         except NotReadyError:
             self.metrics.rejected(self.engine.state.value)

@@ -1,8 +1,13 @@
 """SpeculationParams of a request, from its `speculative` field, its headers (for gateways) and its class.
 
+The names of others stand for the same: OpenAI's `service_tier` and the headers by which llm-d's router routes. The
+body wins over FASER's headers, and these over the names of others; so a router in front reads what FASER obeys.
+
 The operator's settings bound what a request can ask for; its class provides what the request leaves out.
 Nothing here changes the tokens of an answer.
 """
+
+import math
 
 from starlette.datastructures import Headers
 
@@ -14,16 +19,24 @@ from faser.types import DEFAULT_CLASS, Slo, SpeculationParams
 SPECULATIVE_HEADER = "X-Faser-Speculative"
 CLASS_HEADER = "X-Faser-Class"
 
+# llm-d's: names of the router's configuration, and targets in milliseconds.
+OBJECTIVE_HEADER = "x-llm-d-inference-objective"
+TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+TPOT_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 
-def speculation_params(body: Speculative | None, headers: Headers, config: SpeculationConfig) -> SpeculationParams:
+
+def speculation_params(
+    body: Speculative | None, headers: Headers, config: SpeculationConfig, *, service_tier: str | None = None
+) -> SpeculationParams:
     """The effective parameters. The body overrides headers, both override the class; a cap can only be lowered.
 
-    "auto" means that the class decides whether the request is drafted for.
+    "auto" means that the class decides whether the request is drafted for. service_tier: of the body; a class, if
+    the server has one of that name.
 
     Raises RequestError for a malformed header and for a class that the server does not have.
     """
     body = body or Speculative.model_validate({})
-    base = config.params_of(_class_name(body, headers, config))
+    base = config.params_of(_class_name(body, headers, config, service_tier))
     enabled, max_tokens = _header_params(headers)
     if body.enabled is not None or body.max_tokens is not None:
         enabled = body.enabled if isinstance(body.enabled, bool) else None
@@ -34,8 +47,9 @@ def speculation_params(body: Speculative | None, headers: Headers, config: Specu
         enabled=enabled,
         max_tokens=cap if enabled else 0,
         class_name=base.class_name,
-        slo=_slo(body, base.slo),
+        slo=_slo(body, headers, base.slo),
         trace=bool(body.trace),
+        admission=base.admission,
     )
 
 
@@ -71,20 +85,40 @@ def _header_params(headers: Headers) -> tuple[bool | None, int | None]:
     return None, int(value[:9])  # further digits do not matter: the cap is lower
 
 
-def _class_name(body: Speculative, headers: Headers, config: SpeculationConfig) -> str:
-    name, param = headers.get(CLASS_HEADER, DEFAULT_CLASS), CLASS_HEADER
-    if body.class_ is not None:
-        name, param = body.class_, "speculative.class"
-    if name not in config.class_names:
-        known = ", ".join(config.class_names)
-        raise RequestError(f"{param} is {name[:80]}; it must be one of {known}", param=param)
-    return name
+def _class_name(body: Speculative, headers: Headers, config: SpeculationConfig, service_tier: str | None) -> str:
+    """Classes that FASER's own names ask for must exist; what others name need not concern this server."""
+    for name, param in ((body.class_, "speculative.class"), (headers.get(CLASS_HEADER), CLASS_HEADER)):
+        if name is None:
+            continue
+        if name not in config.class_names:
+            known = ", ".join(config.class_names)
+            raise RequestError(f"{param} is {name[:80]}; it must be one of {known}", param=param)
+        return name
+    foreign = (service_tier, headers.get(OBJECTIVE_HEADER))
+    return next((name for name in foreign if name in config.class_names), None) or DEFAULT_CLASS
 
 
-def _slo(body: Speculative, base: Slo) -> Slo:
-    if body.slo is None:
-        return base
+def _slo(body: Speculative, headers: Headers, base: Slo) -> Slo:
+    own = body.slo
+    ttft_ms, tpot_ms = (None, None) if own is None else (own.ttft_ms, own.tpot_ms)
+    ttft_ms = _target(headers, TTFT_HEADERS) if ttft_ms is None else ttft_ms
+    tpot_ms = _target(headers, TPOT_HEADERS) if tpot_ms is None else tpot_ms
     return Slo(
-        ttft_ms=base.ttft_ms if body.slo.ttft_ms is None else body.slo.ttft_ms,
-        tpot_ms=base.tpot_ms if body.slo.tpot_ms is None else body.slo.tpot_ms,
+        ttft_ms=base.ttft_ms if ttft_ms is None else ttft_ms,
+        tpot_ms=base.tpot_ms if tpot_ms is None else tpot_ms,
     )
+
+
+def _target(headers: Headers, names: tuple[str, ...]) -> float | None:
+    """Milliseconds of the first of these headers that there is."""
+    for name in names:
+        if (text := headers.get(name)) is None:
+            continue
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise RequestError(f"{name} is {text[:80]}; it must be a number of milliseconds above 0", param=name)
+        return value
+    return None

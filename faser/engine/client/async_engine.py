@@ -15,12 +15,15 @@ from functools import partial
 from pathlib import Path
 
 from faser.config.engine import EngineConfig
+from faser.engine.client.admission import Admission
 from faser.engine.client.engine_host import LaunchedEngine, Place, Transport, start_host
 from faser.engine.client.head_refresh import HeadRefresher
+from faser.engine.client.outlook import LoadMonitor, outlook_of
 from faser.engine.client.output_stream import OutputStream
 from faser.engine.client.queue import PreemptionLog, QueueRoom, QueueSpeed
 from faser.engine.client.supervisor import EngineSupervisor, Supervision
 from faser.engine.client.traffic import AnswerTaker
+from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.messages import (
     Abort,
     AdoptedHead,
@@ -61,6 +64,7 @@ from faser.types import (
 )
 
 _MAX_NAMED = 20  # of the wrong token ids in one message
+_OUTLOOK_PERIOD_S = 5.0
 _MAX_RETRY_AFTER_S = 600  # whoever should wait longer would rather come back another day
 
 
@@ -119,6 +123,10 @@ class AsyncEngine:
         self._preemptions = PreemptionLog(max_num_seqs=config.max_num_seqs)
         self._speed = QueueSpeed()
         self._speed_noted_s = time.monotonic()
+        self._admission = Admission(config.speculation.params_of, self._metrics.admission)
+        self._monitor = LoadMonitor(self._speed_noted_s)
+        self._outlook_due_s = self._speed_noted_s
+        self._outlook: asyncio.Task[None] | None = None  # that is being computed
 
     @property
     def state(self) -> EngineState:
@@ -140,6 +148,11 @@ class AsyncEngine:
     def max_samples(self) -> int:
         """How many samples one of several tenants may have in flight, running and waiting."""
         return self._room.most_of_one
+
+    @property
+    def has_pace(self) -> bool:
+        """The engine has said how fast it is, so latencies are predicted."""
+        return self._admission.pace is not None
 
     @property
     def stats(self) -> EngineStats:
@@ -167,13 +180,16 @@ class AsyncEngine:
     def submit(self, request: Request, *, num_following: int = 0) -> OutputStream:
         """Accept a request. num_following: samples of requests that the same client submits together with it.
 
-        Raises RequestError (the request cannot be served), OverloadError (the queue has no room for this tenant)
-        or NotReadyError.
+        Raises RequestError (the request cannot be served), OverloadError (the queue has no room for this tenant),
+        TargetError (a latency target cannot be met, and its class refuses then) or NotReadyError.
         """
         if self._state is not EngineState.READY:
             raise NotReadyError(f"the engine is {self._state}: {self._reason}")
         request = self._with_token_limit(request)
+        now_s, asked = time.monotonic(), request.speculation
+        self._monitor.arrived(asked.class_name, asked.slo, now_s)
         self._check_queue(request, num_following)
+        request = self._admission.admit(request, now_s)
         request_id = request.request_id
         stream = OutputStream(
             request, self.tokenizer, lambda index: self._abort(request_id, index), self._answer_takers
@@ -285,8 +301,11 @@ class AsyncEngine:
     def _handle(self, message: FromEngine) -> None:
         """Take a message from the engine. Raises ConfigError if the loaded model cannot be served."""
         match message:
-            case Deltas(deltas, stats):
+            case Deltas(deltas, stats, pace):
                 self._dispatch(deltas, stats)
+                if pace is not None:
+                    self._admission.pace = pace
+                    self._look_out(pace)
             case Progress(stage, done, total):
                 if self._on_progress is not None and self._state is EngineState.LOADING:
                     self._on_progress(stage, done, total)
@@ -298,6 +317,21 @@ class AsyncEngine:
                 self._fail_one(request_id, RequestError(text, param=param))
             case AdoptedHead(directory, refusal) if self._refresher is not None:
                 self._refresher.adopted(directory, refusal)
+
+    def _look_out(self, pace: Pace) -> None:
+        """Compute what is to be expected, in a thread and only now and then."""
+        now_s = time.monotonic()
+        if now_s < self._outlook_due_s or (self._outlook is not None and not self._outlook.done()):
+            return
+        load = self._monitor.load(now_s)
+        if load is None:
+            return
+        self._outlook_due_s = now_s + _OUTLOOK_PERIOD_S
+
+        async def compute() -> None:
+            self._metrics.outlook(await asyncio.to_thread(outlook_of, pace, load))
+
+        self._outlook = asyncio.get_running_loop().create_task(compute(), name="faser-outlook")
 
     def _take_info(self, info: ModelInfo) -> None:
         """The model is loaded. Raises ConfigError if the tokenizer's base vocabulary is larger than the model's.
@@ -363,6 +397,7 @@ class AsyncEngine:
             timing.num_tokens[index] += count
             if timing.first_token_s is None:
                 self._metrics.first_token(now - timing.arrival_s)
+                self._admission.first_token(output.request_id, now)
             before = timing.last_token_s.get(index)
             self._metrics.tokens(count, None if before is None else now - before)
             timing.first_token_s = timing.first_token_s or now
@@ -386,6 +421,10 @@ class AsyncEngine:
             if self._refresher is not None:
                 self._refresher.work_ends()
         timing = stream.timing
+        longest = max(timing.num_tokens.values(), default=0)
+        self._admission.end(stream.request.request_id, num_tokens=longest, tpot_s=timing.tpot_s)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and longest:
+            self._monitor.ended(len(stream.request.prompt_token_ids), longest)
         scheduled_s = timing.scheduled_s or now
         first_token_s = timing.first_token_s or now
         self._metrics.finished(
@@ -398,7 +437,7 @@ class AsyncEngine:
             prompt_tokens=len(stream.request.prompt_token_ids),
             cached_tokens=timing.num_cached_tokens,
             generation_tokens=timing.num_tokens.total(),
-            longest_generation=max(timing.num_tokens.values(), default=0),
+            longest_generation=longest,
             preemptions=sum(timing.num_preemptions.values()),
         )
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and timing.first_token_s is not None:
@@ -430,6 +469,7 @@ class AsyncEngine:
         if self._refresher is not None:
             self._refresher.engine_ended()
         self._stats = EngineStats()
+        self._admission.forget()
         self._metrics.engine_ended(restarts=restarts)
 
 

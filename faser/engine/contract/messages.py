@@ -16,6 +16,7 @@ from asyncio import IncompleteReadError, StreamReader
 import msgspec
 
 from faser.config.engine import EngineConfig
+from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import StepDeltas
 from faser.types import EngineState, EngineStats, ModelInfo, Request
 
@@ -77,10 +78,11 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Deltas(msgspec.Struct, frozen=True, tag=True):
-    """The deltas of one step. stats: the newest; None: those of a later step follow."""
+    """The deltas of one step. stats: the newest; None: those of a later step follow. pace: the same, rarer."""
 
     deltas: StepDeltas
     stats: EngineStats | None
+    pace: Pace | None = None
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):

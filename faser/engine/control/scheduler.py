@@ -5,9 +5,10 @@ never tensors. A step is propose, plan, commit. A step without drafts may also b
 is in flight (asynchronous scheduling): by then a sequence will have one more token, whichever token it is, or
 more of its prompt computed.
 
-Running sequences follow one total order, the priority key: (priority,) arrival. The best one always gets its rows,
-if need be with the blocks of the worst one; so every step brings some sequence nearer to its end. The WaitingQueue
-orders those that wait, and shares the engine fairly among tenants.
+Running sequences follow one total order, the priority key: (priority,) when the first token is due. One that is
+due at no time has its arrival and some patience in its place; so without targets the order is that of arrival.
+The best one always gets its rows, if need be with the blocks of the worst one; so every step brings some sequence
+nearer to its end. The WaitingQueue orders those that wait, and shares the engine fairly among tenants.
 """
 
 import random
@@ -19,6 +20,7 @@ from itertools import pairwise
 
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.kv_events import KvEvent
+from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import (
     PLACEHOLDER,
     DraftPlan,
@@ -32,20 +34,27 @@ from faser.engine.contract.plan import (
 )
 from faser.engine.control.clock import Clock
 from faser.engine.control.kv_cache import KvManager
+from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
+from faser.engine.control.targets import TargetKeeper, is_paced
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
+
+# A sequence whose first token is not due at any time goes before those that come so much later, and are due: it
+# waits for none of them.
+PATIENCE_S = 20.0
 
 
 class Scheduler:
     """Raises ConfigError for limits that cannot work together.
 
     max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one per slot, so that no running sequence
-    is left out. seed: seeds the requests that have no seed. speculation: None never drafts. shares_prefixes: a
-    sequence may begin with another one's blocks; not so in a model with recurrent states, which no block holds.
+    is left out. seed: seeds the requests that have no seed. speculation: None never drafts. pace: is fitted to the
+    steps. shares_prefixes: a sequence may begin with another one's blocks; not so in a model with recurrent states,
+    which no block holds.
     """
 
     def __init__(
@@ -61,6 +70,7 @@ class Scheduler:
         clock: Clock,
         speculation: SpeculationControl | None = None,
         shares_prefixes: bool = True,
+        pace: PaceFit | None = None,
     ) -> None:
         if policy not in ("fcfs", "priority"):
             raise ConfigError(f"scheduling policy is {policy!r}; it must be fcfs or priority")
@@ -79,6 +89,10 @@ class Scheduler:
         self._clock = clock
         self._speculation = speculation
         self._shares_prefixes = shares_prefixes
+        self._pace = pace
+        self._targets = None
+        if pace is not None:
+            self._targets = TargetKeeper(pace, clock, most_rows=max_num_batched_tokens)
         self._drafts: StepDrafts | None = None  # of the step that is being made
         self._overlapped: StepDrafts | None = None  # made during the step in flight
         self._drafting: list[Sequence] = []  # the sequences of these drafts
@@ -120,6 +134,8 @@ class Scheduler:
             )
             for index in range(request.sampling.n)
         ]
+        if self._targets is not None:
+            self._targets.see(sequences[0])
         self._requests[request.request_id] = sequences
         num_first = 1 if self._shares_prefixes else len(sequences)
         for sequence in sequences[:num_first]:
@@ -221,7 +237,8 @@ class Scheduler:
         """Decide the next step; None when there is nothing to compute. Every plan must be committed.
 
         Decoding sequences come first, with a row each and the rows of their drafts; then prompts that are partly
-        computed, best first; then waiting sequences. The drafts of the plan from propose must be there.
+        computed, best first, and sequences that wait and are due before them; then the others that wait. The
+        drafts of the plan from propose must be there.
         """
         assert not self._in_flight, f"step {self._step} has not been committed"
         step = StepBuilder(budget=self._max_num_batched_tokens)
@@ -236,7 +253,9 @@ class Scheduler:
                 step.decode(sequence, kept.get(sequence, ()))
             else:
                 self._serve(sequence, step, kept.get(sequence, ()))
+        step.prompt_rows = self._most_prompt_rows(len(step.sequences))
         for sequence in begun:
+            self._admit_due_before(sequence, step)
             self._serve(sequence, step)
         if not step.preempted:
             self._admit_waiting(step)
@@ -259,14 +278,14 @@ class Scheduler:
         if not self._all_need_only_logits():
             return None
         decoding, prompts = self._following(self._in_flight[0])
-        following = [*decoding, *self._within_budget(prompts, len(decoding))]
+        step = StepBuilder(budget=self._max_num_batched_tokens, prompt_rows=self._most_prompt_rows(len(decoding)))
+        following = [*decoding, *self._within_budget(prompts, len(decoding), step)]
         kv = self._kv
         missing = [kv.blocks_for(each.end) - len(each.sequence.table.blocks) for each in following]
         if sum([each for each in missing if each > 0]) > kv.num_available:
             return None
         if self._speculation is not None and not self._speculation.skip_policy(len(decoding)):
             return None
-        step = StepBuilder(budget=self._max_num_batched_tokens)
         for each, num_blocks in zip(following, missing, strict=True):
             new_blocks = kv.allocate(each.sequence.table, num_blocks) if num_blocks > 0 else ()
             if each.num_rows:
@@ -293,15 +312,32 @@ class Scheduler:
                 found.append(_FollowingRows(sequence, num_in_flight, wanted))
         return decoding, prompts
 
-    def _within_budget(self, prompts: list["_FollowingRows"], num_decoding: int) -> list["_FollowingRows"]:
-        """As many rows of the prompts, in their order, as the decoding sequences leave."""
+    def _within_budget(
+        self, prompts: list["_FollowingRows"], num_decoding: int, step: "StepBuilder"
+    ) -> list["_FollowingRows"]:
+        """As many rows of the prompts, in their order, as the decoding sequences and targets leave."""
         budget, found = self._max_num_batched_tokens - num_decoding, []
         for each in prompts:
-            num_rows = min(each.num_rows, budget)
+            num_rows = self._prompt_rows(each.sequence, min(each.num_rows, budget), step)
             if num_rows:
                 found.append(_FollowingRows(each.sequence, each.num_in_flight, num_rows))
             budget -= num_rows
         return found
+
+    def _most_prompt_rows(self, num_decoding: int) -> int | None:
+        """Rows of prompts in a step in which so many sequences decode; None: no target limits them."""
+        if self._targets is None or not self._targets.limits(self._running):
+            return None
+        return self._targets.prompt_rows(num_decoding)
+
+    def _prompt_rows(self, sequence: Sequence, num_rows: int, step: "StepBuilder") -> int:
+        """How many of so many rows of a prompt the step gets, which counts them."""
+        if step.prompt_rows is None:
+            return num_rows
+        assert self._targets is not None, "without targets there is no limit"
+        num_rows = min(num_rows, max(step.prompt_rows, self._targets.rows_due(sequence)))
+        step.prompt_rows = max(step.prompt_rows - num_rows, 0)
+        return num_rows
 
     def _all_need_only_logits(self) -> bool:
         """Neither a running sequence nor the one that would be admitted next needs more than logits."""
@@ -363,6 +399,8 @@ class Scheduler:
         assert plan.step == first.step == result.step, f"step {result.step} is not step {first.step}"
         assert len(result.counts) == len(plan.rows), f"{len(result.counts)} answers for {len(plan.rows)} sequences"
         sampled = result.by_sequence()
+        if self._pace is not None:
+            self._pace.observe(plan, result, last)
         if self._speculation is not None:
             assert first.prediction is not None
             overlapped, self._overlapped = self._overlapped, None
@@ -407,6 +445,10 @@ class Scheduler:
             speculation=None if self._speculation is None else self._speculation.stats(),
         )
 
+    def pace(self) -> Pace | None:
+        """As fitted to the steps so far; None: it is not."""
+        return None if self._pace is None else self._pace.pace()
+
     def take_kv_events(self) -> list[KvEvent]:
         """See KvManager.take_events."""
         return self._kv.take_events()
@@ -436,7 +478,8 @@ class Scheduler:
 
     def _next_priority_key(self, request: Request) -> PriorityKey:
         self._num_added += 1
-        return (request.priority if self._by_priority else 0, request.arrival_s, self._num_added)
+        due_s = request.arrival_s + PATIENCE_S if request.due_s is None else request.due_s
+        return (request.priority if self._by_priority else 0, due_s, self._num_added)
 
     def _candidates(self) -> tuple[list[Sequence], OtherRows]:
         """The sequences that may draft, and an estimate of the other rows of the next step."""
@@ -515,6 +558,8 @@ class Scheduler:
         """
         num_rows, budget = len(sequence.token_ids) - sequence.num_computed, step.budget
         num_rows = num_rows if num_rows < budget else budget
+        if num_rows > 1:
+            num_rows = self._prompt_rows(sequence, num_rows, step)
         if sequence.status is not Status.RUNNING or num_rows == 0:
             return
         lacking = sequence.num_computed + num_rows - len(sequence.table.blocks) * self._kv.block_size
@@ -544,8 +589,29 @@ class Scheduler:
         self._waiting.add(sequence)
         self._num_preemptions += 1
 
-    def _admit_waiting(self, step: "StepBuilder") -> None:
+    def _admit_due_before(self, begun: Sequence, step: "StepBuilder") -> None:
+        """Start the waiting sequences that are due before a prompt that is partly computed."""
+        key = begun.priority_key
+        if self._waiting and not step.preempted:
+            self._admit_waiting(step, lambda each: each.request.due_s is not None and each.priority_key < key)
+
+    def _next_to_start(self, step: "StepBuilder", among: Callable[[Sequence], bool] | None) -> Sequence | None:
+        """The first of those that wait, as far as it leaves enough room to sequences with targets."""
+        if step.prompt_rows is None:
+            return self._waiting.first() if among is None else self._waiting.first_of(among)
+        assert self._targets is not None, "without targets there is no limit"
+        may_unpaced, has_rows = self._targets.may_start(self._running), step.prompt_rows > 0
+
+        def may_start(each: Sequence) -> bool:
+            has_room = may_unpaced or is_paced(each)
+            return has_room and (has_rows or each.request.due_s is not None) and (among is None or among(each))
+
+        return self._waiting.first_of(may_start)
+
+    def _admit_waiting(self, step: "StepBuilder", among: Callable[[Sequence], bool] | None = None) -> None:
         """Start waiting sequences in the order of their queue, while slots, rows and blocks last.
+
+        among: which of them; None: all, as far as they leave room for those with targets.
 
         All known tokens of a sequence must fit next to what the running ones will soon want, so that it is not
         preempted at once. Where nothing runs, all blocks are available, and it fits. Slots with rows in a step in
@@ -557,8 +623,8 @@ class Scheduler:
         if self._in_flight:
             free_slots = [slot for slot in free_slots if slot not in self._in_flight[0].rows.slots]
         while self._waiting and free_slots and step.budget > 0:
-            sequence = self._waiting.first()
-            if self._in_flight and not sequence.needs_only_logits:
+            sequence = self._next_to_start(step, among)
+            if sequence is None or (self._in_flight and not sequence.needs_only_logits):
                 return
             prefix = self._shared_prefix(sequence)
             num_own = self._kv.blocks_for(sequence.num_tokens) - len(prefix)
@@ -580,7 +646,7 @@ class Scheduler:
         sequence.slot = slot
         sequence.num_computed = num_cached
         insort(self._running, sequence, key=_priority_key)
-        num_rows = min(sequence.num_uncomputed, step.budget)
+        num_rows = self._prompt_rows(sequence, min(sequence.num_uncomputed, step.budget), step)
         missing = self._kv.blocks_for(num_cached + num_rows) - len(prefix)
         if self._speculation is not None:
             self._speculation.start(sequence)
@@ -745,9 +811,13 @@ class Scheduler:
 
 @dataclass(slots=True)
 class StepBuilder:
-    """A StepPlan in the making. budget: rows that may still be added. sequences: of rows, in their order."""
+    """A StepPlan in the making. budget: rows that may still be added. sequences: of rows, in their order.
+
+    prompt_rows: of the budget, that prompts may still have unless they are due; None: as many as there are.
+    """
 
     budget: int
+    prompt_rows: int | None = None
     started: list[SequenceStart] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     rows: StepRows = field(default_factory=StepRows)

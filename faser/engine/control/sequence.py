@@ -43,7 +43,7 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-# (priority, arrival in seconds, order of arrival): smaller is served sooner; no two sequences are equal.
+# (priority, seconds when the first token is due, order of arrival): smaller is served sooner; no two are equal.
 PriorityKey = tuple[int, float, int]
 
 
@@ -55,7 +55,7 @@ class Sequence:
                     | in the cache  | uncomputed |
 
     The last known token of a sequence that still generates is never computed: its row yields the next one.
-    priority_key: its place in the order of arrival. tenant: whose service its tokens count as. max_total: tokens,
+    priority_key: its place in the order of service. tenant: whose service its tokens count as. max_total: tokens,
     prompt included, at which it ends. seed: the effective one. generates: False for a request that only scores its
     prompt. needs_only_logits: as in SamplingParams. speculated: what speculation did for it in the slots that it
     has left. decoding_since: seconds of the clock and known tokens from which on its time per token counts; 0

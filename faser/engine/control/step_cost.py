@@ -67,6 +67,11 @@ class CostModel:
         """Drafting takes a forward of a model per token."""
         return Role.PASS in self.tables
 
+    @property
+    def row_token_s(self) -> float:
+        """Seconds for each earlier token that a further row of a sequence attends to."""
+        return self._step.table.kv_row_token_s * self._step.factor
+
     def factor(self, role: Role) -> float:
         """How many times slower than its table the role is now."""
         return self._roles[role].factor

@@ -1,7 +1,8 @@
 """WaitingQueue: the sequences that wait to run, and which of them is admitted next.
 
-Priorities come first. Within a priority, preempted sequences return before any newcomer, in the order of arrival;
-then the tenant with the least service comes, and of its sequences the one that arrived first. So how long a tenant
+Priorities come first. Within a priority, preempted sequences return before any newcomer, by their keys; then the
+tenant with the least service comes, and of its sequences the one that is due first (earliest deadline first; those
+without a target by their arrival and some patience, so that none of them waits for ever). So how long a tenant
 waits depends on how many others wait, not on how much each of them has sent.
 
 Source: the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models", arXiv:2401.00588,
@@ -14,7 +15,7 @@ Finding the next sequence takes O(log n) for n waiting tenants; tokens are count
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice, pairwise
 
@@ -78,6 +79,11 @@ class WaitingQueue:
         """The sequence to admit next. The queue is not empty."""
         return self._levels[self._priorities[0]].first()
 
+    def first_of(self, may_start: Callable[[Sequence], bool]) -> Sequence | None:
+        """The first one, in the same order, of those that may start; None: none of them may."""
+        in_order = (each for priority in self._priorities for each in self._levels[priority].in_order())
+        return next(filter(may_start, in_order), None)
+
     def admit(self, sequence: Sequence, *, num_uncached: int) -> None:
         """Remove a sequence that starts to run. num_uncached: its known tokens that must be computed.
 
@@ -126,7 +132,7 @@ class _Level:
     """
 
     def __init__(self) -> None:
-        self._preempted: list[Sequence] = []  # in the order of arrival
+        self._preempted: list[Sequence] = []  # in the order of their keys
         self._lines: dict[Tenant, _Line] = {}  # none is empty
         self._turns: list[tuple[Turn, _Line]] = []  # a heap
 
@@ -141,6 +147,12 @@ class _Level:
 
     def first(self) -> Sequence:
         return self._preempted[0] if self._preempted else self._next_line().sequences[0]
+
+    def in_order(self) -> Iterator[Sequence]:
+        """The preempted ones, then those of each tenant, in the order of the tenants' turns."""
+        yield from self._preempted
+        for line in sorted(self._lines.values(), key=lambda each: each.turn):
+            yield from line.sequences
 
     def add(self, sequence: Sequence, least_service: int) -> None:
         """least_service: to which its tenant's is raised if no other tenant waits."""
@@ -198,7 +210,7 @@ class _Level:
 
 
 class _Line:
-    """A tenant's newcomers of one priority, in the order of arrival. entry: its live one in the heap."""
+    """A tenant's newcomers of one priority, in the order of their keys. entry: its live one in the heap."""
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant

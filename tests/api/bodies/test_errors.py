@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from faser.errors import EngineDiedError, EngineError, OverloadError
+from faser.errors import EngineDiedError, EngineError, OverloadError, TargetError
 from faser.types import EngineState
 from tests.api.server import http_client, serving, settings
 from tests.fake_engine import MAX_MODEL_LEN, FakeEngine
@@ -408,3 +408,13 @@ def test_operator_can_lower_the_limit_of_alternatives(field: str) -> None:
 def test_long_values_are_cut_in_messages(http: httpx.Client) -> None:
     message = bad(http.post(TEXT, json={"prompt": "hi", "temperature": "x" * 100_000}))["message"]
     assert len(message) < 300
+
+
+def test_a_target_that_cannot_be_met_is_a_429_that_says_when_to_come_back(
+    http: httpx.Client, engine: FakeEngine
+) -> None:
+    engine.refusals = [TargetError("the TTFT target of 200 ms cannot be met now", retry_after_s=7)]
+    answer = http.post(CHAT, json={"messages": HI})
+    assert error(answer, 429, "RateLimitError")["message"] == "the TTFT target of 200 ms cannot be met now"
+    assert answer.headers["retry-after"] == "7"
+    assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"

@@ -11,6 +11,7 @@ import pytest
 from faser.api.answers.usage import WITHHELD, acceptance
 from faser.config.speculation import SpeculationConfig
 from faser.types import (
+    NO_TARGETS,
     FinishReason,
     Request,
     RequestOutput,
@@ -158,6 +159,81 @@ def test_an_unknown_class_is_refused_with_those_there_are(
     failure = answer.json()["error"]
     assert (answer.status_code, failure["param"]) == (400, param)
     assert failure["message"] == f"{param} is silver; it must be one of default, gold, batch"
+    assert not engine.requests
+
+
+LLM_D = {"x-llm-d-slo-ttft-ms": "400", "x-llm-d-slo-tpot-ms": "30"}
+OBJECTIVE = {"x-llm-d-inference-objective": "gold"}
+OF_GOLD = Slo(ttft_ms=500, tpot_ms=20)
+
+
+@pytest.mark.parametrize(
+    "fields, headers, class_name, slo",
+    [
+        ({}, LLM_D, "default", Slo(ttft_ms=400, tpot_ms=30)),
+        ({}, {"x-slo-ttft-ms": "400"}, "default", Slo(ttft_ms=400, tpot_ms=50)),
+        ({}, {**LLM_D, "x-slo-ttft-ms": "1"}, "default", Slo(ttft_ms=400, tpot_ms=30)),
+        ({"speculative": {"slo": {"ttft_ms": 70}}}, LLM_D, "default", Slo(ttft_ms=70, tpot_ms=30)),
+        ({}, OBJECTIVE, "gold", OF_GOLD),
+        ({}, {**OBJECTIVE, **LLM_D}, "gold", Slo(ttft_ms=400, tpot_ms=30)),
+        ({}, {"x-llm-d-inference-objective": "not-of-this-server"}, "default", CONFIG.slo),
+        ({"service_tier": "gold"}, {}, "gold", OF_GOLD),
+        ({"service_tier": "flex"}, {}, "default", CONFIG.slo),
+        ({"service_tier": "auto"}, OBJECTIVE, "gold", OF_GOLD),
+        ({"service_tier": "batch"}, OBJECTIVE, "batch", NO_TARGETS),
+        ({"service_tier": "gold"}, {"X-Faser-Class": "batch"}, "batch", NO_TARGETS),
+        ({"service_tier": "batch", "speculative": {"class": "gold"}}, OBJECTIVE, "gold", OF_GOLD),
+    ],
+)
+def test_the_names_of_others_stand_for_class_and_targets_and_the_body_wins(
+    http: httpx.Client,
+    engine: FakeEngine,
+    fields: dict[str, Any],
+    headers: dict[str, str],
+    class_name: str,
+    slo: Slo,
+) -> None:
+    assert http.post(CHAT, json={"messages": HI, **fields}, headers=headers).status_code == 200
+    found = engine.requests[0].speculation
+    assert (found.class_name, found.slo) == (class_name, slo)
+
+
+@pytest.mark.parametrize("name", ["x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "x-slo-ttft-ms"])
+@pytest.mark.parametrize("value", ["0", "-5", "soon", "nan", "inf"])
+def test_a_target_in_a_header_must_be_a_number_above_0(
+    http: httpx.Client, engine: FakeEngine, name: str, value: str
+) -> None:
+    answer = http.post(CHAT, json={"messages": HI}, headers={name: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert answer.json()["error"]["message"] == f"{name} is {value}; it must be a number of milliseconds above 0"
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    "fields, priority, tokens",
+    [
+        ({"nvext": {"agent_hints": {"priority": 5}}}, -5, None),
+        ({"nvext": {"agent_hints": {"priority": 5, "osl": 9}}, "priority": 2}, 2, 9),
+        ({"nvext": {"agent_hints": {"osl": 9, "strict_priority": False}}}, 0, 9),
+        ({"nvext": {}}, 0, None),
+    ],
+)
+def test_hints_of_agents_reach_the_engine_with_the_sign_of_its_priority(
+    http: httpx.Client, engine: FakeEngine, fields: dict[str, Any], priority: int, tokens: int | None
+) -> None:
+    assert http.post(CHAT, json={"messages": HI, **fields}).status_code == 200
+    assert (engine.requests[0].priority, engine.requests[0].expected_tokens) == (priority, tokens)
+
+
+@pytest.mark.parametrize(
+    "hints", [{"strict_priority": True}, {"speculative_prefill": True}, {"osl": 0}, {"latency": 3}]
+)
+def test_hints_that_would_have_no_effect_are_refused(
+    http: httpx.Client, engine: FakeEngine, hints: dict[str, Any]
+) -> None:
+    answer = http.post(CHAT, json={"messages": HI, "nvext": {"agent_hints": hints}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith("nvext.agent_hints")
     assert not engine.requests
 
 

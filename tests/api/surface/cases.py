@@ -158,6 +158,14 @@ ENGINE: dict[str, Case] = {
         lambda seen: seen.request is not None and seen.request.priority == 3,
         note="lower is sooner; without effect unless the server runs with `--scheduling-policy priority`",
     ),
+    "service_tier": _hint("flex", "the class of that name, if the server has one; else without effect"),
+    "nvext": _asks(
+        {"agent_hints": {"priority": 3, "osl": 40}},
+        lambda seen: (
+            seen.request is not None and (seen.request.priority, seen.request.expected_tokens) == (-3, 40)
+        ),
+        note="`agent_hints`: `priority` (higher is sooner; `priority` of the body wins), `osl` (expected tokens)",
+    ),
     "cache_salt": _asks("s", lambda seen: seen.request is not None and seen.request.cache_salt is not None),
     "timeout": _asks(
         9, lambda seen: seen.request is not None and seen.request.deadline_s is not None, note="seconds"

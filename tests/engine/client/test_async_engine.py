@@ -31,6 +31,7 @@ from faser.errors import (
     NotReadyError,
     OverloadError,
     RequestError,
+    TargetError,
 )
 from faser.metrics.server import Metrics
 from faser.types import (
@@ -311,6 +312,26 @@ def test_a_full_queue_refuses_and_recovers(
             for stream in work:
                 assert [output async for output in stream]
             assert await answer(engine, request("the", tokenizer))
+
+    asyncio.run(scenario())
+
+
+def test_a_target_that_cannot_be_met_is_refused_once_the_engine_has_a_pace(
+    tiny_checkpoint: Path, tokenizer: Tokenizer
+) -> None:
+    """A microsecond per token is too little for any engine; one that refuses nothing is accepted all along."""
+
+    async def scenario() -> None:
+        classes = {"fast": {"slo": {"tpot_ms": 0.001}, "admission": "refuse"}}
+        config = replace(CONFIG, speculative_config={"classes": classes})
+        fast = replace(request("the", tokenizer), speculation=config.speculation.params_of("fast"))
+        async with running(tiny_checkpoint, tokenizer, "thread", config) as engine:
+            await answer(engine, request("the quick", tokenizer))
+            await until(lambda: engine.has_pace)
+            with pytest.raises(TargetError, match=r"TPOT target of 0.001 ms cannot be met now.*retry after \d+ s"):
+                engine.submit(fast)
+            assert await answer(engine, request("the", tokenizer))
+            assert engine.stats.num_running == 0
 
     asyncio.run(scenario())
 

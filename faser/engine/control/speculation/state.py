@@ -105,6 +105,7 @@ class SpeculationState:
         self._target_s: Floats = np.zeros(num_slots)  # per token; 0: no target
         self._since_s: Floats = np.zeros(num_slots)  # when decoding began
         self._since_tokens: Ints = np.zeros(num_slots, dtype=np.int64)
+        self._announced: Ints = np.zeros(num_slots, dtype=np.int64)  # known tokens at the end; 0: not announced
         self._members: _Members | None = None
         self._num_drafting = 0  # slots whose sequence may have drafts
         self._num_ended = 0
@@ -124,6 +125,8 @@ class SpeculationState:
         self._draft_kv[slot] = 0
         self._target_s[slot] = (asked.slo.tpot_ms or 0.0) / 1000
         self._since_s[slot], self._since_tokens[slot] = sequence.decoding_since
+        announced = sequence.request.expected_tokens
+        self._announced[slot] = 0 if announced is None else sequence.prompt_len + announced
         self._members = None
         if self._decision is not None:
             self._decision.lengths[slot] = self._decision.usual
@@ -174,12 +177,19 @@ class SpeculationState:
         return fewer
 
     def expected_tokens(self, batch: Batch) -> Ints:
-        """[S] tokens that each sequence is expected to generate yet: the mean answer length, at most up to its
-        end.
+        """[S] tokens that each sequence is expected to generate yet: what its client has announced, else the mean
+        answer length, at most up to its end.
 
-        The tokens it has generated already do not count: they say little about those to come.
+        The tokens it has generated already do not count beside a mean: they say little about those to come.
         """
-        return np.minimum(batch.remaining, round(self._mean_answer_len)) if self._num_ended else batch.remaining
+        usual: Ints = batch.remaining
+        if self._num_ended:
+            usual = np.minimum(usual, round(self._mean_answer_len))
+        announced = self._announced.take(batch.slots)
+        if not np.count_nonzero(announced):
+            return usual
+        left = np.clip(announced - batch.known, 1, np.maximum(batch.remaining, 1))
+        return np.where(announced > 0, left, usual)
 
     def weights(self, batch: Batch) -> Floats:
         """[S] worth of a token, read only: 1, or (measured / target)² for a sequence slower than its target.

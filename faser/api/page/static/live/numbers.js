@@ -29,6 +29,8 @@ export function filled(sample) {
     finished: sample.finished ?? {},
     latencies: sample.latencies ?? {},
     slo: sample.slo ?? {},
+    admission: sample.admission ?? {},
+    outlook: sample.outlook ?? null,
     speculation: sample.speculation ?? null,
   };
 }
@@ -144,6 +146,23 @@ export function attainment(samples) {
     }
   }
   return found;
+}
+
+// {class: {what became of its requests on arrival: how many}}
+export function admissions(samples) {
+  const found = {};
+  for (const each of samples) {
+    for (const [name, counts] of Object.entries(each.admission)) {
+      const own = (found[name] ??= {});
+      for (const [what, count] of Object.entries(counts)) own[what] = (own[what] ?? 0) + count;
+    }
+  }
+  return found;
+}
+
+// Requests a second with a sign; null becomes a dash.
+export function signedRate(value) {
+  return value === null || value === undefined ? NONE : `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)} / s`;
 }
 
 // Numbers in words. null becomes a dash.

@@ -43,6 +43,9 @@ export function addRequests(board) {
     })
     .append(none);
 
+  addAdmission(board);
+  addOutlook(board);
+
   const table = h("table", { class: "shown" });
   board
     .panel({
@@ -86,4 +89,65 @@ export function addRequests(board) {
     })
     .append(ended);
   for (const shown of board.grid.querySelectorAll(".half .as-table")) shown.remove();
+}
+
+// Who was let in as asked, who waits, runs as another class or was refused, and for which target.
+function addAdmission(board) {
+  const table = h("table", { class: "shown" });
+  const none = h("p", { class: "empty" }, "No request with a latency target came.");
+  board
+    .panel({
+      title: "Targets on arrival",
+      hint: "requests of two minutes, by class",
+      className: "half",
+      draw: ({ upTo }) => {
+        const columns = ["class", "decision", "requests"];
+        const rows = Object.entries(n.admissions(upTo)).flatMap(([name, counts]) =>
+          Object.entries(counts).map(([what, count]) => [name, what, n.count(count)]),
+        );
+        none.hidden = rows.length > 0;
+        table.hidden = !rows.length;
+        fillTable(table, "Targets on arrival", columns, rows);
+        return { words: "", columns, rows };
+      },
+    })
+    .append(table, none);
+}
+
+// What the latency model expects beside what was measured, and how much more may come.
+function addOutlook(board) {
+  const table = h("table", { class: "shown" });
+  const note = h("p", { class: "empty" });
+  board
+    .panel({
+      title: "Predicted and measured",
+      hint: "means predicted, medians measured",
+      className: "half",
+      draw: ({ last }) => {
+        const columns = ["", "predicted", "measured"];
+        const outlook = last?.outlook ?? null;
+        const rows = [
+          ["first token", "ttft"],
+          ["per output token", "tpot"],
+        ].map(([name, kind]) => {
+          const measured = last?.latencies[kind]?.[1] ?? null;
+          return [name, n.durationText(outlook?.known ? (outlook[kind] ?? 0) : null), n.durationText(measured)];
+        });
+        if (outlook) {
+          rows.push(["requests", `${n.fraction(outlook.rate)} / s`, `of ${n.fraction(outlook.capacity)} / s`]);
+          for (const [name, [nine, ninetyNine]] of Object.entries(outlook.headroom ?? {})) {
+            rows.push([`${name}: room at 90 %, 99 %`, n.signedRate(nine), n.signedRate(ninetyNine)]);
+          }
+        }
+        note.textContent = outlook
+          ? outlook.known
+            ? ""
+            : "At this load the model does not know the times."
+          : "Too few requests have ended to predict anything.";
+        note.hidden = !note.textContent;
+        fillTable(table, "Predicted and measured", columns, rows);
+        return { words: "", columns, rows };
+      },
+    })
+    .append(table, note);
 }

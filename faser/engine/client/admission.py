@@ -1,0 +1,244 @@
+"""Admission: whether a newcomer's latency targets can be met, and what becomes of it if not.
+
+Owns what is in flight, as far as a prediction needs it, and how wrong predictions have been. Times are seconds of
+one clock, which the caller reads. A request without targets is always let in, and nothing is predicted for it.
+
+The first token comes after the rest of the step that runs, the prompts that are due before (the scheduler computes
+prompts by that order) and the own one, and a place if all are taken; each further one after a step of all samples
+that will run by then (TargetRoom), which prompts that come meanwhile lengthen. Requests that other clients send
+share the engine fairly, which a prediction leaves out. Its errors are followed: targets are compared with what
+nine in ten of the latest requests would have needed.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from faser.engine.contract.latency_model import Pace
+from faser.engine.contract.target_room import TargetRoom
+from faser.errors import TargetError
+from faser.types import NO_TARGETS, REFUSE, WAIT, Decision, Request, Slo, SpeculationParams, Target
+
+OnDecision = Callable[[str, Decision, Target], None]
+
+_SHARE = 0.9  # of requests that need at most what is compared with the target
+_FIRST_MARGIN, _MOST_MARGIN = 1.2, 4.0  # times the prediction
+_FOLLOW = 0.05  # of the logarithm of a margin, for a request
+_PROMPTS_S = 10.0  # of first tokens that say how much prompts lengthen steps
+_FOLLOW_ANSWERS = 0.05  # weight of the newest answer
+_MOST_RETRY_S = 600
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """predicted_s: to its first token, without margin; None: it was not predicted. due_s: as the scheduler's."""
+
+    arrival_s: float
+    due_s: float
+    prompt: int
+    samples: int
+    is_paced: bool
+    predicted_s: float | None
+    predicted_token_s: float | None
+    has_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Seconds of a newcomer: from its arrival to its first token, and per further one."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+class Admission:
+    """classes: settings by the name of a class, as which a request may run instead of its own."""
+
+    def __init__(self, classes: Callable[[str], SpeculationParams], on_decision: OnDecision) -> None:
+        self._classes, self._on_decision = classes, on_decision
+        self._open: dict[str, _InFlight] = {}
+        self._num_samples = self._num_paced = 0
+        self._room = TargetRoom()
+        self._prompt_load, self._load_at_s = 0.0, 0.0  # seconds of prompts a second
+        self._mean_answer, self._num_answers = 64.0, 0
+        self.first_margin, self.token_margin = Margin(), Margin()
+        self.pace: Pace | None = None
+
+    def admit(self, request: Request, now_s: float) -> Request:
+        """The request as it is to be served. Raises TargetError for one that its class refuses.
+
+        Without a pace, which an engine has once it has run, every request is let in, and is due at its target.
+        """
+        while True:
+            asked = request.speculation
+            prediction = None if self.pace is None or asked.slo == NO_TARGETS else self.predict(request, now_s)
+            missed = Target.NONE if prediction is None else self._missed(prediction, asked.slo)
+            if asked.slo != NO_TARGETS and missed is Target.NONE:
+                self._on_decision(asked.class_name, Decision.MET, missed)
+            if missed is Target.NONE:
+                return self._enter(_due(request), prediction)
+            assert prediction is not None
+            if asked.admission == WAIT:
+                self._on_decision(asked.class_name, Decision.WAITS, missed)
+                return self._enter(request, prediction)
+            if asked.admission == REFUSE:
+                self._on_decision(asked.class_name, Decision.REFUSED, missed)
+                raise self._refusal(asked.slo, prediction, missed)
+            self._on_decision(asked.class_name, Decision.DEGRADED, missed)
+            request = _as_class(request, self._classes(asked.admission))
+
+    def first_token(self, request_id: str, now_s: float) -> None:
+        """A request has its first token."""
+        found = self._open[request_id]
+        found.has_first = True
+        if self.pace is not None and (found.is_paced or found.due_s < math.inf):
+            # Other prompts are computed where they lengthen no step too much.
+            self._prompt_load = self._load(now_s) + float(self.pace.prompt_s(1.0, found.prompt)) / _PROMPTS_S
+            self._load_at_s = now_s
+        if found.predicted_s:
+            self.first_margin.follow((now_s - found.arrival_s) / found.predicted_s)
+
+    def end(self, request_id: str, *, num_tokens: int, tpot_s: float | None) -> None:
+        """A request has left, for whatever reason. num_tokens: of its longest sample."""
+        found = self._open.pop(request_id)
+        self._num_samples -= found.samples
+        self._num_paced -= found.samples if found.is_paced else 0
+        if num_tokens:
+            self._num_answers += 1
+            weight = max(_FOLLOW_ANSWERS, 1 / self._num_answers)
+            self._mean_answer += weight * (num_tokens - self._mean_answer)
+        if tpot_s and found.predicted_token_s:
+            self.token_margin.follow(tpot_s / found.predicted_token_s)
+
+    def forget(self) -> None:
+        """The engine has ended, and with it its pace."""
+        self.pace = None
+
+    def predict(self, request: Request, now_s: float) -> Prediction:
+        """For a request that would be submitted now; needs a pace."""
+        pace = self.pace
+        assert pace is not None, "there is no pace yet"
+        due_s = _due(request).due_s
+        ahead = [
+            each.prompt
+            for each in self._open.values()
+            if not each.has_first and (due_s is None or each.due_s <= due_s)
+        ]
+        prompts, samples = sum(ahead) + len(request.prompt_token_ids), request.sampling.n
+        paced, unpaced, short = self._places(pace, request, now_s)
+        beside = min(paced + unpaced, pace.num_slots - 1)
+        step_s = float(pace.decoding_s(max(beside, 1)))
+        wait_s = step_s / 2 if self._num_samples else 0.0
+        if short > 0:  # places become free one by one, as answers end
+            held = max(paced + unpaced if _is_paced(request) else unpaced, 1)
+            wait_s += short * self._mean_answer * float(pace.token_s(min(held, pace.num_slots))) / held
+        prompts_s = float(pace.prompt_steps(beside, prompts)) * float(pace.decoding_s(beside + 1))
+        prompts_s += float(pace.prompt_s(beside, prompts))
+        return Prediction(
+            ttft_s=max(now_s - request.arrival_s, 0.0) + wait_s + prompts_s,
+            tpot_s=float(pace.token_s(min(beside + samples, pace.num_slots))) / self._spare(now_s),
+        )
+
+    def _places(self, pace: Pace, request: Request, now_s: float) -> tuple[int, int, int]:
+        """Paced and unpaced samples that will run next to a newcomer, and how many must end before it starts."""
+        samples, paced, unpaced = request.sampling.n, self._num_paced, self._num_samples - self._num_paced
+        self._room.see(request.speculation.slo.tpot_ms, now_s)
+        token_s = self._room.tightest_s(now_s)
+        if token_s is None:
+            return 0, min(unpaced, pace.num_slots), unpaced + samples - pace.num_slots
+        self._room.fit(pace, token_s / self.token_margin.value * self._spare(now_s))
+        if _is_paced(request):
+            unpaced = min(unpaced, self._room.unpaced(paced + samples))
+            return paced, unpaced, paced + unpaced + samples - pace.num_slots
+        most = max(min(self._room.unpaced(paced), pace.num_slots - paced), 1)
+        return paced, min(unpaced, most), unpaced + samples - most
+
+    def _missed(self, prediction: Prediction, slo: Slo) -> Target:
+        if slo.ttft_ms is not None and prediction.ttft_s * self.first_margin.value > slo.ttft_ms / 1000:
+            return Target.TTFT
+        if slo.tpot_ms is not None and prediction.tpot_s * self.token_margin.value > slo.tpot_ms / 1000:
+            return Target.TPOT
+        return Target.NONE
+
+    def _enter(self, request: Request, prediction: Prediction | None) -> Request:
+        self._open[request.request_id] = _InFlight(
+            arrival_s=request.arrival_s,
+            due_s=math.inf if request.due_s is None else request.due_s,
+            prompt=len(request.prompt_token_ids),
+            samples=request.sampling.n,
+            is_paced=_is_paced(request),
+            predicted_s=None if prediction is None else prediction.ttft_s,
+            predicted_token_s=None if prediction is None else prediction.tpot_s,
+        )
+        self._num_samples += request.sampling.n
+        self._num_paced += request.sampling.n if _is_paced(request) else 0
+        return request
+
+    def _spare(self, now_s: float) -> float:
+        """The share of time that prompts leave to steps."""
+        return max(1 - self._load(now_s), 0.1)
+
+    def _load(self, now_s: float) -> float:
+        return self._prompt_load * math.exp(-max(now_s - self._load_at_s, 0.0) / _PROMPTS_S)
+
+    def _refusal(self, slo: Slo, prediction: Prediction, missed: Target) -> TargetError:
+        assert self.pace is not None
+        if missed is Target.TTFT:
+            expected_s, target_ms = prediction.ttft_s * self.first_margin.value, slo.ttft_ms
+            assert target_ms is not None
+            wait_s = expected_s - target_ms / 1000
+        else:
+            expected_s, target_ms = prediction.tpot_s * self.token_margin.value, slo.tpot_ms
+            assert target_ms is not None
+            share = max(1 - target_ms / 1000 / expected_s, 0.0)  # of the samples that have to end
+            wait_s = share * self._mean_answer * expected_s
+        retry_s = min(max(math.ceil(wait_s), 1), _MOST_RETRY_S)
+        return TargetError(
+            f"the {missed.value.upper()} target of {target_ms:g} ms cannot be met now: "
+            f"about {1000 * expected_s:.0f} ms are expected, with {len(self._open)} requests in flight; "
+            f"retry after {retry_s} s",
+            retry_after_s=retry_s,
+        )
+
+
+class Margin:
+    """What _SHARE of measured times are at most, in times of their prediction: a quantile, followed online.
+
+    A time above it moves it up nine times as far as one below moves it down (Robbins and Monro, 1951).
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = _FIRST_MARGIN
+
+    def follow(self, ratio: float) -> None:
+        """ratio: measured over predicted."""
+        moved = self.value * math.exp(_FOLLOW * (_SHARE if ratio > self.value else _SHARE - 1))
+        self.value = min(max(moved, 1.0), _MOST_MARGIN)
+
+
+def _due(request: Request) -> Request:
+    ttft_ms = request.speculation.slo.ttft_ms
+    return request if ttft_ms is None else replace(request, due_s=request.arrival_s + ttft_ms / 1000)
+
+
+def _is_paced(request: Request) -> bool:
+    return request.speculation.slo.tpot_ms is not None
+
+
+def _as_class(request: Request, settings: SpeculationParams) -> Request:
+    """The request with the class's targets and limits, and never more drafts than it asked for."""
+    own = request.speculation
+    caps = [each for each in (own.max_tokens, settings.max_tokens) if each is not None]
+    enabled = own.enabled and settings.enabled
+    return replace(
+        request,
+        due_s=None,
+        speculation=replace(
+            settings,
+            enabled=enabled,
+            max_tokens=0 if not enabled else min(caps, default=None),
+            trace=own.trace,
+        ),
+    )

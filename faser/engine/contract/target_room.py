@@ -1,0 +1,44 @@
+"""TargetRoom: how many sequences fit while a target per token is kept, and how many of them may be without one.
+
+Sequences with a target per token are paced, the others unpaced. The engine starts unpaced ones by it
+(control/targets.py), and the front-end predicts by it what a newcomer will find (client/admission.py); so both
+have one rule. An eighth of the sequences that fit, and one at least, may always be unpaced: none of them waits
+for ever. As many places are left free for paced newcomers.
+"""
+
+import numpy as np
+
+from faser.engine.contract.latency_model import Pace
+
+SEEN_S = 60.0  # a target is kept for so long after the last request that had it
+_SHARE = 8  # of which one may always be unpaced, and one is left free
+_EXPECTED_SHARE = 0.9  # of the target that tokens are planned to take at most: a pace is a mean
+
+
+class TargetRoom:
+    """Times are seconds of one clock, which the caller reads."""
+
+    def __init__(self) -> None:
+        self._seen_s: dict[float, float] = {}  # by target, in seconds per token: when it was asked for last
+        self._most = 0
+
+    def see(self, tpot_ms: float | None, now_s: float) -> None:
+        """A request with this target, or without one, has come."""
+        if tpot_ms is not None:
+            self._seen_s[tpot_ms / 1000] = now_s
+
+    def tightest_s(self, now_s: float) -> float | None:
+        """Seconds per token that are planned for; None: no request has had a target lately."""
+        if self._seen_s and min(self._seen_s.values()) <= now_s - SEEN_S:
+            self._seen_s = {target: at for target, at in self._seen_s.items() if at > now_s - SEEN_S}
+        return _EXPECTED_SHARE * min(self._seen_s) if self._seen_s else None
+
+    def fit(self, pace: Pace, token_s: float) -> None:
+        """From now on so many sequences fit as take at most token_s per token at this pace."""
+        within = np.flatnonzero(pace.token_s(np.arange(1.0, pace.num_slots + 1)) <= token_s)
+        self._most = int(within[-1]) + 1 if len(within) else 0
+
+    def unpaced(self, num_paced: int) -> int:
+        """How many sequences may be unpaced next to so many paced ones."""
+        share = max(self._most // _SHARE, 1)
+        return max(self._most - num_paced - share, share)

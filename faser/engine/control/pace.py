@@ -1,0 +1,190 @@
+"""The pace of an engine, for the latency model: planned from step times, or fitted to the steps that it runs.
+
+Owns what steps have taken by how many sequences decode, in tokens and seconds from one step to the next: so
+drafts, host gaps and other programs are in it, whatever causes them. Knows neither requests nor targets.
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+
+from faser.engine.contract.latency_model import Pace
+from faser.engine.contract.plan import StepPlan, StepResult, StepSpan
+from faser.engine.control.step_cost import CostModel
+
+_STEPS_KEPT = 300  # of a level; older ones fade
+_ENOUGH = 8  # steps after which a level is known
+_PROMPT_KEPT = 0.98  # of what prompts have taken, after one more step with a prompt
+_OUTLIER = 3.0  # times longer than expected: a pause, no pace
+_CONTEXT_KEPT = 0.995
+_FIRST_CONTEXT = 256  # cached tokens of a sequence, before any has run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDrafts:
+    """Every sequence drafts gamma tokens a step; one is accepted with this probability if those before it are."""
+
+    gamma: int
+    acceptance: float
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a step. Source: Leviathan et al., arXiv:2211.17192, equation 1."""
+        return float(sum(self.acceptance**depth for depth in range(self.gamma + 1)))
+
+
+NO_DRAFTS = PlannedDrafts(gamma=0, acceptance=0.0)
+
+
+def planned_pace(
+    costs: CostModel,
+    *,
+    num_slots: int,
+    most_rows: int,
+    context: float = _FIRST_CONTEXT,
+    drafts: PlannedDrafts = NO_DRAFTS,
+    gap_s: float = 0.0,
+) -> Pace:
+    """What step times promise. context: mean cached tokens of a sequence. gap_s: between steps, however many."""
+    sequences = anchors(num_slots)
+    gamma = drafts.gamma
+    no_lag = np.zeros(num_slots, dtype=np.int64)
+    step_s = tuple(
+        costs.step_s(count * (1 + gamma), round(count * context), round(count * gamma * context))
+        + costs.draft_s(np.full(count, gamma), no_lag[:count])
+        + gap_s
+        for count in sequences
+    )
+    return _with_rows(
+        costs,
+        sequences,
+        step_s,
+        (drafts.tokens,) * len(sequences),
+        most_rows,
+        catches_up=gamma > 0 and costs.has_passes,
+    )
+
+
+class PaceFit:
+    """The pace of a running engine: what its step times promise, corrected by what its steps take.
+
+    A level is the sequences whose number has as many bits, as of the guard; one that has not been seen is taken to
+    be as far from its promise as the nearest one that has.
+    """
+
+    def __init__(self, costs: CostModel, *, num_slots: int, most_rows: int) -> None:
+        self._costs = costs
+        self._num_slots, self._most_rows = num_slots, most_rows
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing that was seen counts any more."""
+        self._levels = [_Level() for _ in range(self._num_slots.bit_length() + 1)]
+        self._context = float(_FIRST_CONTEXT)
+        self._prompt_s = self._promised_s = 0.0  # of rows of prompts
+        self._last: _Step | None = None
+
+    def observe(self, plan: StepPlan, result: StepResult, last: StepSpan | None) -> None:
+        """A step has been run. last: how long the one before was; None: nothing followed it at once."""
+        if self._last is not None and last is not None and last.seconds > 0:
+            self._learn(self._last, last.seconds)
+        count, kv_tokens = len(plan.rows), plan.kv_tokens
+        self._last = _Step(
+            num_sequences=count,
+            num_prompt_rows=plan.num_rows - count - plan.num_drafts,
+            num_tokens=sum(result.counts),
+            kv_tokens=kv_tokens,
+        )
+
+    def pace(self, *, num_slots: int | None = None) -> Pace:
+        """As of now. num_slots: as many sequences run at most; None: as many as there are slots."""
+        sequences = anchors(num_slots or self._num_slots)
+        known = [at for at, level in enumerate(self._levels) if level.num_steps >= _ENOUGH]
+        step_s, tokens = [], []
+        for count in sequences:
+            promised_s = self._plain_s(count)
+            _, at = min(((abs(at - count.bit_length()), at) for at in known), default=(0, None))
+            step_s.append(promised_s if at is None else promised_s * self._levels[at].ratio)
+            tokens.append(1.0 if at is None else self._levels[at].tokens)
+        factor = self._prompt_s / self._promised_s if self._promised_s else 1.0
+        return _with_rows(self._costs, sequences, step_s, tokens, self._most_rows, factor)
+
+    def _learn(self, step: "_Step", seconds: float) -> None:
+        promised_s = self._plain_s(step.num_sequences, step.kv_tokens)
+        level = self._levels[step.num_sequences.bit_length()]
+        if not step.num_prompt_rows:
+            level.add(min(seconds / promised_s, _OUTLIER * level.ratio), step.num_tokens / step.num_sequences)
+            context = step.kv_tokens / step.num_sequences
+            self._context += (1 - _CONTEXT_KEPT) * (context - self._context)
+            return
+        rows_s = self._costs.step_s(step.num_sequences + step.num_prompt_rows) - self._costs.step_s(
+            step.num_sequences
+        )
+        extra_s = max(seconds - promised_s * level.ratio, 0.0)
+        self._prompt_s = _PROMPT_KEPT * self._prompt_s + min(extra_s, _OUTLIER * rows_s)
+        self._promised_s = _PROMPT_KEPT * self._promised_s + rows_s
+
+    def _plain_s(self, num_sequences: int, kv_tokens: int | None = None) -> float:
+        """The promise for a step in which so many sequences decode, without drafts."""
+        if kv_tokens is None:
+            kv_tokens = round(num_sequences * self._context)
+        return self._costs.step_s(num_sequences, kv_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """num_prompt_rows: beyond one for each sequence and the drafts."""
+
+    num_sequences: int
+    num_prompt_rows: int
+    num_tokens: int
+    kv_tokens: int
+
+
+class _Level:
+    """Of steps without prompts: measured over promised seconds, and the tokens of each sequence."""
+
+    __slots__ = ("num_steps", "ratio", "tokens")
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.ratio = self.tokens = 1.0
+
+    def add(self, ratio: float, tokens: float) -> None:
+        self.num_steps += 1
+        weight = 1 / min(self.num_steps, _STEPS_KEPT)
+        self.ratio += weight * (ratio - self.ratio)
+        self.tokens += weight * (tokens - self.tokens)
+
+
+def anchors(most: int) -> tuple[int, ...]:
+    """1, 2, 3, 4, 6, 8, 12, 16, … up to most, which is the last one."""
+    found = {
+        most,
+        *(each for power in range(most.bit_length()) for each in (1 << power, 3 << power) if each < most),
+    }
+    return tuple(sorted(found))
+
+
+def _with_rows(
+    costs: CostModel,
+    sequences: tuple[int, ...],
+    step_s: Many[float],
+    tokens: Many[float],
+    most_rows: int,
+    factor: float = 1.0,
+    *,
+    catches_up: bool = False,
+) -> Pace:
+    """factor: on the seconds that rows of prompts take. catches_up: the draft model computes prompts as well."""
+    rows = anchors(most_rows + sequences[-1])
+    return Pace(
+        sequences=sequences,
+        step_s=tuple(step_s),
+        tokens=tuple(tokens),
+        rows=rows,
+        rows_s=tuple(factor * (costs.step_s(each) + costs.pass_s(each) * catches_up) for each in rows),
+        most_rows=most_rows,
+        row_token_s=factor * costs.row_token_s,
+    )

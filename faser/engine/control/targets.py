@@ -1,0 +1,111 @@
+"""TargetKeeper: how much room running sequences without a target per token leave to those that have one.
+
+Unpaced sequences start only as far as TargetRoom lets them. Prompts get as many rows of a step as fit within the
+tightest target, a sixteenth of all rows at least, and one that is due gets those that it needs for that. How long
+tokens of paced sequences really take is followed: the room shrinks while they take longer than their targets, and
+grows again.
+
+So none waits for ever: of q unpaced sequences in line the last one starts once q others, at most, have run one
+after the other; and a prompt whose patience is over is the first one of a step that gets rows. Knows the pace and
+the targets; what a sequence is owed beyond that, admission has decided before it came.
+"""
+
+from collections.abc import Sequence as Many
+from math import ceil
+
+import numpy as np
+
+from faser.engine.contract.target_room import TargetRoom
+from faser.engine.control.clock import Clock
+from faser.engine.control.pace import PaceFit
+from faser.engine.control.sequence import Sequence
+
+_PERIOD_S = 0.5  # after which limits are computed anew
+_SHARE_OF_ROWS = 16  # of which one is always for prompts
+_HASTE = 1.5  # times as many rows as a prompt needs if all goes well
+_WANTED = 0.7  # of their targets that tokens should take on average, so that few take longer
+_LESS, _MORE, _LEAST = 0.85, 1.05, 0.2  # the room's factor: after too slow a period, after others, at least
+
+
+class TargetKeeper:
+    """Without targets nothing is limited. most_rows: of a step."""
+
+    def __init__(self, pace: PaceFit, clock: Clock, *, most_rows: int) -> None:
+        self._pace, self._clock, self._most_rows = pace, clock, most_rows
+        self._room = TargetRoom()
+        self._due_s = 0.0
+        self._factor = 1.0
+        self._rows: list[int] = []  # of prompts, by the number of sequences that decode; empty: no limit
+        self._step_s = 0.0  # that a step is planned to take at most
+        self._then: dict[Sequence, tuple[float, int]] = {}  # time and tokens of paced sequences, a period ago
+
+    def see(self, sequence: Sequence) -> None:
+        """A sequence has come."""
+        tpot_ms = sequence.request.speculation.slo.tpot_ms
+        if tpot_ms is not None:
+            self._room.see(tpot_ms, self._clock.now())
+            self._due_s = self._due_s if self._rows else 0.0
+
+    def limits(self, running: Many[Sequence]) -> bool:
+        """Whether unpaced sequences have to leave room. running: that run now."""
+        now_s = self._clock.now()
+        token_s = self._room.tightest_s(now_s)
+        if token_s is None:
+            self._rows, self._factor = [], 1.0
+        elif now_s >= self._due_s:
+            self._due_s = now_s + _PERIOD_S
+            self._follow(running, now_s)
+            self._limit(self._factor * token_s)
+        return bool(self._rows)
+
+    def may_start(self, running: Many[Sequence]) -> bool:
+        """Whether an unpaced sequence may start next to these."""
+        num_paced = sum(map(is_paced, running))
+        return len(running) - num_paced < self._room.unpaced(num_paced)
+
+    def prompt_rows(self, num_decoding: int) -> int:
+        """Rows of prompts in a step in which so many sequences decode, at least one."""
+        return self._rows[min(num_decoding, len(self._rows) - 1)]
+
+    def rows_due(self, sequence: Sequence) -> int:
+        """Rows that its prompt needs in the next step to be computed when it is due; all if that is over."""
+        if sequence.request.due_s is None:
+            return 0
+        left_s = sequence.request.due_s - self._clock.now()
+        if left_s <= self._step_s:
+            return sequence.num_uncomputed
+        return ceil(sequence.num_uncomputed * _HASTE * self._step_s / left_s)
+
+    def _follow(self, running: Many[Sequence], now_s: float) -> None:
+        """Compare what the tokens of the last period have taken with what they may take."""
+        ratios = []
+        then, self._then = self._then, {}
+        for each in running:
+            if not is_paced(each) or each.num_tokens == each.prompt_len:
+                continue
+            self._then[each] = now_s, each.num_tokens
+            began_s, tokens = then.get(each, (now_s, each.num_tokens))
+            if now_s > began_s:
+                target_s = (each.request.speculation.slo.tpot_ms or 0.0) / 1000
+                ratios.append((now_s - began_s) / max(each.num_tokens - tokens, 1) / target_s)
+        if ratios:
+            moved = self._factor * (_LESS if sum(ratios) > _WANTED * len(ratios) else _MORE)
+            self._factor = min(max(moved, _LEAST), 1.0)
+
+    def _limit(self, token_s: float) -> None:
+        pace = self._pace.pace()
+        self._room.fit(pace, token_s)
+        self._step_s = float(token_s * pace.decoding_s(1) / pace.token_s(1))
+        rows = np.unique(np.geomspace(1, self._most_rows, 24).astype(np.int64)).astype(np.float64)
+        least = max(self._most_rows // _SHARE_OF_ROWS, 1)
+        self._rows = [self._most_rows]  # nothing decodes
+        for decoding in range(1, pace.num_slots + 1):
+            step_s = float(pace.decoding_s(decoding))
+            spare_s = token_s * step_s / float(pace.token_s(decoding)) - step_s
+            fits = np.flatnonzero(pace.prompt_s(decoding, rows) <= spare_s)
+            self._rows.append(max(int(rows[fits[-1]]) if len(fits) else 0, least))
+
+
+def is_paced(sequence: Sequence) -> bool:
+    """It has a target per token."""
+    return sequence.request.speculation.slo.tpot_ms is not None

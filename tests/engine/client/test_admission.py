@@ -1,0 +1,203 @@
+"""Admission on an engine whose pace is known: what is predicted, what becomes of requests, and what it learns."""
+
+import math
+
+import pytest
+
+from faser.engine.client.admission import Admission, Margin
+from faser.engine.contract.latency_model import Pace
+from faser.errors import TargetError
+from faser.types import (
+    NO_TARGETS,
+    REFUSE,
+    WAIT,
+    Decision,
+    Request,
+    SamplingParams,
+    Slo,
+    SpeculationParams,
+    Target,
+)
+
+STEP_S, ROW_S, SLOTS = 0.01, 0.001, 8
+PACE = Pace(
+    sequences=(1, SLOTS),
+    step_s=(STEP_S, 2 * STEP_S),
+    tokens=(1.0, 1.0),
+    rows=(1, 1000),
+    rows_s=(STEP_S, STEP_S + 999 * ROW_S),
+    most_rows=100,
+)
+CLASSES = {
+    "chat": SpeculationParams(class_name="chat", slo=Slo(ttft_ms=200), admission=REFUSE),
+    "pace": SpeculationParams(class_name="pace", slo=Slo(tpot_ms=15), admission=REFUSE),
+    "mild": SpeculationParams(class_name="mild", slo=Slo(ttft_ms=200), admission=WAIT),
+    "slips": SpeculationParams(class_name="slips", slo=Slo(ttft_ms=200), admission="batch", max_tokens=4),
+    "batch": SpeculationParams(class_name="batch", max_tokens=2),
+}
+
+Decisions = list[tuple[str, Decision, Target]]
+
+
+def admission(*, knows_pace: bool = True) -> tuple[Admission, Decisions]:
+    """With margins of 1: predictions are taken to be right."""
+    decisions: Decisions = []
+    made = Admission(CLASSES.__getitem__, lambda *each: decisions.append(each))
+    made.first_margin.value = made.token_margin.value = 1.0
+    made.pace = PACE if knows_pace else None
+    return made, decisions
+
+
+def asked(name: str, class_name: str = "batch", *, prompt: int = 10, at_s: float = 0.0, n: int = 1) -> Request:
+    return Request(
+        request_id=name,
+        prompt_token_ids=(1,) * prompt,
+        sampling=SamplingParams(n=n, max_tokens=100),
+        arrival_s=at_s,
+        speculation=CLASSES[class_name],
+    )
+
+
+def fill(made: Admission, prompts: int, *, count: int = 1) -> None:
+    """Requests that wait for their first tokens."""
+    for number in range(count):
+        made.admit(asked(f"before-{number}", prompt=prompts), 0.0)
+
+
+def test_a_request_without_targets_is_let_in_as_it_is_and_nothing_is_decided() -> None:
+    made, decisions = admission()
+    fill(made, 5000, count=20)
+    request = asked("one", prompt=5000)
+    assert made.admit(request, 0.0) is request
+    assert decisions == []
+
+
+def test_a_target_that_can_be_met_makes_the_request_due() -> None:
+    made, decisions = admission()
+    found = made.admit(asked("one", "chat", at_s=5.0), 5.0)
+    assert found.due_s == pytest.approx(5.2)
+    assert decisions == [("chat", Decision.MET, Target.NONE)]
+
+
+def test_prompts_that_are_due_before_are_waited_for_and_later_ones_are_not() -> None:
+    """A hundred rows take a step and .1 s; a batch's prompt has no due time, so a chat's goes first."""
+    made, _ = admission()
+    fill(made, 1000)
+    alone = made.predict(asked("two", "chat"), 0.0).ttft_s
+    for number in range(3):
+        made.admit(asked(f"chat-{number}", "chat", prompt=20), 0.0)
+    later = made.predict(asked("two", "chat", at_s=0.001), 0.001).ttft_s
+    assert later - alone == pytest.approx(60 * ROW_S, abs=STEP_S)
+    assert made.predict(asked("batch"), 0.0).ttft_s > 1.0
+
+
+def test_a_first_token_that_has_come_is_not_waited_for() -> None:
+    made, _ = admission()
+    for number in range(3):
+        made.admit(asked(f"chat-{number}", "chat", prompt=30), 0.0)
+    before = made.predict(asked("late", "chat"), 0.0).ttft_s
+    for number in range(3):
+        made.first_token(f"chat-{number}", 0.05)
+    assert made.predict(asked("late", "chat"), 0.0).ttft_s == pytest.approx(before - 90 * ROW_S, abs=2 * STEP_S)
+
+
+def test_without_a_slot_it_waits_for_answers_to_end() -> None:
+    made, _ = admission()
+    fill(made, 1, count=SLOTS)
+    for number in range(SLOTS):
+        made.first_token(f"before-{number}", 0.01)
+    full = made.predict(asked("late", "chat"), 0.0).ttft_s
+    made.end("before-0", num_tokens=64, tpot_s=None)
+    free = made.predict(asked("late", "chat"), 0.0).ttft_s
+    assert full - free == pytest.approx(64 * 2 * STEP_S / SLOTS, rel=0.05)
+
+
+def test_a_class_that_refuses_says_why_and_when_to_come_back() -> None:
+    made, decisions = admission()
+    hold_up(made)
+    late = asked("chat", "chat", prompt=3000, at_s=0.1)
+    with pytest.raises(
+        TargetError, match=r"TTFT target of 200 ms cannot be met now.* retry after \d+ s"
+    ) as raised:
+        made.admit(late, 0.1)
+    expected_s = made.predict(late, 0.1).ttft_s
+    assert expected_s > 3
+    assert raised.value.retry_after_s == max(1, math.ceil(expected_s - 0.2))
+    assert decisions[-1] == ("chat", Decision.REFUSED, Target.TTFT)
+
+
+def test_a_refused_request_leaves_nothing_behind() -> None:
+    made, _ = admission()
+    hold_up(made)
+    before = made.predict(asked("chat", "chat"), 0.0)
+    with pytest.raises(TargetError):
+        made.admit(asked("chat", "chat", prompt=100), 0.0)
+    assert made.predict(asked("chat", "chat"), 0.0) == before
+
+
+def test_too_many_samples_make_a_target_per_token_unattainable() -> None:
+    """Oracle: a step of n samples takes 10 ms and a seventh of that for each sample after the first."""
+    made, decisions = admission()
+    for number in range(4):
+        made.admit(asked(f"{number}", "pace"), 0.0)
+    with pytest.raises(TargetError, match="TPOT target of 15 ms"):
+        made.admit(asked("fifth", "pace"), 0.0)
+    assert [each[1] for each in decisions] == [*[Decision.MET] * 4, Decision.REFUSED]
+
+
+def test_samples_without_a_target_per_token_count_as_far_as_the_engine_starts_them() -> None:
+    """Of the three that fit within 13.5 ms one is always unpaced; the others wait, however many there are."""
+    made, _ = admission()
+    made.admit(asked("first", "pace"), 0.0)
+    fill(made, 1, count=6)
+    assert made.predict(asked("second", "pace"), 0.0).tpot_s == pytest.approx(STEP_S * (1 + 2 / 7), rel=0.01)
+    waits = made.predict(asked("late", "chat"), 0.0).ttft_s
+    assert waits == pytest.approx(6 * 64 * STEP_S + 2 * STEP_S, rel=0.1)
+
+
+def test_a_class_that_waits_is_let_in_without_being_due() -> None:
+    """Deadlines that are lost already must not delay those that can be met."""
+    made, decisions = admission()
+    hold_up(made)
+    assert made.admit(asked("late", "mild", prompt=100), 0.0).due_s is None
+    assert decisions[-1] == ("mild", Decision.WAITS, Target.TTFT)
+
+
+def hold_up(made: Admission) -> None:
+    """A prompt that takes more than half of the time that a chat has, and is due first."""
+    made.admit(asked("first", "mild", prompt=120), 0.0)
+
+
+def test_a_class_that_degrades_runs_as_another_one_with_its_targets_and_limits() -> None:
+    made, decisions = admission()
+    hold_up(made)
+    found = made.admit(asked("late", "slips", prompt=100), 0.0)
+    assert found.speculation.class_name == "batch"
+    assert found.speculation.slo == NO_TARGETS
+    assert found.speculation.max_tokens == 2
+    assert found.due_s is None
+    assert decisions[-1] == ("slips", Decision.DEGRADED, Target.TTFT)
+
+
+def test_before_the_engine_has_a_pace_every_request_is_let_in_and_is_due() -> None:
+    made, _ = admission(knows_pace=False)
+    hold_up(made)
+    assert made.admit(asked("chat", "chat", at_s=1.0), 1.0).due_s == pytest.approx(1.2)
+
+
+def test_what_nine_in_ten_requests_needed_is_compared_with_the_target() -> None:
+    """Oracle: the quantile of the ratios that were seen."""
+    margin = Margin()
+    for number in range(4000):
+        margin.follow(1.0 + (number * 7919 % 1000) / 1000)
+    assert margin.value == pytest.approx(1.9, rel=0.06)
+
+
+def test_times_longer_than_predicted_make_admission_stricter() -> None:
+    made, _ = admission()
+    for number in range(200):
+        request = asked(str(number), "chat", at_s=float(number))
+        made.admit(request, float(number))
+        made.first_token(str(number), number + 2.0 * made.predict(request, float(number)).ttft_s)
+        made.end(str(number), num_tokens=10, tpot_s=0.01)
+    assert made.first_margin.value > 1.5

@@ -1,0 +1,106 @@
+"""The pace that is fitted to steps, against machines whose pace is known."""
+
+import numpy as np
+import pytest
+
+from faser.engine.contract.plan import StepPlan, StepResult, StepRows, StepSpan
+from faser.engine.contract.step_times import StepTimes
+from faser.engine.control.pace import PaceFit, PlannedDrafts, anchors, planned_pace
+from faser.engine.control.step_cost import CostModel
+
+STEP_S, ROW_S = 0.01, 0.0005
+
+
+def costs() -> CostModel:
+    return CostModel(StepTimes.proportional(step_s=STEP_S, row_s=ROW_S, pass_s=0.001))
+
+
+def fit(slots: int = 16) -> PaceFit:
+    return PaceFit(costs(), num_slots=slots, most_rows=64)
+
+
+def step(counts: list[int], tokens: list[int], *, drafts: int = 0) -> tuple[StepPlan, StepResult]:
+    """A step of sequences with these rows, each of them with so many drafts, which bring so many tokens."""
+    rows = StepRows()
+    for slot, count in enumerate(counts):
+        rows.add(slot, 10, [1] * count, samples=tokens[slot] > 0, num_drafts=drafts, new_blocks=())
+    plan = StepPlan(step=1, released=(), started=(), rows=rows)
+    return plan, StepResult(step=1, counts=tokens, token_ids=[1] * sum(tokens), run_s=0.0)
+
+
+def run(
+    fitted: PaceFit, counts: list[int], tokens: list[int], seconds: float, times: int = 20, drafts: int = 0
+) -> None:
+    """The same step so many times, each of which takes so long."""
+    for at in range(times):
+        fitted.observe(*step(counts, tokens, drafts=drafts), StepSpan(seconds, 0.0) if at else None)
+
+
+def test_anchors_rise_to_the_last_one() -> None:
+    assert anchors(1) == (1,)
+    assert anchors(20) == (1, 2, 3, 4, 6, 8, 12, 16, 20)
+
+
+def test_before_any_step_the_pace_is_what_the_step_times_promise() -> None:
+    found = fit().pace()
+    assert found.num_slots == 16
+    assert found.tokens == (1.0,) * len(found.sequences)
+    assert found.step_s[0] == pytest.approx(costs().step_s(1, 256))
+    assert float(found.prompt_s(1, 32.0)) == pytest.approx(32 * ROW_S, rel=0.05)
+
+
+def test_a_level_takes_what_its_steps_take_and_the_nearest_level_stands_for_those_not_seen() -> None:
+    fitted = fit()
+    run(fitted, [1] * 4, [1] * 4, 2 * costs().step_s(4, 40))
+    found = fitted.pace()
+    plain = planned_pace(costs(), num_slots=16, most_rows=64, context=found_context(fitted))
+    ratios = np.array(found.step_s) / np.array(plain.step_s)
+    assert ratios == pytest.approx(np.full(len(ratios), 2.0), rel=1e-3)
+    run(fitted, [1] * 16, [1] * 16, costs().step_s(16, 160))
+    later = dict(zip(fitted.pace().sequences, fitted.pace().step_s, strict=True))
+    assert later[4] == pytest.approx(2 * costs().step_s(4, round(4 * found_context(fitted))), rel=1e-3)
+    assert later[16] == pytest.approx(costs().step_s(16, round(16 * found_context(fitted))), rel=1e-3)
+
+
+def found_context(fitted: PaceFit) -> float:
+    return fitted._context
+
+
+def test_drafts_are_tokens_and_seconds_of_their_steps() -> None:
+    """One sequence, two drafts, of which one is accepted on average."""
+    fitted = fit()
+    for at in range(200):
+        accepted = at % 3
+        fitted.observe(*step([3], [1 + accepted], drafts=2), StepSpan(0.012, 0.0))
+    assert fitted.pace().tokens[0] == pytest.approx(2.0, rel=0.02)
+    assert float(fitted.pace().token_s(1.0)) == pytest.approx(0.006, rel=0.05)
+
+
+def test_prompts_cost_what_they_lengthen_steps_by() -> None:
+    fitted = fit()
+    run(fitted, [1] * 2, [1] * 2, costs().step_s(2, 20))
+    run(fitted, [1, 41], [1, 0], costs().step_s(2, 20) + 40 * 3 * ROW_S, times=300)
+    assert float(fitted.pace().prompt_s(1.0, 32.0)) == pytest.approx(3 * 32 * ROW_S, rel=0.1)
+
+
+def test_a_pause_counts_as_three_steps_at_most_and_idle_time_as_none() -> None:
+    fitted = fit()
+    run(fitted, [1], [1], costs().step_s(1, 10), times=300)
+    before = fitted.pace().step_s[0]
+    fitted.observe(*step([1], [1]), StepSpan(100.0, 0.0))
+    fitted.observe(*step([1], [1]), None)
+    assert fitted.pace().step_s[0] == pytest.approx(before, rel=0.01)
+
+
+def test_a_fit_that_forgets_promises_what_the_step_times_do() -> None:
+    fitted = fit()
+    run(fitted, [1] * 4, [1] * 4, 1.0)
+    fitted.forget()
+    assert fitted.pace() == fit().pace()
+
+
+def test_planned_drafts_bring_the_tokens_of_a_geometric_series_and_take_passes_and_rows() -> None:
+    drafts = PlannedDrafts(gamma=2, acceptance=0.5)
+    found = planned_pace(costs(), num_slots=4, most_rows=64, context=0, drafts=drafts, gap_s=0.1)
+    assert found.tokens[0] == 1.75
+    assert found.step_s[0] == pytest.approx(costs().step_s(3) + 2 * 0.001 + 0.1, rel=1e-3)
