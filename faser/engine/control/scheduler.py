@@ -52,9 +52,9 @@ class Scheduler:
     """Raises ConfigError for limits that cannot work together.
 
     max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one per slot, so that no running sequence
-    is left out. seed: seeds the requests that have no seed. speculation: None never drafts. pace: is fitted to the
-    steps. shares_prefixes: a sequence may begin with another one's blocks; not so in a model with recurrent states,
-    which no block holds.
+    is left out. seed: seeds the requests that have no seed. speculation: None never drafts. pace: is fitted to
+    the steps. shares_prefixes: a sequence may begin with another one's blocks; not so in a model with recurrent
+    states, which no block holds.
     """
 
     def __init__(
