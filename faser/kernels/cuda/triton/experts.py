@@ -42,8 +42,8 @@ class Tiles:
     weights_first: bool = False
 
 
-# By the mean number of pairs of an expert, up to the first number. Of those that were tried on an H200 they are the
-# fastest, or within some per cent (benchmarks/results/h200-tiles); all had the same bits.
+# By the mean number of pairs of an expert, up to the first number. Of those that were tried on an H200 these are
+# the fastest, or within some per cent (benchmarks/results/h200-tiles); all had the same bits.
 _TILES = (
     (12.0, Tiles(rows=16, outputs=64, depth=128, weights_first=True)),
     (24.0, Tiles(rows=32, outputs=64, depth=64, stages=4, weights_first=True)),
