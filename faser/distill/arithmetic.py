@@ -154,7 +154,7 @@ def _orthogonal(block: Tensor) -> Tensor:
     So a long block is multiplied twice in all, and what is iterated has the size of its short side.
     """
     a, b, c = _COEFFICIENTS
-    found = block / block.norm().clamp_min(_LEAST_NORM)
+    found: Tensor = block / block.norm().clamp_min(_LEAST_NORM)
     if found.shape[1] < _LONG * found.shape[0]:
         for _ in range(_ITERATIONS):
             gram = found @ found.mT
@@ -167,4 +167,5 @@ def _orthogonal(block: Tensor) -> Tensor:
         step.diagonal().add_(a)
         factor = step @ factor
         gram = step @ gram @ step
-    return factor @ found
+    product: Tensor = factor @ found
+    return product
