@@ -13,7 +13,9 @@ texts = st.lists(st.sampled_from([b"a", b"b"]), max_size=6)
 
 def shared(one: list[bytes], other: list[bytes]) -> int:
     """Length of the longest common beginning."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
 
 
 @given(sent=st.lists(texts, max_size=6), asked=texts)
