@@ -1,7 +1,4 @@
-"""What the router knows of a prompt. Needs no Ray.
-
-Planted bugs that these tests have caught: the API key left out of the namespace; tools after the messages.
-"""
+"""What the router knows of a prompt. Needs no Ray."""
 
 from typing import Any
 

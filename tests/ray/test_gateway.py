@@ -1,7 +1,7 @@
 """What becomes of requests whose replica ends or refuses. The replicas are scripts; the errors are Ray's.
 
-Planted bugs that these tests have caught: a second try after the first part of a body; a refusal that is not
-remembered, so that the same replica is asked for ever; a call that goes on after its client has left.
+Planted bugs that these tests have caught: a refusal that is not remembered, so that the same replica is asked for
+ever; a call that goes on after its client has left.
 """
 
 import asyncio

@@ -1,8 +1,4 @@
-"""An application that a call reaches without a connection, and the flags of a replica.
-
-Planted bugs that these tests have caught: an application that goes on after its caller has left; an exception
-that is lost behind the start of an answer.
-"""
+"""An application that a call reaches without a connection, and the flags of a replica."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,8 +1,4 @@
-"""Which replica the router of Ray Serve asks first. The replicas are fakes; the router's base class is Ray's.
-
-Planted bugs that these tests have caught: completed requests that stay counted; a replica that is gone and is
-remembered; digests noted of all replicas together.
-"""
+"""Which replica the router of Ray Serve asks first. The replicas are fakes; the router's base class is Ray's."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,7 +1,4 @@
-"""Which engine a prompt goes to, against a search by brute force.
-
-Planted bugs that these tests have caught: pieces counted that do not follow each other; the namespace left out.
-"""
+"""Which engine a prompt goes to, against a search by brute force."""
 
 from hypothesis import given
 from hypothesis import strategies as st
