@@ -66,12 +66,9 @@ class Run:
     total_s: list[float] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
+    hit_share: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-
-    @property
-    def hit_share(self) -> float:
-        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def report(self) -> dict[str, Any]:
         def of(values: Sequence[float], share: float) -> float | None:
@@ -144,6 +141,7 @@ async def run(
             tasks.append(asyncio.create_task(ask(http, urls[number % len(urls)], sessions.next(), found)))
         await asyncio.gather(*tasks, killing)
     found.seconds = time.monotonic() - began_s
+    found.hit_share = found.cached_tokens / found.prompt_tokens if found.prompt_tokens else 0.0
     return found
 
 
