@@ -16,7 +16,7 @@ CLIENTS_READY := $(CLIENTS)/.ready
 SOURCES := faser tests benchmarks deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check test page-tests clients flashinfer deploy-tools wheel try-wheel format docs clean
+.PHONY: help setup serve check test page-tests clients flashinfer deploy-tools ray wheel try-wheel format docs clean
 
 help:
 	@echo "make setup            create .venv and install FASER"
@@ -27,6 +27,7 @@ help:
 	@echo "make page-tests       install what drives a browser, and try the page in Chromium"
 	@echo "make flashinfer       install FlashInfer's sources, so that make test holds calls against them"
 	@echo "make deploy-tools     install what renders and validates deploy/, so that make test checks it"
+	@echo "make ray              install Ray, so that make test tries replicas and batches on it"
 	@echo "make wheel            build and audit the wheels, into dist; needs no compiler of this machine"
 	@echo "make try-wheel        install that wheel where there is no compiler, and run it"
 	@echo "make check            format, lint and types"
@@ -82,6 +83,10 @@ flashinfer: $(TEST_READY)
 deploy-tools: $(TEST_READY)
 	@echo "installing what checks deploy/, 100 MB"
 	@$(PIP) --editable ".[deploy]"
+
+ray: $(TEST_READY)
+	@echo "installing Ray, 600 MB"
+	@$(PIP) --editable ".[ray]"
 
 # What builds a wheel is an environment of its own: no torch, and a compiler of 100 MB.
 wheel: $(WHEEL_READY)

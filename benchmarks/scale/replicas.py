@@ -27,9 +27,10 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class Session:
 
 @dataclass(slots=True)
 class Run:
-    """first_s, total_s: of answered requests, in seconds."""
+    """first_s, total_s: of answered requests, in seconds. prompt_tokens, cached_tokens: of the same."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     first_s: list[float] = field(default_factory=list)
@@ -66,6 +67,8 @@ class Run:
     tokens: int = 0
     seconds: float = 0.0
     hit_share: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
     def report(self) -> dict[str, Any]:
         def of(values: Sequence[float], share: float) -> float | None:
@@ -122,24 +125,23 @@ def arrivals(trace: Path, rate: float, seconds: float) -> Iterator[float]:
 
 
 async def run(
-    urls: Sequence[str], sessions: Sessions, times: Sequence[float], kill_at: Sequence[float], server: Server
+    urls: Sequence[str],
+    sessions: Sessions,
+    times: Sequence[float],
+    kills: Sequence[tuple[float, Callable[[], None]]],
 ) -> Run:
-    """urls: in turn. kill_at: when an engine of the server is killed."""
+    """urls: in turn. kills: what is done in a thread, and when, in seconds since the start."""
     found, began_s = Run(), time.monotonic()
-    before = await asyncio.to_thread(cache_counts, urls)
     limits = httpx.Limits(max_connections=None, keepalive_expiry=2)  # before the server closes idle connections
     async with httpx.AsyncClient(timeout=600, trust_env=False, limits=limits) as http:
-        killing = asyncio.create_task(kill_engines(server, kill_at, began_s))
+        killing = asyncio.create_task(kill_all(kills, began_s))
         tasks = []
         for number, at in enumerate(track(times, "requests", transient=True)):
             await asyncio.sleep(max(0.0, began_s + at - time.monotonic()))
             tasks.append(asyncio.create_task(ask(http, urls[number % len(urls)], sessions.next(), found)))
-        await asyncio.gather(*tasks)
-        killing.cancel()
+        await asyncio.gather(*tasks, killing)
     found.seconds = time.monotonic() - began_s
-    after = await asyncio.to_thread(cache_counts, urls)
-    queries, hits = (now - then for now, then in zip(after, before, strict=True))
-    found.hit_share = hits / queries if queries > 0 else 0.0
+    found.hit_share = found.cached_tokens / found.prompt_tokens if found.prompt_tokens else 0.0
     return found
 
 
@@ -149,6 +151,7 @@ async def ask(http: httpx.AsyncClient, url: str, session: Session, found: Run, m
         "max_tokens": _ANSWER_TOKENS,
         "temperature": 0,
         "stream": True,
+        "stream_options": {"include_usage": True},
     }
     body |= {} if model is None else {"model": model}
     headers = {SESSION_HEADER: str(session.number)}
@@ -166,6 +169,10 @@ async def ask(http: httpx.AsyncClient, url: str, session: Session, found: Run, m
                     if "error" in event:
                         outcome = "error event"
                         break
+                    if usage := event.get("usage"):
+                        found.prompt_tokens += usage["prompt_tokens"]
+                        found.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
+                        continue
                     first_s = first_s or time.monotonic() - began_s
                     outcome = "cut off"  # unless it goes on
                     found.tokens += 1
@@ -179,23 +186,16 @@ async def ask(http: httpx.AsyncClient, url: str, session: Session, found: Run, m
         found.first_s.append(first_s or found.total_s[-1])
 
 
-async def kill_engines(server: Server, times: Sequence[float], began_s: float) -> None:
-    for at in times:
+async def kill_all(kills: Sequence[tuple[float, Callable[[], None]]], began_s: float) -> None:
+    for at, kill in kills:
         await asyncio.sleep(max(0.0, began_s + at - time.monotonic()))
-        engines = [each for each in server.children() if each.is_running()]
-        if engines:
-            os.kill(random.choice(engines).pid, signal.SIGKILL)
+        await asyncio.to_thread(kill)
 
 
-def cache_counts(urls: Sequence[str]) -> tuple[float, float]:
-    """Prompt tokens that were looked up, and found, of all engines."""
-    sums = {"queries": 0.0, "hits": 0.0}
-    for url in urls:
-        for line in httpx.get(f"{url}/metrics", timeout=30, trust_env=False).text.splitlines():
-            for name in sums:
-                if line.startswith(f"vllm:prefix_cache_{name}_total{{"):
-                    sums[name] += float(line.rpartition(" ")[2])
-    return sums["queries"], sums["hits"]
+def kill_engine(server: Server) -> None:
+    """One at random."""
+    if engines := [each for each in server.children() if each.is_running()]:
+        os.kill(random.choice(engines).pid, signal.SIGKILL)
 
 
 def measure(given: argparse.Namespace) -> dict[str, list[Run]]:
@@ -218,9 +218,9 @@ def measure(given: argparse.Namespace) -> dict[str, list[Run]]:
                     urls = [server.url]
                     if arm == TURNS:
                         urls = [f"{host}:{first + number}" for number in range(given.engines)]
-                    killed = kill_at if arm == PREFIX else []
+                    killed = [(at, partial(kill_engine, server)) for at in kill_at if arm == PREFIX]
                     sessions = Sessions(texts, seed=round_number)
-                    found[arm].append(asyncio.run(run(urls, sessions, times, killed, server)))
+                    found[arm].append(asyncio.run(run(urls, sessions, times, killed)))
                     print(arm, found[arm][-1].report(), flush=True)
     return found
 

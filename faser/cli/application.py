@@ -1,17 +1,19 @@
 """The parts of a server, made from its settings: the fetched model, the engine, the HTTP application.
 
-Also sampling defaults, the file of recorded answers, and what refreshes a head. `faser run-batch` uses it too.
+Also sampling defaults, the file of recorded answers, and what refreshes a head. `faser run-batch` and replicas on
+Ray use it too.
 """
 
 import asyncio
 import json
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 
@@ -42,6 +44,8 @@ from faser.metrics.replicas import ReplicaMetrics, ServerMetrics
 from faser.metrics.server import Metrics, RefreshMetrics
 from faser.tracing import Tracer
 from faser.types import ProgressCallback
+
+T = TypeVar("T")
 
 _EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _MOST_VIEWERS = 32
@@ -131,6 +135,40 @@ async def build_application(
     return Application(replicas, joint, tuple(apps) if server_config.data_parallel_first_port else ())
 
 
+@asynccontextmanager
+async def started(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    keys: ApiKeys,
+    chat_template: str | None,
+    metrics: ServerMetrics,
+    report: ProgressCallback,
+) -> AsyncIterator[Application]:
+    """An application whose engine is ready; the engine is stopped on exit. Arguments as of build_application."""
+    directory = await fetch_model(engine_config, report)
+    built = await build_application(directory, engine_config, server_config, keys, chat_template, metrics, report)
+    try:
+        await built.engine.start()
+        await built.engine.wait_ready()
+        yield built
+    finally:
+        await built.engine.stop()
+
+
+async def while_alive(working: Coroutine[Any, Any, T], engine: AsyncEngine | Replicas) -> T:
+    """The outcome of the work. Raises the error with which the engine ends for good."""
+    work, death = asyncio.create_task(working), asyncio.create_task(engine.wait_dead())
+    try:
+        await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise death.result()
+        return work.result()
+    finally:
+        work.cancel()
+        death.cancel()
+        await asyncio.gather(work, death, return_exceptions=True)
+
+
 def _places(count: int) -> list[Place]:
     """The cores and the GPU of each of `count` engines."""
     if count == 1:
@@ -144,13 +182,15 @@ def served_names(engine_config: EngineConfig, server_config: ServerConfig) -> tu
     return server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
 
 
-def make_metrics(engine_config: EngineConfig, server_config: ServerConfig) -> ServerMetrics:
-    """All series at zero; they need no model."""
+def make_metrics(
+    engine_config: EngineConfig, server_config: ServerConfig, *, engine: str | None = None
+) -> ServerMetrics:
+    """All series at zero; they need no model. engine: the label of the only engine; None: engines have numbers."""
     each = [
         Metrics(
             model_name=served_names(engine_config, server_config)[0],
             max_model_len=engine_config.max_model_len or 0,
-            engine=str(number),
+            engine=engine or str(number),
             speculation=engine_config.speculation,
         )
         for number in range(server_config.data_parallel_size)

@@ -6,32 +6,29 @@ an engine that is being started again, are waited for.
 """
 
 import asyncio
-import json
-import os
 import sys
 import time
-import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import httpx
-import msgspec
-from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from faser.api.middleware.keys import ApiKeys
-from faser.cli.application import build_application, fetch_model, make_metrics
+from faser.cli.application import make_metrics, started, while_alive
+from faser.cli.batch_lines import BatchLine, ResultsFile, Totals, answer_line, read_lines
 from faser.cli.console import TERMINATED, ProgressReporter, runs_bar
 from faser.cli.preparation import read_chat_template
+from faser.cli.ray_batch import Cluster, answer_on_ray
 from faser.config.declaration import MODEL, OUTPUT, settings_of
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.config.sources import SETTINGS, CommandParser, Findings, UsageError, parse, server_settings
-from faser.engine.client.async_engine import AsyncEngine
-from faser.engine.client.replicas import Replicas
 from faser.errors import ConfigError
 from faser.processes import exit_on_sigterm
 
@@ -47,16 +44,17 @@ Answer the requests of a file, one a line, in the format of OpenAI's Batch API a
                           or /v1/messages
   -o, --output-file OUT   the answers, one a line, written as they finish: find them by custom_id
   --resume                keep the answers that OUT has already, and try all others
-  --requests-at-once N    [twice --max-num-seqs]
+  --requests-at-once N    of each engine [twice --max-num-seqs]
+  --ray                   with engines on a Ray cluster: pip install 'faser[ray]'
+  --ray-address ADDRESS   of its head, or auto [this machine alone]
+  --ray-replicas N        engines [one for each node]
+  --ray-cpus N            that Ray sets apart for an engine [--num-threads, or 1]
+  --ray-gpus N            the same [1 with --device cuda, or 0]
   MODEL                   a directory, .gguf file or hub id [the embedded SmolLM2-135M-Instruct]
 
 Flags of faser serve about the model, the engine and its answers may follow: faser serve --help=all.
 A line that cannot be answered has an error in OUT and does not stop the others. The exit status is
 0 if all lines are answered, 1 if some are not, 2 if nothing could be started."""
-
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-_BUSY = (429, 503)
-_WAIT_S = 1.0  # where an answer does not say how long
 
 # Settings of a server that have a meaning without one.
 _KEPT = frozenset(
@@ -71,14 +69,8 @@ _KEPT = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFiles:
-    """What the command itself is asked. at_once: None: as many as keep the engine busy."""
-
-    requests: Path
-    results: Path
-    resume: bool
-    at_once: int | None
+# Answers lines and writes their results. The bar is to be shown once the engines are ready.
+Answer = Callable[[Iterator[BatchLine], ResultsFile, "_Bar"], Totals]
 
 
 def run_batch(arguments: Sequence[str]) -> int:
@@ -88,24 +80,21 @@ def run_batch(arguments: Sequence[str]) -> int:
     if own.help:
         print(_HELP)
         return 0
-    missing = [flag for flag, given in (("-i", own.input_file), ("-o", own.output_file)) if given is None]
-    if missing:
-        raise UsageError([f"{flag} is missing; it is required" for flag in missing])
-    if own.requests_at_once is not None and own.requests_at_once < 1:
-        raise UsageError([f"--requests-at-once is {own.requests_at_once}; it must be at least 1"])
-    files = BatchFiles(
-        requests=Path(own.input_file),
-        results=Path(own.output_file),
-        resume=own.resume,
-        at_once=own.requests_at_once,
-    )
+    if problems := _own_problems(own):
+        raise UsageError(problems)
     findings = parse(PROG, rest, SETTINGS)
     _refuse_network_flags(findings)
     engine_config, server_config = server_settings(findings)
+    template = read_chat_template(server_config.chat_template, findings.label("chat_template"))
     for warning in findings.warnings:
         print(f"{PROG}: warning: {warning}", file=sys.stderr)
-    with exit_on_sigterm(TERMINATED), asyncio.Runner() as runner:
-        return runner.run(_run(files, findings, engine_config, server_config))
+    at_once = own.requests_at_once or 2 * engine_config.max_num_seqs
+    if own.ray:
+        answer = _on_ray(own, rest, engine_config, at_once)
+    else:
+        answer = partial(_here, engine_config, server_config, template, at_once)
+    with exit_on_sigterm(TERMINATED):
+        return _run(Path(own.input_file), Path(own.output_file), own.resume, answer)
 
 
 def _own_parser() -> CommandParser:
@@ -114,8 +103,38 @@ def _own_parser() -> CommandParser:
     parser.add_argument("--output-file", "-o")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--requests-at-once", type=int)
+    parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--ray-address")
+    parser.add_argument("--ray-replicas", type=int)
+    parser.add_argument("--ray-cpus", type=float)
+    parser.add_argument("--ray-gpus", type=float)
     parser.add_argument("--help", "-h", action="store_true")
     return parser
+
+
+def _own_problems(own: Namespace) -> list[str]:
+    problems = [
+        f"{flag} is missing; it is required"
+        for flag, given in (("-i", own.input_file), ("-o", own.output_file))
+        if given is None
+    ]
+    for flag, given, least in (
+        ("--requests-at-once", own.requests_at_once, 1),
+        ("--ray-replicas", own.ray_replicas, 1),
+        ("--ray-cpus", own.ray_cpus, 0),
+        ("--ray-gpus", own.ray_gpus, 0),
+    ):
+        if given is not None and given < least:
+            problems.append(f"{flag} is {given}; it must be at least {least}")
+    for flag, given in (
+        ("--ray-address", own.ray_address),
+        ("--ray-replicas", own.ray_replicas),
+        ("--ray-cpus", own.ray_cpus),
+        ("--ray-gpus", own.ray_gpus),
+    ):
+        if given is not None and not own.ray:
+            problems.append(f"{flag} is {given}; it needs --ray")
+    return problems
 
 
 def _refuse_network_flags(findings: Findings) -> None:
@@ -126,87 +145,90 @@ def _refuse_network_flags(findings: Findings) -> None:
             findings.problems.append(f"{findings.label(each.name)} is for faser serve; run-batch opens no port")
 
 
-async def _run(
-    files: BatchFiles, findings: Findings, engine_config: EngineConfig, server_config: ServerConfig
-) -> int:
-    chat_template = read_chat_template(server_config.chat_template, findings.label("chat_template"))
-    num_lines = sum(1 for _ in read_lines(files.requests))
-    with ResultsFile(files.results, resume=files.resume) as results:
+def _run(requests: Path, results_path: Path, resume: bool, answer: Answer) -> int:
+    num_lines = sum(1 for _ in read_lines(requests))
+    with ResultsFile(results_path, resume=resume) as results:
         kept = results.answered
-        left = (line for line in read_lines(files.requests) if line.problem or line.custom_id not in kept)
-        at_once = files.at_once or 2 * engine_config.max_num_seqs
-        async with _loaded(engine_config, server_config, chat_template) as (engine, app):
-            began_s = time.monotonic()
-            with runs_bar() as bar:
-                task = bar.add_task("answering", total=num_lines, completed=len(kept))
-                working = run_lines(app, left, results, at_once=at_once, on_result=lambda: bar.advance(task))
-                totals = await _while_alive(working, engine)
-            took_s = time.monotonic() - began_s
+        left = (line for line in read_lines(requests) if line.problem or line.custom_id not in kept)
+        bar = _Bar(total=num_lines, completed=len(kept))
+        totals = answer(left, results, bar)
     print(
         f"{PROG}: {totals.answered} answered, {totals.failed} failed, {len(kept)} kept; "
-        f"{totals.prompt_tokens} prompt and {totals.generated_tokens} generated tokens in {took_s:.1f} s",
+        f"{totals.prompt_tokens} prompt and {totals.generated_tokens} generated tokens in {bar.seconds:.1f} s",
         file=sys.stderr,
     )
     return 1 if totals.failed else 0
 
 
-@asynccontextmanager
-async def _loaded(
-    engine_config: EngineConfig, server_config: ServerConfig, chat_template: str | None
-) -> AsyncIterator[tuple[AsyncEngine | Replicas, FastAPI]]:
-    """An engine that is ready, and its application; the engine is stopped on exit."""
-    with ProgressReporter() as report:
-        directory = await fetch_model(engine_config, report)
-        keys = ApiKeys(())
+@dataclass(slots=True, kw_only=True)
+class _Bar:
+    """total, completed: numbers of lines. seconds: that it has been shown."""
+
+    total: int
+    completed: int
+    seconds: float = 0.0
+
+    @contextmanager
+    def shown(self) -> Iterator[Callable[[], None]]:
+        """Within it, what is to be called after each result."""
+        began_s = time.monotonic()
+        with runs_bar() as bar:
+            task = bar.add_task("answering", total=self.total, completed=self.completed)
+            yield lambda: bar.advance(task)
+        self.seconds = time.monotonic() - began_s
+
+
+def _on_ray(own: Namespace, flags: Sequence[str], config: EngineConfig, at_once: int) -> Answer:
+    """Raises ConfigError if Ray is missing."""
+    missing = [each for each in ("ray", "pyarrow", "pandas") if find_spec(each) is None]
+    if missing:
+        raise ConfigError(f"--ray needs the package {missing[0]}, which is missing: pip install 'faser[ray]'")
+    cluster = Cluster(
+        address=own.ray_address,
+        num_replicas=own.ray_replicas,
+        num_cpus=(config.num_threads or 1) if own.ray_cpus is None else own.ray_cpus,
+        num_gpus=float(config.device == "cuda") if own.ray_gpus is None else own.ray_gpus,
+    )
+
+    def answer(lines: Iterator[BatchLine], results: ResultsFile, bar: _Bar) -> Totals:
+        with bar.shown() as on_result:
+            return answer_on_ray(PROG, flags, cluster, list(lines), results, at_once=at_once, on_result=on_result)
+
+    return answer
+
+
+def _here(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    chat_template: str | None,
+    at_once: int,
+    lines: Iterator[BatchLine],
+    results: ResultsFile,
+    bar: _Bar,
+) -> Totals:
+    """Answer lines in this process, as an Answer does."""
+
+    async def answer() -> Totals:
         metrics = make_metrics(engine_config, server_config)
-        built = await build_application(
-            directory, engine_config, server_config, keys, chat_template, metrics, report
-        )
-        engine = built.engine
-        await engine.start()
-        try:
-            await engine.wait_ready()
-        except BaseException:
-            await engine.stop()
-            raise
-    try:
-        yield engine, built.app
-    finally:
-        await engine.stop()
+        async with AsyncExitStack() as stack:
+            with ProgressReporter() as report:
+                loading = started(engine_config, server_config, ApiKeys(()), chat_template, metrics, report)
+                loaded = await stack.enter_async_context(loading)
+            with bar.shown() as on_result:
+                working = run_lines(loaded.app, lines, results, at_once=at_once, on_result=on_result)
+                return await while_alive(working, loaded.engine)
 
-
-async def _while_alive(working: "Coroutine[Any, Any, Totals]", engine: AsyncEngine | Replicas) -> "Totals":
-    """The outcome of the work. Raises the error with which the engine ends for good."""
-    work, death = asyncio.create_task(working), asyncio.create_task(engine.wait_dead())
-    try:
-        await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise death.result()
-        return work.result()
-    finally:
-        work.cancel()
-        death.cancel()
-        await asyncio.gather(work, death, return_exceptions=True)
-
-
-@dataclass(slots=True)
-class Totals:
-    """Numbers of lines, and tokens of the answers."""
-
-    answered: int = 0
-    failed: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
+    return asyncio.run(answer())
 
 
 async def run_lines(
     app: ASGIApp,
-    lines: "Iterator[BatchLine]",
-    results: "ResultsFile",
+    lines: Iterator[BatchLine],
+    results: ResultsFile,
     *,
     at_once: int,
     on_result: Callable[[], None],
-) -> "Totals":
+) -> Totals:
     """Answer all lines, some at once; results are written in the order in which they finish.
 
     lines: those to be answered. on_result: is called after each result.
@@ -217,166 +239,12 @@ async def run_lines(
 
         async def work() -> None:
             for line in lines:
-                results.write(await _result(client, line, totals))
+                result = await answer_line(client, line)
+                totals.count(result)
+                results.write(result)
                 on_result()
 
         async with asyncio.TaskGroup() as workers:
             for _ in range(at_once):
                 workers.create_task(work())
     return totals
-
-
-async def _result(client: httpx.AsyncClient, line: "BatchLine", totals: Totals) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "id": f"batch_req_{uuid.uuid4().hex}",
-        "custom_id": line.custom_id,
-        "response": None,
-        "error": None,
-    }
-    if line.problem:
-        totals.failed += 1
-        result["error"] = {"code": "invalid_line", "message": f"line {line.number}: {line.problem}"}
-        return result
-    answer = await _answer(client, line)
-    body = msgspec.json.decode(answer.content)
-    result["response"] = {
-        "status_code": answer.status_code,
-        "request_id": answer.headers["x-request-id"],
-        "body": body,
-    }
-    if answer.status_code == httpx.codes.OK:
-        totals.answered += 1
-        _count(body.get("usage") or {}, totals)
-    else:
-        totals.failed += 1
-        error = body["error"]
-        result["error"] = {"code": error["type"], "message": error["message"]}
-    return result
-
-
-async def _answer(client: httpx.AsyncClient, line: "BatchLine") -> httpx.Response:
-    while True:
-        headers = {"Content-Type": "application/json"}
-        answer = await client.post(line.url, content=line.body, headers=headers)
-        if answer.status_code not in _BUSY:
-            return answer
-        await asyncio.sleep(float(answer.headers.get("retry-after", _WAIT_S)))
-
-
-def _count(usage: dict[str, Any], totals: Totals) -> None:
-    totals.prompt_tokens += usage.get("prompt_tokens", usage.get("input_tokens", 0))
-    totals.generated_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLine:
-    """One request. number: of the line, from 1. problem: why it cannot be sent; empty: it can."""
-
-    number: int
-    custom_id: str | None
-    url: str = ""
-    body: bytes = b""
-    problem: str = ""
-
-
-def read_lines(path: Path) -> Iterator[BatchLine]:
-    """The requests of a file, in order, without its empty lines. Raises ConfigError if it cannot be read."""
-    seen: set[str] = set()
-    try:
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
-                if raw.strip():
-                    yield _read_line(number, raw, seen)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _read_line(number: int, raw: bytes, seen: set[str]) -> BatchLine:
-    try:
-        fields = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        return BatchLine(number=number, custom_id=None, problem=f"it is not JSON: {error}")
-    if not isinstance(fields, dict):
-        return BatchLine(number=number, custom_id=None, problem="it must be a JSON object")
-    custom_id, body = fields.get("custom_id"), fields.get("body")
-    problem = _problem(fields, seen)
-    if not isinstance(custom_id, str):
-        custom_id = None
-    else:
-        seen.add(custom_id)
-    if problem:
-        return BatchLine(number=number, custom_id=custom_id, problem=problem)
-    return BatchLine(number=number, custom_id=custom_id, url=fields["url"], body=msgspec.json.encode(body))
-
-
-def _problem(fields: dict[str, Any], seen: set[str]) -> str:
-    custom_id, body = fields.get("custom_id"), fields.get("body")
-    if not isinstance(custom_id, str) or not custom_id:
-        return f"custom_id is {_shown(custom_id)}; it must be a string that no other line has"
-    if custom_id in seen:
-        return f"custom_id is {_shown(custom_id)}, as in a line before; it must be a string that no other line has"
-    if fields.get("method") != "POST":
-        return f"method is {_shown(fields.get('method'))}; it must be POST"
-    if fields.get("url") not in URLS:
-        return f"url is {_shown(fields.get('url'))}; it must be one of {', '.join(URLS)}"
-    if not isinstance(body, dict):
-        return f"body is {_shown(body)}; it must be an object"
-    if body.get("stream"):
-        return "body.stream is true; the answer to a line is one document"
-    return ""
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-class ResultsFile:
-    """The answers, each written as soon as it is there. Use it in a `with`.
-
-    resume: keep the answers of an earlier run, and drop its failures, which are to be tried again. A line that an
-    interruption cut off is dropped too. Raises ConfigError for a file that is there already, or cannot be written.
-    """
-
-    def __init__(self, path: Path, *, resume: bool) -> None:
-        self.answered: set[str] = set()
-        if path.exists() and not resume:
-            raise ConfigError(f"{path} is there already; give --resume to go on with it, or another name")
-        try:
-            if path.exists():
-                self._keep_answers(path)
-            self._file = path.open("ab")
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
-
-    def __enter__(self) -> "ResultsFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def write(self, result: dict[str, Any]) -> None:
-        self._file.write(msgspec.json.encode(result) + b"\n")
-        self._file.flush()
-
-    def _keep_answers(self, path: Path) -> None:
-        kept = path.with_name(f"{path.name}.kept")
-        with path.open("rb") as before, kept.open("wb") as after:
-            for raw in before:
-                custom_id = _answered(raw)
-                if custom_id is not None:
-                    self.answered.add(custom_id)
-                    after.write(raw)
-        os.replace(kept, path)
-
-
-def _answered(raw: bytes) -> str | None:
-    """The custom_id of a result that is an answer."""
-    if not raw.endswith(b"\n"):
-        return None
-    try:
-        result = msgspec.json.decode(raw)
-        custom_id, answered = result["custom_id"], result["response"]["status_code"] == 200
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return None
-    return custom_id if answered and isinstance(custom_id, str) else None

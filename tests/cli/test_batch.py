@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from faser.api.app import create_app
-from faser.cli.batch import BatchLine, ResultsFile, Totals, read_lines, run_lines
+from faser.cli.batch import run_lines
+from faser.cli.batch_lines import BatchLine, ResultsFile, Totals, read_lines
 from faser.cli.main import main
 from faser.errors import ConfigError, OverloadError
 from faser.metrics.server import Metrics
@@ -98,6 +99,8 @@ def test_every_line_is_answered_or_says_why_not_and_failures_are_tried_again(
         (["-i", "a", "-o", "b", "--api-key", "k"], "--api-key is for faser serve; run-batch opens no port"),
         (["-i", "a", "-o", "b", "--requests-at-once", "0"], "--requests-at-once is 0; it must be at least 1"),
         (["-i", "a", "-o", "b", "--max-num-seqs", "0"], "--max-num-seqs is 0; it must be at least 1"),
+        (["-i", "a", "-o", "b", "--ray-replicas", "2"], "--ray-replicas is 2; it needs --ray"),
+        (["-i", "a", "-o", "b", "--ray", "--ray-replicas", "0"], "--ray-replicas is 0; it must be at least 1"),
     ],
 )
 def test_what_cannot_start_is_one_line(

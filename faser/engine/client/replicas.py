@@ -1,21 +1,19 @@
 """Replicas: several engines with the same model behind one interface (data parallelism).
 
 Each request goes to one of them: to the one that has seen the longest beginning of its prompt, unless that one has
-clearly more to do than another; else to the one with the least to do. A request whose engine ends before its first
-output goes to another one, and its client does not notice; later an engine's end is the request's.
-
-What a replica has seen is what was sent to it, not what its cache still holds: the caches need not be asked.
+clearly more to do than another; else to the one with the least to do (affinity.py). A request whose engine ends
+before its first output goes to another one, and its client does not notice; later the engine's end is the
+request's.
 """
 
 import asyncio
 import logging
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Self
 
+from faser.engine.client.affinity import Seen, best_first, chained
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.output_stream import OutputStream, Timing
 from faser.engine.text.tokenizer import Tokenizer
@@ -23,9 +21,6 @@ from faser.errors import EngineDiedError, FaserError, NotReadyError, OverloadErr
 from faser.types import EngineState, EngineStats, ModelInfo, Request, RequestOutput
 
 _PIECE = 64  # tokens of a prompt that are known together
-_MOST_PIECES = 1 << 16  # that are remembered of each replica
-_SLACK = 4  # samples that a replica may have more than the least busy one, for the sake of a prefix
-_SLACK_SHARE = 0.25  # of the least busy one's samples, in addition
 # The state of all of them is the best of one.
 _BEST_FIRST = (
     EngineState.READY,
@@ -41,23 +36,12 @@ _log = logging.getLogger("faser.engine")
 
 @dataclass(slots=True)
 class _Replica:
-    """num_samples: of the requests that it has now. seen: pieces of prompts, least recently used first."""
+    """num_samples: of the requests that it has now."""
 
     number: int
     engine: AsyncEngine
     num_samples: int = 0
-    seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-
-    def known(self, pieces: Sequence[bytes]) -> int:
-        """How many pieces at the beginning of a prompt it has seen."""
-        return next((at for at, piece in enumerate(pieces) if piece not in self.seen), len(pieces))
-
-    def note(self, pieces: Sequence[bytes]) -> None:
-        for piece in pieces:
-            self.seen[piece] = None
-            self.seen.move_to_end(piece)
-        while len(self.seen) > _MOST_PIECES:
-            self.seen.popitem(last=False)
+    seen: Seen = field(default_factory=Seen)
 
 
 class Replicas:
@@ -144,34 +128,25 @@ class Replicas:
 
     def _submit(self, request: Request, num_following: int, tried: "frozenset[int]") -> "_Submitted":
         """tried: numbers of replicas that have lost the request already."""
-        pieces = list(_pieces(request))
+        digests = list(_digests(request))
         refused: FaserError | None = None
-        for replica in self._in_order(pieces, tried):
+        for replica in self._in_order(digests, tried):
             try:
                 stream = replica.engine.submit(request, num_following=num_following)
             except (OverloadError, NotReadyError) as error:
                 refused = refused or error
                 continue
-            replica.note(pieces)
+            replica.seen.note(digests)
             replica.num_samples += request.sampling.n
             return _Submitted(stream, replica)
         raise refused or NotReadyError(f"the engine is {self.state}: {self.state_reason}")
 
-    def _in_order(self, pieces: Sequence[bytes], tried: "frozenset[int]") -> list[_Replica]:
+    def _in_order(self, digests: Sequence[bytes], tried: "frozenset[int]") -> list[_Replica]:
         """The replicas that accept requests, best first."""
         ready = [
             each for each in self._replicas if each.engine.state is EngineState.READY and each.number not in tried
         ]
-        by_work = sorted(ready, key=lambda each: each.num_samples)
-        if len(by_work) < 2:
-            return by_work
-        known = {each.number: each.known(pieces) for each in by_work}
-        best = max(by_work, key=lambda each: known[each.number])
-        least = by_work[0].num_samples
-        if known[best.number] and best.num_samples <= least + _SLACK + _SLACK_SHARE * least:
-            by_work.remove(best)
-            by_work.insert(0, best)
-        return by_work
+        return best_first(ready, lambda each: each.seen.known(digests), lambda each: each.num_samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +219,9 @@ async def _log_end(replica: _Replica) -> None:
     _log.error("replica %d has ended for good: %s", replica.number, error)
 
 
-def _pieces(request: Request) -> Iterator[bytes]:
-    """A digest for each whole piece of the prompt: of all tokens up to its end, and of the cache's namespace."""
-    digest = (request.cache_salt or "").encode("utf-8", "surrogatepass")
+def _digests(request: Request) -> Iterator[bytes]:
+    """Of the whole pieces of the prompt, in the cache's namespace."""
+    namespace = (request.cache_salt or "").encode("utf-8", "surrogatepass")
     tokens = request.prompt_token_ids
-    for first in range(0, len(tokens) - _PIECE + 1, _PIECE):
-        packed = array("q", tokens[first : first + _PIECE]).tobytes()
-        digest = blake2b(digest + packed, digest_size=16).digest()
-        yield digest
+    firsts = range(0, len(tokens) - _PIECE + 1, _PIECE)
+    return chained(namespace, (array("q", tokens[first : first + _PIECE]).tobytes() for first in firsts))

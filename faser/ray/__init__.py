@@ -1,0 +1,1 @@
+"""FASER behind Ray Serve: gateways before replicas. Needs the extra `ray`."""
