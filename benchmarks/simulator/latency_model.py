@@ -51,8 +51,13 @@ def main() -> None:
                 for load in asked.loads:
                     cells.append(cell(machine, source, policy, load, asked))
                     print(_line(cells[-1]), flush=True)
+                    _write(asked.out, cells)
+
+
+def _write(out: Path, cells: Sequence[dict[str, Any]]) -> None:
+    """What there is so far."""
     write_json(
-        asked.out,
+        out,
         {
             **about("benchmarks.simulator.latency_model"),
             "errors": "predicted / simulated - 1; attainment: a difference",

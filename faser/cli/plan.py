@@ -142,7 +142,7 @@ def measured_pace(
     for place, count in enumerate(counts):
         report(f"{count} sequences, policy {policy}", place, len(counts))
         for index in range(count):
-            prompt = prompts[index % len(prompts)].token_ids
+            prompt = prompts[index % len(prompts)].token_ids[: built.info.max_model_len // 2]
             room = built.info.max_model_len - len(prompt)
             engine.add(
                 Request(

@@ -183,3 +183,9 @@ def test_a_prompt_longer_than_a_step_takes_several() -> None:
     one, two = served.prompt_steps(1, 4000.0), served.prompt_steps(1, 4200.0)
     assert (float(one), float(two)) == (1, 2)
     assert float(served.prompt_s(1, 4200.0)) == pytest.approx(4.2, rel=1e-2)
+
+
+def test_prompts_that_come_meanwhile_take_their_share_of_the_time() -> None:
+    """Oracle: of every second, six prompts of .05 s leave .7 s to steps of 10 ms."""
+    forecast = Forecast(pace(row_s=0.001, slots=200), lengths(prompt=50, answer=501), 6.0)
+    assert forecast.tpot_s == pytest.approx(0.01 / 0.7, rel=0.03)

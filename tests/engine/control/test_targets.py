@@ -69,6 +69,7 @@ def test_requests_that_are_due_delay_one_without_a_target_by_its_patience_at_mos
         ended += [delta.request_id for delta in driver.commit(driver.plan()) if delta.finish_reason is not None]  # type: ignore[arg-type]
         if "patient" in ended:
             break
+    assert "patient" in ended, "it starves"
     # Those that are due before its arrival and patience, and no other one, went first.
     assert len(ended) - 1 <= PATIENCE_S
 
