@@ -145,8 +145,8 @@ def test_more_rows_than_a_program_has_are_all_computed() -> None:
 def test_a_product_has_the_same_result_however_it_is_divided(weights_first: bool) -> None:
     """Experts of no pairs, of fewer than a block and of several blocks, the last of which is not full.
 
-    Oracle: the product of each pair by itself. Planted: a block of the expert before, the pieces of an expert in
-    the order of its blocks, a last block that counts as full, gate and up of the wrong factor transposed.
+    Oracle: the product of each pair by itself. Planted: the pieces of an expert in the order of its blocks; full
+    blocks alone; up left as it is where weights come first.
     """
     mixture = Mixture(torch.bfloat16, biased=True)
     x, logits = mixture.rows(40), torch.full((40, COUNT), -9.0)
