@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
+from operator import methodcaller
 
 import torch
 from torch import Tensor
@@ -231,7 +232,7 @@ def _time(plan: Plan, desk: Desk, model: Model, rows: int) -> None:
     network = model.network
     layers = [_layer(each, network, rows, seed) for seed, each in enumerate(model.networks)]
     read = statistics.mean(int((each.routes.counts > 0).sum()) for each in layers)
-    about = {"model": model.name, "rows": rows, "experts": round(read, 2)}
+    about: Json = {"model": model.name, "rows": rows, "experts": round(read, 2)}
     for product in PRODUCTS:
         matrix = getattr(layers[0].networks, product)[0]
         floor_s = read * matrix.numel() * _VALUE_BYTES / environment.bytes_s(desk.folder)
@@ -254,7 +255,7 @@ def _cells(plan: Plan, layers: Sequence[Layer], product: str, mean: float) -> It
             continue
         cell: Json = {"tiles": asdict(tiles)}
         try:
-            taken_s = _seconds(plan, layers, lambda each, by=tiles: each.product(product, by))
+            taken_s = _seconds(plan, layers, methodcaller("product", product, tiles))
         except Exception as error:  # a variant that a device has no room for; the others are wanted all the same
             yield cell | {"refused": _said(error)}
         else:
@@ -272,10 +273,10 @@ def _best(cells: Sequence[Json], used: Tiles) -> list[Json]:
 def _parts(network: ExpertsSpec) -> dict[str, Callable[[Layer], object]]:
     """All but the products, and all of it."""
 
-    options = {"top_k": network.top_k, "renormalise": network.renormalise}
+    top_k, renormalise = network.top_k, network.renormalise
 
     def routed(layer: Layer) -> None:
-        route(layer.logits, layer.read, **options)
+        route(layer.logits, layer.read, top_k=top_k, renormalise=renormalise)
 
     def added(layer: Layer) -> None:
         given = layer.x.new_empty((layer.routes.num_pairs, layer.x.shape[1]), dtype=torch.float32)
@@ -288,8 +289,9 @@ def _parts(network: ExpertsSpec) -> dict[str, Callable[[Layer], object]]:
             layer.logits,
             layer.hidden,
             layer.read,
+            top_k=top_k,
+            renormalise=renormalise,
             activation=layer.activation,
-            **options,
         )
 
     return {"route": routed, "add": added, "whole": whole}
