@@ -1,12 +1,12 @@
-"""Delta nets of the reference against the formula in float64, and of the native kernels against the reference.
+"""Delta nets of the reference and of the native kernels against the formula in float64.
 
 Refused drafts leave nothing behind: outputs and states have the same bits as without them.
 
-Planted bugs that these tests have caught, in the native kernels and in the bookkeeping: a chunk that drafts complete
-enters the kept state; accepted rows never enter it; one row too many does; inputs of refused rows push out those
-before them; no room for drafted rows; a state that is not cleared for a new sequence; chunks taken into the state by
-the rows that were computed, not by those that are known; inputs one position off; a row's own decay in its own sum;
-queries not scaled; tiled heads read as if they followed each other.
+Planted bugs that these tests have caught, in the native kernels and in the bookkeeping: a chunk that drafts
+complete enters the kept state; accepted rows never enter it; one row too many does; inputs of refused rows push
+out those before them; no room for drafted rows; a state that is not cleared for a new sequence; chunks that enter
+the state by the rows that were computed, not by those that are known; inputs one position off; a row's own decay
+in its own sum; queries not scaled; tiled heads read as if they followed each other.
 """
 
 import random

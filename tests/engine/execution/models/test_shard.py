@@ -99,7 +99,9 @@ def some_logits(model: PagedModel) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [each for each in CASES if each.model_type != "qwen3_5_text"], ids=lambda case: case.name
+)
 def test_ranks_give_the_logits_of_the_whole(case: Case, size: int, tmp_path: Path) -> None:
     write_family_model(tmp_path, case.model_type, case.fields)
     spec = read_model_config(tmp_path).spec
