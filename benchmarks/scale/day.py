@@ -12,13 +12,12 @@ router, in turn (see fronts.py for their names):
     6/10                a third server is started; when it is ready, the router is told of it
 
 Every request counts as answered, as one whose stream ended with an error event, as cut off (it had begun), or as
-lost (refused, or without anything). Clients do not try again. The share of prompt tokens from a cache is that of
-all servers, of each phase: before the server is killed, until the third one is ready, and after that.
+lost (refused, or without anything). Clients do not try again. Phases: before the server is killed, until the third
+one is ready, and after that. The share of prompt tokens from a cache is that of answered requests.
 """
 
 import argparse
 import asyncio
-import contextlib
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from rich.progress import track
 from benchmarks.prompts import load_prompts
 from benchmarks.runner import about, command_line, write_json
 from benchmarks.scale.fronts import Front, Programs, start_front
-from benchmarks.scale.replicas import Run, Sessions, ask, cache_counts
+from benchmarks.scale.replicas import Run, Sessions, ask
 from benchmarks.servers import Recipe, Server, ServerError, faser_recipe, free_port
 from benchmarks.simulator.workload import read_azure
 
@@ -51,14 +50,13 @@ def compressed(trace: Sequence[tuple[float, int, int]], rate: float, seconds: fl
 
 @dataclass(slots=True)
 class Servers:
-    """Servers that come and go, and what their caches have counted, also of those that are gone."""
+    """Servers that come and go."""
 
     folder: Path
     flags: Sequence[str]
     running: dict[str, Server] = field(default_factory=dict)  # by URL
     events: dict[str, str] = field(default_factory=dict)  # of each URL: where its KV events are
     _recipes: dict[str, Recipe] = field(default_factory=dict)
-    _before: tuple[float, float] = (0.0, 0.0)  # of servers that are gone
 
     def start(self, name: str, url: str | None = None) -> str:
         """A new one, or again the one that had this URL. Does not wait until it is ready."""
@@ -81,19 +79,7 @@ class Servers:
 
     def kill(self, url: str) -> None:
         """The front-end and its engine, at once."""
-        server = self.running.pop(url)
-        queries, hits = cache_counts([url])
-        self._before = (self._before[0] + queries, self._before[1] + hits)
-        server.kill()
-
-    def counts(self) -> tuple[float, float]:
-        """Prompt tokens looked up and found so far."""
-        queries, hits = self._before
-        for url in self.running:
-            with contextlib.suppress(httpx.TransportError):  # it starts
-                own = cache_counts([url])
-                queries, hits = queries + own[0], hits + own[1]
-        return queries, hits
+        self.running.pop(url).kill()
 
     def stop(self) -> None:
         for each in self.running.values():
@@ -107,7 +93,6 @@ async def day(
     found = {phase: Run() for phase in PHASES}
     phase = PHASES[0]
     marks: dict[str, float] = {}
-    counts = {phase: await asyncio.to_thread(servers.counts)}
     began_s = time.monotonic()
 
     async def at(second: float) -> None:
@@ -117,7 +102,6 @@ async def day(
         nonlocal phase
         first = next(iter(servers.running))
         await at(KILLED * seconds)
-        counts[PHASES[1]] = await asyncio.to_thread(servers.counts)
         phase = PHASES[1]
         await asyncio.to_thread(servers.kill, first)
         servers.start(NAMES[0], first)
@@ -127,7 +111,6 @@ async def day(
         url = servers.start(NAMES[2])
         await asyncio.to_thread(servers.running[url].wait_until_healthy, route="/ready")
         marks["third ready after s"] = round(time.monotonic() - began_s - ADDED * seconds, 1)
-        counts[PHASES[2]] = await asyncio.to_thread(servers.counts)
         await asyncio.to_thread(front.add, url)
         phase = PHASES[2]
 
@@ -141,16 +124,11 @@ async def day(
         await asyncio.gather(*tasks)
         await changing
     ended_s = time.monotonic()
-    last = await asyncio.to_thread(servers.counts)
-    for each, run in found.items():
-        following = [counts[later] for later in PHASES[PHASES.index(each) + 1 :] if later in counts]
-        queries, hits = (now - then for now, then in zip([*following, last][0], counts[each], strict=True))
-        run.hit_share = hits / queries if queries > 0 else 0.0
+    for run in found.values():
+        run.hit_share = run.cached_tokens / run.prompt_tokens if run.prompt_tokens else 0.0
         run.seconds = ended_s - began_s  # output tokens a second are of the whole time
-    prompts = [cache_counts([url])[0] for url in servers.events]
     return {
         "phases": {each: run.report() for each, run in found.items()},
-        "prompt tokens by server since its start": dict(zip(NAMES, prompts, strict=True)),
         **marks,
     }
 
