@@ -31,8 +31,6 @@ WITHOUT_A_PANEL = {
     "vllm:prompt_tokens_cached_total",  # prompt_tokens_by_source
     "faser_spec_paying",  # spec_paid_ratio above 1
     "faser_traffic_answers_total",  # of --record-traffic, which is off by default
-    *(f"faser_learner_{what}" for what in ("answers_total", "tokens_total", "deaths_total", "state")),
-    "faser_head_refreshes_total",  # these of --distill-online, which is off by default
 }
 
 
