@@ -319,14 +319,13 @@ class Asking:
 class Run:
     """One run of a server. tokens: output tokens of all answers. drafted, accepted: as metrics.faser counts.
 
-    latencies_s, texts: of the answers, in the order of the prompts.
+    texts: of the answers, in the order of the prompts.
     """
 
     tokens: int
     seconds: float
     drafted: int
     accepted: int
-    latencies_s: tuple[float, ...]
     texts: tuple[str, ...]
 
     @property
@@ -334,29 +333,22 @@ class Run:
         return self.tokens / self.seconds
 
 
-def ask_all(url: str, prompts: Sequence[Prompt], asking: Asking, *, pause_s: float = 0.0) -> Run:
-    """Answers to all prompts. Raises httpx.HTTPError where one is refused or does not come in ten minutes.
-
-    pause_s: before each request; it does not count.
-    """
+def ask_all(url: str, prompts: Sequence[Prompt], asking: Asking) -> Run:
+    """Answers to all prompts. Raises httpx.HTTPError where one is refused or does not come in ten minutes."""
     try:
-        return asyncio.run(_closed_loop(url, prompts, asking, pause_s))
+        return asyncio.run(_closed_loop(url, prompts, asking))
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None  # one client's trouble is enough to end all
 
 
-async def _closed_loop(url: str, prompts: Sequence[Prompt], asking: Asking, pause_s: float) -> Run:
+async def _closed_loop(url: str, prompts: Sequence[Prompt], asking: Asking) -> Run:
     waiting = iter(enumerate(prompts))
     answers: dict[int, dict[str, Any]] = {}
-    latencies_s: dict[int, float] = {}
 
     async def client(http: httpx.AsyncClient) -> None:
         for number, prompt in waiting:
-            await asyncio.sleep(pause_s)
-            sent_s = time.perf_counter()
             response = await http.post("/v1/chat/completions", json=asking.body(prompt))
             answers[number] = response.raise_for_status().json()
-            latencies_s[number] = time.perf_counter() - sent_s
 
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_TIMEOUT_S, trust_env=False) as http:
         began_s = time.perf_counter()
@@ -371,6 +363,5 @@ async def _closed_loop(url: str, prompts: Sequence[Prompt], asking: Asking, paus
         seconds=seconds,
         drafted=sum(each.get("drafted", 0) for each in counted),
         accepted=sum(each.get("accepted", 0) for each in counted),
-        latencies_s=tuple(latencies_s[place] for place in places),
         texts=tuple(answers[place]["choices"][0]["message"]["content"] for place in places),
     )

@@ -1,17 +1,14 @@
 """The parts of a server, made from its settings: the fetched model, the engine, the HTTP application.
 
-Also sampling defaults, the file of recorded answers, and what refreshes a head. `faser run-batch` and replicas on
-Ray use it too.
+Also sampling defaults and the file of recorded answers. `faser run-batch` and replicas on Ray use it too.
 """
 
 import asyncio
 import json
-import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,16 +29,14 @@ from faser.engine.checkpoints.files import SAMPLING_ADVICE
 from faser.engine.checkpoints.source import SMOLLM2_ID, check_source, resolve
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import LaunchedEngine, Place
-from faser.engine.client.head_refresh import HeadRefresher, LearnerProcess
 from faser.engine.client.replicas import Replicas
 from faser.engine.client.supervisor import Supervision
-from faser.engine.client.traffic import AnswerTaker, Outcome, TrafficRecorder
-from faser.engine.contract.messages import Configure
+from faser.engine.client.traffic import Outcome, TrafficRecorder
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError, ModelError
 from faser.machine import core_shares, may_have_gpu
 from faser.metrics.replicas import ReplicaMetrics, ServerMetrics
-from faser.metrics.server import Metrics, RefreshMetrics
+from faser.metrics.server import Metrics
 from faser.tracing import Tracer
 from faser.types import ProgressCallback
 
@@ -71,13 +66,12 @@ async def build_application(
     report: ProgressCallback,
     launched: LaunchedEngine | None = None,
     tracer: Tracer | None = None,
-    recorder: AnswerTaker | None = None,
-    refresher: HeadRefresher | None = None,
+    recorder: TrafficRecorder | None = None,
 ) -> Application:
     """The engine has not been configured.
 
     directory: of the model. chat_template: replaces the model's. metrics: of make_metrics. report: of the engine's
-    start. launched, recorder, refresher: as of AsyncEngine. tracer: as of create_app. Raises ModelError.
+    start. launched, recorder: as of AsyncEngine. tracer: as of create_app. Raises ModelError.
     """
     names = served_names(engine_config, server_config)
     tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
@@ -93,7 +87,6 @@ async def build_application(
             on_progress=None if number else report,
             launched=None if number else launched,
             recorder=recorder,
-            refresher=refresher,
             place=place,
         )
         for number, (each, place) in enumerate(zip(own, _places(len(own)), strict=True))
@@ -310,18 +303,3 @@ def open_recorder(
         yield recorder
     finally:
         recorder.close(_FLUSH_TIMEOUT_S)
-
-
-@contextmanager
-def head_folder(config: ServerConfig) -> Iterator[Path | None]:
-    """A folder that only its owner can read, and that is removed at the end; None: heads stay as they are."""
-    if not config.distill_online:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="faser-heads-") as folder:
-        yield Path(folder)
-
-
-def make_refresher(config: EngineConfig, directory: Path, folder: Path, metrics: RefreshMetrics) -> HeadRefresher:
-    """directory: of the model. folder: of head_folder."""
-    return HeadRefresher(partial(LearnerProcess, Configure(config, str(directory))), folder, metrics)

@@ -30,9 +30,7 @@ from faser.api.page.files import PageFiles
 from faser.cli.application import (
     build_application,
     fetch_model,
-    head_folder,
     make_metrics,
-    make_refresher,
     open_recorder,
     served_names,
 )
@@ -86,7 +84,6 @@ def serve_on(
     metrics = make_metrics(engine_config, server_config)
     with (
         open_recorder(server_config, label, metrics.traffic) as recorder,
-        head_folder(server_config) as folder,
         ProgressReporter(live=None if log_format() == "text" else False, write=progress_line) as report,
     ):
         https = [
@@ -120,7 +117,6 @@ def serve_on(
                 launched,
                 tracer,
                 recorder,
-                None if folder is None else make_refresher(engine_config, directory, folder, metrics.head_refresh),
             )
             for http, application in zip(https, (built.app, *built.replicas), strict=True):
                 http.application = application

@@ -232,14 +232,6 @@ class ServerConfig:
         "with a cache_salt, or with store false, are left out.",
         metavar="file",
     )
-    distill_online: bool = setting(
-        SERVER,
-        Kind.SWITCH,
-        False,
-        "Train the head that drafts on the answers of the last hour while no request is there, and draft with it "
-        "once it is better. On a CPU, with a head of faser distill. Takes memory for a second copy of the model. "
-        "Requests with a cache_salt, or with store false, are not learned from.",
-    )
     chat_template: str | None = setting(
         OUTPUT, Kind.FILE, None, "Jinja file that turns messages into a prompt. None: the model's."
     )
@@ -296,8 +288,7 @@ class ServerConfig:
                 found.append(f"{label(one)} is {values[one]}; it needs {label(other)}, which is not set")
         if values["root_path"] is not None and not values["root_path"].startswith("/"):
             found.append(f"{label('root_path')} is {values['root_path']}; it must begin with /")
-        if (size := values["data_parallel_size"] or 1) > 1 and values["distill_online"]:
-            found.append(f"{label('data_parallel_size')} is {size}; {label('distill_online')} needs one engine")
+        size = values["data_parallel_size"] or 1
         if (first := values["data_parallel_first_port"]) is not None and first + size - 1 > _LAST_PORT:
             found.append(
                 f"{label('data_parallel_first_port')} is {first}; {size} engines need ports up to {_LAST_PORT}"
@@ -314,11 +305,6 @@ class ServerConfig:
                 f"{label('record_traffic')} is {values['record_traffic']}; with API keys it needs "
                 f"{label('share_cache_across_keys')}: requests of one key are kept from other clients, and "
                 "nothing would be recorded"
-            )
-        if values["distill_online"] and keeps_keys_apart(values):
-            found.append(
-                f"{label('distill_online')} is true; with API keys it needs {label('share_cache_across_keys')}: "
-                "requests of one key are kept from other clients, and nothing would be learned from"
             )
         found += _cors_problems(values, label)
         found += _traces_problems(values["otlp_traces_endpoint"], label("otlp_traces_endpoint"))

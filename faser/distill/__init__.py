@@ -6,5 +6,4 @@ target.py, states.py              what the frozen target thinks of them; keeps t
 batch.py, head.py, arithmetic.py, trainer.py     learns an EAGLE-3 head from it
 acceptance.py                     measures the head
 distillation.py                   all of it, in one folder: start here
-online_worker.py, online_learner.py   the process of --distill-online
 """

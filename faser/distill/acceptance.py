@@ -34,11 +34,6 @@ class HeldOutAcceptance:
     greedy_rows: int
     sampled_rows: int
 
-    @property
-    def expected_length(self) -> float:
-        """Accepted tokens of a draft of all positions; of greedy answers where there are some."""
-        return sum(self.greedy or self.sampled)
-
 
 class _Sums:
     """Accepted drafts by position."""

@@ -147,7 +147,7 @@ def _optimizer(optimizer: str, groups: list[dict[str, Any]], found: dict[str, Te
 
 
 class Trainer:
-    """state: is changed as training goes on, and written to path every few minutes and at the end; None: never."""
+    """state: is changed as training goes on, and written to path every few minutes and at the end."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Trainer:
         state: TrainingState,
         settings: TrainingSettings,
         store: Callable[[], SampleStore],
-        path: Path | None,
+        path: Path,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -209,9 +209,8 @@ class Trainer:
         return True
 
     def save(self) -> None:
-        if self._path is not None:
-            self._state.optimizers = {name: each.state_dict() for name, each in self._optimizers.items()}
-            self._state.write(self._path)
+        self._state.optimizers = {name: each.state_dict() for name, each in self._optimizers.items()}
+        self._state.write(self._path)
 
     def _progress(self, of_epoch: float) -> float:
         settings, state = self._settings, self._state

@@ -70,7 +70,6 @@ def build_engine(
     partition: Partition | None = None,
     sources: Sources | None = None,
     wrap_drafter: WrapDrafter = lambda drafter: drafter,
-    refreshes_head: bool = False,
 ) -> tuple[Engine, ModelInfo]:
     """The engine alone, which is all that serving needs. Arguments as in build."""
     built = build(
@@ -81,7 +80,6 @@ def build_engine(
         partition=partition,
         sources=sources,
         wrap_drafter=wrap_drafter,
-        refreshes_head=refreshes_head,
     )
     return built.engine, built.info
 
@@ -95,18 +93,15 @@ def build(
     partition: Partition | None = None,
     sources: Sources | None = None,
     wrap_drafter: WrapDrafter = lambda drafter: drafter,
-    refreshes_head: bool = False,
 ) -> Built:
     """An engine over the model in directory and the draft model that config names, with its parts.
 
     report: called with (stage, done, total) during every long stage. step_times: None measures them here, or reads
     an earlier measurement. partition: divides the processors; None: the one that config names. sources: gives a
     model's tensors by its directory; None reads the directory. wrap_drafter: given the drafter, returns the one to
-    use. refreshes_head: refreshed heads may follow. Raises ConfigError (or ModelError) naming what does not fit.
+    use. Raises ConfigError (or ModelError) naming what does not fit.
     """
-    parts = load_parts(
-        resolve_device(config), directory, report, partition, sources, refreshes_head=refreshes_head
-    )
+    parts = load_parts(resolve_device(config), directory, report, partition, sources)
     pruning = costs = pace = None
     if parts.speculates or config.speculation.has_targets:
         step_times = step_times or measured_times(parts, report)
@@ -131,7 +126,6 @@ def build(
         schedules_async=parts.config.schedules_async,
         auditor=auditor,
         grammars=parts.grammars,
-        adopt_head=None if executor.heads is None else executor.heads.adopt,
         ranks=parts.ranks,
         kv_events=None if config.kv_events is None else KvEventPublisher(config.kv_events),
     )

@@ -9,9 +9,7 @@ prompts and newcomers included, before it reads the tokens of the one in flight.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from faser.engine.contract.drafts import Drafts
@@ -44,8 +42,8 @@ class Engine:
 
     trace: records every step. schedules_async: a step without drafts is launched before the one in flight has
     ended. auditor: None replays no answer. grammars: None in an engine whose answers have no structure.
-    adopt_head: as HeadVersions.adopt; None in an engine whose head stays as it is. ranks: that hold the rest of
-    the model; None: there are no others. kv_events: is given what changes in the prefix index; None: nothing is.
+    ranks: that hold the rest of the model; None: there are no others. kv_events: is given what changes in the
+    prefix index; None: nothing is.
     """
 
     def __init__(
@@ -57,11 +55,9 @@ class Engine:
         schedules_async: bool = False,
         auditor: Auditor | None = None,
         grammars: GrammarCompiler | None = None,
-        adopt_head: Callable[[Path], bool] | None = None,
         ranks: Ranks | None = None,
         kv_events: KvEventPublisher | None = None,
     ) -> None:
-        self._adopt_head = adopt_head
         self._kv_events = kv_events
         self._ranks = ranks
         self._grammars = grammars
@@ -218,14 +214,6 @@ class Engine:
         Raises ConfigError for what this engine cannot do.
         """
         self._scheduler.use_policy(name, gamma, forget=forget, overlap=overlap)
-
-    def adopt_head(self, directory: Path) -> bool:
-        """Let the head in directory draft for sequences that start from now on, unless they have a namespace.
-
-        False: too many heads draft for running sequences. Raises ModelError for a head that does not fit.
-        """
-        assert self._adopt_head is not None, "this engine's head stays as it is"
-        return self._adopt_head(directory)
 
     def has_work(self) -> bool:
         return self._launched is not None or self._scheduler.has_work()

@@ -22,8 +22,6 @@ from queue import Empty, SimpleQueue
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.messages import (
     Abort,
-    AdoptedHead,
-    AdoptHead,
     Configure,
     Deltas,
     Failed,
@@ -41,7 +39,7 @@ from faser.engine.contract.messages import (
 )
 from faser.engine.engine import Engine
 from faser.engine.preparation import Preparation, Prepared
-from faser.errors import ConfigError, FaserError, RequestError
+from faser.errors import ConfigError, RequestError
 from faser.logs import ENGINE, start_logging
 from faser.types import EngineState, EngineStats, Request
 
@@ -152,9 +150,7 @@ def _load(connection: socket.socket, configure: Configure, told_to_end: threadin
         except ConnectionError:
             raise _LoadingStopped from None
 
-    engine, info = build_engine(
-        configure.config, Path(configure.directory), report, refreshes_head=configure.refreshes_head
-    )
+    engine, info = build_engine(configure.config, Path(configure.directory), report)
     _send(connection, Loaded(info))
     return engine
 
@@ -198,8 +194,6 @@ def _take_messages(
                 pass  # until it is prepared
             case WatchSteps(watched):
                 stats.watched = watched
-            case AdoptHead(directory):
-                _adopt_head(engine, directory, connection)
             case Shutdown() | None:
                 return False
             case Configure():
@@ -212,17 +206,6 @@ def _add(engine: Engine, request: Request, connection: socket.socket) -> None:
         engine.add(request)
     except RequestError as error:
         _send(connection, Rejected(request.request_id, str(error), error.param))
-
-
-def _adopt_head(engine: Engine, directory: str, connection: socket.socket) -> None:
-    """A head that cannot be read leaves the engine as it is."""
-    refusal = None
-    try:
-        if not engine.adopt_head(Path(directory)):
-            refusal = "too many refreshed heads draft for running requests"
-    except FaserError as error:
-        refusal = str(error)
-    _send(connection, AdoptedHead(directory, refusal))
 
 
 def _end_loading(told_to_end: threading.Event, loaded: threading.Event) -> None:

@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 
 from faser.metrics.exposition import FamilyText
 from faser.metrics.live import LiveRecorder
-from faser.metrics.server import Metrics, RefreshMetrics
+from faser.metrics.server import Metrics
 
 
 class ReplicaMetrics:
@@ -25,10 +25,6 @@ class ReplicaMetrics:
     @property
     def traffic(self) -> Callable[..., None]:
         return self.each[0].traffic
-
-    @property
-    def head_refresh(self) -> RefreshMetrics:
-        return self.each[0].head_refresh
 
     def rejected(self, reason: str) -> None:
         self.each[0].rejected(reason)

@@ -6,7 +6,6 @@ with value zero.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, get_args
 
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
@@ -16,10 +15,6 @@ from faser.metrics.live import LiveRecorder
 from faser.metrics.speculation import SpeculationMetrics
 from faser.metrics.targets import TargetMetrics
 from faser.types import AuditStats, Decision, EngineState, EngineStats, FinishReason, Outlook, Target
-
-LearnerState = Literal["off", "waiting", "learning", "paused", "dead"]
-RefreshOutcome = Literal["accepted", "refused", "failed"]
-KeptAnswer = Literal["kept", "withheld"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -74,7 +69,7 @@ class Metrics:
 
     max_model_len: the last bucket of token counts; 0: not known yet. speculation: the configuration with the
     classes, positions and policy of the labels. The attribute `speculation` has the series of speculation,
-    `head_refresh` those of heads that are refreshed, and `live` what the live view shows.
+    and `live` what the live view shows.
     """
 
     def __init__(
@@ -115,7 +110,6 @@ class Metrics:
             self._page, _LABELS, (model_name, engine), (speculation or SpeculationConfig()).class_names
         )
         self._audit = AuditMetrics(own)
-        self.head_refresh = RefreshMetrics(own)
 
     def _make_gauges(self, make: "_SeriesFactory") -> None:
         self._running = make.gauge("num_requests_running", "Samples in the running batch.")
@@ -358,46 +352,6 @@ class AuditMetrics:
         """seen: the snapshot before; None: there was none."""
         for field, grow in self._grow.items():
             grow(stats.backend, getattr(stats, field) - (0 if seen is None else getattr(seen, field)))
-
-
-class RefreshMetrics:
-    """The series of heads that are refreshed while they serve."""
-
-    def __init__(self, make: "_SeriesFactory") -> None:
-        self._refreshes = make.counters(
-            "head_refreshes",
-            "Heads trained on the traffic: accepted ones draft, refused ones were not better.",
-            outcome=get_args(RefreshOutcome),
-        )
-        self._answers = make.counters(
-            "learner_answers",
-            "Finished answers of a server that refreshes its head: kept to learn from, or withheld.",
-            outcome=get_args(KeptAnswer),
-        )
-        self._tokens = make.counter("learner_tokens", "Tokens of answers in all rounds of learning.")
-        self._deaths = make.counter("learner_deaths", "Learners that ended by themselves.")
-        self._states = make.gauges("learner_state", "1 for the current state.", state=get_args(LearnerState))
-        self.learner("off")
-
-    def refresh(self, outcome: RefreshOutcome) -> None:
-        """A round has ended so."""
-        self._refreshes[outcome].inc()
-
-    def answer(self, outcome: KeptAnswer) -> None:
-        """An answer was finished."""
-        self._answers[outcome].inc()
-
-    def learned(self, num_tokens: int) -> None:
-        """A round has learned from answers that have num_tokens tokens."""
-        self._tokens.inc(num_tokens)
-
-    def died(self) -> None:
-        """A learner has ended by itself."""
-        self._deaths.inc()
-
-    def learner(self, state: LearnerState) -> None:
-        for each, gauge in self._states.items():
-            gauge.set(each == state)
 
 
 class _SeriesFactory:

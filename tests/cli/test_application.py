@@ -1,12 +1,11 @@
-"""Sampling defaults, the recorder and the folder of refreshed heads, as the settings ask for them."""
+"""Sampling defaults and the recorder, as the settings ask for them."""
 
 import json
-import stat
 from pathlib import Path
 
 import pytest
 
-from faser.cli.application import head_folder, open_recorder, sampling_defaults
+from faser.cli.application import open_recorder, sampling_defaults
 from faser.config.declaration import flag_label
 from faser.config.server import ServerConfig, sampling_problems
 from faser.engine.checkpoints.embedded import SMOLLM2
@@ -100,16 +99,3 @@ def test_a_file_that_cannot_be_recorded_to_is_named(tmp_path: Path) -> None:
     ):
         pass
     assert str(caught.value) == "--record-traffic is /dev/null; it cannot be written: it is not a regular file"
-
-
-def test_without_the_flag_there_is_no_folder() -> None:
-    with head_folder(ServerConfig()) as folder:
-        assert folder is None
-
-
-def test_the_folder_is_its_owners_alone_and_goes_with_the_server() -> None:
-    with head_folder(ServerConfig(distill_online=True)) as folder:
-        assert folder is not None
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        (folder / "head-1").mkdir()
-    assert not folder.exists()

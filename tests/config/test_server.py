@@ -54,11 +54,6 @@ def test_every_default_is_sound() -> None:
             "record_traffic is traffic.jsonl; with API keys it needs share_cache_across_keys: requests of one key "
             "are kept from other clients, and nothing would be recorded",
         ),
-        (
-            {"distill_online": True, "api_key": ("k",)},
-            "distill_online is true; with API keys it needs share_cache_across_keys: requests of one key are kept "
-            "from other clients, and nothing would be learned from",
-        ),
         ({"request_timeout": 0}, "request_timeout is 0; it must be above 0"),
         (
             {"allowed_origins": ("https://a.example/",)},

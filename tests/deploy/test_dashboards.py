@@ -32,8 +32,6 @@ WITHOUT_A_PANEL = {
     "faser_spec_paying",  # spec_paid_ratio above 1
     "faser_predicted_latency_seconds",  # its parts have panels: first token, and time per output token
     "faser_traffic_answers_total",  # of --record-traffic, which is off by default
-    *(f"faser_learner_{what}" for what in ("answers_total", "tokens_total", "deaths_total", "state")),
-    "faser_head_refreshes_total",  # these of --distill-online, which is off by default
 }
 
 

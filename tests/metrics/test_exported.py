@@ -173,11 +173,6 @@ FASER = (
     counter("spec_catchup_tokens"),
     counter("engine_restarts"),
     counter("traffic_answers", outcome=("recorded", "withheld", "dropped", "failed")),
-    counter("head_refreshes", outcome=("accepted", "refused", "failed")),
-    counter("learner_answers", outcome=("kept", "withheld")),
-    counter("learner_tokens"),
-    counter("learner_deaths"),
-    gauge("learner_state", state=("off", "waiting", "learning", "paused", "dead")),
     gauge("engine_state", state=("loading", "warming", "ready", "restarting", "draining", "dead")),
 )
 FAMILIES = [
@@ -186,7 +181,7 @@ FAMILIES = [
 ]
 _NEVER_ZERO = {
     *("vllm:engine_sleep_state", "vllm:cache_config_info", "faser_engine_state"),
-    *("faser_spec_policy_info", "faser_spec_mode", "faser_sm_share", "faser_learner_state"),
+    *("faser_spec_policy_info", "faser_spec_mode", "faser_sm_share"),
     # Not a number until the latency model knows something.
     *("faser_goodput_headroom", "faser_predicted_attainment_ratio", "faser_predicted_utilisation_ratio"),
     *("faser_predicted_ttft_seconds", "faser_predicted_tpot_seconds", "faser_predicted_latency_seconds"),

@@ -26,7 +26,7 @@ from faser.types import (
 
 def change(metrics: Metrics, draw: random.Random, stats: EngineStats) -> EngineStats:
     """Something happens."""
-    match draw.randrange(8):
+    match draw.randrange(7):
         case 0:
             metrics.rejected("queue_full")
         case 1:
@@ -48,8 +48,6 @@ def change(metrics: Metrics, draw: random.Random, stats: EngineStats) -> EngineS
             )
         case 6:
             metrics.admitted(n=2, max_tokens=draw.randrange(9), prompt_tokens=4)
-        case 7:
-            metrics.head_refresh.learned(5)
     return stats
 
 

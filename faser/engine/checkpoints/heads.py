@@ -26,7 +26,7 @@ from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.families.fields import Fields, windowed
 from faser.engine.checkpoints.files import tensor_names
-from faser.engine.checkpoints.quantized import StoredFp8, StoredMxfp4, StoredQuantization, stored_quantization
+from faser.engine.checkpoints.quantized import StoredMxfp4, StoredQuantization, stored_quantization
 from faser.errors import ModelError
 
 EAGLE3 = "eagle3"  # the method, as vLLM and speculators name it
@@ -157,29 +157,6 @@ def describes_head(config: Mapping[str, Any]) -> bool:
                 f"{REFUSED_HEADS['peagle']}"
             )
     return True
-
-
-def untrainable(spec: HeadSpec, directory: Path) -> str | None:
-    """What the head in directory has that a head in training has not; None: it can be trained further."""
-    decoder = spec.decoder
-    attention, network = decoder.attention, decoder.feed_forward
-    reasons = {
-        f"it has {decoder.num_layers} layers, not 1": decoder.num_layers != 1,
-        f"it is {spec.hidden_size} values wide, its model {spec.target_hidden_size}": spec.hidden_size
-        != spec.target_hidden_size,
-        "its states have no norms of their own (fc_norm)": spec.feature_norm is not FeatureNorm.EACH,
-        "norm_before_residual is false": not spec.norm_before_residual,
-        "norm_output is true": spec.norm_output,
-        "its layer has biases": attention.bias or attention.out_bias or network.bias,
-        "its layer normalises queries and keys": attention.qk_norm or attention.wide_qk_norm,
-        "its layer has a sliding window": attention.window is not None,
-        "its layer has no rotary embedding": attention.rope is None,
-        "its weights are stored in fp8": isinstance(spec.quantization, StoredFp8),
-        "it has an embedding of its own": any(
-            name.endswith("embed_tokens.weight") for name in tensor_names(directory)
-        ),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _speculators_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:

@@ -17,17 +17,14 @@ from pathlib import Path
 from faser.config.engine import EngineConfig
 from faser.engine.client.admission import Admission
 from faser.engine.client.engine_host import LaunchedEngine, Place, Transport, start_host
-from faser.engine.client.head_refresh import HeadRefresher
 from faser.engine.client.outlook import LoadMonitor, outlook_of
 from faser.engine.client.output_stream import OutputStream
 from faser.engine.client.queue import PreemptionLog, QueueRoom, QueueSpeed
 from faser.engine.client.supervisor import EngineSupervisor, Supervision
-from faser.engine.client.traffic import AnswerTaker
+from faser.engine.client.traffic import TrafficRecorder
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.messages import (
     Abort,
-    AdoptedHead,
-    AdoptHead,
     Configure,
     Deltas,
     FromEngine,
@@ -74,7 +71,7 @@ class AsyncEngine:
     directory: of the model. supervision: whether an engine that died or hangs is started again.
     metrics: counts requests. on_progress: called with (stage, done, total) during the first load. launched: the
     first engine, of the same transport, if it has been started already. recorder: takes finished answers.
-    refresher: refreshes the head that drafts; None: the head stays as it is. place: of an engine's process.
+    place: of an engine's process.
     """
 
     def __init__(
@@ -88,8 +85,7 @@ class AsyncEngine:
         metrics: Metrics | None = None,
         on_progress: ProgressCallback | None = None,
         launched: LaunchedEngine | None = None,
-        recorder: AnswerTaker | None = None,
-        refresher: HeadRefresher | None = None,
+        recorder: TrafficRecorder | None = None,
         place: Place | None = None,
     ) -> None:
         self.tokenizer = tokenizer
@@ -98,10 +94,9 @@ class AsyncEngine:
             model_name=config.model or "", max_model_len=0, speculation=config.speculation
         )
         self._on_progress = on_progress
-        self._answer_takers = [each for each in (recorder, refresher) if each is not None]
-        self._refresher = refresher
+        self._recorder = recorder
         self._supervisor = EngineSupervisor(
-            Configure(config, str(directory), refreshes_head=refresher is not None),
+            Configure(config, str(directory)),
             supervision or Supervision(),
             transport=transport,
             on_message=self._handle,
@@ -161,8 +156,6 @@ class AsyncEngine:
     async def start(self) -> None:
         """Start the engine's process or thread. Returns before the model is loaded."""
         self._supervisor.start()
-        if self._refresher is not None:
-            self._refresher.begin(lambda directory: self._supervisor.send(AdoptHead(directory)))
 
     async def wait_ready(self) -> ModelInfo:
         """Wait until the engine is ready. Raises ConfigError or EngineError if it cannot load the model."""
@@ -192,10 +185,8 @@ class AsyncEngine:
         request = self._admission.admit(request, now_s)
         request_id = request.request_id
         stream = OutputStream(
-            request, self.tokenizer, lambda index: self._abort(request_id, index), self._answer_takers
+            request, self.tokenizer, lambda index: self._abort(request_id, index), self._recorder
         )
-        if self._refresher is not None:
-            self._refresher.work_begins()
         self._supervisor.send(Submit(request))
         self._streams[request.request_id] = stream
         if request.deadline_s is not None:
@@ -217,8 +208,6 @@ class AsyncEngine:
         An engine that dies meanwhile, or that is being restarted, is not needed any more.
         """
         self._supervisor.end_restarts()
-        if self._refresher is not None:
-            self._refresher.close()
         if self._state is EngineState.DEAD:
             return
         self._enter(EngineState.DRAINING, "the server is shutting down")
@@ -231,8 +220,6 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """End the engine now. Unfinished requests fail. Idempotent."""
-        if self._refresher is not None:
-            self._refresher.close()
         self._lose(EngineError("the engine was stopped"), restarts=False)
         await self._supervisor.stop()
 
@@ -315,8 +302,6 @@ class AsyncEngine:
                 self._enter(state, "")
             case Rejected(request_id, text, param):
                 self._fail_one(request_id, RequestError(text, param=param))
-            case AdoptedHead(directory, refusal) if self._refresher is not None:
-                self._refresher.adopted(directory, refusal)
 
     def _look_out(self, pace: Pace) -> None:
         """Compute what is to be expected, in a thread and only now and then."""
@@ -358,8 +343,6 @@ class AsyncEngine:
             return
         self._state, self._reason = state, reason
         self._metrics.engine_state(state)
-        if self._refresher is not None and state is EngineState.READY:
-            self._refresher.engine_ready()
         if state in (EngineState.READY, EngineState.DEAD):
             self._loading_ended.set()
         if state is EngineState.DEAD:
@@ -418,8 +401,6 @@ class AsyncEngine:
         self._room.give_back(stream.request.tenant, stream.request.sampling.n)
         if not self._streams:
             self._idle.set()
-            if self._refresher is not None:
-                self._refresher.work_ends()
         timing = stream.timing
         longest = max(timing.num_tokens.values(), default=0)
         self._admission.end(stream.request.request_id, num_tokens=longest, tpot_s=timing.tpot_s)
@@ -466,8 +447,6 @@ class AsyncEngine:
         for stream in list(self._streams.values()):
             self._end(stream, FinishReason.ERROR)
             stream.fail(EngineDiedError(f"request {stream.request.request_id}: {error}"))
-        if self._refresher is not None:
-            self._refresher.engine_ended()
         self._stats = EngineStats()
         self._admission.forget()
         self._metrics.engine_ended(restarts=restarts)

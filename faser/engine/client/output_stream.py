@@ -6,11 +6,11 @@ only in text, and then aborts the sample in the engine.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Self
 
-from faser.engine.client.traffic import AnswerTaker, RequestTraffic
+from faser.engine.client.traffic import RequestTraffic, TrafficRecorder
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.text.detokenizer import DetokenizedText, Detokenizer
 from faser.engine.text.tokenizer import Tokenizer
@@ -52,9 +52,9 @@ class OutputStream:
         request: Request,
         tokenizer: Tokenizer,
         abort: Callable[[int | None], None],
-        takers: Sequence[AnswerTaker] = (),
+        recorder: TrafficRecorder | None = None,
     ) -> None:
-        """abort: called with the sample that ends; None: all. takers: get the answers that may be kept."""
+        """abort: called with the sample that ends; None: all. recorder: gets the answers that may be kept."""
         sampling = request.sampling
         self.request = request
         self.finished = False
@@ -73,7 +73,7 @@ class OutputStream:
             for index in range(sampling.n)
         }
         self.timing = Timing(arrival_s=request.arrival_s)
-        self._traffic = RequestTraffic(request, takers)
+        self._traffic = RequestTraffic(request, recorder)
         self.speculation: list[SpeculationSummary] = []  # of the samples that have ended
 
     def __aiter__(self) -> Self:

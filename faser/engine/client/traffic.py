@@ -1,36 +1,26 @@
-"""Finished answers that are kept: which of them may be, in memory for a learner, or in a file for `faser distill`.
+"""Finished answers in a file for `faser distill`.
 
-RequestTraffic gathers the answers to one request and decides which may be kept, for TrafficMemory and
-TrafficRecorder.
+RequestTraffic gathers the answers to one request and decides which may be kept; TrafficRecorder writes them.
 """
 
 import errno
 import fcntl
-import itertools
 import json
 import logging
 import os
 import stat
 import threading
 import time
-import zlib
-from array import array
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Literal, Protocol
+from typing import Literal
 
-from faser.engine.contract.messages import LearnableAnswer
 from faser.types import FinishReason, OutputDelta, Request
 
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
-
-WINDOW_S = 3600.0
-_MOST_TOKENS = 1 << 18  # kept in memory, of prompts and answers; 10 MB as Python keeps them
-_HELD_OUT_EVERY = 6  # prompts
 
 _log = logging.getLogger("faser.traffic")
 _MOST_WAITING = 1 << 21  # tokens to be written, 20 MiB at most; a disk takes as many in a second
@@ -52,16 +42,6 @@ class FinishedAnswer:
         return len(self.request.prompt_token_ids) + len(self.token_ids)
 
 
-class AnswerTaker(Protocol):
-    """Keeps finished answers. Its methods return at once."""
-
-    def put(self, answer: FinishedAnswer) -> None: ...
-
-    def withhold(self) -> None:
-        """A sample has ended that must not be kept."""
-        ...
-
-
 class RequestTraffic:
     """The answers to one request, while they grow.
 
@@ -69,102 +49,34 @@ class RequestTraffic:
     `store: false`.
     """
 
-    def __init__(self, request: Request, takers: Sequence[AnswerTaker]) -> None:
+    def __init__(self, request: Request, recorder: "TrafficRecorder | None") -> None:
+        """recorder: None where no answer is recorded."""
         self._request = request
-        self._takers = takers
-        self._recordable = bool(takers) and request.may_record and request.cache_salt is None
+        self._recorder = recorder
+        self._may_record = request.may_record and request.cache_salt is None
         self._token_ids: list[list[int]] = [[] for _ in range(request.sampling.n)]
 
     def add(self, delta: OutputDelta) -> None:
         """One step of one sample."""
-        token_ids, reason = self._token_ids[delta.index], delta.finish_reason
-        if self._recordable:
-            token_ids += delta.token_ids
-        if reason not in _ENDED:
+        if self._recorder is None:
             return
-        if not self._recordable:
-            for taker in self._takers:
-                taker.withhold()
+        token_ids = self._token_ids[delta.index]
+        if self._may_record:
+            token_ids += delta.token_ids
+        if delta.finish_reason not in _ENDED:
+            return
+        if not self._may_record:
+            self._recorder.withhold()
         elif token_ids:
-            answer = FinishedAnswer(
-                request=self._request,
-                token_ids=tuple(token_ids),
-                finish_reason=reason,
-                stop_reason=delta.stop_reason,
-                ended_at=int(time.time()),
+            self._recorder.put(
+                FinishedAnswer(
+                    request=self._request,
+                    token_ids=tuple(token_ids),
+                    finish_reason=delta.finish_reason,
+                    stop_reason=delta.stop_reason,
+                    ended_at=int(time.time()),
+                )
             )
-            for taker in self._takers:
-                taker.put(answer)
-
-
-class TrafficMemory:
-    """The finished answers of the last hour, as a learner takes them. Knows no learner.
-
-    window_s: how long an answer is kept. most_tokens: of all that are kept; older answers go first. Which answers
-    are held out follows from their prompts: all answers to one prompt are, or none is, in every round.
-    """
-
-    def __init__(
-        self,
-        *,
-        window_s: float = WINDOW_S,
-        most_tokens: int = _MOST_TOKENS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._window_s = window_s
-        self._most_tokens = most_tokens
-        self._clock = clock
-        self._kept: deque[tuple[float, LearnableAnswer]] = deque()
-        self._num_tokens = 0
-        self._numbers = itertools.count()
-        self._next_new = 0  # number of the first answer that no round has had
-
-    def put(self, finished: FinishedAnswer) -> None:
-        prompt = finished.request.prompt_token_ids
-        answer = LearnableAnswer(
-            number=next(self._numbers),
-            prompt=prompt,
-            answer=finished.token_ids,
-            temperature=finished.request.sampling.temperature,
-            held_out=is_held_out(prompt),
-        )
-        self._kept.append((self._clock(), answer))
-        self._num_tokens += finished.num_tokens
-        self.forget_old()
-
-    def forget_old(self) -> None:
-        """Drop what is older than the window, and the oldest of what is too much."""
-        oldest_s = self._clock() - self._window_s
-        while self._kept and (self._num_tokens > self._most_tokens or self._kept[0][0] <= oldest_s):
-            _, answer = self._kept.popleft()
-            self._num_tokens -= len(answer.prompt) + len(answer.answer)
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens of answers to learn from that no round has had."""
-        return learned_tokens([each for _, each in self._kept if each.number >= self._next_new])
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._kept
-
-    def begin_round(self) -> tuple[LearnableAnswer, ...]:
-        """All answers that are kept; none of them is new any more."""
-        self.forget_old()
-        answers = tuple([each for _, each in self._kept])
-        if answers:
-            self._next_new = answers[-1].number + 1
-        return answers
-
-
-def is_held_out(prompt: Sequence[int]) -> bool:
-    """Whether answers to this prompt measure heads, and no head ever learns from them."""
-    return zlib.crc32(array("q", prompt).tobytes()) % _HELD_OUT_EVERY == 0
-
-
-def learned_tokens(answers: Sequence[LearnableAnswer]) -> int:
-    """Tokens of the answers that are not held out."""
-    return sum([len(each.answer) for each in answers if not each.held_out])
 
 
 class TrafficRecorder:

@@ -23,7 +23,6 @@ from faser.engine.execution.drafting.drafter import (
     without_forbidden,
 )
 from faser.engine.execution.drafting.head_memory import HiddenStates
-from faser.engine.execution.drafting.head_versions import HeadVersions
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import PendingResult
@@ -49,7 +48,7 @@ class SpeculativeExecution:
 
     forward: how the rows of a step go through the layers. lanes: None where drafting never overlaps with a step.
     draft_kv: what the draft model's cache holds; None without a draft model. states: where steps leave the hidden
-    states that the drafter reads; None: it reads none. heads: where refreshed heads are adopted; None: nowhere.
+    states that the drafter reads; None: it reads none.
     """
 
     drafter: Drafter
@@ -58,7 +57,6 @@ class SpeculativeExecution:
     lanes: Lanes | None = None
     draft_kv: DraftKvCache | None = None
     states: HiddenStates | None = None
-    heads: HeadVersions | None = None
 
 
 class ModelExecutor:
@@ -102,11 +100,6 @@ class ModelExecutor:
         self._device_computes = samples_in_runner
         self._forwarded_s = 0.0  # when the forward of the last step was done, or on its way to the device
         self._prompt_logprobs = PromptLogprobs(runner, max_logit_rows=max_logit_rows)
-
-    @property
-    def heads(self) -> HeadVersions | None:
-        """Where refreshed heads are adopted; None where the drafter has no head that may be refreshed."""
-        return None if self._speculation is None else self._speculation.heads
 
     @property
     def lanes(self) -> Lanes | None:

@@ -93,8 +93,7 @@ PROMPTS = tuple(Prompt(question_id=number, category="qa", text=f"q{number}") for
 
 
 def run(tokens: int, seconds: float, *texts: str) -> Run:
-    latencies_s = (seconds,) * len(texts)
-    return Run(tokens=tokens, seconds=seconds, drafted=10, accepted=5, latencies_s=latencies_s, texts=texts)
+    return Run(tokens=tokens, seconds=seconds, drafted=10, accepted=5, texts=texts)
 
 
 def labels(kind: str = FULL, concurrency: int = 1) -> dict[str, object]:

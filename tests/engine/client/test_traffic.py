@@ -1,8 +1,4 @@
-"""What is kept of the traffic, for how long, and what of it is held out.
-
-Planted bugs that these tests have caught: answers to one prompt on both sides; an old answer in a round.
-
-What a file of recorded traffic has: whole lines, of those who let it, readable by its owner alone.
+"""What a file of recorded traffic has: whole lines, of those who let it, readable by its owner alone.
 
 Planted bugs that these tests have caught: half a line left on a full disk; a salted request recorded; tokens of
 two samples in one line.
@@ -26,86 +22,14 @@ import pytest
 from faser.distill.operator_files import TrafficFile
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.traffic import (
-    FinishedAnswer,
     Outcome,
     RequestTraffic,
-    TrafficMemory,
     TrafficRecorder,
-    is_held_out,
 )
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.types import FinishReason, OutputDelta, Request, SamplingParams
 from tests.disks import filling_up
 from tests.engine.client.test_async_engine import CONFIG
-
-
-def finished(prompt: int, *, tokens: int = 4, length: int = 2) -> FinishedAnswer:
-    request = Request(
-        request_id="a", prompt_token_ids=(prompt,) * length, sampling=SamplingParams(temperature=0.5)
-    )
-    return FinishedAnswer(
-        request=request,
-        token_ids=(7,) * tokens,
-        finish_reason=FinishReason.STOP,
-        stop_reason=None,
-        ended_at=int(time.time()),
-    )
-
-
-class Time:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def test_answers_of_the_last_hour_are_kept() -> None:
-    clock = Time()
-    memory = TrafficMemory(window_s=60, clock=clock)
-    for at in range(4):
-        clock.now_s = 20.0 * at
-        memory.put(finished(at))
-    assert [each.prompt[0] for each in memory.begin_round()] == [1, 2, 3]
-    clock.now_s = 119.0
-    memory.forget_old()
-    assert [each.prompt[0] for each in memory.begin_round()] == [3]
-    clock.now_s = 120.0
-    memory.forget_old()
-    assert memory.is_empty
-
-
-def test_of_too_many_tokens_the_oldest_go() -> None:
-    memory = TrafficMemory(most_tokens=18)
-    for at in range(9):
-        memory.put(finished(at))
-    kept = memory.begin_round()
-    assert [each.prompt[0] for each in kept] == [6, 7, 8]
-    assert (kept[0].answer, kept[0].temperature) == ((7,) * 4, 0.5)
-
-
-def test_new_are_tokens_to_learn_from_that_no_round_has_had() -> None:
-    memory = TrafficMemory()
-    for at in range(40):
-        memory.put(finished(at))
-    learned = [each for each in memory.begin_round() if not each.held_out]
-    assert 25 <= len(learned) < 40
-    assert memory.new_tokens == 0
-    apart = next(at for at in range(40, 90) if is_held_out((at,) * 2))
-    memory.put(finished(apart))
-    assert memory.new_tokens == 0
-    memory.put(finished(learned[0].prompt[0], tokens=9))
-    assert memory.new_tokens == 9
-
-
-def test_all_answers_to_a_prompt_are_on_one_side() -> None:
-    memory = TrafficMemory()
-    for at in range(200):
-        memory.put(finished(at % 50, tokens=1 + at))
-    sides: dict[int, set[bool]] = {}
-    for each in memory.begin_round():
-        sides.setdefault(each.prompt[0], set()).add(each.held_out)
-    assert all(len(each) == 1 for each in sides.values())
-    assert 2 <= sum(each == {True} for each in sides.values()) <= 20
 
 
 def request(prompt: tuple[int, ...] = (1, 2), **fields: Any) -> Request:
@@ -133,12 +57,12 @@ def test_a_line_has_the_tokens_of_one_finished_sample(tmp_path: Path) -> None:
     path, counts = tmp_path / "traffic.jsonl", Counter[Outcome]()
     recorder = TrafficRecorder(path, lambda outcome: counts.update([outcome]))
     before_s = time.time()
-    traffic = RequestTraffic(request(sampling=SamplingParams(temperature=0.5, n=2)), [recorder])
+    traffic = RequestTraffic(request(sampling=SamplingParams(temperature=0.5, n=2)), recorder)
     traffic.add(delta(3, 4))
     traffic.add(delta(5, index=1, reason=FinishReason.LENGTH))
     traffic.add(delta(6, reason=FinishReason.STOP, stop="x"))
-    RequestTraffic(request(), [recorder]).add(delta(8, reason=FinishReason.ABORT))
-    RequestTraffic(request(), [recorder]).add(delta(reason=FinishReason.LENGTH))
+    RequestTraffic(request(), recorder).add(delta(8, reason=FinishReason.ABORT))
+    RequestTraffic(request(), recorder).add(delta(reason=FinishReason.LENGTH))
     recorder.close(10)
     found = lines(path)
     assert all(abs(each.pop("time") - before_s) < 60 for each in found)  # a date, which may jump
@@ -154,7 +78,7 @@ def test_requests_that_are_kept_apart_or_say_so_are_not_recorded(tmp_path: Path)
     path, counts = tmp_path / "traffic.jsonl", Counter[Outcome]()
     recorder = TrafficRecorder(path, lambda outcome: counts.update([outcome]))
     for fields in ({"cache_salt": "s"}, {"may_record": False}):
-        finish(RequestTraffic(request(**fields), [recorder]))
+        finish(RequestTraffic(request(**fields), recorder))
     recorder.close(10)
     assert path.read_bytes() == b""
     assert counts == {"withheld": 2}
@@ -166,7 +90,7 @@ def test_the_file_is_its_owners_alone_and_is_continued(tmp_path: Path) -> None:
     path.chmod(0o644)
     recorder = TrafficRecorder(path, lambda _: None)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    finish(RequestTraffic(request(), [recorder]))
+    finish(RequestTraffic(request(), recorder))
     recorder.close(10)
     assert [each.get("answer_token_ids") for each in lines(path)] == [None, [7]]
     new = tmp_path / "new.jsonl"
@@ -204,7 +128,7 @@ def test_a_full_disk_is_said_once_and_leaves_whole_lines(tmp_path: Path, caplog:
         recorder = TrafficRecorder(path, lambda outcome: counts.update([outcome]))
         with caplog.at_level(logging.WARNING, "faser.traffic"):
             for _ in range(20):
-                finish(RequestTraffic(request(prompt=(12345,) * 1500), [recorder]))
+                finish(RequestTraffic(request(prompt=(12345,) * 1500), recorder))
             recorder.close(10)
         assert [len(each["prompt_token_ids"]) for each in lines(path)] == [1500] * counts["recorded"]
         assert 0 < counts["recorded"] < 20
@@ -225,9 +149,9 @@ def test_what_the_disk_does_not_take_in_time_is_dropped(tmp_path: Path) -> None:
         counts[outcome] += 1
 
     recorder = TrafficRecorder(path, count)
-    finish(RequestTraffic(request(), [recorder]))
+    finish(RequestTraffic(request(), recorder))
     for _ in range(4):
-        finish(RequestTraffic(long, [recorder]))
+        finish(RequestTraffic(long, recorder))
     assert counts == {"dropped": 2}
     held = False
     recorder.close(30)

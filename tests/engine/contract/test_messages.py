@@ -9,8 +9,6 @@ import pytest
 from faser.config.engine import EngineConfig
 from faser.engine.contract.messages import (
     Abort,
-    AdoptedHead,
-    AdoptHead,
     Configure,
     Deltas,
     Failed,
@@ -86,12 +84,11 @@ DELTAS = StepDeltas(
     traces={0: StepTrace(drafter="ngram", gamma=3, accepted=1)},
 )
 TO_ENGINE: tuple[ToEngine, ...] = (
-    Configure(EngineConfig(model="m", max_model_len=512), "/models/m", refreshes_head=True),
+    Configure(EngineConfig(model="m", max_model_len=512), "/models/m"),
     Submit(REQUEST),
     Abort("a"),
     Abort("a", 3),
     WatchSteps(True),
-    AdoptHead("/heads/1"),
     Shutdown(),
 )
 FROM_ENGINE: tuple[FromEngine, ...] = (
@@ -100,7 +97,6 @@ FROM_ENGINE: tuple[FromEngine, ...] = (
     Loaded(INFO),
     Deltas(DELTAS, STATS),
     Rejected("a", "too long", "max_tokens"),
-    AdoptedHead("/heads/1", "too many"),
     Failed("no such file", operator_error=True),
 )
 

@@ -34,7 +34,7 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import DraftedTokens, DraftRules, HeadRows, StopNumbers
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
-from faser.kernels.interface.shapes import KvCache, RowLayout
+from faser.kernels.interface.shapes import RowLayout
 
 
 class HeadDrafter:
@@ -236,24 +236,16 @@ class HeadRunner:
 
     vocab_size: the target's: token ids of inputs are below it. kv: size of the head's cache, which the runner
     allocates. states: the target's buffer, [max_rows, K * H].
-    shares_cache_of: a runner of another version of the head; None: the cache is this one's own.
     """
 
     def __init__(
-        self,
-        head: Eagle3Head,
-        backend: Backend,
-        kv: KvShape,
-        *,
-        states: Tensor,
-        vocab_size: int,
-        shares_cache_of: "HeadRunner | None" = None,
+        self, head: Eagle3Head, backend: Backend, kv: KvShape, *, states: Tensor, vocab_size: int
     ) -> None:
         self.head = head
         self.vocab_size = vocab_size
         self._backend = backend
         self._block_size = kv.block_size
-        self._cache: KvCache = backend.allocate_kv(kv) if shares_cache_of is None else shares_cache_of._cache
+        self._cache = backend.allocate_kv(kv)
         self._hidden = states[:0]  # [R, Hh], of the last `forward`
         drafting, stack = backend.head_drafting, head.drafting_stack
         takes = drafting is not None and stack is not None and drafting.takes(stack)

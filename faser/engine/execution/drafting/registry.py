@@ -8,8 +8,6 @@ import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, TEXT_METHODS, SpeculationConfig
@@ -20,7 +18,6 @@ from faser.engine.execution.drafting.fed_loop import FedPassLoop
 from faser.engine.execution.drafting.grammar import GrammarDrafter
 from faser.engine.execution.drafting.head import HeadDrafter, HeadLoop, HeadRunner
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
-from faser.engine.execution.drafting.head_versions import HeadVersions
 from faser.engine.execution.drafting.loop import DraftLoop, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import (
     DraftSampler,
@@ -57,15 +54,11 @@ class DraftModelParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
-    """A loaded head. states: where the target's steps leave theirs. cache: what the head's KV cache holds.
-
-    load_version: a runner of the head in a directory, on the same cache; None: the head stays as it is.
-    """
+    """A loaded head. states: where the target's steps leave theirs. cache: what the head's KV cache holds."""
 
     runner: HeadRunner
     states: HiddenStates
     cache: HeadCache
-    load_version: Callable[[Path], HeadRunner] | None = None
 
 
 def load_index(progress: ProgressCallback | None = None) -> ctypes.CDLL:
@@ -107,12 +100,6 @@ def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     return text_drafters(config, (config.method,), parts)[0] if model is None else model
 
 
-def head_versions(drafter: Drafter) -> HeadVersions | None:
-    """The part of a drafter of make_drafter that takes refreshed heads; None: it has none."""
-    own = drafter.model if isinstance(drafter, TextAndModel) else drafter
-    return own if isinstance(own, HeadVersions) else None
-
-
 def text_drafters(config: SpeculationConfig, methods: Sequence[str], parts: DrafterParts) -> list[Drafter]:
     """Those of these methods that there are: with method auto some may be missing."""
     found: list[Drafter] = []
@@ -137,14 +124,7 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     head = parts.head
     assert head is not None, f"method {config.method} without a loaded head"
-    make, load_version = partial(_head_drafter, config, parts, head), head.load_version
-    if load_version is None:
-        return make(head.runner)
-    return HeadVersions(make(head.runner), lambda path: make(load_version(path)))
-
-
-def _head_drafter(config: SpeculationConfig, parts: DrafterParts, head: HeadParts, runner: HeadRunner) -> Drafter:
-    """runner: of this version of the head."""
+    runner = head.runner
     sampler = _draft_sampler(config, parts.sampling, runner.sampling_kernels)
     predicts = _point_masses(sampler)
     if (draft_ids := runner.head.draft_ids) is not None:

@@ -21,7 +21,6 @@ from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.registry import (
     DrafterParts,
     DraftModelParts,
-    head_versions,
     load_index,
     make_drafter,
 )
@@ -37,7 +36,7 @@ from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import make_verifier
 from faser.engine.execution.startup.device import check_kernels
-from faser.engine.execution.startup.files import ModelFiles, find_models, refreshable_head
+from faser.engine.execution.startup.files import ModelFiles, find_models
 from faser.engine.execution.startup.leader import Ranks
 from faser.engine.execution.startup.memory import kv_shapes, state_bytes, text_index_bytes
 from faser.engine.execution.startup.models import (
@@ -123,14 +122,10 @@ def load_parts(
     report: ProgressCallback,
     partition: Partition | None,
     sources: Sources | None,
-    *,
-    refreshes_head: bool = False,
 ) -> EngineParts:
     """Load the model in directory and what drafts for it by the config. Arguments as in build."""
     torch.set_num_threads(config.threads)
     config, files = find_models(config, directory, report)
-    if refreshes_head:
-        refreshable_head(config, files)
     grammars = _grammars(config, files[0])
     ngram_model = find_ngram_model(config.speculation, directory, files[0].spec.vocab_size)
     backend = engine_backend(config, report)
@@ -156,9 +151,7 @@ def load_parts(
         ranks.meet(shapes[0].num_blocks)
 
     def start(on: DeviceLanes) -> tuple[EngineModel, list[EngineModel | EngineHead]]:
-        return start_models(
-            config, target, drafting, shapes, report, on=on, refreshes_head=refreshes_head, group=group
-        )
+        return start_models(config, target, drafting, shapes, report, on=on, group=group)
 
     if lanes is None or memory is None:
         started, started_drafting = start(device_lanes)
@@ -307,8 +300,7 @@ def _speculation(
         ngram_model=parts.ngram_model,
         text_index_bytes=parts.text_index_bytes,
     )
-    own = make_drafter(config.speculation, drafter_parts)
-    drafter = wrap_drafter(own)
+    drafter = wrap_drafter(make_drafter(config.speculation, drafter_parts))
     return SpeculativeExecution(
         drafter=drafter,
         verifier=make_verifier(config.speculation, sampler),
@@ -316,5 +308,4 @@ def _speculation(
         lanes=parts.lanes if drafter.drafts_overlapped else None,
         draft_kv=None if model is None else model.kv,
         states=None if head is None else head.states,
-        heads=head_versions(own),
     )

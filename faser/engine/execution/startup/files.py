@@ -12,7 +12,7 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO
 from faser.engine.checkpoints.files import ModelConfig, read_model_config
-from faser.engine.checkpoints.heads import EAGLE3, HeadSpec, is_head, read_head_spec, untrainable
+from faser.engine.checkpoints.heads import EAGLE3, HeadSpec, is_head, read_head_spec
 from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.startup.memory import (
     CachedModel,
@@ -125,22 +125,6 @@ def head_files(config: EngineConfig, directory: Path, target: ModelFiles) -> Hea
         max_logit_rows=config.max_num_seqs,
         head=spec,
     )
-
-
-def refreshable_head(config: EngineConfig, models: list[ModelFiles]) -> HeadFiles:
-    """The head, which is refreshed while the engine serves. Raises ConfigError where that cannot be."""
-    named = "distill_online is true"
-    if config.on_gpu:
-        raise ConfigError(f"{named}; the model runs on {config.device}, and heads are refreshed on a CPU only")
-    drafting = models[-1]
-    if not isinstance(drafting, HeadFiles):
-        raise ConfigError(
-            f"{named}; no head drafts for this model: name one in the speculative config, or make one with "
-            "faser distill"
-        )
-    if reason := untrainable(drafting.head, drafting.directory):
-        raise ConfigError(f"{named}; the head in {drafting.directory} cannot be trained: {reason}")
-    return drafting
 
 
 def _files(

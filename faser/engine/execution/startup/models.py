@@ -6,7 +6,6 @@ target's, in turn with it, and reads the hidden states that the target's steps l
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from faser.config.engine import EngineConfig
@@ -33,7 +32,6 @@ from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, HostTokenSampler
 from faser.engine.execution.startup.files import HeadFiles, ModelFiles, ModelRole
 from faser.engine.execution.startup.memory import state_shape
-from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import LANE_BYTES, DeviceLane
@@ -156,19 +154,18 @@ def start_models(
     report: ProgressCallback,
     *,
     on: DeviceLanes,
-    refreshes_head: bool = False,
     group: RankGroup | None = None,
 ) -> tuple[EngineModel, list[EngineModel | EngineHead]]:
     """Give each model its cache and its runner: what drafts first, for its lane may have processors that cannot
     run it.
 
-    shapes: of the target's cache and the others', in their order. refreshes_head: other versions of the head may
-    follow. group: as in load_models. Raises LaneError: see GraphRunner.
+    shapes: of the target's cache and the others', in their order. group: as in load_models. Raises LaneError: see
+    GraphRunner.
     """
     started: list[EngineModel | EngineHead] = []
     for each, kv in zip(drafting, shapes[1:], strict=True):
         if isinstance(each, LoadedHead):
-            started.append(_start_head(config, each, kv, refreshes=refreshes_head))
+            started.append(_start_head(config, each, kv))
         else:
             started.append(_start_model(config, each, kv, report, on.draft))
     return _start_model(config, target, shapes[0], report, on.verify, group), started
@@ -262,7 +259,16 @@ def _of_draft_model(quantization: str | None, files: ModelFiles) -> str | None:
 def _load_head(
     config: EngineConfig, files: HeadFiles, target: LoadedModel, report: ProgressCallback
 ) -> LoadedHead:
-    head = _head_of(config, files, files.directory, target, report)
+    head = load_head(
+        files.directory,
+        target.decoder,
+        target.backend,
+        max_positions=files.max_positions,
+        max_rows=config.max_num_batched_tokens,
+        max_logit_rows=files.max_logit_rows,
+        quantization=config.quantization if config.quantization in QUANTIZATIONS else None,
+        progress=lambda done, total: report("loading head", done, total),
+    )
     states, dtype = target.decoder.states, target.decoder.dtype
     ring = HiddenStates(
         num_slots=config.max_num_seqs,
@@ -274,47 +280,16 @@ def _load_head(
     return LoadedHead(files=files, head=head, target=target, states=ring)
 
 
-def _head_of(
-    config: EngineConfig, files: HeadFiles, directory: Path, target: LoadedModel, report: ProgressCallback
-) -> Eagle3Head:
-    """The head in directory: files.directory, or a later version of it."""
-    return load_head(
-        directory,
-        target.decoder,
-        target.backend,
-        max_positions=files.max_positions,
-        max_rows=config.max_num_batched_tokens,
-        max_logit_rows=files.max_logit_rows,
-        quantization=config.quantization if config.quantization in QUANTIZATIONS else None,
-        progress=lambda done, total: report("loading head", done, total),
-    )
-
-
-def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape, *, refreshes: bool) -> EngineHead:
-    files, target, slots = loaded.files, loaded.target, config.max_num_seqs
-    run = partial(
-        HeadRunner,
-        backend=target.backend,
-        kv=kv,
-        states=target.decoder.states,
-        vocab_size=target.decoder.spec.vocab_size,
-    )
-    runner = run(loaded.head)
-
-    def load_version(directory: Path) -> HeadRunner:
-        head = _head_of(config, files, directory, target, lambda *_: None)
-        if head.spec.state_layers != files.head.state_layers:
-            raise ModelError(
-                f"the head in {directory} reads the states of the layers {head.spec.state_layers}; this engine "
-                f"keeps those of {files.head.state_layers}"
-            )
-        return run(head, shares_cache_of=runner)
-
+def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape) -> EngineHead:
+    files, decoder, slots = loaded.files, loaded.target.decoder, config.max_num_seqs
     table = BlockTable(slots, -(-files.max_positions // kv.block_size))
     parts = HeadParts(
         states=loaded.states,
-        runner=runner,
+        runner=HeadRunner(
+            loaded.head, loaded.target.backend, kv, states=decoder.states, vocab_size=decoder.spec.vocab_size
+        ),
         cache=HeadCache(table, num_slots=slots, num_blocks=kv.num_blocks, block_size=kv.block_size),
-        load_version=load_version if refreshes else None,
     )
-    return EngineHead(files=files, head=loaded.head, target=target, states=loaded.states, kv=kv, parts=parts)
+    return EngineHead(
+        files=files, head=loaded.head, target=loaded.target, states=loaded.states, kv=kv, parts=parts
+    )
