@@ -42,7 +42,7 @@ PHASES = ("two servers", "one killed", "one added")
 
 
 def compressed(trace: Sequence[tuple[float, int, int]], rate: float, seconds: float) -> list[float]:
-    """Seconds of arrivals: every so many-th of the whole trace, in so many seconds."""
+    """Arrivals, in seconds: the whole trace, thinned to `rate` a second and pressed into `seconds`."""
     count = min(round(rate * seconds), len(trace))
     length_s = trace[-1][0] - trace[0][0]
     return [(trace[number * len(trace) // count][0] - trace[0][0]) * seconds / length_s for number in range(count)]
@@ -89,7 +89,7 @@ class Servers:
 async def day(
     front: Front, servers: Servers, sessions: Sessions, times: Sequence[float], seconds: float
 ) -> dict[str, Any]:
-    """Ask at these times; kill one server and add one meanwhile. Returns what came of it, by phase."""
+    """Send requests at `times`; kill one server and add one meanwhile. Returns outcomes and latencies by phase."""
     found = {phase: Run() for phase in PHASES}
     phase = PHASES[0]
     marks: dict[str, float] = {}

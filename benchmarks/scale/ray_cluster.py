@@ -118,7 +118,7 @@ def deploy(nodes: Nodes, port: int, flags: Sequence[str], **replica: Any) -> Non
 
 
 def wait_for_replicas(count: int) -> None:
-    """Until so many run, and no others. Raises SystemExit after ten minutes."""
+    """Return once exactly `count` replicas run. Raises SystemExit after ten minutes."""
     deadline_s = time.monotonic() + _READY_S
     while time.monotonic() < deadline_s:
         application = serve.status().applications.get("faser")
@@ -146,7 +146,7 @@ def measure_arm(nodes: Nodes, given: argparse.Namespace, texts: Sequence[str], a
 
 
 def run_batch(nodes: Nodes, questions: Sequence[str], count: int, model: Sequence[str]) -> dict[str, Any]:
-    """What became of so many lines, and when what was killed. model: and further flags."""
+    """Run a batch on Ray, kill a node, then the command, and go on. Returns how many were lost or doubled."""
     with tempfile.TemporaryDirectory(prefix="faser-ray-batch-") as folder:
         lines, out = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
         with lines.open("w") as file:

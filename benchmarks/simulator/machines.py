@@ -96,7 +96,7 @@ def conversation(count: int, *, seed: int = 0) -> tuple[Asked, ...]:
 
 
 def paced(asked: tuple[Asked, ...], rate: float, *, scale: float = 1.0) -> tuple[Asked, ...]:
-    """The same requests at so many a second on average, from 0 on. scale: on their lengths."""
+    """The same requests, from 0 on, at `rate` a second on average. scale: of their lengths."""
     first_s, last_s = asked[0][0], asked[-1][0]
     factor = (len(asked) - 1) / rate / (last_s - first_s)
     return tuple(

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import msgspec
 
+from benchmarks.observability.scrape import served
 from benchmarks.runner import about, command_line, write_json
 from benchmarks.scale.fleet.replicas import CACHE_TOKENS
 from benchmarks.scale.fleet.workload import BEGINNING_TOKENS, FleetRequest, fleet_requests
@@ -26,7 +27,7 @@ from faser.engine.client.output_stream import OutputStream
 from faser.engine.client.replicas import Replicas
 from faser.engine.control.kv_cache import KvManager
 from faser.metrics.server import Metrics
-from faser.types import EngineState, EngineStats, FinishReason, Request, SamplingParams, SpeculationStats
+from faser.types import EngineState, Request, SamplingParams
 
 FLEETS = (1, 10, 100, 1000)
 _TRACE_S = 600  # of the trace, for events
@@ -126,22 +127,7 @@ def event_costs(requests: Sequence[FleetRequest], cache_tokens: int) -> dict[str
 def page_costs() -> dict[str, Any]:
     """Of /metrics of one replica that has served."""
     metrics = Metrics(model_name="model", max_model_len=8192)
-    metrics.engine(EngineStats(speculation=SpeculationStats(policy="faser", method="auto")))
-    metrics.tokens(1, 0.1)
-    metrics.admitted(n=1, max_tokens=8, prompt_tokens=8)
-    metrics.finished(
-        FinishReason.STOP,
-        ttft_s=0.1,
-        e2e_s=2.0,
-        queue_s=0.1,
-        prefill_s=0.1,
-        decode_s=1.0,
-        prompt_tokens=8,
-        cached_tokens=0,
-        generation_tokens=8,
-        longest_generation=8,
-        preemptions=0,
-    )
+    served(metrics)
     page = metrics.render()
     return {"bytes": len(page), "series": sum(not line.startswith(b"#") for line in page.splitlines())}
 

@@ -164,7 +164,7 @@ class Fleet:
         return chunk, np.divide(tick_s, self._step_s[rows], out=np.zeros(self.count), where=rows > 0)
 
     def _prefill(self, replica: int, tokens: float, end_s: float, found: Ticked) -> None:
-        """Compute so many prompt tokens. A prompt that is done decodes from the next tick on."""
+        """Compute this number of prompt tokens. A prompt that is done decodes from the next tick on."""
         jobs = self._prefilling[replica]
         while jobs and tokens > 0:
             done = min(jobs[0].prefill, tokens)
