@@ -7,6 +7,7 @@
 Each is a program of its own, which has to be there. Knows no traffic.
 """
 
+import json
 import os
 import re
 import shlex
@@ -168,13 +169,14 @@ class _ProductionStack:
         self._server.stop()
 
     def _write(self) -> None:
-        count = len(self._servers)
-        (self._folder / "dynamic.yaml").write_text(
-            f"service_discovery: static\nrouting_logic: {self._logic}\nsession_key: {SESSION_HEADER}\n"
-            f"static_backends: {','.join(self._servers)}\nstatic_models: {','.join([self._model] * count)}\n"
-            f"static_model_types: {','.join(['chat'] * count)}\nstatic_backend_health_checks: true\n"
-            "static_backend_health_check_interval: 5\n"
-        )
+        settings = {
+            "service_discovery": "static",
+            "routing_logic": self._logic,
+            "session_key": SESSION_HEADER,
+            "static_models": {self._model: {"static_model_type": "chat", "static_backends": self._servers}},
+            "static_backend_health_checks": True,
+        }
+        (self._folder / "dynamic.yaml").write_text(json.dumps(settings))
 
 
 def _started(name: str, command: Sequence[str], port: int, folder: Path) -> Server:

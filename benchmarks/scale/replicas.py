@@ -152,6 +152,7 @@ async def ask(http: httpx.AsyncClient, url: str, session: Session, found: Run, m
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "cache_salt": "sessions",  # without one, answers do not say what came from a cache
     }
     body |= {} if model is None else {"model": model}
     headers = {SESSION_HEADER: str(session.number)}

@@ -32,6 +32,7 @@ _PRIOR_ROWS = 1.0  # rows, squared, of a step that are worth what the table know
 _NEARLY_ALL = 0.95  # of the experts
 _DRAFT_SHARE = 0.6  # before any step says so: 5 rows of one sequence read 3.2 times the experts (vLLM issue 46295)
 _LEAST_ROW_FACTOR, _MOST_ROW_FACTOR = 0.8, 4.0
+_OF_OTHER_LEVEL = 0.1  # what is known of draft rows at one level of load, at a level without any steps so far
 
 # Seconds between steps, for a step and for each of its sequences, by GapKind. DRAFTED and OVERLAPPED are lines
 # through the gaps of 1, 16 and 64 sequences in benchmarks/results/host-gap.json (1.1, 1.4, 2.2 ms and 0.8, 1.1,
@@ -57,7 +58,8 @@ class CostModel:
         self._step = self._roles[Role.STEP]
         self.pass_s = self._roles.get(Role.PASS) or RoleCost(_FREE)
         self.text_s = self._roles.get(Role.TEXT) or RoleCost(_FREE)
-        self._draft_rows = RowFactor()
+        self._row_factors: dict[int, RowFactor] = {}  # by level of load
+        self._newest = RowFactor()  # of these
         experts = self._step.table.experts
         self._experts = None if experts is None else ExpertPrice(experts)
         self._counts = np.arange(float(_FIRST_DENSE_ROWS))  # 0, 1, 2, …
@@ -104,7 +106,7 @@ class CostModel:
         step, most_drafts = self._step, most - fewest
         if most_drafts >= len(self._counts):
             self._counts = np.arange(2.0 * most_drafts + 2.0)
-        factor = step.factor * self._draft_rows.factor
+        factor = step.factor * self._row_factor(fewest).factor
         found: Floats = step.up_to(most)[fewest : most + 1] * factor
         base_s = step.by_table(fewest)
         rest_s = (base_s + step.table.kv_token_s * kv_tokens) * step.factor - base_s * factor
@@ -132,7 +134,8 @@ class CostModel:
 
     def seconds(self, verification: "VerificationCost") -> float:
         """How long such a step takes now."""
-        return (verification.without_s + verification.rows_s * self._draft_rows.factor) * self._step.factor
+        rows = self._row_factor(verification.rows - verification.draft_rows)
+        return (verification.without_s + verification.rows_s * rows.factor) * self._step.factor
 
     def observe_verification(
         self, verification: "VerificationCost", measured_s: float, *, experts: int = 0
@@ -143,7 +146,19 @@ class CostModel:
         """
         if self._experts is not None and experts:
             self._experts.add(verification.rows - verification.draft_rows, verification.draft_rows, experts)
-        self._draft_rows.add(verification.without_s, verification.rows_s, measured_s)
+        rows = self._row_factor(verification.rows - verification.draft_rows)
+        rows.add(verification.without_s, verification.rows_s, measured_s)
+        self._newest = rows
+
+    def _row_factor(self, sequences: int) -> "RowFactor":
+        """Of draft rows in steps of this many sequences: one for 1, for 2 and 3, for 4 … 7, and so on.
+
+        Further rows of one sequence fit into a tile of the products and are nearly free; those of 16 are not.
+        """
+        level = sequences.bit_length()
+        if (found := self._row_factors.get(level)) is None:
+            found = self._row_factors[level] = self._newest.as_prior()
+        return found
 
     def catchup_s(self, lag: Ints) -> Floats:
         """[S] seconds to refill `lag` missing tokens of draft KV, for each sequence by itself."""
@@ -279,6 +294,14 @@ class RowFactor:
         self._usual = 0.0  # measured over predicted by the table
         self._base_base = self._base_rows = self._rows_rows = 0.0  # of the parts of the step, all of it being 1
         self._base_time = self._rows_time = 0.0
+
+    def as_prior(self) -> "RowFactor":
+        """The same, learned from a tenth as many steps."""
+        prior = RowFactor()
+        prior.factor, prior._usual = self.factor, self._usual
+        for name in ("_base_base", "_base_rows", "_rows_rows", "_base_time", "_rows_time"):
+            setattr(prior, name, _OF_OTHER_LEVEL * getattr(self, name))
+        return prior
 
     def add(self, base_s: float, rows_s: float, measured_s: float) -> None:
         """A step whose draft rows take rows_s and the rest base_s, both by the table."""

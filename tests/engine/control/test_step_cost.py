@@ -273,6 +273,42 @@ def test_the_cost_model_charges_draft_rows_what_they_cost_now() -> None:
     assert costs.seconds(costs.verification(16, 12, 0, 0)) == pytest.approx(after[12])
 
 
+def test_draft_rows_have_a_price_for_each_load() -> None:
+    """Load changes every 30 steps; rows are as dear as in the table at one sequence, twice as dear at 16.
+
+    Planted bug: one factor for all, which is right at neither, and lags.
+    """
+    table = CostTable(rows=(1, 64), seconds=(BASE_S, BASE_S + 63 * ROW_S))
+    costs = CostModel(StepTimes(tables={Role.STEP: table}))
+
+    def price(sequences: int) -> float:
+        found = costs.steps_s(sequences, sequences + 12)
+        return float((found[12] - found[0]) / (12 * ROW_S))
+
+    for number in range(12):
+        sequences, dearer = ((1, 1.0), (16, 2.0))[number % 2]
+        if number > 3:
+            assert price(sequences) == pytest.approx(dearer, rel=0.15)
+        for step in range(30):
+            drafts = step % 13
+            taken_s = BASE_S + (sequences - 1 + dearer * drafts) * ROW_S
+            verification = costs.verification(sequences + drafts, drafts, 0, 0)
+            costs.observe(Role.STEP, costs.seconds(verification), taken_s)
+            costs.observe_verification(verification, taken_s)
+
+
+def test_the_first_price_at_a_load_is_that_of_the_load_before() -> None:
+    """Next to a busy program rows are dear at every load."""
+    table = CostTable(rows=(1, 64), seconds=(BASE_S, BASE_S + 63 * ROW_S))
+    costs = CostModel(StepTimes(tables={Role.STEP: table}))
+    for step in range(100):
+        drafts = step % 13
+        verification = costs.verification(1 + drafts, drafts, 0, 0)
+        costs.observe_verification(verification, BASE_S + 2 * drafts * ROW_S)
+    found = costs.steps_s(16, 28)
+    assert found[12] - found[0] == pytest.approx(2 * 12 * ROW_S, rel=0.1)
+
+
 EXPERTS = ExpertCosts(total=12 * 128, per_row=12 * 8, expert_s=4e-5)
 
 
