@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from faser.engine.checkpoints.families.architecture import (
+    AttentionSpec,
     DecoderSpec,
     DeltaNetSpec,
     DenseSpec,
@@ -25,7 +26,7 @@ from faser.errors import ModelError
 _LINEAR = "linear_attention"
 _FULL = "full_attention"
 _HEAD_DIM = 256
-_DEFAULTS: Mapping[str, Any] = {
+_DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 32_768,
     "partial_rotary_factor": 0.25,
@@ -64,8 +65,8 @@ def next_spec(config: Mapping[str, Any]) -> DecoderSpec:
     return _decoder(fields, networks, names)
 
 
-def _fields(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Fields:
-    fields = Fields(dict(defaults) | {name: value for name, value in config.items() if value is not None})
+def _fields(config: Mapping[str, Any], defaults: dict[str, Any]) -> Fields:
+    fields = Fields(defaults | {name: value for name, value in config.items() if value is not None})
     fields.expect("hidden_act", ("silu",), "the convolution of a delta net is followed by silu")
     return fields
 
@@ -101,7 +102,7 @@ def _decoder(fields: Fields, networks: Sequence[DenseSpec | ExpertsSpec], names:
         kernel=fields.positive_int("linear_conv_kernel_dim", 4),
         tiled=fields.flag("linear_value_heads_tiled", False),
     )
-    kinds = {_LINEAR: linear, _FULL: full}
+    kinds: dict[str, AttentionSpec | DeltaNetSpec] = {_LINEAR: linear, _FULL: full}
     layers = [
         LayerSpec(attention=kinds[kind], feed_forward=network)
         for kind, network in zip(_layer_types(fields), networks, strict=True)
