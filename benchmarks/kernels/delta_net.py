@@ -5,8 +5,8 @@
 
 Each sequence decodes on: a step has its next row, and drafts behind that. `refused` drafts are all taken back by
 the next step; `accepted` ones all stay, so that the state takes in as many rows. `verification` says what drafts
-cost beyond a step of one row, in both cases: where refused ones cost no more than accepted ones, a rollback is free.
-Steps take turns, round by round; medians are kept. Layers have states of their own, which come from memory.
+cost beyond a step of one row, in both cases: where refused ones cost no more than accepted ones, a rollback is
+free. Steps take turns, round by round; medians are kept. Layers have states of their own, which come from memory.
 --heads: key heads x value heads x channels of a head; the defaults are those of Qwen3.5-4B.
 """
 

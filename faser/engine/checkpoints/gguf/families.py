@@ -301,7 +301,7 @@ def _qwen35_moe_fields(file: GgufFile, config: Config, name: str = "qwen35moe") 
 
 
 def _qwen3_next_fields(file: GgufFile, config: Config) -> Config:
-    """Value heads are in the hub's order. Older files have queries, keys, values and z in one tensor, as it has."""
+    """Value heads are in the hub's order. Older files have queries, keys, values and z in one tensor as well."""
     found = _qwen35_moe_fields(file, config, "qwen3next")
     split = any(file.has_tensor(f"blk.{layer}.attn_gate.weight") for layer in range(found["num_hidden_layers"]))
     return found | {"linear_value_heads_tiled": False, "linear_qkvz_split": split}
