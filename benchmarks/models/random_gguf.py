@@ -246,9 +246,7 @@ class _Tensors:
             blocks = random_blocks(self._rng, count * columns, depth, kind).reshape(count, columns, -1)
             self._writer.add_tensor(f"{prefix}ffn_{name}_exps.weight", blocks, raw_dtype=kind)
             if self._is_gpt_oss:
-                self._writer.add_tensor(
-                    f"{prefix}ffn_{name}_exps.bias", np.zeros((count, columns), np.float32)
-                )
+                self._writer.add_tensor(f"{prefix}ffn_{name}_exps.bias", np.zeros((count, columns), np.float32))
         self._add_floats(f"{prefix}ffn_gate_inp.weight", count, hidden)
         if self._is_gpt_oss:
             self._add_vector(f"{prefix}ffn_gate_inp.bias", count, 0.0)
