@@ -7,9 +7,8 @@ import pytest
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.pace import PaceFit
-from faser.engine.control.scheduler import PATIENCE_S
 from faser.engine.control.step_cost import CostModel
-from faser.engine.control.targets import TargetKeeper
+from faser.engine.control.targets import NO_LIMITS, PATIENCE_S, TargetKeeper
 from faser.types import Request, Slo, SpeculationParams
 from tests.engine.driving import Driver, request, rows_by_slot
 
@@ -162,13 +161,13 @@ def test_a_prompt_that_is_due_is_not_cut() -> None:
 def test_a_target_is_forgotten_a_minute_after_the_last_request_that_had_it() -> None:
     clock = SimulatedClock(5.0)
     keeper = TargetKeeper(fit(), clock, most_rows=ROWS)
-    assert not keeper.limits([])
+    assert keeper.limits([], 0) is NO_LIMITS
     driver = Driver()
     driver.add(paced("target", 14))
     (sequence,) = driver.scheduler._waiting
     keeper.see(sequence)
-    assert keeper.limits([])
+    assert keeper.limits([], 0) is not NO_LIMITS
     clock.advance(59.0)
-    assert keeper.limits([])
+    assert keeper.limits([], 0) is not NO_LIMITS
     clock.advance(2.0)
-    assert not keeper.limits([])
+    assert keeper.limits([], 0) is NO_LIMITS

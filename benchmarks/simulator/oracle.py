@@ -1,0 +1,49 @@
+"""Knowledge: an Acceptance that knows what becomes of every draft, for comparison with one that has to learn it.
+
+The simulated executor says how many of the tokens that a slot drafts next are those of its output. Nothing that
+serves requests knows that: what an engine does with this knowledge is the most that better estimates could bring.
+"""
+
+import numpy as np
+
+from benchmarks.simulator.executor import WRONG, SimulatedExecutor
+from faser.engine.contract.drafts import DraftTable, Floats, Ints
+from faser.engine.control.speculation.acceptance import Acceptance
+from faser.engine.control.speculation.draft_lengths import Objective, best_kept, best_lengths
+from faser.engine.control.speculation.policy import Candidates, Policy
+from faser.engine.control.step_cost import CostModel
+
+
+class Knowledge(Acceptance):
+    """executor: whose drafts it knows; to be set before the first step."""
+
+    executor: SimulatedExecutor
+
+    def survival(self, slots: Ints, *, by_model: bool) -> Floats:  # noqa: ARG002
+        right = np.array([self.executor.num_right(slot) for slot in slots.tolist()], dtype=np.int64)
+        return (np.arange(self.cap + 1) <= right[:, None]).astype(np.float64)
+
+    def drafted_survival(self, drafts: DraftTable) -> Floats:
+        within = np.arange(self.cap) < drafts.lengths[:, None]
+        right = np.logical_and.accumulate((drafts.token_ids != WRONG) & within, axis=1)
+        return np.concatenate((np.ones((len(right), 1)), right), axis=1)
+
+    def policy(self, costs: CostModel) -> Policy:
+        return _Knowing(costs)
+
+
+class _Knowing(Policy):
+    """The lengths with the largest G. It drafts no token that would be refused, and needs no probes."""
+
+    name = "oracle"
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+
+    def lengths(self, candidates: Candidates) -> Ints:
+        right = np.add.reduce(candidates.survival[:, 1:], axis=1).astype(np.int64)
+        worth_it = candidates.drafted(np.minimum(candidates.limit, right), candidates.survival)
+        return best_lengths(worth_it, Objective(self._costs, worth_it), self._costs).lengths
+
+    def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
+        return best_kept(Objective(self._costs, candidates), candidates, lengths, None).lengths
