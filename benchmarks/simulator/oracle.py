@@ -9,7 +9,8 @@ import numpy as np
 from benchmarks.simulator.executor import WRONG, SimulatedExecutor
 from faser.engine.contract.drafts import DraftTable, Floats, Ints
 from faser.engine.control.speculation.acceptance import Acceptance
-from faser.engine.control.speculation.draft_lengths import Objective, best_kept, best_lengths
+from faser.engine.control.speculation.draft_lengths import Objective, best_kept, best_lengths, seconds_with_drafts
+from faser.engine.control.speculation.needs import needed_tokens
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
 
@@ -33,7 +34,7 @@ class Knowledge(Acceptance):
 
 
 class _Knowing(Policy):
-    """The lengths with the largest G. It drafts no token that would be refused, and needs no probes."""
+    """The two phases of `faser`. It drafts no token that would be rejected, and needs neither probes nor stops."""
 
     name = "oracle"
 
@@ -42,8 +43,19 @@ class _Knowing(Policy):
 
     def lengths(self, candidates: Candidates) -> Ints:
         right = np.add.reduce(candidates.survival[:, 1:], axis=1).astype(np.int64)
-        worth_it = candidates.drafted(np.minimum(candidates.limit, right), candidates.survival)
-        return best_lengths(worth_it, Objective(self._costs, worth_it), self._costs).lengths
+        known = candidates.drafted(np.minimum(candidates.limit, right), candidates.survival)
+        if not self._costs.has_passes:
+            return known.limit
+        objective = Objective(self._costs, known)
+        lengths = best_lengths(known, objective, self._costs).lengths
+        needed = needed_tokens(
+            known,
+            known.limit,
+            lambda each: objective.prompts_s + seconds_with_drafts(known, each, objective, self._costs),
+        )
+        return lengths if needed is None else np.maximum(lengths, needed)
 
     def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
-        return best_kept(Objective(self._costs, candidates), candidates, lengths, None).lengths
+        objective = Objective(self._costs, candidates)
+        needed = needed_tokens(candidates, lengths, objective.verified_s)
+        return best_kept(objective, candidates, lengths, None, needed).lengths

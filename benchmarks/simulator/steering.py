@@ -18,16 +18,13 @@ started again. --label files the arms under other names: those of another commit
 """
 
 import argparse
-import json
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.runner import about, command_line, git_commit, write_json
+from benchmarks.runner import Json, command_line, resumed
 from benchmarks.simulator.machines import MACHINES, Asked, MadeMachine, conversation, paced
 from benchmarks.simulator.oracle import Knowledge
 from benchmarks.simulator.overload import met
@@ -44,52 +41,43 @@ from faser.types import NO_TARGETS, REFUSE, WAIT, Slo, SpeculationParams
 
 DRAFTS, WAITS, REFUSES, ORACLE = "drafts", "waits", "refuses", "oracle"
 ARMS = ("off", "fixed:1", "fixed:2", "fixed:3", "fixed:4", DRAFTS, WAITS, REFUSES, ORACLE)
-LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
+LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
 
-Cell = dict[str, Any]
+MakeMachine = Callable[[], MadeMachine]
 
 
 def main() -> None:
     asked = _arguments()
-    cells: list[Cell] = json.loads(asked.out.read_text())["cells"] if asked.out.exists() else []
-    done = {_name(each) for each in cells}
-    ends_s = time.monotonic() + asked.seconds
-    for name, arm, load, seed in _settings(asked):
-        cell = {"machine": name, "arm": arm + asked.label, "load": load, "seed": seed}
-        if _name(cell) in done or time.monotonic() > ends_s:
-            continue
-        cells.append({**cell, "commit": git_commit(), **served(MACHINES[name](), arm, load, asked, seed)})
-        print(cells[-1], flush=True)
-        write_json(asked.out, {**about("benchmarks.simulator.steering"), "arms": summary(cells), "cells": cells})
+    settings = (
+        {"machine": name, "arm": arm + asked.label, "load": load, "seed": seed}
+        for seed in range(asked.seeds)
+        for name in asked.machines
+        for load in asked.loads
+        for arm in asked.arms
+    )
+
+    def run(setting: Json) -> Json:
+        arm = setting["arm"].removesuffix(asked.label)
+        return served(MACHINES[setting["machine"]](), arm, setting["load"], asked, setting["seed"])
+
+    resumed("benchmarks.simulator.steering", asked.out, settings, run, seconds=asked.seconds, summary=summary)
 
 
-def _settings(asked: argparse.Namespace) -> Iterator[tuple[str, str, float, int]]:
-    for seed in range(asked.seeds):
-        for name in asked.machines:
-            for load in asked.loads:
-                for arm in asked.arms:
-                    yield name, arm, load, seed
-
-
-def _name(cell: Cell) -> tuple[Any, ...]:
-    return tuple(cell[each] for each in ("machine", "arm", "load", "seed"))
-
-
-def summary(cells: list[Cell]) -> list[Cell]:
+def summary(cells: list[Json]) -> Json:
     """Of each arm on each machine: means over the seeds by load, and at_90."""
     found = []
     for machine, arm in dict.fromkeys((each["machine"], each["arm"]) for each in cells):
         own = [each for each in cells if (each["machine"], each["arm"]) == (machine, arm)]
         loads = [_means([each for each in own if each["load"] == load]) for load in sorted(_loads(own))]
         found.append({"machine": machine, "arm": arm, "at_90": at_share(loads, 0.9), "loads": loads})
-    return found
+    return {"arms": found}
 
 
-def _loads(cells: list[Cell]) -> set[float]:
+def _loads(cells: list[Json]) -> set[float]:
     return {each["load"] for each in cells}
 
 
-def _means(cells: list[Cell]) -> dict[str, float]:
+def _means(cells: list[Json]) -> dict[str, float]:
     figures = [name for name, value in cells[0].items() if isinstance(value, float) and name != "load"]
     means = {name: round(float(np.mean([each[name] for each in cells])), 4) for name in figures}
     return {"load": cells[0]["load"], "runs": len(cells), **means}
@@ -108,7 +96,7 @@ def at_share(runs: list[dict[str, float]], share: float) -> float | None:
     return runs[-1]["load"]
 
 
-def served(machine: MadeMachine, arm: str, load: float, asked: argparse.Namespace, seed: int) -> dict[str, float]:
+def served(machine: MadeMachine, arm: str, load: float, asked: argparse.Namespace, seed: int) -> Json:
     """One run: shares, and seconds."""
     serving, trace = machine.machine, machine.trace(seed=seed)
     requests = _requests(machine, asked, seed)

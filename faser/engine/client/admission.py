@@ -80,7 +80,7 @@ class Admission:
             assert prediction is not None
             if asked.admission == WAIT:
                 self._on_decision(asked.class_name, Decision.WAITS, missed)
-                return self._enter(request, prediction)
+                return self._enter(replace(request, is_patient=True), None)
             if asked.admission == REFUSE:
                 self._on_decision(asked.class_name, Decision.REFUSED, missed)
                 raise self._refusal(asked.slo, prediction, missed)
@@ -142,7 +142,7 @@ class Admission:
     def _places(self, pace: Pace, request: Request, now_s: float) -> tuple[int, int, int]:
         """Paced and unpaced samples that will run next to a newcomer, and how many must end before it starts."""
         samples, paced, unpaced = request.sampling.n, self._num_paced, self._num_samples - self._num_paced
-        self._room.see(request.speculation.slo.tpot_ms, now_s)
+        self._room.see(request.token_target_ms, now_s)
         token_s = self._room.tightest_s(now_s)
         if token_s is None:
             return 0, min(unpaced, pace.num_slots), unpaced + samples - pace.num_slots
@@ -154,9 +154,11 @@ class Admission:
         return paced, min(unpaced, most), unpaced + samples - most
 
     def _missed(self, prediction: Prediction, slo: Slo) -> Target:
-        if slo.ttft_ms is not None and prediction.ttft_s * self.first_margin.value > slo.ttft_ms / 1000:
+        """An idle engine has no margin to keep: what was in the way of others is over, and margins learn again."""
+        first, token = (self.first_margin.value, self.token_margin.value) if self._open else (1.0, 1.0)
+        if slo.ttft_ms is not None and prediction.ttft_s * first > slo.ttft_ms / 1000:
             return Target.TTFT
-        if slo.tpot_ms is not None and prediction.tpot_s * self.token_margin.value > slo.tpot_ms / 1000:
+        if slo.tpot_ms is not None and prediction.tpot_s * token > slo.tpot_ms / 1000:
             return Target.TPOT
         return Target.NONE
 
@@ -224,7 +226,7 @@ def _due(request: Request) -> Request:
 
 
 def _is_paced(request: Request) -> bool:
-    return request.speculation.slo.tpot_ms is not None
+    return request.token_target_ms is not None
 
 
 def _as_class(request: Request, settings: SpeculationParams) -> Request:

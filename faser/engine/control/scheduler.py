@@ -37,7 +37,7 @@ from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
-from faser.engine.control.targets import NO_LIMITS, StepLimits, TargetKeeper, due_s, is_due_before
+from faser.engine.control.targets import NO_LIMITS, StepLimits, TargetKeeper, due_s, is_due_before, kind_of
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
@@ -91,7 +91,7 @@ class Scheduler:
         self._drafting: list[Sequence] = []  # the sequences of these drafts
         self._requests: dict[str, list[Sequence]] = {}  # unfinished samples by request id
         self._waiting_for_prefix: dict[str, list[Sequence]] = {}  # until the first sample has computed the prompt
-        self._waiting = WaitingQueue(clock)
+        self._waiting = WaitingQueue(clock, kind_of)
         self._running: list[Sequence] = []  # best first
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._lent_slot: int | None = None  # to what the engine does when it is idle
@@ -127,7 +127,7 @@ class Scheduler:
             )
             for index in range(request.sampling.n)
         ]
-        self._targets.see(sequences[0])
+        self._targets.see(request.token_target_ms)
         self._requests[request.request_id] = sequences
         num_first = 1 if self._shares_prefixes else len(sequences)
         for sequence in sequences[:num_first]:

@@ -58,9 +58,8 @@ class TargetKeeper:
         self._step_s = 0.0  # that a step is planned to take at most
         self._then: dict[Sequence, tuple[float, int]] = {}  # time and tokens of paced sequences, a period ago
 
-    def see(self, sequence: Sequence) -> None:
-        """A sequence has come."""
-        tpot_ms = sequence.request.speculation.slo.tpot_ms
+    def see(self, tpot_ms: float | None) -> None:
+        """A request with this target per token, or without one, has come."""
         if self._pace is not None and tpot_ms is not None:
             self._room.see(tpot_ms, self._clock.now())
             self._due_s = self._due_s if self._rows else 0.0
@@ -102,7 +101,7 @@ class TargetKeeper:
             self._then[each] = now_s, each.num_tokens
             began_s, tokens = then.get(each, (now_s, each.num_tokens))
             if now_s > began_s:
-                target_s = (each.request.speculation.slo.tpot_ms or 0.0) / 1000
+                target_s = (each.request.token_target_ms or 0.0) / 1000
                 ratios.append((now_s - began_s) / max(each.num_tokens - tokens, 1) / target_s)
         if ratios:
             moved = self._factor * (_LESS if sum(ratios) > _WANTED * len(ratios) else _MORE)
@@ -113,12 +112,12 @@ class TargetKeeper:
         self._step_s = float(token_s * pace.decoding_s(1) / pace.token_s(1))
         rows = np.unique(np.geomspace(1, self._most_rows, 24).astype(np.int64)).astype(np.float64)
         least = max(self._most_rows // _SHARE_OF_ROWS, 1)
-        self._rows = [self._most_rows]  # nothing decodes
-        for decoding in range(1, pace.num_slots + 1):
-            step_s = float(pace.decoding_s(decoding))
-            spare_s = token_s * step_s / float(pace.token_s(decoding)) - step_s
-            fits = np.flatnonzero(pace.prompt_s(decoding, rows) <= spare_s)
-            self._rows.append(max(int(rows[fits[-1]]) if len(fits) else 0, least))
+        decoding = np.arange(1.0, pace.num_slots + 1)
+        step_s = pace.decoding_s(decoding)
+        spare_s = token_s * step_s / pace.token_s(decoding) - step_s
+        most = np.where(pace.prompt_s(decoding[:, None], rows) <= spare_s[:, None], rows, 0.0).max(axis=1)
+        nothing_decodes = self._most_rows
+        self._rows = [nothing_decodes, *np.maximum(most, least).astype(np.int64).tolist()]
 
 
 class StepLimits:
@@ -157,4 +156,9 @@ NO_LIMITS = StepLimits(None, 0)
 
 def is_paced(sequence: Sequence) -> bool:
     """It has a target per token."""
-    return sequence.request.speculation.slo.tpot_ms is not None
+    return sequence.request.token_target_ms is not None
+
+
+def kind_of(sequence: Sequence) -> tuple[bool, bool]:
+    """What StepLimits.next_to_start tells sequences apart by."""
+    return is_paced(sequence), sequence.request.due_s is not None

@@ -332,7 +332,7 @@ class SpeculationControl:
             candidates = Candidates(
                 DraftingSequences(
                     batch.slots,
-                    self._state.weights(batch),
+                    *self._state.lacking(batch),
                     np.zeros_like(limit),
                     np.full_like(limit, _PLENTY),
                 ),
@@ -568,7 +568,7 @@ class SpeculationControl:
         return Candidates(
             DraftingSequences(
                 slots,
-                self._state.weights(batch),
+                *self._state.lacking(batch),
                 self._state.missing_kv(batch),
                 self._state.expected_tokens(batch),
             ),
@@ -647,7 +647,8 @@ class SpeculationControl:
             self._note(step)
         step.kept = table.lengths
         if self._is_point_mass:
-            step.kept = self._policy.keep(step.candidates.drafted(table.lengths, step.survival), table.lengths)
+            drafted = step.candidates.drafted(table.lengths, step.survival, after_s=step.drafts.run_s)
+            step.kept = self._policy.keep(drafted, table.lengths)
 
     def _note(self, step: StepDrafts) -> None:
         """Take down how likely the drafts are; those from text were noted before, where a model drafts too."""
