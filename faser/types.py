@@ -295,7 +295,7 @@ class Request:
     tenant: who shares the engine fairly with others: an API key, or a connection; opaque to the engine.
     deadline_s: by time.monotonic(); an unfinished request is aborted then. None: never.
     due_s: by the same clock, when its first token is due. None: it has no target, or none that can be met.
-    is_patient: its targets cannot be met, so the engine serves it as one without.
+    is_patient: its targets are out of reach, so the engine serves it as one without.
     expected_tokens: that the client expects of the answer; None: it does not say.
     may_record: its tokens may be kept after its end, in a record of the traffic.
 

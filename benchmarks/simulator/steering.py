@@ -14,7 +14,7 @@ Targets: a first token within ten times, and tokens within three times, of what 
 highest load, as a share of the capacity, at which 90 % keep them, between two loads by a straight line.
 
 A run is a cell of OUT; cells that are there already are not run again. --seconds ends the program early, to be
-started again. --label files the arms under other names: those of another commit, for one.
+started again.
 """
 
 import argparse
@@ -49,7 +49,7 @@ MakeMachine = Callable[[], MadeMachine]
 def main() -> None:
     asked = _arguments()
     settings = (
-        {"machine": name, "arm": arm + asked.label, "load": load, "seed": seed}
+        {"machine": name, "arm": arm, "load": load, "seed": seed}
         for seed in range(asked.seeds)
         for name in asked.machines
         for load in asked.loads
@@ -57,8 +57,7 @@ def main() -> None:
     )
 
     def run(setting: Json) -> Json:
-        arm = setting["arm"].removesuffix(asked.label)
-        return served(MACHINES[setting["machine"]](), arm, setting["load"], asked, setting["seed"])
+        return served(MACHINES[setting["machine"]](), setting["arm"], setting["load"], asked, setting["seed"])
 
     resumed("benchmarks.simulator.steering", asked.out, settings, run, seconds=asked.seconds, summary=summary)
 
@@ -183,7 +182,6 @@ def _arguments() -> argparse.Namespace:
     add("--requests", type=int, default=600, help="of a run [600]")
     add("--seeds", type=int, default=3)
     add("--seconds", type=float, default=float("inf"), help="after which no further run begins")
-    add("--label", default="", help="added to the names of the arms")
     return parser.parse_args()
 
 

@@ -72,7 +72,7 @@ class Admission:
         while True:
             asked = request.speculation
             prediction = None if self.pace is None or asked.slo == NO_TARGETS else self.predict(request, now_s)
-            missed = Target.NONE if prediction is None else self._missed(prediction, asked.slo)
+            missed = Target.NONE if prediction is None else self._missed(prediction, asked.slo, *self._margins)
             if asked.slo != NO_TARGETS and missed is Target.NONE:
                 self._on_decision(asked.class_name, Decision.MET, missed)
             if missed is Target.NONE:
@@ -80,7 +80,8 @@ class Admission:
             assert prediction is not None
             if asked.admission == WAIT:
                 self._on_decision(asked.class_name, Decision.WAITS, missed)
-                return self._enter(replace(request, is_patient=True), None)
+                is_patient = self._missed(prediction, asked.slo) is not Target.NONE
+                return self._enter(replace(request, is_patient=is_patient), None if is_patient else prediction)
             if asked.admission == REFUSE:
                 self._on_decision(asked.class_name, Decision.REFUSED, missed)
                 raise self._refusal(asked.slo, prediction, missed)
@@ -153,9 +154,13 @@ class Admission:
         most = max(min(self._room.unpaced(paced), pace.num_slots - paced), 1)
         return paced, min(unpaced, most), unpaced + samples - most
 
-    def _missed(self, prediction: Prediction, slo: Slo) -> Target:
-        """An idle engine has no margin to keep: what was in the way of others is over, and margins learn again."""
-        first, token = (self.first_margin.value, self.token_margin.value) if self._open else (1.0, 1.0)
+    @property
+    def _margins(self) -> tuple[float, float]:
+        """An idle engine keeps none: what was in the way of others is over, and margins learn again."""
+        return (self.first_margin.value, self.token_margin.value) if self._open else (1.0, 1.0)
+
+    def _missed(self, prediction: Prediction, slo: Slo, first: float = 1.0, token: float = 1.0) -> Target:
+        """first, token: times the prediction, that a target is compared with."""
         if slo.ttft_ms is not None and prediction.ttft_s * first > slo.ttft_ms / 1000:
             return Target.TTFT
         if slo.tpot_ms is not None and prediction.tpot_s * token > slo.tpot_ms / 1000:

@@ -179,6 +179,7 @@ def test_a_request_that_waits_for_others_does_not_make_admission_stricter() -> N
     made, _ = admission()
     hold_up(made)
     made.admit(asked("late", "mild", prompt=100), 0.0)
+    assert made.admit(asked("later", "mild", prompt=100), 0.0).is_patient
     made.first_token("late", 60.0)
     assert made.first_margin.value == 1.0
 
