@@ -80,8 +80,9 @@ class Admission:
             assert prediction is not None
             if asked.admission == WAIT:
                 self._on_decision(asked.class_name, Decision.WAITS, missed)
-                is_patient = self._missed(prediction, asked.slo) is not Target.NONE
-                return self._enter(replace(request, is_patient=is_patient), None if is_patient else prediction)
+                if self._missed(prediction, asked.slo) is Target.NONE:
+                    return self._enter(_due(request), prediction)
+                return self._enter(replace(request, is_patient=True), None)
             if asked.admission == REFUSE:
                 self._on_decision(asked.class_name, Decision.REFUSED, missed)
                 raise self._refusal(asked.slo, prediction, missed)

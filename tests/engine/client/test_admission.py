@@ -175,6 +175,16 @@ def test_a_target_per_token_that_cannot_be_met_is_none_to_the_engine() -> None:
     assert (late.is_patient, late.token_target_ms, late.speculation.slo.tpot_ms) == (True, None, 11)
 
 
+def test_a_class_that_waits_is_due_while_the_prediction_itself_is_within_its_target() -> None:
+    """150 ms are predicted, with the margin of 2 more than the 200 ms that it has."""
+    made, decisions = admission()
+    made.admit(asked("before", prompt=1), 0.0)
+    made.first_margin.value = 2.0
+    found = made.admit(asked("one", "mild", prompt=100), 0.0)
+    assert (found.due_s, found.is_patient) == (pytest.approx(0.2), False)
+    assert decisions[-1] == ("mild", Decision.WAITS, Target.TTFT)
+
+
 def test_a_request_that_waits_for_others_does_not_make_admission_stricter() -> None:
     made, _ = admission()
     hold_up(made)

@@ -6,10 +6,9 @@ step of T seconds a sequence wants
 
     needed = lacking / HORIZON + T / target        tokens of this step, of which one comes without drafts
 
-and gets the fewest draft tokens that it can expect to bring so many. T depends on all of these lengths in turn:
-they are the least ones for which this holds together. A sequence of which even all tokens are expected to bring
-fewer gets none here: they would cost the others time and not save its target. The second phase adds what
-throughput wants, to all sequences alike (draft_lengths.py).
+and gets the fewest draft tokens that it can expect to bring so many, or all that it may have. T depends on all of
+these lengths in turn: they are the least ones for which this holds together. The second phase adds what throughput
+wants, to all sequences alike (draft_lengths.py).
 
 Source: AdaServe, arXiv:2501.12162, section 4: A(r), the tokens that a request needs to attain its SLO, come before
 those that raise throughput. There HORIZON is 1, T is fixed, and trees are chosen from.
@@ -42,7 +41,6 @@ def needed_tokens(candidates: Candidates, limit: Ints, seconds: Callable[[Ints],
     while np.count_nonzero((found := np.minimum(_shortest(reached, needed), limit)) > lengths):
         lengths = np.maximum(lengths, found)
         needed = share + per_s * seconds(lengths)
-    lengths[reached[np.arange(len(lengths)), lengths] < needed] = 0
     return lengths if np.count_nonzero(lengths) else None
 
 

@@ -51,7 +51,7 @@ def vectors(limit: Ints) -> Iterator[Ints]:
 
 def needed_by_enumeration(costs: CostModel, each: Candidates) -> Ints:
     """Of all vectors in which every sequence has what it wants at the end of that very step, or all it may have,
-    the least in every place; without the sequences that have too little even so.
+    the least in every place.
     """
 
     def expected(i: int, length: int) -> float:
@@ -68,9 +68,7 @@ def needed_by_enumeration(costs: CostModel, each: Candidates) -> Ints:
     ]
     least = np.min(held, axis=0)
     assert any((least == lengths).all() for lengths in held), "the least ones hold together"
-    return np.array(
-        [0 if expected(i, n) < wanted(i, least) else n for i, n in enumerate(least.tolist())], dtype=np.int64
-    )
+    return np.array(least, dtype=np.int64)
 
 
 def needed_of(costs: CostModel, each: Candidates) -> Ints:
@@ -148,14 +146,10 @@ def test_a_sequence_ahead_of_its_target_needs_nothing_and_one_behind_needs_more_
     assert needed(1.0 * HORIZON, 1.0) == 2
 
 
-def test_a_target_out_of_reach_needs_nothing() -> None:
-    costs, each = with_passes(FLAT), candidates(constant(0.5, 1, 4))
-    for tokens_per_step, expected in ((1.9, 4), (2.1, 0)):
-        late = each.sequences._replace(
-            lacking=np.zeros(1), wanted_per_s=np.array([tokens_per_step / costs.step_s(1)])
-        )
-        found = needed_of(costs, Candidates(late, each.limit, each.survival, each.step))
-        assert found.tolist() == [expected]
+def test_a_target_out_of_reach_needs_all_that_its_sequence_may_have() -> None:
+    costs, each = with_passes(FLAT), candidates(constant(0.5, 1, 4), limit=ints(3))
+    late = each.sequences._replace(lacking=np.array([100.0]), wanted_per_s=np.array([1.0]))
+    assert needed_of(costs, Candidates(late, each.limit, each.survival, each.step)).tolist() == [3]
 
 
 def test_time_that_drafting_took_is_lacking() -> None:
