@@ -115,7 +115,12 @@ def _limiting(count: int) -> Callable[[], object]:
     keeper = TargetKeeper(fit, clock, most_rows=1024)
     running: list[Sequence] = []
     keeper.see(40.0)
-    return lambda: (clock.advance(0.01), keeper.limits(running, count))
+
+    def limit() -> None:
+        clock.advance(0.01)
+        keeper.limits(running, count)
+
+    return limit
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The queue's order against a scan of everything that waits. Oracle: the rule itself, written as one minimum."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -14,6 +15,10 @@ from tests.engine.driving import request
 
 def kind_of(sequence: Sequence) -> int:
     return int(sequence.request.request_id) % 3
+
+
+def is_of(kind: int) -> Callable[[Sequence], bool]:
+    return lambda each: kind_of(each) == kind
 
 
 @dataclass
@@ -94,9 +99,7 @@ class Driver:
     def check(self) -> None:
         self.queue.check_invariants()
         for kind in range(3):
-            assert self.queue.first_of(lambda each, kind=kind: kind_of(each) == kind) is self.expected_first_of(
-                kind
-            )  # type: ignore[misc]
+            assert self.queue.first_of(is_of(kind)) is self.expected_first_of(kind)
         assert set(self.queue) == set(self.waiting)
         assert len(self.queue) == len(self.waiting)
         if self.waiting:

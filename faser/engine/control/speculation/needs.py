@@ -6,9 +6,9 @@ step of T seconds a sequence wants
 
     needed = lacking / HORIZON + T / target        tokens of this step, of which one comes without drafts
 
-and gets the fewest draft tokens that it can expect to bring so many, or all that it may have. T depends on all of
-these lengths in turn: they are the least ones for which this holds together. The second phase adds what throughput
-wants, to all sequences alike (draft_lengths.py).
+and gets the fewest draft tokens that it can expect to bring so many, or all that are likely enough. T depends on
+all of these lengths in turn: they are the least ones for which this holds together. The second phase adds what
+throughput wants, to all sequences alike (draft_lengths.py).
 
 Source: AdaServe, arXiv:2501.12162, section 4: A(r), the tokens that a request needs to attain its SLO, come before
 those that raise throughput. There HORIZON is 1, T is fixed, and trees are chosen from.
@@ -22,6 +22,7 @@ from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.control.speculation.policy import Candidates
 
 HORIZON = 8  # steps
+FLOOR = 0.05  # survival of a token that a target may need
 
 
 def needed_tokens(candidates: Candidates, limit: Ints, seconds: Callable[[Ints], float]) -> Ints | None:
@@ -37,6 +38,7 @@ def needed_tokens(candidates: Candidates, limit: Ints, seconds: Callable[[Ints],
     needed = share + per_s * seconds(lengths)
     if not np.count_nonzero(needed > 1.0):
         return None
+    limit = np.minimum(limit, np.add.reduce(candidates.survival[:, 1:] >= FLOOR, axis=1, dtype=np.int64))
     reached = np.add.accumulate(candidates.survival, axis=1)  # [S, K + 1] tokens to expect, by draft length
     while np.count_nonzero((found := np.minimum(_shortest(reached, needed), limit)) > lengths):
         lengths = np.maximum(lengths, found)
@@ -46,4 +48,5 @@ def needed_tokens(candidates: Candidates, limit: Ints, seconds: Callable[[Ints],
 
 def _shortest(reached: Floats, needed: Floats) -> Ints:
     """[S] the shortest drafts that are expected to bring so many tokens; K + 1 where none does."""
-    return np.add.reduce(reached < needed[:, None], axis=1, dtype=np.int64)
+    lengths: Ints = np.add.reduce(reached < needed[:, None], axis=1, dtype=np.int64)
+    return lengths

@@ -276,7 +276,7 @@ class SpeculationState:
             ends=self._ends[slots],
             lacking=np.where(wanted_per_s > 0, 0.0, -np.inf),
             wanted_per_s=wanted_per_s,
-            have_targets=np.count_nonzero(wanted_per_s) > 0,
+            have_targets=bool(np.count_nonzero(wanted_per_s)),
         )
 
 
