@@ -1,7 +1,8 @@
 """Tokens that targets need, and those that throughput wants besides. Oracle: every vector of lengths.
 
-Planted bugs that these tests have caught: what is lacking is not spread over the horizon; a draft exceeds its limit;
-the step is taken to last as long as without drafts; throughput drops what targets need; needed tokens count twice.
+Planted bugs that these tests have caught: what is lacking is not spread over the horizon; a draft exceeds its
+limit; the step is taken to last as long as without drafts; throughput drops what targets need; needed tokens count
+twice.
 """
 
 from collections.abc import Iterator
