@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import DecoderLayer, Experts, MixedFeedForward
+from faser.kernels.interface.low_bit.rows import stack_low_bit
 from faser.kernels.interface.shapes import PackedLinear
 from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.cpu.test_blocks import HEADS, HIDDEN, layer_stack, random, run_layers
@@ -136,6 +137,36 @@ def test_a_row_has_the_same_bits_in_every_batch(
     experts = experts if shared is None else with_shared(experts, native, dtype, shared)
     together = added(native, experts, x)
     for first, last in ((0, 1), (7, 12), (3, 80), (250, 590)):
+        assert torch.equal(added(native, experts, x[first:last].contiguous()), together[first:last])
+
+
+def test_experts_of_several_k_formats_match_the_reference_and_have_the_same_bits_in_every_batch(
+    native: NativeBackend,
+) -> None:
+    """Gate and up in formats of their own, as in files of mixed types: a call has activations for all of them."""
+    size, count = 256, 5
+
+    def made(backend: Backend) -> Experts:
+        def gate_up(seed: int) -> PackedLinear:
+            formats = ("Q4_K", "Q6_K", "Q8_0")
+            parts = [random_blocks(formats[(seed + n) % 3], size, size, seed=seed + n) for n in (0, 1)]
+            return backend.pack(stack_low_bit(parts))
+
+        return Experts(
+            router=backend.pack(random(count, size, seed=90) / 4),
+            gate_up=tuple(gate_up(seed) for seed in range(count)),
+            down=tuple(
+                backend.pack(random_blocks(name, size, size, seed=20))
+                for name in ("Q6_K", "Q5_K", "IQ4_XS", "Q4_K", "Q4_0")
+            ),
+            top_k=2,
+            renormalise=True,
+        )
+
+    x, experts = random(90, size, seed=5), made(native)
+    together = added(native, experts, x)
+    assert_close(together, added(REFERENCE, made(REFERENCE), x), rtol=1e-3, atol=2e-3 * float(together.abs().max()))
+    for first, last in ((0, 1), (7, 12), (3, 80)):
         assert torch.equal(added(native, experts, x[first:last].contiguous()), together[first:last])
 
 
