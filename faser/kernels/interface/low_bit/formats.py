@@ -63,8 +63,8 @@ class MemoryForm(IntEnum):
 class GroupFactors:
     """Scales or minimums of rows, one for each group.
 
-    values: [N, K / group]. halves: [N, K / 256], half floats that multiply those values, which are integers then; or
-    None.
+    values: [N, K / group]. halves: [N, K / 256], half floats that multiply those values, which are integers then;
+    or None.
     """
 
     values: Floats

@@ -25,11 +25,10 @@ There a stretch is one integer, and S and M multiply once:
         out += S[n] * scaled
         out += M[n] * lowered                                                         if the format has minimums
 
-The integer is exact, then rounded once to float32. It is below 2^26: of 64 values, 63 * 15 * 127 * 64 (Q4_K),
-63 * 31 * 127 * 64 (Q5_K), 128 * 32 * 127 * 64 (Q6_K), 32 * 127 * 127 * 64 (IQ4_XS). Of 32 values it is below 2^24, so
-that floats compute it without rounding. Integer scales within a superblock are those of ggml's products of K formats
-with Q8_K (ggml-org/llama.cpp, ggml-cpu/quants.c), whose activations have one scale for 256 values; 64 halve the
-error.
+The integer is exact, then rounded once to float32. It is below 2^25: of 64 values, 63 * 15 * 127 * 64 (Q4_K),
+63 * 31 * 127 * 64 (Q5_K), 128 * 32 * 127 * 64 (Q6_K), 32 * 127 * 127 * 64 (IQ4_XS). Of 32 values it is below 2^24,
+which float32 holds. Integer scales within a superblock are those of ggml's products of K formats with Q8_K
+(ggml-org/llama.cpp, ggml-cpu/quants.c), whose activations have one scale for 256 values.
 
 So a row's result depends neither on the other rows nor on threads, tiles or the CPU: the native kernels give these
 bits on every instruction set.

@@ -47,7 +47,8 @@ def test_a_product_is_off_by_no_more_than_its_activations_steps_allow(name: str,
     if FORMATS[name].has_minimums:  # a minimum and the codes' part may cancel, their roundings do not
         decoded = weight.parts[0].decode()
         assert decoded.minimums is not None
-        parts = torch.from_numpy(abs(decoded.dequantised()) + 2 * abs(decoded.minimums.products).repeat(decoded.group, 1))
+        minimums = abs(decoded.minimums.products).repeat(decoded.group, 1)
+        parts = torch.from_numpy(abs(decoded.dequantised()) + 2 * minimums)
         most = bound(x, wide) + depth * 2.0**-23 * (x.double().abs() @ parts.double().t())
     assert (off <= most).all()
     assert (off > most / 1000).any(), "a bound that says nothing"
@@ -57,8 +58,8 @@ def test_a_product_is_off_by_no_more_than_its_activations_steps_allow(name: str,
 def test_a_product_is_that_of_the_rounded_activations(name: str) -> None:
     """Oracle: float64. Nothing but the roundings of float32 is left: a wrong sum of any group shows.
 
-    Bugs seen to be caught: the integer scale of the group before, minimums of one stretch in a superblock, a scale of
-    the superblock before.
+    Bugs seen to be caught: the integer scale of the group before, minimums of one stretch in a superblock, a scale
+    of the superblock before.
     """
     weight, x = random_blocks(name, 24, 768, seed=1), random(5, 768)
     rounded = quantise_activations(x.numpy())
@@ -86,7 +87,7 @@ def test_integer_scales_within_a_superblock_weigh_groups_exactly() -> None:
     beyond = 0
     for row in range(2):
         for column in range(3):
-            scaled = Fraction(0)
+            scaled = 0.0  # every sum and product is exact in float64
             for stretch in range(4):
                 integer = sum(
                     int(decoded.scales.values[column, k // 16])
@@ -95,9 +96,8 @@ def test_integer_scales_within_a_superblock_weigh_groups_exactly() -> None:
                     for k in range(stretch * STRETCH, (stretch + 1) * STRETCH)
                 )
                 beyond += abs(integer) > 2**24 and integer % 2 == 1
-                scaled = Fraction(float(np.float32(scaled + Fraction(float(np.float32(integer))))))
-            wanted = np.float32(scaled * Fraction(float(decoded.scales.halves[column, 0])))
-            assert found[row, column] == float(wanted)
+                scaled = float(np.float32(scaled + float(np.float32(integer))))
+            assert float(found[row, column]) == float(np.float32(scaled * float(decoded.scales.halves[column, 0])))
     assert beyond > 0, "no integer that float32 has to round"
 
 
