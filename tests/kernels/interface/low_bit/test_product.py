@@ -10,7 +10,7 @@ from torch import Tensor
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.product import STRETCH, fused, quantise_activations
-from faser.kernels.interface.low_bit.rows import LowBitRows, stack_low_bit
+from faser.kernels.interface.low_bit.rows import BlockRows, LowBitRows, stack_low_bit
 from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.interface.low_bit.blocks import by_gguf, extreme_blocks, random_blocks
 from tests.kernels.interface.low_bit.group_weights import random_groups
@@ -79,9 +79,12 @@ def test_integer_scales_within_a_superblock_weigh_groups_exactly() -> None:
     Seen to catch: an integer sum that is rounded in each of its groups.
     """
     weight = extreme_blocks("Q6_K", 3, 256, 0)
-    decoded = weight.parts[0].decode()
+    part = weight.parts[0]
+    assert isinstance(part, BlockRows)
+    part.blocks[:, 128:192] = 0  # upper bits: codes are 0 and 1, so that three groups are beyond 2^24 already
+    decoded = part.decode()
     assert decoded.scales.halves is not None
-    x = torch.randint(100, 128, (2, 256), generator=torch.Generator().manual_seed(0)).float()
+    x = torch.randint(120, 128, (2, 256), generator=torch.Generator().manual_seed(0)).float()
     x[:, ::STRETCH] = 127  # the scale is 1
     found = product(x, weight)
     beyond = 0
