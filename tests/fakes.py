@@ -65,9 +65,7 @@ class ScriptedExecutor:
     snapshots of them; None: it has none.
     """
 
-    def __init__(
-        self, *, block_size: int, prunes: random.Random | None = None, chunk: int | None = None
-    ) -> None:
+    def __init__(self, *, block_size: int, prunes: random.Random | None = None, chunk: int | None = None) -> None:
         self.block_size = block_size
         self._prunes = prunes
         self._states = None if chunk is None else ScriptedStates(chunk)

@@ -132,9 +132,7 @@ CASES = {
     ),
     "gpt-oss": Case("gpt_oss", _GPT_OSS, {"dtype": "bfloat16"}, mxfp4=True),
     "qwen3.5": Case("qwen3_5_text", _QWEN3_5, has_states=True),
-    "qwen3.5-int8": Case(
-        "qwen3_5_text", _QWEN3_5, {"quantization": "int8", "dtype": "bfloat16"}, has_states=True
-    ),
+    "qwen3.5-int8": Case("qwen3_5_text", _QWEN3_5, {"quantization": "int8", "dtype": "bfloat16"}, has_states=True),
 }
 DRAFTERS: dict[str, dict[str, Any]] = {
     "off": {},

@@ -337,9 +337,7 @@ class Scheduler:
             return None
         return self._targets.prompt_rows(num_decoding)
 
-    def _prompt_rows(
-        self, sequence: Sequence, num_rows: int, step: "StepBuilder", *, in_flight: int = 0
-    ) -> int:
+    def _prompt_rows(self, sequence: Sequence, num_rows: int, step: "StepBuilder", *, in_flight: int = 0) -> int:
         """How many of so many rows of a prompt the step gets, which counts them. in_flight: rows before these."""
         if self._snapshots is not None:
             num_rows = self._snapshots.rows_to_end(sequence, sequence.num_computed + in_flight, num_rows)

@@ -33,9 +33,7 @@ def cached(found: Driver, *requests: Request) -> list[int]:
     found.add(*requests)
     found.run()
     found.check(*requests)
-    return [
-        last(found, each, index).num_cached_tokens for each in requests for index in range(each.sampling.n)
-    ]
+    return [last(found, each, index).num_cached_tokens for each in requests for index in range(each.sampling.n)]
 
 
 def last(found: Driver, asked: Request, index: int = 0) -> SequenceDelta:
@@ -228,8 +226,8 @@ class World:
         self.held: dict[int, tuple[int, ...]] = {}  # by snapshot
         self.num_hits = 0
 
-    def live(self, num_steps: int) -> None:
-        for _ in range(num_steps):
+    def live(self) -> None:
+        for _ in range(60):
             getattr(self, self.rng.choice(["arrive", "arrive", "leave", "step", "step"]))()
             self.forget()
 
@@ -302,11 +300,7 @@ class World:
 
     def wanted(self) -> list[Sequence]:
         """Those whose state ends where a snapshot is wanted, in the order in which they are asked."""
-        return [
-            each
-            for each, ends in self.snapshots._wanted.items()
-            if len(self.in_slot[each.held_slot]) in ends
-        ]
+        return [each for each, ends in self.snapshots._wanted.items() if len(self.in_slot[each.held_slot]) in ends]
 
     def expect_save(self, sequence: Sequence) -> None:
         prefix = tuple(self.in_slot[sequence.held_slot])
@@ -340,11 +334,11 @@ def new_sequence(prompt: list[int], table: SequenceBlocks) -> Sequence:
 def test_book_keeping_is_that_of_lists_of_tokens() -> None:
     worlds = [World(seed, StateSnapshots) for seed in range(150)]
     for each in worlds:
-        each.live(60)
+        each.live()
     assert sum(each.num_hits for each in worlds) > 300
 
 
 def test_a_snapshot_that_was_given_away_before_it_was_read_is_caught() -> None:
+    worlds = [World(seed, PinsNothing) for seed in range(150)]
     with pytest.raises(AssertionError):
-        for seed in range(150):
-            World(seed, PinsNothing).live(60)
+        list(map(World.live, worlds))

@@ -20,8 +20,8 @@ from faser.engine.execution.startup.memory import (
     context_len,
     kv_cache_dtype,
     kv_shapes,
-    with_snapshot_memory,
     most_logit_rows,
+    with_snapshot_memory,
 )
 from faser.errors import ConfigError
 from faser.types import ProgressCallback

@@ -143,9 +143,7 @@ def load(
         progress=lambda *_: None,
     )
     size = 16 if backend.name == "native" else BLOCK_SIZE
-    return PagedModel(
-        decoder, backend, num_sequences=num_sequences, block_size=size, num_snapshots=num_snapshots
-    )
+    return PagedModel(decoder, backend, num_sequences=num_sequences, block_size=size, num_snapshots=num_snapshots)
 
 
 def prompt(length: int, vocab_size: int, seed: int = 3) -> list[int]:
