@@ -30,13 +30,13 @@ from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.sequence import Sequence
 from faser.types import FinishReason
 
-# Tokens with which a chat template asks for an answer and which it leaves out of later turns: Qwen3.5's
-# <think>, a blank line, </think>, a blank line.
+# Tokens with which a prompt asks for an answer, and which later turns may lack: Qwen3.5's chat template ends it
+# with <think>, a blank line, </think>, a blank line. A snapshot behind the first of them serves no later turn.
 _TAIL = 4
 
 _LEAST_GAIN = 64  # tokens: a step ends at a branching point only if a snapshot there spares as many
 _INTERVAL = 2048  # tokens of a long prompt from snapshot to snapshot
-_MOST_OF_PROMPT = 4  # a part of all snapshots, which one prompt may take
+_SHARE = 4  # one prompt's snapshots on its way are one of so many of all, at most
 
 
 class StateSnapshots:
@@ -130,7 +130,7 @@ class StateSnapshots:
         size = self._kv.block_size
         last = (sequence.prompt_len - _TAIL) // size * size
         branch = len(self._kv.cached_prefix(sequence.table, sequence.token_ids)) * size
-        share = max(1, self._num_snapshots // _MOST_OF_PROMPT)
+        share = max(1, self._num_snapshots // _SHARE)
         interval = -(-max(_INTERVAL, last // share) // size) * size
         found = {last, *range(interval, last, interval)}
         if branch < last and branch - num_cached >= _LEAST_GAIN:
