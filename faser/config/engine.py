@@ -313,8 +313,9 @@ class EngineConfig:
         Kind.BYTES,
         None,
         "Part of the KV cache's memory for snapshots of recurrent states (Qwen3.5), from which prompts that begin "
-        "alike go on. 0: none, and no prefix caching for such models. None: of a snapshot for every fourth of "
-        "--max-num-seqs, 8 at least. No effect on a model without such states.",
+        "alike go on. 0: none, and no prefix caching for such models. None: for one snapshot per four of "
+        "--max-num-seqs, and for 8 at least, if --kv-cache-memory leaves room. No effect on a model without such "
+        "states.",
         high=1 << 50,
     )
     scheduling_policy: str = setting(
