@@ -316,6 +316,7 @@ class EngineConfig:
         "alike go on. 0: none, and no prefix caching for such models. None: for one snapshot per four of "
         "--max-num-seqs, and for 8 at least, if --kv-cache-memory leaves room. No effect on a model without such "
         "states.",
+        low=0,
         high=1 << 50,
     )
     scheduling_policy: str = setting(
