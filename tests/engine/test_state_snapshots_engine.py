@@ -2,7 +2,7 @@
 
 Oracle: an engine that serves one sequence at a time, without prefix caching and drafts. Tokens are compared, and
 log probabilities bit by bit: rows of the native backend have the same bits in every batch. Bugs that these tests
-have been seen to catch: inputs of convolutions that are not restored, a state with a refused row, a snapshot one
+are meant to catch: inputs of convolutions that are not restored, a state with a refused row, a snapshot one
 block before or behind what was saved, a snapshot that was given away before it was read.
 """
 
