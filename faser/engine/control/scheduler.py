@@ -25,6 +25,7 @@ from faser.engine.contract.plan import (
     DraftPlan,
     DraftRequest,
     SequenceStart,
+    StateSave,
     StepDeltas,
     StepPlan,
     StepResult,
@@ -37,6 +38,7 @@ from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
+from faser.engine.control.state_snapshots import StateSnapshots
 from faser.engine.control.targets import NO_LIMITS, StepLimits, TargetKeeper, due_s, is_due_before, kind_of
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
@@ -48,8 +50,8 @@ class Scheduler:
 
     max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one per slot, so that no running sequence
     is left out. seed: seeds the requests that have no seed. speculation: None never drafts. pace: is fitted to
-    the steps. shares_prefixes: a sequence may begin with another one's blocks; not so in a model with recurrent
-    states, which no block holds.
+    the steps. shares_prefixes: a sequence may begin with another one's blocks. snapshots: of recurrent states,
+    which no block holds; None: the model has no such states, or shares no prefixes.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Scheduler:
         clock: Clock,
         speculation: SpeculationControl | None = None,
         shares_prefixes: bool = True,
+        snapshots: StateSnapshots | None = None,
         pace: PaceFit | None = None,
     ) -> None:
         if policy not in ("fcfs", "priority"):
@@ -84,6 +87,7 @@ class Scheduler:
         self._clock = clock
         self._speculation = speculation
         self._shares_prefixes = shares_prefixes
+        self._snapshots = snapshots
         self._pace = pace
         self._targets = TargetKeeper(pace, clock, most_rows=max_num_batched_tokens)
         self._drafts: StepDrafts | None = None  # of the step that is being made
@@ -174,11 +178,12 @@ class Scheduler:
             self._free_slots.insert(0, self._lent_slot)
             self._lent_slot = None
 
-    def begin_idle_step(self) -> tuple[int, tuple[int, ...]]:
-        """The number of a step that is not planned here, and the slots that it must release."""
+    def begin_idle_step(self) -> tuple[int, tuple[StateSave, ...], tuple[int, ...]]:
+        """The number of a step that is not planned here, the states it must save, the slots it must release."""
         assert not self._in_flight, f"step {self._step} has not been committed"
         self._step += 1
-        return self._step, self._take_released()
+        saves = () if self._snapshots is None else self._snapshots.take_saves()
+        return self._step, saves, self._take_released()
 
     def has_work(self) -> bool:
         return bool(self._requests)
@@ -312,11 +317,19 @@ class Scheduler:
         """As many rows of the prompts, in their order, as the decoding sequences and targets leave."""
         budget, found = self._max_num_batched_tokens - num_decoding, []
         for each in prompts:
-            num_rows = step.limits.take_rows(each.sequence, min(each.num_rows, budget))
+            num_rows = self._prompt_rows(
+                each.sequence, min(each.num_rows, budget), step, in_flight=each.num_in_flight
+            )
             if num_rows:
                 found.append(_FollowingRows(each.sequence, each.num_in_flight, num_rows))
             budget -= num_rows
         return found
+
+    def _prompt_rows(self, sequence: Sequence, num_rows: int, step: "StepBuilder", *, in_flight: int = 0) -> int:
+        """How many of so many rows of a prompt the step gets, which counts them. in_flight: rows before these."""
+        if self._snapshots is not None:
+            num_rows = self._snapshots.rows_to_end(sequence, sequence.num_computed + in_flight, num_rows)
+        return step.limits.take_rows(sequence, num_rows)
 
     def _all_need_only_logits(self) -> bool:
         """Neither a running sequence nor the one that would be admitted next needs more than logits."""
@@ -407,6 +420,8 @@ class Scheduler:
             _report(sequence, token_ids, deltas)
         self._in_flight.popleft()
         self._kv.end_step()
+        if self._snapshots is not None:
+            self._snapshots.commit()
         return deltas
 
     def stats(self) -> EngineStats:
@@ -435,6 +450,8 @@ class Scheduler:
     def check_invariants(self) -> None:
         """AssertionError where two records disagree. Slow: for tests."""
         self._kv.check_invariants()
+        if self._snapshots is not None:
+            self._snapshots.check_invariants()
         waiting_for_prefix = [sequence for group in self._waiting_for_prefix.values() for sequence in group]
         known = [sequence for group in self._requests.values() for sequence in group]
         places = [*self._running, *self._waiting, *waiting_for_prefix]
@@ -537,7 +554,7 @@ class Scheduler:
         num_rows, budget = len(sequence.token_ids) - sequence.num_computed, step.budget
         num_rows = num_rows if num_rows < budget else budget
         if num_rows > 1:
-            num_rows = step.limits.take_rows(sequence, num_rows)
+            num_rows = self._prompt_rows(sequence, num_rows, step)
         if sequence.status is not Status.RUNNING or num_rows == 0:
             return
         lacking = sequence.num_computed + num_rows - len(sequence.table.blocks) * self._kv.block_size
@@ -605,11 +622,12 @@ class Scheduler:
         sequence.slot = slot
         sequence.num_computed = num_cached
         insort(self._running, sequence, key=_priority_key)
-        num_rows = step.limits.take_rows(sequence, min(sequence.num_uncomputed, step.budget))
+        snapshot = None if self._snapshots is None else self._snapshots.start(sequence, num_cached)
+        num_rows = self._prompt_rows(sequence, min(sequence.num_uncomputed, step.budget), step)
         missing = self._kv.blocks_for(num_cached + num_rows) - len(prefix)
         if self._speculation is not None:
             self._speculation.start(sequence)
-        step.start(sequence)
+        step.start(sequence, snapshot)
         step.add(sequence, num_rows, [*prefix, *self._kv.allocate(sequence.table, missing)])
 
     def _shared_prefix(self, sequence: Sequence) -> list[int]:
@@ -617,6 +635,8 @@ class Scheduler:
         if sequence.scores_prompt or not self._shares_prefixes:
             return []
         shared = self._kv.cached_prefix(sequence.table, sequence.token_ids)
+        if self._snapshots is not None:
+            return shared[: self._snapshots.reach(sequence, shared)]
         num_prompt = (sequence.prompt_len - 1) // self._kv.block_size
         for sibling in self._requests[sequence.request.request_id]:
             if len(shared) >= num_prompt:
@@ -634,7 +654,12 @@ class Scheduler:
         self._step += 1
         released = self._take_released()
         plan = StepPlan(
-            step=self._step, released=released, started=tuple(step.started), rows=step.rows, is_async=is_async
+            step=self._step,
+            saves=() if self._snapshots is None else self._snapshots.launch(step.rows),
+            released=released,
+            started=tuple(step.started),
+            rows=step.rows,
+            is_async=is_async,
         )
         drafts, self._drafts, self._drafting = self._drafts, None, []
         self._in_flight.append(
@@ -759,6 +784,8 @@ class Scheduler:
     def _stop_running(self, sequence: Sequence) -> None:
         """Take its blocks and slot. The slot may be reused at once, since plans release before they start."""
         assert sequence.slot is not None
+        if self._snapshots is not None:
+            self._snapshots.leave(sequence)
         self._kv.release(sequence.table)
         if self._speculation is not None:
             self._speculation.release(sequence)
@@ -779,7 +806,7 @@ class StepBuilder:
     rows: StepRows = field(default_factory=StepRows)
     preempted: bool = False
 
-    def start(self, sequence: Sequence) -> None:
+    def start(self, sequence: Sequence, snapshot: int | None) -> None:
         self.started.append(
             SequenceStart(
                 slot=sequence.held_slot,
@@ -789,6 +816,7 @@ class StepBuilder:
                 token_ids=tuple(sequence.token_ids),
                 namespace=sequence.request.cache_salt,
                 predicted_token_ids=sequence.request.predicted_token_ids,
+                snapshot=snapshot,
             )
         )
 
