@@ -138,9 +138,7 @@ CASES = {
     ),
     "gpt-oss": Case("gpt_oss", _GPT_OSS, {"dtype": "bfloat16"}, mxfp4=True),
     "qwen3.5": Case("qwen3_5_text", _QWEN3_5, has_states=True),
-    "qwen3.5-int8": Case(
-        "qwen3_5_text", _QWEN3_5, {"quantization": "int8", "dtype": "bfloat16"}, has_states=True
-    ),
+    "qwen3.5-int8": Case("qwen3_5_text", _QWEN3_5, {"quantization": "int8", "dtype": "bfloat16"}, has_states=True),
     "qwen3.5-moe": Case("qwen3_5_moe_text", _QWEN3_5_MOE, has_states=True),
     "qwen3.5-moe-int8": Case(
         "qwen3_5_moe_text", _QWEN3_5_MOE, {"quantization": "int8", "dtype": "bfloat16"}, has_states=True
