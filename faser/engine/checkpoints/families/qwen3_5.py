@@ -1,7 +1,7 @@
 """Qwen3.5, dense: of four layers three have a gated delta net, the fourth has gated attention.
 
 Queries and keys are normalised, and a quarter of their channels rotates. Norms multiply by 1 + w, but for the one
-behind a delta net. Checkpoints have a layer that drafts (mtp.*) and a vision half; neither is read here.
+behind a delta net. Checkpoints have a layer that drafts (mtp.*), which heads.py describes, and a vision half.
 """
 
 from collections.abc import Mapping

@@ -25,7 +25,9 @@ from faser.engine.checkpoints.gguf.config import gguf_config
 from faser.engine.checkpoints.gguf.families import ARCHITECTURES
 from faser.engine.execution.models.loader import open_source
 from faser.errors import ModelError
+from tests.checkpoints import random_weights
 from tests.engine.checkpoints.gguf.gguf_files import Array, convert, write_gguf
+from tests.engine.checkpoints.mtp_models import mtp_shapes
 from tests.engine.checkpoints.test_families import CASES, VOCAB_SIZE, edited, make_oracle
 from tests.engine.execution.models.paged import load, prompt
 
@@ -121,18 +123,15 @@ def test_converted_weights_are_those_of_the_checkpoint(name: str, architecture: 
 def test_a_file_of_qwen35_is_the_same_model_with_its_value_heads_in_tiles(
     kind: GGMLQuantizationType, drafts: bool, tmp_path: Path
 ) -> None:
-    """drafts: with a layer more, which drafts and is not read."""
+    """drafts: with a layer more, which drafts: of a head, and none of the model."""
     oracle = make_oracle(next(case for case in CASES if case.name == "qwen3.5"), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     source = open_source(tmp_path)
     weights = {each: source.get(each).numpy() for each in source.names() if each != "lm_head.weight"}
-    more: dict[str, Array] = {}
+    layer: dict[str, Array] = {}
     if drafts:
-        more = {f"blk.{config['num_hidden_layers']}.nextn.eh_proj.weight": np.zeros((64, 128), np.float32)}
-        config["num_hidden_layers"] += 1
-    convert(
-        config, weights, tmp_path / "m.gguf", "qwen35", quantization=kind, extra=more, num_drafting=int(drafts)
-    )
+        layer = {name: each.numpy() for name, each in random_weights(mtp_shapes(config)).items()}
+    convert(config, weights | layer, tmp_path / "m.gguf", "qwen35", quantization=kind)
     found, expected = (read_model_config(each).spec for each in (tmp_path / "m.gguf", tmp_path))
     tiled = [
         replace(each, attention=replace(each.attention, tiled=True))
@@ -141,6 +140,11 @@ def test_a_file_of_qwen35_is_the_same_model_with_its_value_heads_in_tiles(
         for each in expected.layers
     ]
     assert found == replace(expected, layers=tuple(tiled))
+    stored = open_gguf(tmp_path / "m.gguf")
+    assert {name for name in stored.names() if name.startswith("mtp.")} == set(layer)
+    for name, values in layer.items():
+        if kind is GGMLQuantizationType.F32:
+            np.testing.assert_allclose(stored.get(name).numpy(), values, rtol=0, atol=2.4e-7, err_msg=name)
     logits = load(tmp_path / "m.gguf").prefill(oracle.token_ids, (30,))
     if kind is GGMLQuantizationType.F32:
         torch.testing.assert_close(logits, oracle.logits, atol=1e-4, rtol=0)
