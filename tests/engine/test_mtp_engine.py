@@ -233,7 +233,8 @@ def test_a_checkpoint_with_such_a_layer_drafts_with_it_by_default(right_layer: P
     engine = built(right_layer, {}).engine
     answers(engine, asked())
     verified, accepted = outcome(engine)
-    assert accepted > 0.9 * verified > 20
+    assert verified > 10
+    assert accepted > 0.9 * verified
 
 
 def test_drafts_from_a_part_of_the_vocabulary_change_no_answer(right_layer: Path) -> None:

@@ -263,12 +263,6 @@ def _of_draft_model(quantization: str | None, files: ModelFiles) -> str | None:
 def _load_head(
     config: EngineConfig, files: HeadFiles, target: LoadedModel, report: ProgressCallback
 ) -> LoadedHead:
-    sizes = {
-        "max_positions": files.max_positions,
-        "max_rows": config.max_num_batched_tokens,
-        "max_logit_rows": files.max_logit_rows,
-    }
-
     def progress(done: int, total: int) -> None:
         report("loading head", done, total)
 
@@ -279,19 +273,23 @@ def _load_head(
             files.head,
             target.decoder,
             target.backend,
+            max_positions=files.max_positions,
+            max_rows=config.max_num_batched_tokens,
+            max_logit_rows=files.max_logit_rows,
             quantization=config.quantization,
             draft_ids=_draft_ids(config.speculation.draft_vocab_size, files),
             progress=progress,
-            **sizes,
         )
     else:
         head = load_head(
             files.directory,
             target.decoder,
             target.backend,
+            max_positions=files.max_positions,
+            max_rows=config.max_num_batched_tokens,
+            max_logit_rows=files.max_logit_rows,
             quantization=config.quantization if config.quantization in QUANTIZATIONS else None,
             progress=progress,
-            **sizes,
         )
     states, dtype = target.decoder.states, target.decoder.dtype
     ring = HiddenStates(
