@@ -263,7 +263,7 @@ REFUSED_HEADS: dict[str, str] = {
     "medusa": "its heads do not read what the earlier ones drafted; EAGLE-3's heads do, and they are computed",
     "mlp_speculator": "each of its positions has layers of its own, which no kernel here computes",
     "eagle3 of another family": "only heads whose layers are Llama's or Qwen3's are computed",
-    "mtp": "of the families with such layers only Qwen3.5 is served, whose layer is in the model's own checkpoint",
+    "mtp": "of such layers only Qwen3.5's are computed, each a part of its model's own checkpoint",
 }
 
 MTP_NAMES = ("qwen3_5_mtp", "qwen3_next_mtp")  # older names of the method mtp; Qwen3.5's cards have the second

@@ -52,23 +52,24 @@ def built(path: Path, speculation: dict[str, Any], *, measured: bool = False, **
         "max_model_len": 224,
         "max_num_seqs": NUM_REQUESTS,
         "max_num_batched_tokens": 24,
-        "kv_cache_memory": 2 << 20,
+        "kv_cache_memory": 8 << 20,
         "speculative_config": speculation,
     }
     config = EngineConfig(**chosen | settings)
     return build(config, path, lambda *_: None, step_times=None if measured else STEP_TIMES, wrap_drafter=wrap)
 
 
+def roomy(path: Path, speculation: dict[str, Any], **settings: Any) -> Engine:
+    return built(path, speculation, **settings).engine
+
+
 def crowded(path: Path, speculation: dict[str, Any], **settings: Any) -> Engine:
     """Its pool has fewer blocks than the requests fill."""
-    roomy = built(path, speculation, **settings).info
-    value_bytes = {"float32": 4, "bfloat16": 2}[roomy.kv_cache_dtype]
-    num_caches = (
-        1 if speculation == {"policy": "off"} else 2
-    )  # of the one layer with attention, and of the MTP layer
-    block_bytes = num_caches * 16 * 2 * 2 * 32 * value_bytes  # keys and values of 2 heads
-    states = roomy.kv_cache_bytes - roomy.num_blocks * block_bytes
-    return built(path, speculation, **settings | {"kv_cache_memory": states + NUM_BLOCKS * block_bytes}).engine
+    info = built(path, speculation, **settings).info
+    value_bytes = {"float32": 4, "bfloat16": 2}[info.kv_cache_dtype]
+    block_bytes = 16 * 3 * 2 * 4 * 32 * value_bytes  # keys and values of 4 heads in 2 layers and in the MTP layer
+    states = info.kv_cache_bytes - info.num_blocks * block_bytes
+    return roomy(path, speculation, **settings | {"kv_cache_memory": states + NUM_BLOCKS * block_bytes})
 
 
 def fixed(**more: Any) -> dict[str, Any]:
@@ -155,13 +156,8 @@ def test_drafts_are_those_of_the_reference_whatever_was_accepted_before(
         return recorded[-1]
 
     rates = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.8, 0.55, 0.3]}
-    bytes_of_block = (
-        16 * 2 * 2 * 2 * 32 * 4
-    )  # keys and values of 2 heads in the model's one layer, and in the MTP layer
-    states = built(directory, fixed()).info
-    pool = states.kv_cache_bytes - states.num_blocks * bytes_of_block + 24 * bytes_of_block
-    settings = {"kv_cache_memory": pool} if memory == "too little" else {}
-    engine = built(directory, fixed(**rates), wrap_drafter=wrap, **settings).engine
+    make = crowded if memory == "too little" else roomy
+    engine = make(directory, fixed(**rates), wrap_drafter=wrap)
     said = answers(engine, asked())
     assert (engine.stats().num_preemptions > 0) == (memory == "too little")
     verified, accepted = outcome(engine)
@@ -190,7 +186,7 @@ def test_answers_are_those_without_drafts(drafts: str, random_layer: tuple[Path,
     speculation = fixed(method="auto") if drafts == "with text" else fixed()
     sampling = {"temperature": 0.9} if drafts == "sampled" else {}
     for path in (random_layer[0], right_layer):
-        plain = crowded(path, {"policy": "off"}, **settings)
+        plain = roomy(path, {"policy": "off"}, **settings)
         engine = crowded(path, speculation, **settings)
         assert answers(engine, asked(**sampling)) == answers(plain, asked(**sampling))
         verified, accepted = outcome(engine)
