@@ -87,9 +87,9 @@ class SpeculationConfig:
     `fixed`, its maximum under every other; None: 16 for drafts from text, 8 for a model's. model_method: with
     auto, what `model` is, draft_model or a kind of head; None: its files say it, and until they are read it is a
     draft model. MTP: the target's own layer, without `model`. draft_vocab_size: how many tokens that layer chooses
-    from, the first of the vocabulary; those that end generation are added. None: all. suffix_max_cached_requests: past
-    answers that suffix lookup drafts from. ngram_model: file of the n-gram model; NONE: none; None: the one of the
-    package, for the default model. table:
+    from, the first of the vocabulary; those that end generation are added. None: all.
+    suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model: file of the n-gram model;
+    NONE: none; None: the one of the package, for the default model. table:
     (first, last, gamma) by number of sequences, ascending without gaps. classes: settings of each class of
     requests, by name. admission: of requests without a class, as in SpeculationParams.
     """

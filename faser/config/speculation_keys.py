@@ -85,8 +85,8 @@ KEYS: tuple[Setting, ...] = (
     _key(
         "draft_vocab_size",
         Kind.INTEGER,
-        "How many tokens an MTP layer chooses from: the first of the vocabulary, which are its commonest, and those "
-        "that end generation. None: all.",
+        "How many tokens an MTP layer chooses from: the first of the vocabulary, which are its commonest, and "
+        "those that end generation. None: all.",
         low=1,
         high=1 << 24,
     ),

@@ -190,12 +190,12 @@ def test_answers_are_those_without_drafts(drafts: str, random_layer: tuple[Path,
         engine = crowded(path, speculation, **settings)
         assert answers(engine, asked(**sampling)) == answers(plain, asked(**sampling))
         verified, accepted = outcome(engine)
-        assert engine.stats().num_preemptions > 0, "the pool is meant to be too small"
         assert verified > 20
-        if path == right_layer:
-            assert accepted > (0.6 if drafts == "int8" else 0.9) * verified
+        if path == right_layer:  # drafts that are right come to an end before blocks are wanted by others
+            assert accepted > {"int8": 0.6, "sampled": 0.1}.get(drafts, 0.9) * verified
         else:
             assert accepted < verified
+            assert engine.stats().num_preemptions > 0, "the pool is meant to be too small"
 
 
 @pytest.mark.parametrize("feature", ["schema", "structure and all others", "penalties", "endings"])

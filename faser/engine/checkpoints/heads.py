@@ -1,7 +1,7 @@
 """Heads: small models that draft from a target's hidden states, as checkpoints describe them.
 
-Two kinds are computed: EAGLE-3 (Li et al., arXiv 2503.01840), and the layer for multi-token prediction (MTP) that a
-target's own checkpoint may have. Of EAGLE-3 two layouts become one HeadSpec:
+Two kinds are computed: EAGLE-3 (Li et al., arXiv 2503.01840), and the layer for multi-token prediction (MTP) that
+a target's own checkpoint may have. Of EAGLE-3 two layouts become one HeadSpec:
 
     `speculators`   config.json: speculators_model_type, transformer_layer_config,
                     speculators_config {algorithm, proposal_methods, verifier},

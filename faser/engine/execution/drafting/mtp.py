@@ -131,8 +131,8 @@ def load_mtp(
     """Load the layer from the checkpoint of the target.
 
     target: as it was loaded from there, on this backend. quantization: as of load_decoder. max_positions,
-    max_rows, max_logit_rows: as of load_head. draft_ids: [Vd] int64, ascending: the tokens of the logits; None: all.
-    progress: called with (bytes done, bytes in all).
+    max_rows, max_logit_rows: as of load_head. draft_ids: [Vd] int64, ascending: the tokens of the logits; None:
+    all. progress: called with (bytes done, bytes in all).
 
     Raises ModelError that names tensors that are missing, unexpected or of another shape.
     """

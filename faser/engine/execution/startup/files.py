@@ -141,8 +141,8 @@ def _mtp_files(config: EngineConfig, target: ModelFiles) -> HeadFiles | None:
         return None
     if spec is None and asked:
         raise ConfigError(
-            f"method is mtp; {directory} has no layer that drafts: no tensors mtp.* of Qwen3.5, or blk.*.nextn.* in "
-            "a GGUF file"
+            f"method is mtp; {directory} has no layer that drafts: no tensors mtp.* of Qwen3.5, or blk.*.nextn.* "
+            "in a GGUF file"
         )
     return None if spec is None else _head_files(config, directory, target, spec)
 

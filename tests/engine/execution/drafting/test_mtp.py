@@ -123,7 +123,10 @@ def test_embedding_and_logits_are_those_of_the_target(model: Path, backend: Back
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mtp.norm.weight": None}, "has fc, layers, pre_fc_norm_embedding, pre_fc_norm_hidden; only layers with fc"),
+        (
+            {"mtp.norm.weight": None},
+            "has fc, layers, pre_fc_norm_embedding, pre_fc_norm_hidden; only layers with fc",
+        ),
         ({"mtp.embed_tokens.weight": torch.zeros(512, 64)}, "has embed_tokens, fc, layers, norm, pre_fc"),
         ({"mtp.layers.0.mlp.up_proj.weight": None}, "lacks tensor mtp.layers.0.mlp.up_proj.weight"),
         ({"mtp.layers.0.mlp.up_proj.bias": torch.zeros(96)}, "has tensor mtp.layers.0.mlp.up_proj.bias, which"),
