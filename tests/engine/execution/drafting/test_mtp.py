@@ -1,7 +1,7 @@
 """The arithmetic of an MTP layer against a reference in float64, over prefills in chunks and drafted rows.
 
 Planted bugs that these tests have caught: the states before the embedding in the input of fc; states that the
-target's final norm does not see; drafted rows that take the output before its norm.
+target's final norm does not see.
 """
 
 from collections.abc import Sequence
