@@ -58,8 +58,8 @@ def mtp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
-    own = {"fc": (hidden, 2 * hidden)}
-    own |= dict.fromkeys(("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), (hidden,))
+    own: dict[str, tuple[int, ...]] = {"fc": (hidden, 2 * hidden)}
+    own |= {name: (hidden,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
     own |= {f"layers.0.{name}": shape for name, shape in of_layer.items()}
     return {f"mtp.{name}.weight": shape for name, shape in own.items()}
 
@@ -152,7 +152,8 @@ class Mtp:
         return torch.cat((turned.real, turned.imag, x[..., rotated:]), -1)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        scale = (x.pow(2).mean(-1, keepdim=True) + self.config["rms_norm_eps"]).rsqrt()
+        eps = float(self.config["rms_norm_eps"])
+        scale = (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
         return x * scale * (1 + self.weights[f"{name}.weight"])
 
     def _product(self, x: Tensor, name: str) -> Tensor:
