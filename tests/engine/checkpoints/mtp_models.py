@@ -58,8 +58,12 @@ def mtp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
-    own: dict[str, tuple[int, ...]] = {"fc": (hidden, 2 * hidden)}
-    own |= {name: (hidden,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    own: dict[str, tuple[int, ...]] = {
+        "fc": (hidden, 2 * hidden),
+        "pre_fc_norm_embedding": (hidden,),
+        "pre_fc_norm_hidden": (hidden,),
+        "norm": (hidden,),
+    }
     own |= {f"layers.0.{name}": shape for name, shape in of_layer.items()}
     return {f"mtp.{name}.weight": shape for name, shape in own.items()}
 
