@@ -117,6 +117,12 @@ _QWEN3_5 = {
     "pad_token_id": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
 }
+_QWEN3_5_MOE = _QWEN3_5 | {
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
 CASES = {
     "gemma3": Case("gemma3_text", _GEMMA3),
     "phi3": Case("phi3", _PHI3),
@@ -133,6 +139,10 @@ CASES = {
     "qwen3.5": Case("qwen3_5_text", _QWEN3_5, shares_prefixes=False),
     "qwen3.5-int8": Case(
         "qwen3_5_text", _QWEN3_5, {"quantization": "int8", "dtype": "bfloat16"}, shares_prefixes=False
+    ),
+    "qwen3.5-moe": Case("qwen3_5_moe_text", _QWEN3_5_MOE, shares_prefixes=False),
+    "qwen3.5-moe-int8": Case(
+        "qwen3_5_moe_text", _QWEN3_5_MOE, {"quantization": "int8", "dtype": "bfloat16"}, shares_prefixes=False
     ),
 }
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -262,6 +272,8 @@ _RUNS = [
     ("qwen3.5", "text"),
     ("qwen3.5", "eagle3"),
     ("qwen3.5-int8", "text"),
+    ("qwen3.5-moe", "text"),
+    ("qwen3.5-moe-int8", "text"),
 ]
 _LONGER_RUNS = [
     (name, drafter)

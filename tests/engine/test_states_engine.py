@@ -26,7 +26,7 @@ from faser.types import Request
 from tests.checkpoints import VOCAB_SIZE, write_tiny_checkpoint, write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.execution.models.paged import load, prompt
-from tests.engine.losslessness.equality import Answer, answers, build, build_with_parts, requests
+from tests.engine.losslessness.equality import FEATURES, Answer, answers, build, build_with_parts, requests
 
 NUM_TOKENS = 40
 FIELDS: dict[str, Any] = {
@@ -80,6 +80,26 @@ def test_samples_of_a_request_are_those_it_has_alone(
     assert stats is not None
     assert 0 < sum(each.accepted for each in stats.methods) < sum(each.verified for each in stats.methods)
     assert engine.stats().prefix_cache_hits == 0
+
+
+@pytest.mark.parametrize(
+    "method, feature", [("grammar", "schema"), ("auto", "schema"), ("auto", "structure and all others")]
+)
+def test_structured_answers_are_those_without_drafts(method: str, feature: str, model: Path) -> None:
+    """Greedy and sampled, from prompts that repeat themselves; many drafts are what the structure dictates."""
+    sampling = FEATURES[feature] | {"max_tokens": 60, "n": 1}
+    asked = [*requests(**sampling | {"temperature": 0.0})[:4], *requests(**sampling)[4:8]]
+    alone = engine_of(model, None, max_num_seqs=1)
+    wanted = {key: found for each in asked for key, found in answers(alone, [each]).items()}
+    engine = engine_of(model, {"method": method})
+    engine.use_policy("fixed", 4)
+    assert answers(engine, asked) == wanted
+    stats = engine.stats().speculation
+    assert stats is not None
+    methods = {each.method: each for each in stats.methods}
+    assert methods["grammar"].accepted > 0
+    if feature != "schema":  # of which drafts from text are wrong
+        assert sum(each.accepted for each in stats.methods) < sum(each.verified for each in stats.methods)
 
 
 def test_a_slot_that_was_left_in_the_middle_serves_the_next_request(

@@ -218,8 +218,11 @@ def _is_separate(block: FeedForward | MixedFeedForward) -> bool:
 
 
 def is_grouped(block: Experts) -> bool:
-    """Whether one call multiplies with all experts: their weights are of one kind, none reorders its inputs."""
-    return all(
+    """Whether one call multiplies with all experts: their weights are of one kind, none reorders its inputs.
+
+    A shared one may be of another kind.
+    """
+    return not any(map(reorders, block.shared or ())) and all(
         len({isinstance(each, LowBitLinear) for each in products}) == 1 and not any(map(reorders, products))
         for products in (block.gate_up, block.down)
     )
@@ -265,6 +268,7 @@ def experts_struct(block: Experts) -> ExpertsStruct:
         return _EXPERTS[block]
     count = len(block.gate_up)
     gate_up, down = ((AnyLinearStruct * count)(*map(any_linear, each)) for each in (block.gate_up, block.down))
+    shared = None if block.shared is None else (AnyLinearStruct * 2)(*map(any_linear, block.shared))
     struct = ExpertsStruct(
         any_linear(block.router),
         ctypes.addressof(gate_up),
@@ -273,8 +277,9 @@ def experts_struct(block: Experts) -> ExpertsStruct:
         block.top_k,
         block.renormalise,
         ACTIVATIONS[block.activation],
+        None if shared is None else ctypes.addressof(shared),
     )
-    struct.kept = (gate_up, down)
+    struct.kept = (gate_up, down, shared)
     _EXPERTS[block] = struct
     return struct
 

@@ -61,7 +61,7 @@ class NormedLinearStruct(ctypes.Structure):
 
 
 class ExpertsStruct(ctypes.Structure):
-    """FaserExperts. gate_up, down: addresses of arrays."""
+    """FaserExperts. gate_up, down, shared: addresses of arrays."""
 
     _fields_ = (
         ("router", AnyLinearStruct),
@@ -71,6 +71,7 @@ class ExpertsStruct(ctypes.Structure):
         ("top_k", c_int64),
         ("renormalise", c_int32),
         ("activation", c_int32),
+        ("shared", c_void_p),
     )
 
 

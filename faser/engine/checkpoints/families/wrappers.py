@@ -14,6 +14,7 @@ _WRAPPERS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"): ("qwen2_5_vl_text",),
     ("qwen3_vl", "Qwen3VLForConditionalGeneration"): ("qwen3_vl_text",),
     ("qwen3_5", "Qwen3_5ForConditionalGeneration"): ("qwen3_5_text",),
+    ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"): ("qwen3_5_moe_text",),
     ("gemma3", "Gemma3ForConditionalGeneration"): ("gemma3_text",),
     ("mistral3", "Mistral3ForConditionalGeneration"): ("mistral", "ministral3"),
 }
@@ -25,6 +26,7 @@ _TEXT_HALVES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "qwen3_vl_text": ("Qwen3ForCausalLM", {"rope_theta": 500_000.0, "max_position_embeddings": 128_000}),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
+    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", {}),
     "gemma3_text": ("Gemma3ForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {}),
     "ministral3": ("Ministral3ForCausalLM", {}),

@@ -19,6 +19,7 @@ from faser.engine.checkpoints.gguf.families import (
     DELTA_NORM,
     EXPERT,
     MTP_TENSORS,
+    SHARED_GATE,
     architecture_of,
 )
 from faser.engine.checkpoints.gguf.file import Bytes, FloatArray, GgufFile
@@ -82,6 +83,8 @@ class GgufSource:
             return np.log(-values)
         if name.endswith(f"{CONVOLUTION}.weight"):
             return values[:, None]
+        if name.endswith(f"{SHARED_GATE}.weight"):
+            return values.reshape(1, -1)
         is_norm = self._stored[name][0].endswith("norm.weight") and not name.endswith(f"{DELTA_NORM}.weight")
         return values - np.float32(1) if self._plus_one and is_norm else values
 

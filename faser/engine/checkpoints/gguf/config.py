@@ -75,7 +75,6 @@ def _sizes(file: GgufFile, architecture: str, *, partial_rotary: bool) -> dict[s
     num_heads = file.size(f"{architecture}.attention.head_count")  # a list, where layers differ, is refused
     num_kv_heads = file.size(f"{architecture}.attention.head_count_kv", num_heads)
     hidden_size = file.size(f"{architecture}.embedding_length")
-    intermediate_size = file.size(f"{architecture}.feed_forward_length")
     num_layers, num_tensors = file.size(f"{architecture}.block_count"), len(file.tensor_names())
     if num_layers > num_tensors:
         raise ModelError(f"{file.path}: {architecture}.block_count is {num_layers}, with {num_tensors} tensors")
@@ -88,9 +87,8 @@ def _sizes(file: GgufFile, architecture: str, *, partial_rotary: bool) -> dict[s
             "all three must be equal"
         )
     eps = file.require(f"{architecture}.attention.layer_norm_rms_epsilon", float)
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
@@ -98,4 +96,7 @@ def _sizes(file: GgufFile, architecture: str, *, partial_rotary: bool) -> dict[s
         "rms_norm_eps": shortest(eps),
         "max_position_embeddings": file.size(f"{architecture}.context_length"),
     }
+    inner = f"{architecture}.feed_forward_length"  # of dense networks, which a mixture may have none of
+    if file.has(inner) or not file.has(f"{architecture}.expert_feed_forward_length"):
+        sizes["intermediate_size"] = file.size(inner)
     return sizes | {"partial_rotary_factor": rotated / head_dim} if partial_rotary else sizes

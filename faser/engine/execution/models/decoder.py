@@ -352,6 +352,7 @@ def _feed_forward(spec: DecoderSpec, layer: LayerSpec, weights: LayerWeights) ->
             norm_after=weights.norm_after,
         )
     assert isinstance(layer.feed_forward, ExpertsSpec), "weights of experts belong to a mixture"
+    shared = network.shared
     experts = Experts(
         router=network.router,
         gate_up=tuple(each.gate_up for each in network.experts),
@@ -359,5 +360,6 @@ def _feed_forward(spec: DecoderSpec, layer: LayerSpec, weights: LayerWeights) ->
         top_k=layer.feed_forward.top_k,
         renormalise=layer.feed_forward.renormalise,
         activation=layer.feed_forward.activation,
+        shared=None if shared is None else (shared.gate_up, shared.down),
     )
     return MixedFeedForward(attention_out=weights.attention_out, norm=weights.post_norm, eps=eps, experts=experts)

@@ -29,7 +29,7 @@ from faser.engine.execution.models.sources import (
     gguf_rows,
     rounded_rows,
 )
-from faser.engine.execution.models.stacked_experts import StackedExperts
+from faser.engine.execution.models.stacked_experts import StackedSource
 from faser.engine.execution.models.stored_codes import CodeSource
 from faser.engine.execution.models.weights import (
     ByteProgress,
@@ -221,7 +221,7 @@ def _mxfp4_form(
     directory: Path, source: WeightSource, backend: Backend, dtype: torch.dtype, quantization: str | None
 ) -> CheckpointForm:
     """The experts as they are stored; all other products are floats."""
-    if not isinstance(source, StackedExperts):
+    if not isinstance(source, StackedSource):
         raise ConfigError(f"{directory} is quantised (mxfp4), which is read of gpt-oss alone")
     if quantization == "none":
         return CheckpointForm(source=source)
@@ -269,7 +269,9 @@ def open_source(path: Path) -> WeightSource:
     weights = gguf_file(path)
     if weights is not None:
         return open_gguf(weights)
-    source, config = SafetensorsSource(path), read_model_config(path)
-    if config.spec.names.stacked_experts:
-        return StackedExperts(source)
-    return source if config.wrapper is None else TextSource(source)
+    source: WeightSource = SafetensorsSource(path)
+    config = read_model_config(path)
+    if config.wrapper is not None:
+        source = TextSource(source)
+    stacked = config.spec.names.stacked_experts
+    return source if stacked is None else StackedSource(source, stacked)

@@ -157,16 +157,22 @@ def experts_bytes(config: EngineConfig, model: CachedModel) -> int:
     """What the kernels for mixtures on a CPU take for the rows of the largest step, and keep; 0: there are none.
 
     For each pair of a row and an expert: its input, as it is and in 8 bits; gate and up, and their product; its
-    result in float32; and where it is among the others. Layers take turns in the same memory.
+    result in float32; and where it is among the others. A shared expert comes before them, in the same memory but
+    for its results. Layers take turns too.
     """
     hidden, value = model.spec.hidden_size, model.dtype.itemsize
 
-    def of_pair(mixture: ExpertsSpec) -> int:
-        quantised = 2 * -(-max(hidden, mixture.size) // _LOW_BIT_SPAN) * _LOW_BIT_SPAN
-        return (value + 4) * hidden + 3 * value * mixture.size + quantised + _ROUTING_BYTES
+    def of_networks(count: int, size: int) -> int:
+        quantised = 2 * -(-max(hidden, size) // _LOW_BIT_SPAN) * _LOW_BIT_SPAN
+        return count * (3 * value * size + quantised)
 
-    largest = (each.top_k * of_pair(each) + 4 * each.num_experts for each in model.spec.mixtures)
-    return config.max_num_batched_tokens * max(largest, default=0)
+    def of_row(mixture: ExpertsSpec) -> int:
+        networks = max(of_networks(mixture.top_k, mixture.size), of_networks(1, mixture.shared_size))
+        pairs = mixture.top_k * ((value + 4) * hidden + _ROUTING_BYTES)
+        shared = 4 * (hidden + 1) if mixture.shared_size else 0
+        return networks + pairs + 4 * mixture.num_experts + shared
+
+    return config.max_num_batched_tokens * max(map(of_row, model.spec.mixtures), default=0)
 
 
 def state_shape(config: EngineConfig, model: CachedModel) -> StateShape | None:

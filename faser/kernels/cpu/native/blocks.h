@@ -14,7 +14,8 @@ struct FaserNormedLinear {
     float eps;
 };
 
-// E gated networks, of which each row passes top_k. gate_up, down: [E].
+// E gated networks, of which each row passes top_k. gate_up, down: [E]. shared: gate_up and down of one that every row
+// passes, weighed by the sigmoid of the router's last logit, number E; or null.
 struct FaserExperts {
     FaserAnyLinear router;
     const FaserAnyLinear* gate_up;
@@ -22,6 +23,7 @@ struct FaserExperts {
     int64_t num_experts, top_k;
     int32_t renormalise;  // weights of the chosen ones are divided by their sum
     int32_t activation;   // FaserActivation
+    const FaserAnyLinear* shared;
 };
 
 struct FaserFeedForward {

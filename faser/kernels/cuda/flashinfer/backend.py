@@ -250,6 +250,7 @@ class FlashInferBackend:
 
     def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:
         """See Backend. Raises ConfigError for weights in 8 bits."""
+        assert block.shared is None, "the loader refuses delta nets, which all models with a shared expert have"
         if self._experts_read is None:
             self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
         run = self._experts.get(block)

@@ -28,7 +28,7 @@ from faser.errors import ModelError
 from tests.checkpoints import random_weights
 from tests.engine.checkpoints.gguf.gguf_files import Array, convert, write_gguf
 from tests.engine.checkpoints.mtp_models import mtp_shapes
-from tests.engine.checkpoints.test_families import CASES, VOCAB_SIZE, edited, make_oracle
+from tests.engine.checkpoints.test_families import CASES, VOCAB_SIZE, Oracle, edited, make_oracle
 from tests.engine.execution.models.paged import load, prompt
 
 # A case of the families, the architecture of its GGUF file, and fields that a GGUF file cannot state otherwise.
@@ -118,38 +118,88 @@ def test_converted_weights_are_those_of_the_checkpoint(name: str, architecture: 
         np.testing.assert_allclose(source.get(tensor).numpy(), expected, rtol=0, atol=1.2e-7 if rounded else 0.0)
 
 
+# Cases with delta nets, and the architectures of their files.
+DELTA_NETS = [("qwen3.5", "qwen35"), ("qwen3.5-moe", "qwen35moe"), ("qwen3-next", "qwen3next")]
+
+
+def converted(case: str, architecture: str, folder: Path, **options: Any) -> Oracle:
+    """The oracle of a case with delta nets, and model.gguf next to its files. options: of convert."""
+    oracle = make_oracle(next(each for each in CASES if each.name == case), folder)
+    config = json.loads((folder / "config.json").read_text())
+    if architecture == "qwen35moe":
+        config.pop("intermediate_size")  # the converter finds none in checkpoints
+    config["num_hidden_layers"] += options.get("num_drafting", 0)
+    source = open_source(folder)
+    weights = {each: np.ascontiguousarray(source.get(each).numpy()) for each in source.names()}
+    if config["tie_word_embeddings"]:
+        weights.pop("lm_head.weight", None)
+    convert(config, weights, folder / "model.gguf", architecture, **options)
+    return oracle
+
+
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])
-@pytest.mark.parametrize("drafts", [False, True])
-def test_a_file_of_qwen35_is_the_same_model_with_its_value_heads_in_tiles(
-    kind: GGMLQuantizationType, drafts: bool, tmp_path: Path
+@pytest.mark.parametrize("name, architecture", DELTA_NETS)
+def test_a_file_with_delta_nets_is_the_same_model(
+    name: str, architecture: str, kind: GGMLQuantizationType, tmp_path: Path
 ) -> None:
-    """drafts: with a layer more, which drafts: of a head, and none of the model."""
-    oracle = make_oracle(next(case for case in CASES if case.name == "qwen3.5"), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    source = open_source(tmp_path)
-    weights = {each: source.get(each).numpy() for each in source.names() if each != "lm_head.weight"}
-    layer: dict[str, Array] = {}
-    if drafts:
-        layer = {name: each.numpy() for name, each in random_weights(mtp_shapes(config)).items()}
-    convert(config, weights | layer, tmp_path / "m.gguf", "qwen35", quantization=kind)
-    found, expected = (read_model_config(each).spec for each in (tmp_path / "m.gguf", tmp_path))
-    tiled = [
-        replace(each, attention=replace(each.attention, tiled=True))
+    """But for the order of value heads, and of parts of a product."""
+    oracle = converted(name, architecture, tmp_path, quantization=kind)
+    found, expected = (read_model_config(each).spec for each in (tmp_path / "model.gguf", tmp_path))
+    tiled = architecture != "qwen3next"
+    layers = [
+        replace(each, attention=replace(each.attention, tiled=tiled))
         if isinstance(each.attention, DeltaNetSpec)
         else each
         for each in expected.layers
     ]
-    assert found == replace(expected, layers=tuple(tiled))
-    stored = open_gguf(tmp_path / "m.gguf")
-    assert {name for name in stored.names() if name.startswith("mtp.")} == set(layer)
-    for name, values in layer.items():
-        if kind is GGMLQuantizationType.F32:
-            np.testing.assert_allclose(stored.get(name).numpy(), values, rtol=0, atol=2.4e-7, err_msg=name)
-    logits = load(tmp_path / "m.gguf").prefill(oracle.token_ids, (30,))
+    assert found == replace(expected, layers=tuple(layers), names=replace(expected.names, fused_qkvz=False))
+    logits = load(tmp_path / "model.gguf").prefill(oracle.token_ids, (30,))
     if kind is GGMLQuantizationType.F32:
         torch.testing.assert_close(logits, oracle.logits, atol=1e-4, rtol=0)
     else:
-        assert torch.corrcoef(torch.stack((logits.flatten(), oracle.logits.flatten())))[0, 1] > 0.99
+        assert torch.corrcoef(torch.stack((logits.flatten(), oracle.logits.flatten())))[0, 1] > 0.98
+
+
+@pytest.mark.parametrize(
+    "name, architecture, options",
+    [
+        *((name, kind, {"num_drafting": 1}) for name, kind in DELTA_NETS),
+        ("qwen3-next", "qwen3next", {"legacy": True}),
+    ],
+)
+def test_other_files_with_delta_nets_are_the_same_model_too(
+    name: str, architecture: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """With a layer more, which drafts and is not read; and in the layout of older files."""
+    if "num_drafting" in options:
+        layer = {"blk.5.nextn.eh_proj.weight": np.zeros((64, 128), np.float32)}
+        options = options | {"extra": layer}
+    oracle = converted(name, architecture, tmp_path, **options)
+    logits = load(tmp_path / "model.gguf").prefill(oracle.token_ids, (30,))
+    torch.testing.assert_close(logits, oracle.logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name, architecture", DELTA_NETS)
+def test_files_with_delta_nets_would_show_value_heads_in_another_order(
+    name: str, architecture: str, tmp_path: Path
+) -> None:
+    other = "grouped" if architecture != "qwen3next" else "tiled"
+    oracle = converted(name, architecture, tmp_path, delta_heads=other)
+    wrong = load(tmp_path / "model.gguf").prefill(oracle.token_ids, ())
+    assert (wrong - oracle.logits).abs().max() > 1e-2
+
+
+def test_the_layer_that_drafts_has_the_hubs_names_and_values(tmp_path: Path) -> None:
+    """Norms with one added, rounded to 32 bits and taken off, within half a step of 2.0."""
+    make_oracle(next(each for each in CASES if each.name == "qwen3.5"), tmp_path)
+    config, source = json.loads((tmp_path / "config.json").read_text()), open_source(tmp_path)
+    weights = {each: source.get(each).numpy() for each in source.names() if each != "lm_head.weight"}
+    layer = {name: each.numpy() for name, each in random_weights(mtp_shapes(config)).items()}
+    convert(config, weights | layer, tmp_path / "m.gguf", "qwen35")
+    stored = open_gguf(tmp_path / "m.gguf")
+    assert {name for name in stored.names() if name.startswith("mtp.")} == set(layer)
+    for name, values in layer.items():
+        np.testing.assert_allclose(stored.get(name).numpy(), values, rtol=0, atol=2.4e-7, err_msg=name)
 
 
 @each_file
