@@ -267,7 +267,7 @@ async def fetch_model(
         report(stage, done, total)
 
     speculation = config.speculation
-    if speculation.needs_draft_model or speculation.needs_head:
+    if speculation.needs_model:
         check_source(speculation.model, speculation.revision)
     try:
         return await asyncio.to_thread(

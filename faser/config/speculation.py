@@ -28,7 +28,8 @@ class DrafterInfo:
     verified, and the feature of the confidence at which it predicts prior_acceptance.
     needs_passes: each drafted token costs a forward pass of a model, and there is a draft whenever one is asked
     for. Otherwise drafts are copied from text. needs_draft_model: a second model is loaded. needs_head: a head is
-    loaded, a small model that reads the target's hidden states.
+    loaded, a small model that reads the target's hidden states. in_checkpoint: the head is part of the target's
+    checkpoint, where others are named by `model`.
     """
 
     name: str
@@ -40,7 +41,10 @@ class DrafterInfo:
     needs_passes: bool = False
     needs_draft_model: bool = False
     needs_head: bool = False
+    in_checkpoint: bool = False
 
+
+MTP = "mtp"  # multi-token prediction, as vLLM names it
 
 # To add a drafter, write its class, add its row here and its row in engine/execution/drafting/registry.py,
 # and describe it in docs/speculation.md. The order is that of methods in arrays and metrics: models first.
@@ -49,6 +53,7 @@ DRAFTERS = {
     for each in (
         DrafterInfo("draft_model", Confidence.MARGIN, 0.7, 0.5, 2.5, needs_passes=True, needs_draft_model=True),
         DrafterInfo("eagle3", Confidence.MARGIN, 0.6, 0.5, 2.5, needs_passes=True, needs_head=True),
+        DrafterInfo(MTP, Confidence.MARGIN, 0.7, 0.5, 2.5, needs_passes=True, needs_head=True, in_checkpoint=True),
         DrafterInfo("suffix", Confidence.PROBABILITY, 0.6, 0.7, 0.5),
         DrafterInfo("ngram", Confidence.MATCH_LENGTH, 0.55, 1.4, 1.1),
         DrafterInfo("ngram_model", Confidence.PROBABILITY, 0.23, 0.75, 0.0),
@@ -77,12 +82,14 @@ class SpeculationConfig:
     """How the engine speculates.
 
     method: one drafter, or auto: those that draft from text, and a model if there is one; one of them is chosen
-    per request. model: directory, file or hub id; NONE, None: none. num_speculative_tokens: gamma of policy
+    per request. model: directory, file or hub id; NONE: none; None: none but the target's own layer for drafting
+    (MTP), if its checkpoint has one. num_speculative_tokens: gamma of policy
     `fixed`, its maximum under every other; None: 16 for drafts from text, 8 for a model's. model_method: with
     auto, what `model` is, draft_model or a kind of head; None: its files say it, and until they are read it is a
-    draft model. suffix_max_cached_requests: past
-    answers that suffix lookup drafts from. ngram_model: file of the n-gram model; NONE: none; None: the one of the
-    package, for the default model. table:
+    draft model. MTP: the target's own layer, without `model`. draft_vocab_size: how many tokens that layer chooses
+    from, the first of the vocabulary; those that end generation are added. None: all.
+    suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model: file of the n-gram model;
+    NONE: none; None: the one of the package, for the default model. table:
     (first, last, gamma) by number of sequences, ascending without gaps. classes: settings of each class of
     requests, by name. admission: of requests without a class, as in SpeculationParams.
     """
@@ -94,6 +101,7 @@ class SpeculationConfig:
     model_method: str | None = None
     revision: str | None = None
     draft_max_model_len: int | None = None
+    draft_vocab_size: int | None = None
     prompt_lookup_min: int = 1
     prompt_lookup_max: int = 5
     suffix_max_cached_requests: int = 10_000
@@ -135,8 +143,10 @@ class SpeculationConfig:
             return ()
         if self.method != AUTO:
             return (DRAFTERS[self.method],)
-        by_model = (self.model_method or "draft_model",) if self.model not in (None, NONE) else ()
-        return tuple(DRAFTERS[name] for name in (*TEXT_METHODS, *by_model))
+        by_model = self.model_method
+        if by_model != MTP:
+            by_model = None if self.model in (None, NONE) else by_model or "draft_model"
+        return tuple(DRAFTERS[name] for name in (*TEXT_METHODS, by_model) if name is not None)
 
     @property
     def needs_draft_model(self) -> bool:
@@ -147,6 +157,20 @@ class SpeculationConfig:
     def needs_head(self) -> bool:
         """Whether a head is loaded, which drafts from the target's hidden states."""
         return any(each.needs_head for each in self.drafters)
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether `model` names what drafts: a draft model, or a head of its own."""
+        return any(
+            each.needs_draft_model or (each.needs_head and not each.in_checkpoint) for each in self.drafters
+        )
+
+    @property
+    def may_use_mtp(self) -> bool:
+        """Whether the target's own layer for drafting is asked for, or drafts if there is one."""
+        if self.policy == "off" or self.method not in (AUTO, MTP):
+            return False
+        return MTP in (self.method, self.model_method) or self.model is None
 
     @property
     def needs_passes(self) -> bool:

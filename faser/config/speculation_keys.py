@@ -17,6 +17,7 @@ from faser.config.speculation import (
     HEAD_METHODS,
     MAX_DRAFT_TOKENS,
     METHODS,
+    MTP,
     NONE,
     PASS_METHODS,
     POLICIES,
@@ -27,7 +28,9 @@ from faser.config.speculation import (
 from faser.config.vllm_names import (
     FOREIGN_KEYS,
     FOREIGN_METHODS,
+    MTP_NAMES,
     OLD_REJECTION_METHODS,
+    REFUSED_HEADS,
     REMOVED_METHODS,
     not_supported,
 )
@@ -45,9 +48,9 @@ KEYS: tuple[Setting, ...] = (
         "method",
         Kind.TEXT,
         "The drafter. auto: those that draft from text, and the draft model or the head if there is one; chosen "
-        "per request.",
+        "per request. mtp: the layer that the model's own checkpoint has for drafting (Qwen3.5).",
         choices=METHODS,
-        synonyms=(("ngram_gpu", "ngram"),),
+        synonyms=(("ngram_gpu", "ngram"), *((name, MTP) for name in MTP_NAMES)),
     ),
     _key("policy", Kind.TEXT, "How the number of drafted and verified tokens is chosen.", choices=POLICIES),
     _key(
@@ -61,12 +64,14 @@ KEYS: tuple[Setting, ...] = (
         "model",
         Kind.TEXT,
         "Draft model: directory, .gguf file or hub id. It needs the vocabulary of the model it drafts for. Or a "
-        "head (EAGLE-3): directory or hub id. None, or 'none': no model.",
+        "head (EAGLE-3): directory or hub id. None: with auto the model's own MTP layer, if its checkpoint has "
+        "one. 'none': no model.",
     ),
     _key(
         "model_method",
         Kind.TEXT,
-        "With auto, what `model` is: draft_model, or a kind of head. None: its files say it.",
+        "With auto, what `model` is: draft_model, or a kind of head; mtp, without `model`: the model's own layer. "
+        "None: the files say it.",
         choices=("draft_model", *HEAD_METHODS),
     ),
     _key("revision", Kind.TEXT, "Branch, tag or commit of a draft model or head."),
@@ -74,6 +79,14 @@ KEYS: tuple[Setting, ...] = (
         "max_model_len",
         Kind.INTEGER,
         "Context up to which the draft model drafts, in tokens.",
+        low=1,
+        high=1 << 24,
+    ),
+    _key(
+        "draft_vocab_size",
+        Kind.INTEGER,
+        "How many tokens an MTP layer chooses from: the first of the vocabulary, which are its commonest, and "
+        "those that end generation. None: all.",
         low=1,
         high=1 << 24,
     ),
@@ -132,11 +145,12 @@ _QUOTED = [f"'{each}'" for each in (*TEXT_METHODS, *PASS_METHODS)]
 _OWN_METHODS = f"{', '.join(_QUOTED[:-1])} or {_QUOTED[-1]}"
 
 # Keys that only some methods use.
-_OWN_MODEL = (AUTO, *(each.name for each in DRAFTERS.values() if each.needs_draft_model or each.needs_head))
+_OWN_MODEL = (AUTO, *(each for each in PASS_METHODS if not DRAFTERS[each].in_checkpoint))
 _USED_BY = {
     **dict.fromkeys(("model", "revision", "max_model_len"), _OWN_MODEL),
     **dict.fromkeys(("prompt_lookup_min", "prompt_lookup_max"), (AUTO, "ngram")),
     "model_method": (AUTO,),
+    "draft_vocab_size": (AUTO, MTP),
     "suffix_decoding_max_cached_requests": (AUTO, "suffix"),
     "ngram_model": (AUTO, "ngram_model"),
     "draft_sample_method": (AUTO, *PASS_METHODS),
@@ -200,11 +214,13 @@ def parse_speculation(
 def _take_foreign_method(given: dict[str, Any], problems: list[str]) -> None:
     """Take out a method that vLLM has and FASER does not, or does not any more."""
     method = given.get("method")
-    if isinstance(method, str) and (method in FOREIGN_METHODS or method.endswith("_mtp")):
-        reason = FOREIGN_METHODS.get(method, FOREIGN_METHODS["mtp"])
+    if not isinstance(method, str) or method in MTP_NAMES:
+        return
+    if method in FOREIGN_METHODS or method.endswith("_mtp"):
+        reason = FOREIGN_METHODS.get(method, REFUSED_HEADS[MTP])
         problems.append(f"'{method}' {not_supported(reason, _OWN_METHODS)}")
         del given["method"]
-    elif isinstance(method, str) and method in REMOVED_METHODS:
+    elif method in REMOVED_METHODS:
         problems.append(f"'{method}' was removed: {REMOVED_METHODS[method]}. Use {_OWN_METHODS}.")
         del given["method"]
 
@@ -277,9 +293,10 @@ def _check_method(
 ) -> None:
     """The method has what it needs, and uses every key that is given."""
     method = fields.get("method", AUTO)
-    loads = method != AUTO and (DRAFTERS[method].needs_draft_model or DRAFTERS[method].needs_head)
-    if loads and ("model" not in names or fields.get("model") == NONE):
+    if method != AUTO and method in _OWN_MODEL and ("model" not in names or fields.get("model") == NONE):
         problems.append(f"method is {method}; it needs 'model'")
+    if method == AUTO and fields.get("model_method") == MTP and "model" in names:
+        problems.append("model_method is mtp, the model's own layer; it needs no 'model'")
     warnings += [
         f"'{name}' has no effect with method {method}"
         for name, methods in _USED_BY.items()

@@ -266,14 +266,13 @@ REFUSED_HEADS: dict[str, str] = {
     "medusa": "its heads do not read what the earlier ones drafted; EAGLE-3's heads do, and they are computed",
     "mlp_speculator": "each of its positions has layers of its own, which no kernel here computes",
     "eagle3 of another family": "only heads whose layers are Llama's or Qwen3's are computed",
-    "mtp": "DeepSeek, GLM, MiMo and Qwen3-Next have such layers, and none of these families is served",
+    "mtp": "of such layers only Qwen3.5's are computed, each a part of its model's own checkpoint",
 }
 
+MTP_NAMES = ("qwen3_5_mtp", "qwen3_next_mtp")  # older names of the method mtp; Qwen3.5's cards have the second
+
 FOREIGN_METHODS: dict[str, str] = {
-    **{
-        method: REFUSED_HEADS[method]
-        for method in ("mtp", "mlp_speculator", "dflash", "dspark", "eagle", "medusa")
-    },
+    **{method: REFUSED_HEADS[method] for method in ("mlp_speculator", "dflash", "dspark", "eagle", "medusa")},
     "custom_class": "no code of the operator's runs in the engine",
     "extract_hidden_states": "hidden states are not handed out",
 }

@@ -120,6 +120,16 @@ def test_a_method_of_vllms_that_is_not_built_is_refused_by_name(method: str) -> 
     assert problem.endswith(f" Remove it or use {OWN_METHODS}.")
 
 
+@pytest.mark.parametrize("method", ["mtp", "qwen3_5_mtp", "qwen3_next_mtp"])
+def test_the_layer_of_the_models_checkpoint_drafts_without_a_model(method: str) -> None:
+    parsed = parse_speculation({"method": method, "num_speculative_tokens": 2})
+    assert parsed.config == SpeculationConfig(method="mtp", num_speculative_tokens=2)
+    assert not parsed.warnings
+    assert parse_speculation({"method": method, "model": "d"}).warnings == (
+        "'model' has no effect with method mtp",
+    )
+
+
 def test_a_method_that_faser_had_is_refused_by_name() -> None:
     (problem,) = problems(method="layer_skip")
     assert problem == (
@@ -159,6 +169,10 @@ def test_a_method_that_faser_had_is_refused_by_name() -> None:
         ({"policy": "best"}, f"policy is best; it must be one of {', '.join(POLICIES)}"),
         ({"policy": "table"}, "'policy' is table; it needs 'num_speculative_tokens_per_batch_size'"),
         ({"method": "draft_model"}, "method is draft_model; it needs 'model'"),
+        (
+            {"model": "d", "model_method": "mtp"},
+            "model_method is mtp, the model's own layer; it needs no 'model'",
+        ),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0; it must be at least 1 and at most 32"),
         ({"num_speculative_tokens": 33}, "num_speculative_tokens is 33; it must be at least 1 and at most 32"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens is true; it must be a whole number"),

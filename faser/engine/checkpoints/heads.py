@@ -1,6 +1,7 @@
-"""Heads: small models that draft from a target's hidden states, as the config.json of a directory describes them.
+"""Heads: small models that draft from a target's hidden states, as checkpoints describe them.
 
-EAGLE-3 is the one kind that is computed (Li et al., arXiv 2503.01840). Two layouts become one HeadSpec:
+Two kinds are computed: EAGLE-3 (Li et al., arXiv 2503.01840), and the layer for multi-token prediction (MTP) that
+a target's own checkpoint may have. Of EAGLE-3 two layouts become one HeadSpec:
 
     `speculators`   config.json: speculators_model_type, transformer_layer_config,
                     speculators_config {algorithm, proposal_methods, verifier},
@@ -12,6 +13,7 @@ EAGLE-3 is the one kind that is computed (Li et al., arXiv 2503.01840). Two layo
 
 Both have the tensors fc, layers.0.* (flat perhaps midlayer.*), norm, lm_head, d2t and t2d, and perhaps
 embed_tokens. A head that is described like a target is known by its tensors. Other kinds are refused by name.
+An MTP layer is described by its target's config.json, and known by its tensors, mtp.*.
 """
 
 import json
@@ -21,15 +23,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from faser.config.speculation import MTP
 from faser.config.vllm_names import REFUSED_HEADS
 from faser.engine.checkpoints.families import decoder_spec
-from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, DenseSpec
 from faser.engine.checkpoints.families.fields import Fields, windowed
-from faser.engine.checkpoints.files import tensor_names
+from faser.engine.checkpoints.files import gguf_file, tensor_names
+from faser.engine.checkpoints.gguf.checkpoint import open_gguf
 from faser.engine.checkpoints.quantized import StoredMxfp4, StoredQuantization, stored_quantization
 from faser.errors import ModelError
 
 EAGLE3 = "eagle3"  # the method, as vLLM and speculators name it
+MTP_PREFIX = "mtp."  # of the tensors of an MTP layer
+_MTP_PARTS = {"fc", "layers", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"}
 _KIND = "speculators_model_type"
 _FAMILIES = ("llama", "qwen3")  # of a head's layers
 _ARCHITECTURES = {
@@ -50,7 +56,7 @@ _REFUSED_ARCHITECTURES = {
     "Eagle": "eagle",
     "EAGLE": "eagle",
     "Medusa": "medusa",
-    "MTP": "mtp",
+    "MTP": MTP,
 }
 
 
@@ -124,6 +130,40 @@ def read_head_spec(directory: Path, target: DecoderSpec) -> HeadSpec:
     if not describes_head(config):
         _has_head_tensors(directory)
     return _speculators_spec(config, target) if _KIND in config else _flat_spec(config, target)
+
+
+def read_mtp_spec(path: Path, target: DecoderSpec) -> HeadSpec | None:
+    """The MTP layer in the checkpoint of the target; None: it has none.
+
+    The layer is as the target's layers with attention are, and reads the stream after the last one. Raises
+    ModelError for what is not computed: several layers, a mixture of experts, an embedding of its own.
+    """
+    if MTP_PREFIX not in target.names.not_read:
+        return None
+    weights = gguf_file(path)
+    names = tensor_names(path) if weights is None else open_gguf(weights).names()
+    own = [name.split(".") for name in names if name.startswith(MTP_PREFIX)]
+    if not own:
+        return None
+    parts = {name[1] for name in own}
+    if parts != _MTP_PARTS:
+        raise ModelError(
+            f"the MTP layer of {path} has {', '.join(sorted(parts))}; only layers with "
+            f"{', '.join(sorted(_MTP_PARTS))} are computed"
+        )
+    numbers = {name[2] for name in own if name[1] == "layers"}
+    if len(numbers) > 1:
+        raise ModelError(f"{path} has {len(numbers)} MTP layers; only one is computed")
+    layer = next(each for each in target.layers if isinstance(each.attention, AttentionSpec))
+    if not isinstance(layer.feed_forward, DenseSpec):
+        raise ModelError(f"the MTP layer of {path} is a mixture of experts; only dense ones are computed")
+    return HeadSpec(
+        decoder=replace(target, layers=(layer,), tie_word_embeddings=False),
+        draft_vocab_size=target.vocab_size,
+        target_hidden_size=target.hidden_size,
+        state_layers=(target.num_layers,),
+        norm_output=True,
+    )
 
 
 def is_head(directory: Path) -> bool:

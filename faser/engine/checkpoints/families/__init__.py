@@ -104,8 +104,8 @@ FAMILIES = (
         to_spec=qwen3_5.spec,
         examples=("Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B"),
         gguf=("qwen35",),
-        note="Gated delta nets, on a CPU; of checkpoints that also read images (Qwen3_5ForConditionalGeneration) "
-        "the text half loads.",
+        note="Gated delta nets, on a CPU; the MTP layer of a checkpoint drafts; of checkpoints that also read "
+        "images (Qwen3_5ForConditionalGeneration) the text half loads.",
     ),
     Family(
         name="Qwen3.5-MoE",

@@ -18,6 +18,7 @@ from faser.engine.checkpoints.gguf.families import (
     CONVOLUTION,
     DELTA_NORM,
     EXPERT,
+    MTP_TENSORS,
     SHARED_GATE,
     architecture_of,
 )
@@ -36,7 +37,7 @@ _OUTER_NAMES = {
     "output.weight": "lm_head.weight",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)(?:\.(weight|bias))?")
-_LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
+_MTP_TENSOR = re.compile(r"blk\.\d+\.(nextn\.\w+)\.weight")
 _OF_ROPE = (LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 
@@ -48,11 +49,14 @@ class GgufSource:
         self._file = file
         architecture, name = architecture_of(file), file.require("general.architecture", str)
         self._plus_one = architecture.plus_one
+        num_layers = None
+        if architecture.drafting_layers:
+            num_layers = file.size(f"{name}.block_count") - file.get(f"{name}.nextn_predict_layers", int, 0)
         self._stored: dict[str, tuple[str, int | None]] = {}  # tensor in the file, and which of its matrices
         for stored in file.tensor_names():
-            if stored in _OF_ROPE or (architecture.drafting_layers and _drafts(file, name, stored)):
+            if stored in _OF_ROPE:
                 continue
-            hub = _hf_name(stored, architecture.tensors, file.path)
+            hub = _hf_name(stored, architecture.tensors, num_layers, file.path)
             if EXPERT in hub:
                 parts = range(file.shape(stored)[0])
                 self._stored |= {hub.replace(EXPERT, str(part)): (stored, part) for part in parts}
@@ -81,8 +85,8 @@ class GgufSource:
             return values[:, None]
         if name.endswith(f"{SHARED_GATE}.weight"):
             return values.reshape(1, -1)
-        plus_one = self._plus_one and name.endswith("norm.weight") and not name.endswith(f"{DELTA_NORM}.weight")
-        return values - np.float32(1) if plus_one else values
+        is_norm = self._stored[name][0].endswith("norm.weight") and not name.endswith(f"{DELTA_NORM}.weight")
+        return values - np.float32(1) if self._plus_one and is_norm else values
 
     def format(self, name: str) -> str:
         """The name of the type that a tensor is stored in, such as Q4_K or F32."""
@@ -113,22 +117,20 @@ def open_gguf(path: Path) -> GgufSource:
     return GgufSource(GgufFile(path))
 
 
-def _hf_name(name: str, layer_tensors: Mapping[str, str], path: Path) -> str:
+def _hf_name(name: str, layer_tensors: Mapping[str, str], num_layers: int | None, path: Path) -> str:
+    """num_layers: of the model, where layers that draft follow them; None: there are none."""
     if name in _OUTER_NAMES:
         return _OUTER_NAMES[name]
+    if num_layers is not None and (match := _MTP_TENSOR.fullmatch(name)) and match[1] in MTP_TENSORS:
+        return f"mtp.{MTP_TENSORS[match[1]]}.weight"
     match = _LAYER_TENSOR.fullmatch(name)
     if match is None or match[2] not in layer_tensors:
         raise ModelError(f"{path} has a tensor {name}, which no supported model of its architecture has")
-    hub = layer_tensors[match[2]]
-    return f"model.layers.{match[1]}.{hub}" + ("" if hub in BARE else f".{match[3]}")
-
-
-def _drafts(file: GgufFile, architecture: str, tensor: str) -> bool:
-    """Whether the tensor is of a layer that drafts: these come last."""
-    num_layers = file.size(f"{architecture}.block_count")
-    num_layers -= file.get(f"{architecture}.nextn_predict_layers", int, 0)
-    match = _LAYER_NUMBER.match(tensor)
-    return match is not None and int(match[1]) >= num_layers
+    hub, layer = layer_tensors[match[2]], int(match[1])
+    prefix = f"model.layers.{layer}."
+    if num_layers is not None and layer >= num_layers:
+        prefix = f"mtp.layers.{layer - num_layers}."
+    return f"{prefix}{hub}" + ("" if hub in BARE else f".{match[3]}")
 
 
 def _unpermute(rows: npt.NDArray[Number], num_heads: int) -> npt.NDArray[Number]:

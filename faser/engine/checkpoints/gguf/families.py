@@ -93,6 +93,15 @@ _QWEN35_MOE = (_QWEN3_MOE | _QWEN35) | {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _QWEN3_NEXT = _QWEN35_MOE | {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
+# Of the layer that drafts, besides those of a layer with attention.
+MTP_TENSORS = {
+    "nextn.eh_proj": "fc",
+    "nextn.enorm": "pre_fc_norm_embedding",
+    "nextn.hnorm": "pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "norm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "lm_head",
+}
 _SMOLLM3_ROPE_INTERVAL = 4
 # The number of layers of the 27B models, which scale scores by the hidden size a head, not by the head's width.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
@@ -111,7 +120,7 @@ class Architecture:
     class_name, model_type: on the hub. tensors: of a layer, the hub's names by those in the file. permuted: rows
     of q and k are in llama.cpp's order. plus_one: norms are stored plus one. partial_rotary: some channels of a
     head may stay as they are. windows, experts: there may be a sliding window, or a mixture of experts.
-    drafting_layers: the last layers may be there to draft (nextn); they are not read.
+    drafting_layers: the last layers may be there to draft (nextn): of a head, and none of the model.
     own_fields: fields of config.json from keys of its own; called with the file and the other fields, which they
     replace.
     """

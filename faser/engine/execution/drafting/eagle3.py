@@ -23,7 +23,7 @@ normalised, and the logits are a product of it.
 Source: Li et al., arXiv 2503.01840, section 3.1.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -77,6 +77,7 @@ class HeadBuffers:
     features: Tensor
     embedded: Tensor
     joined: Tensor
+    _rooms: dict[int, DraftRoom] = field(default_factory=dict, init=False)  # by the number of rows
 
     @classmethod
     def allocate(
@@ -94,17 +95,26 @@ class HeadBuffers:
             joined=rows(2 * spec.hidden_size),
         )
 
+    def room(self, rows: int) -> DraftRoom:
+        """The buffers of that many rows, the same object each time."""
+        found = self._rooms.get(rows)
+        if found is None:
+            assert rows <= len(self.features), "more rows than the buffers hold"
+            layers = self.layers
+            found = self._rooms[rows] = DraftRoom(
+                states=self.states[:rows],
+                features=self.features[:rows],
+                embedded=self.embedded[:rows],
+                joined=self.joined[:rows],
+                hidden=layers.hidden[:rows],
+                layers=LayerBuffers(qkv=layers.qkv[:rows], mixed=layers.mixed[:rows], block=layers.scratch(rows)),
+                logits=layers.logits,
+            )
+        return found
+
 
 class Eagle3Head:
-    """A loaded head. It runs one step at a time, and allocates nothing during it.
-
-    Tensors are on the backend's device, activations in the type of the target's. What a method returns is a part
-    of a buffer, which the next call of the same method overwrites. R: at most max_rows, N: at most max_logit_rows.
-
-    draft_ids: [Vd] int64, distinct: the target's id of each row of the logits; None: the target's vocabulary.
-    rotary: see Decoder; the entries of the cache are among its positions.
-    drafting_stack: what HeadDrafting takes; None: it drafts no such heads.
-    """
+    """See Head. rotary: see Decoder; the entries of the cache are among its positions."""
 
     def __init__(
         self,
@@ -123,7 +133,6 @@ class Eagle3Head:
         self._eps = spec.decoder.rms_norm_eps
         self._blocks: Blocks = backend.blocks
         self._layers: Layers = backend.layers
-        self._rooms: dict[int, DraftRoom] = {}  # by the number of rows
         assert weights.layers[0].input_norm is not None, "embeddings are normalised"
         self._embedding_norm = weights.layers[0].input_norm
         self._logits = None
@@ -140,37 +149,17 @@ class Eagle3Head:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the packed weights; those shared with the target are not counted."""
         return self._weights.num_bytes
 
     def draft_room(self, rows: int) -> DraftRoom:
-        """The buffers of that many rows, the same object each time."""
-        found = self._rooms.get(rows)
-        if found is None:
-            assert rows <= len(self._buffers.features), "more rows than the buffers hold"
-            buffers, layers = self._buffers, self._buffers.layers
-            found = self._rooms[rows] = DraftRoom(
-                states=buffers.states[:rows],
-                features=buffers.features[:rows],
-                embedded=buffers.embedded[:rows],
-                joined=buffers.joined[:rows],
-                hidden=layers.hidden[:rows],
-                layers=LayerBuffers(qkv=layers.qkv[:rows], mixed=layers.mixed[:rows], block=layers.scratch(rows)),
-                logits=layers.logits,
-            )
-        return found
+        return self._buffers.room(rows)
 
     def features(self, states: Tensor) -> Tensor:
-        """[R, Hh] of the target's states [R, K * H], the layers of spec.state_layers side by side; unchanged."""
         room = self.draft_room(len(states))
         return self._backend.linear(self._normed(states, room), self._weights.fc, room.features)
 
     def run(self, token_ids: Tensor, features: Tensor, cache: KvCache, plan: AttentionPlan) -> Tensor:
-        """[R, Hh], the output of the rows; their keys and values enter the cache.
-
-        token_ids: [R] int64, contiguous, of the target's vocabulary. features: [R, Hh], unchanged; may be what
-        run returned, its first R rows. cache: of spec.decoder's layers and heads. plan: of these rows.
-        """
+        """See Head. features stay as they are, unless they are what run returned."""
         backend, weights, eps = self._backend, self._weights, self._eps
         rows, width = features.shape
         room = self.draft_room(rows)
@@ -184,7 +173,6 @@ class Eagle3Head:
         return backend.rms_norm(hidden, weights.norm, eps, hidden) if self.spec.norm_output else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, Vd] float32 of any N rows of what run returned; unchanged."""
         rows = len(hidden)
         assert rows <= len(self._buffers.layers.logits), "more rows than the logits buffer holds"
         logits = self._buffers.layers.logits[:rows]

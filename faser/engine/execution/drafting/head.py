@@ -1,4 +1,4 @@
-"""Drafts of a head: a small model that reads the target's hidden states (eagle3.py).
+"""Drafts of a head: a small model that reads the target's hidden states (eagle3.py, mtp.py).
 
 The target's steps leave the states of committed tokens in a ring (head_memory.py). The head reads those that it
 has not read yet when its next draft is asked for, and draws its keys and values in a cache of its own. What states
@@ -14,6 +14,7 @@ Source: Li et al., arXiv 2503.01840, section 3.1.
 
 from array import array
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,28 +22,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.config.speculation import MOST_STATES_READ
-from faser.engine.checkpoints.heads import EAGLE3
+from faser.engine.checkpoints.heads import HeadSpec
 from faser.engine.contract.drafts import NO_TOKEN, Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
-from faser.engine.execution.drafting.eagle3 import Eagle3Head
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, chunks, rows_of
 from faser.engine.execution.drafting.samplers import DraftSampler, PointMassSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.blocks import DraftedTokens, DraftRules, HeadRows, StopNumbers
+from faser.kernels.interface.blocks import (
+    DraftedTokens,
+    DraftRoom,
+    DraftRules,
+    Eagle3Stack,
+    HeadRows,
+    StopNumbers,
+)
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
-from faser.kernels.interface.shapes import RowLayout
+from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 
 class HeadDrafter:
-    """See Drafter. A slot that no block is left for gives back its own and begins anew; else it has no draft."""
+    """See Drafter. A slot that no block is left for gives back its own and begins anew; else it has no draft.
+
+    method: what its drafts are called.
+    """
 
     drafts_overlapped = False  # it needs the states of the tokens that it continues
 
-    def __init__(self, loop: "HeadLoop", states: HiddenStates, cache: HeadCache) -> None:
+    def __init__(self, loop: "HeadLoop", states: HiddenStates, cache: HeadCache, method: str) -> None:
+        self._method = method
         self._loop = loop
         self._states = states
         self._cache = cache
@@ -65,7 +76,7 @@ class HeadDrafter:
             line.next_state = len(line.token_ids) - 1
             self._states.forget(slot, line.next_state - 1)  # keeps the last one, to draft from it again
         return Proposals(
-            table=batch.table(plan, EAGLE3, drafting),
+            table=batch.table(plan, self._method, drafting),
             passes=batch.passes,
             catchup_tokens=catchup_tokens,
             probs=batch.probs,
@@ -87,7 +98,7 @@ class HeadDrafter:
 
         The state of position p goes with the token at p + 1.
         """
-        assert not request.unverified, f"slot {request.slot}: {EAGLE3} continues no unverified tokens"
+        assert not request.unverified, f"slot {request.slot}: {self._method} continues no unverified tokens"
         slot, line = request.slot, self._lines[request.slot]
         num_known = len(line.token_ids)
         last = num_known - 2  # the state that predicted the last known token
@@ -228,6 +239,52 @@ class _HeadPasses:
         return self._runner.logits_of(self._hidden)
 
 
+class Head(Protocol):
+    """A loaded head. It runs one step at a time, and allocates nothing during it.
+
+    Tensors are on the backend's device, activations in the type of the target's. What a method returns is a part
+    of a buffer, which the next call of the same method overwrites. R: at most max_rows, N: at most max_logit_rows.
+    """
+
+    @property
+    def spec(self) -> HeadSpec: ...
+
+    @property
+    def draft_ids(self) -> Tensor | None:
+        """[Vd] int64, distinct: the target's id of each row of the logits; None: the target's vocabulary."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the packed weights; those shared with the target are not counted."""
+        ...
+
+    @property
+    def drafting_stack(self) -> Eagle3Stack | None:
+        """What HeadDrafting takes; None: it drafts no such heads."""
+        ...
+
+    def draft_room(self, rows: int) -> DraftRoom:
+        """The buffers of that many rows, the same object each time."""
+        ...
+
+    def features(self, states: Tensor) -> Tensor:
+        """[R, Hh] of the target's states [R, K * H], the layers of spec.state_layers side by side; unchanged."""
+        ...
+
+    def run(self, token_ids: Tensor, features: Tensor, cache: KvCache, plan: AttentionPlan) -> Tensor:
+        """[R, Hh], the output of the rows; their keys and values enter the cache.
+
+        token_ids: [R] int64, contiguous, of the target's vocabulary. features: [R, Hh]; may be what run returned,
+        its first R rows. cache: of spec.decoder's layers and heads. plan: of these rows.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, Vd] float32 of any N rows of what run returned; unchanged."""
+        ...
+
+
 class HeadRunner:
     """Runs a head over rows. Owns its KV cache, and the hidden states of a pass that is timed.
 
@@ -238,9 +295,7 @@ class HeadRunner:
     allocates. states: the target's buffer, [max_rows, K * H].
     """
 
-    def __init__(
-        self, head: Eagle3Head, backend: Backend, kv: KvShape, *, states: Tensor, vocab_size: int
-    ) -> None:
+    def __init__(self, head: Head, backend: Backend, kv: KvShape, *, states: Tensor, vocab_size: int) -> None:
         self.head = head
         self.vocab_size = vocab_size
         self._backend = backend

@@ -139,7 +139,7 @@ def _packed(
     elif draft_ids is None:
         candidates[tensors.HEAD] = lent
     elif tensors.HEAD not in own:
-        source = LendingSource(source, {tensors.HEAD: _rows(lent, draft_ids, target, backend)})
+        source = LendingSource(source, {tensors.HEAD: rows_of_target(lent, draft_ids, target, backend)})
     shared = {
         name: handle
         for name, handle in candidates.items()
@@ -184,14 +184,14 @@ def _repeats(weight: Tensor, handle: PackedLinear, target: Decoder, backend: Bac
         return False
     for first in range(0, len(weight), _ROWS_AT_ONCE):
         token_ids = torch.arange(first, min(first + _ROWS_AT_ONCE, len(weight)))
-        rows = _rows(handle, token_ids, target, backend)
+        rows = rows_of_target(handle, token_ids, target, backend)
         if not torch.equal(rows, weight[token_ids].to(rows)):
             return False
     return True
 
 
-def _rows(handle: PackedLinear, token_ids: Tensor, target: Decoder, backend: Backend) -> Tensor:
-    """[N, H]: rows of a tensor of the target."""
+def rows_of_target(handle: PackedLinear, token_ids: Tensor, target: Decoder, backend: Backend) -> Tensor:
+    """[N, H]: rows of the embedding of the target, or of its product of the logits."""
     rows = torch.empty((len(token_ids), target.spec.hidden_size), dtype=target.dtype, device=backend.device)
     return backend.embed(token_ids.to(backend.device), handle, rows)
 

@@ -122,8 +122,9 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
 
 def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
-    head = parts.head
+    head, method = parts.head, config.pass_method
     assert head is not None, f"method {config.method} without a loaded head"
+    assert method is not None
     runner = head.runner
     sampler = _draft_sampler(config, parts.sampling, runner.sampling_kernels)
     predicts = _point_masses(sampler)
@@ -131,7 +132,7 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
         sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
         predicts = predicts if sampler.in_order else None
     loop = HeadLoop(runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
-    return HeadDrafter(loop, head.states, head.cache)
+    return HeadDrafter(loop, head.states, head.cache, method)
 
 
 def _lookup(
@@ -167,6 +168,7 @@ def _grammar(
 MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] = {
     "draft_model": _draft_model,
     "eagle3": _head,
+    "mtp": _head,
 }
 # By all the methods that one drafter answers for, in the order of its drafts. alone: no other one is before it.
 TEXT_DRAFTERS: dict[

@@ -5,6 +5,7 @@ is faster, all products of the layers if fp8 is requested, all matrices if int8 
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.files import ModelConfig, gguf_file, read_model_config
+from faser.engine.checkpoints.files import gguf_file, read_model_config
 from faser.engine.checkpoints.gguf.checkpoint import GgufSource, open_gguf
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, StoredMxfp4
 from faser.engine.execution.models import tensors
@@ -77,9 +78,6 @@ def load_decoder(
     Raises ModelError that names the unusable file, field or tensor; ConfigError for an unknown quantization, or
     one that the backend has no products for.
     """
-    _check_quantization(quantization, backend, directory)
-    if quantization is None and source is None and backend.prefers_low_bit and gguf_file(directory) is not None:
-        quantization = "gguf"
     config = read_model_config(directory)
     spec = config.spec
     if spec.has_experts and not backend.has_experts:
@@ -91,7 +89,8 @@ def load_decoder(
         _check_states(directory, backend, shard)
     if config.wrapper is not None:
         _log.info("%s is a %s: its text half is loaded, images are not served", directory, config.wrapper)
-    form, shapes = _form(directory, source or open_source(directory), config, backend, dtype, quantization), None
+    form = checkpoint_form(directory, backend, dtype, quantization=quantization, source=source)
+    shapes = None
     if shard is not None:
         form, shapes = _sharded(form, spec, shard), local_shapes(spec, shard)
         spec = local_spec(spec, shard)
@@ -145,7 +144,7 @@ def _check_quantization(quantization: str | None, backend: Backend, path: Path) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
+class CheckpointForm:
     """How weights are packed: the arguments of pack_weights."""
 
     source: WeightSource
@@ -154,77 +153,86 @@ class _Form:
     blocks: StoredBlocks = no_rows
 
 
-def _sharded(form: _Form, spec: DecoderSpec, shard: Shard) -> _Form:
+def _sharded(form: CheckpointForm, spec: DecoderSpec, shard: Shard) -> CheckpointForm:
     """The same weights, but for what other ranks have of them."""
     parts = ShardedSource(form.source, spec, shard)
     return replace(form, source=parts, stored=parts.cut(form.stored), blocks=parts.cut(form.blocks))
 
 
-def _form(
+def checkpoint_form(
     directory: Path,
-    source: WeightSource,
-    config: ModelConfig,
     backend: Backend,
     dtype: torch.dtype,
+    *,
     quantization: str | None,
-) -> _Form:
-    """A quantised checkpoint stays quantised if the backend has products for it."""
+    source: WeightSource | None = None,
+    shapes: Mapping[str, tensors.Shape] | None = None,
+) -> CheckpointForm:
+    """How a checkpoint's weights are packed: a quantised one stays quantised if the backend has products for it.
+
+    shapes: of the tensors to read; None: those of the model. For the other arguments and errors see load_decoder.
+    """
+    _check_quantization(quantization, backend, directory)
+    if quantization is None and source is None and backend.prefers_low_bit and gguf_file(directory) is not None:
+        quantization = "gguf"
+    config = read_model_config(directory)
+    source = source or open_source(directory)
     stored = config.quantization
     if quantization == "gguf":
         return _gguf_form(directory, source)
     if stored is None:
         if quantization in QUANTIZATIONS:
-            return _Form(source=source, blocks=partial(rounded_rows, source, quantization))
-        return _Form(source=source, quantise=quantise_weight if quantization == "fp8" else None)
+            return CheckpointForm(source=source, blocks=partial(rounded_rows, source, quantization))
+        return CheckpointForm(source=source, quantise=quantise_weight if quantization == "fp8" else None)
     if quantization not in (None, "none") and not (quantization == "fp8" and isinstance(stored, StoredFp8)):
         raise ConfigError(f"--quantization is {quantization}; {directory} is quantised already ({stored.method})")
     if isinstance(stored, StoredMxfp4):
         return _mxfp4_form(directory, source, backend, dtype, quantization)
     if isinstance(stored, StoredLowBit):
-        codes = CodeSource(source, stored, tensors.tensor_shapes(config.spec))
+        codes = CodeSource(source, stored, shapes or tensors.tensor_shapes(config.spec))
         if quantization == "none":
-            return _Form(source=codes)
+            return CheckpointForm(source=codes)
         if not backend.has_low_bit:
             _warn_of_dequantising(directory, stored.method, "low-bit", backend, dtype)
-            return _Form(source=codes)
+            return CheckpointForm(source=codes)
         _log.info(
             "%s: weights (%s, %s bits) are multiplied as they are stored, by activations in 8 bits",
             directory,
             stored.method,
             " and ".join(map(str, stored.bits)),
         )
-        return _Form(source=codes, blocks=codes.rows)
+        return CheckpointForm(source=codes, blocks=codes.rows)
     floats = Fp8Source(source)
     if quantization == "none":
-        return _Form(source=floats)
+        return CheckpointForm(source=floats)
     if floats.has_cache_scales:
         _log.info(
             "%s has scales of keys and values; they are not used, --kv-cache-dtype fp8 stores with one", directory
         )
     if not backend.has_fp8:
         _warn_of_dequantising(directory, stored.method, "fp8", backend, dtype)
-        return _Form(source=floats)
+        return CheckpointForm(source=floats)
     if stored.static_inputs:
         _log.info("%s fixes the scales of inputs; they are not used, each row gets its own", directory)
-    return _Form(source=floats, stored=floats.fp8)
+    return CheckpointForm(source=floats, stored=floats.fp8)
 
 
 def _mxfp4_form(
     directory: Path, source: WeightSource, backend: Backend, dtype: torch.dtype, quantization: str | None
-) -> _Form:
+) -> CheckpointForm:
     """The experts as they are stored; all other products are floats."""
     if not isinstance(source, StackedSource):
         raise ConfigError(f"{directory} is quantised (mxfp4), which is read of gpt-oss alone")
     if quantization == "none":
-        return _Form(source=source)
+        return CheckpointForm(source=source)
     if not backend.has_low_bit:
         _warn_of_dequantising(directory, "mxfp4", "low-bit", backend, dtype)
-        return _Form(source=source)
+        return CheckpointForm(source=source)
     _log.info("%s: experts (mxfp4) are multiplied as they are stored, by activations in 8 bits", directory)
-    return _Form(source=source, blocks=source.rows)
+    return CheckpointForm(source=source, blocks=source.rows)
 
 
-def _gguf_form(path: Path, source: WeightSource) -> _Form:
+def _gguf_form(path: Path, source: WeightSource) -> CheckpointForm:
     """The blocks of a GGUF file as they are."""
     if not isinstance(source, GgufSource):
         raise ConfigError(
@@ -235,7 +243,7 @@ def _gguf_form(path: Path, source: WeightSource) -> _Form:
         path,
         block_formats(source) or "no low-bit format",
     )
-    return _Form(source=source, blocks=partial(gguf_rows, source))
+    return CheckpointForm(source=source, blocks=partial(gguf_rows, source))
 
 
 def _warn_of_dequantising(

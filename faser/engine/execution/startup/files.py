@@ -1,18 +1,20 @@
 """Which models an engine loads, by the files that its configuration names, and whether they fit together.
 
 The target comes first; behind it what drafts for it, a draft model or a head: with method `auto` the files say
-which. What they show is refused here, before kernels are compiled and weights are read.
+which, and without `model` the head may be part of the target's own checkpoint. What they show is refused here,
+before kernels are compiled and weights are read.
 """
 
+import logging
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
-from faser.config.speculation import AUTO
+from faser.config.speculation import AUTO, MTP
 from faser.engine.checkpoints.files import ModelConfig, read_model_config
-from faser.engine.checkpoints.heads import EAGLE3, HeadSpec, is_head, read_head_spec
+from faser.engine.checkpoints.heads import EAGLE3, HeadSpec, is_head, read_head_spec, read_mtp_spec
 from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.startup.memory import (
     CachedModel,
@@ -23,8 +25,10 @@ from faser.engine.execution.startup.memory import (
     most_logit_rows,
     with_snapshot_memory,
 )
-from faser.errors import ConfigError
+from faser.errors import ConfigError, ModelError
 from faser.types import ProgressCallback
+
+_log = logging.getLogger("faser")
 
 
 class ModelRole(Enum):
@@ -58,14 +62,18 @@ def find_models(
 ) -> tuple[EngineConfig, list[ModelFiles]]:
     """The target in directory and what drafts for it, which is fetched first if need be.
 
-    The config that is returned says of what `model` names whether it is a draft model or a head, and how much
-    memory snapshots of recurrent states take.
+    The config that is returned says of what `model` names whether it is a draft model or a head, whether the
+    target's own layer drafts, and how much memory snapshots of recurrent states take.
     Raises ConfigError or ModelError naming what does not fit; loading would raise the same.
     """
     target = target_files(config, directory)
     models = [target]
     speculation = config.speculation
-    if speculation.needs_draft_model or speculation.needs_head:
+    if speculation.may_use_mtp:
+        if (head := _mtp_files(config, target)) is not None:
+            config = _with_model_method(config, MTP)
+            models.append(head)
+    elif speculation.needs_model:
         named = resolve(speculation.model, cache_dir(), revision=speculation.revision, progress=report)
         config = _with_kind_of_model(config, named)
         find = head_files if config.speculation.needs_head else draft_model_files
@@ -116,7 +124,32 @@ def draft_model_files(config: EngineConfig, directory: Path, target: ModelFiles)
 
 def head_files(config: EngineConfig, directory: Path, target: ModelFiles) -> HeadFiles:
     """The head that drafts for the target. Raises ModelError: see read_head_spec."""
-    spec = read_head_spec(directory, target.spec)
+    return _head_files(config, directory, target, read_head_spec(directory, target.spec))
+
+
+def _mtp_files(config: EngineConfig, target: ModelFiles) -> HeadFiles | None:
+    """The layer that drafts in the target's own checkpoint; None: it is not asked for, and cannot be had.
+
+    Raises ConfigError or ModelError where it is asked for.
+    """
+    speculation, directory = config.speculation, target.directory
+    asked = MTP in (speculation.method, speculation.model_method)
+    try:
+        spec = read_mtp_spec(directory, target.spec)
+    except ModelError as error:
+        if asked:
+            raise
+        _log.warning("%s; it does not draft", error)
+        return None
+    if spec is None and asked:
+        raise ConfigError(
+            f"method is mtp; {directory} has no layer that drafts: no tensors mtp.* of Qwen3.5, or blk.*.nextn.* "
+            "in a GGUF file"
+        )
+    return None if spec is None else _head_files(config, directory, target, spec)
+
+
+def _head_files(config: EngineConfig, directory: Path, target: ModelFiles, spec: HeadSpec) -> HeadFiles:
     return HeadFiles(
         role=ModelRole.HEAD,
         directory=directory,
@@ -154,9 +187,13 @@ def _files(
 
 def _with_kind_of_model(config: EngineConfig, directory: Path) -> EngineConfig:
     """The config, which says whether a head lies in directory. ModelError: it is not supported."""
-    speculation = config.speculation
-    if speculation.method != AUTO or speculation.model_method is not None:
+    if config.speculation.model_method is not None or not is_head(directory):
         return config
-    if not is_head(directory):
+    return _with_model_method(config, EAGLE3)
+
+
+def _with_model_method(config: EngineConfig, method: str) -> EngineConfig:
+    """The config, which with method auto says what drafts besides text."""
+    if config.speculation.method != AUTO:
         return config
-    return replace(config, speculative_config={**(config.speculative_config or {}), "model_method": EAGLE3})
+    return replace(config, speculative_config={**(config.speculative_config or {}), "model_method": method})

@@ -8,12 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from faser.config.engine import EngineConfig
+from faser.config.speculation import MTP
 from faser.engine.checkpoints.files import gguf_file
-from faser.engine.execution.drafting.eagle3 import Eagle3Head
-from faser.engine.execution.drafting.head import HeadRunner
+from faser.engine.execution.drafting.head import Head, HeadRunner
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates, ring_rows
 from faser.engine.execution.drafting.head_weights import load_head
+from faser.engine.execution.drafting.mtp import load_mtp
 from faser.engine.execution.drafting.registry import HeadParts
 from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.models.decoder import Decoder, attention_shape
@@ -70,7 +74,7 @@ class LoadedHead:
     """states: where the target's steps leave theirs."""
 
     files: HeadFiles
-    head: Eagle3Head
+    head: Head
     target: LoadedModel
     states: HiddenStates
 
@@ -259,16 +263,34 @@ def _of_draft_model(quantization: str | None, files: ModelFiles) -> str | None:
 def _load_head(
     config: EngineConfig, files: HeadFiles, target: LoadedModel, report: ProgressCallback
 ) -> LoadedHead:
-    head = load_head(
-        files.directory,
-        target.decoder,
-        target.backend,
-        max_positions=files.max_positions,
-        max_rows=config.max_num_batched_tokens,
-        max_logit_rows=files.max_logit_rows,
-        quantization=config.quantization if config.quantization in QUANTIZATIONS else None,
-        progress=lambda done, total: report("loading head", done, total),
-    )
+    def progress(done: int, total: int) -> None:
+        report("loading head", done, total)
+
+    head: Head
+    if config.speculation.pass_method == MTP:
+        head = load_mtp(
+            files.directory,
+            files.head,
+            target.decoder,
+            target.backend,
+            max_positions=files.max_positions,
+            max_rows=config.max_num_batched_tokens,
+            max_logit_rows=files.max_logit_rows,
+            quantization=config.quantization,
+            draft_ids=_draft_ids(config.speculation.draft_vocab_size, files),
+            progress=progress,
+        )
+    else:
+        head = load_head(
+            files.directory,
+            target.decoder,
+            target.backend,
+            max_positions=files.max_positions,
+            max_rows=config.max_num_batched_tokens,
+            max_logit_rows=files.max_logit_rows,
+            quantization=config.quantization if config.quantization in QUANTIZATIONS else None,
+            progress=progress,
+        )
     states, dtype = target.decoder.states, target.decoder.dtype
     ring = HiddenStates(
         num_slots=config.max_num_seqs,
@@ -278,6 +300,13 @@ def _load_head(
         device=target.backend.device,
     )
     return LoadedHead(files=files, head=head, target=target, states=ring)
+
+
+def _draft_ids(size: int | None, files: HeadFiles) -> Tensor | None:
+    """The first tokens of the vocabulary and those that end generation, ascending; None: all tokens."""
+    if size is None or size >= files.spec.vocab_size:
+        return None
+    return torch.tensor(sorted({*range(size), *files.config.eos_token_ids}))
 
 
 def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape) -> EngineHead:

@@ -203,6 +203,10 @@ def convert(
         writer.add_nextn_predict_layers(num_drafting)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
+    if any(name.startswith("mtp.") for name in weights):
+        writer.add_nextn_predict_layers(1)
+        weights = _with_nextn(weights, config["num_hidden_layers"])
+        config = config | {"num_hidden_layers": config["num_hidden_layers"] + 1}
     _add_sizes(writer, config)
     _add_rope(writer, config, architecture)
     _add_own_keys(writer, config, architecture)
@@ -221,7 +225,7 @@ def convert(
         if changed and architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + np.float32(1)
         values = values[0] if name.endswith("shared_expert_gate.weight") else values
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        stored = name if ".nextn." in name else names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, f"the gguf library has no name for {name}"
         stored += ".weight" if name.endswith(".sinks") else ""
         unquantised = name.endswith(("bias", "conv1d.weight", "mlp.gate.weight"))
@@ -232,6 +236,24 @@ def convert(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _with_nextn(weights: dict[str, Array], layer: int) -> dict[str, Array]:
+    """The layer that drafts as one more of the model's; its own tensors under the names that files have.
+
+    llama.cpp's conversion/qwen.py, _Qwen35MtpMixin; the gguf library has no such names for this architecture.
+    """
+    own = {
+        "mtp.fc.weight": "eh_proj",
+        "mtp.pre_fc_norm_embedding.weight": "enorm",
+        "mtp.pre_fc_norm_hidden.weight": "hnorm",
+        "mtp.norm.weight": "shared_head_norm",
+    }
+    of_layer = f"model.layers.{layer}."
+    return {
+        f"blk.{layer}.nextn.{own[name]}.weight" if name in own else name.replace("mtp.layers.0.", of_layer): values
+        for name, values in weights.items()
+    }
 
 
 _DELTA_HEADS = {"qwen35": "tiled", "qwen35moe": "tiled", "qwen3next": "grouped"}

@@ -25,7 +25,9 @@ from faser.engine.checkpoints.gguf.config import gguf_config
 from faser.engine.checkpoints.gguf.families import ARCHITECTURES
 from faser.engine.execution.models.loader import open_source
 from faser.errors import ModelError
+from tests.checkpoints import random_weights
 from tests.engine.checkpoints.gguf.gguf_files import Array, convert, write_gguf
+from tests.engine.checkpoints.mtp_models import mtp_shapes
 from tests.engine.checkpoints.test_families import CASES, VOCAB_SIZE, Oracle, edited, make_oracle
 from tests.engine.execution.models.paged import load, prompt
 
@@ -185,6 +187,19 @@ def test_files_with_delta_nets_would_show_value_heads_in_another_order(
     oracle = converted(name, architecture, tmp_path, delta_heads=other)
     wrong = load(tmp_path / "model.gguf").prefill(oracle.token_ids, ())
     assert (wrong - oracle.logits).abs().max() > 1e-2
+
+
+def test_the_layer_that_drafts_has_the_hubs_names_and_values(tmp_path: Path) -> None:
+    """Norms with one added, rounded to 32 bits and taken off, within half a step of 2.0."""
+    make_oracle(next(each for each in CASES if each.name == "qwen3.5"), tmp_path)
+    config, source = json.loads((tmp_path / "config.json").read_text()), open_source(tmp_path)
+    weights = {each: source.get(each).numpy() for each in source.names() if each != "lm_head.weight"}
+    layer = {name: each.numpy() for name, each in random_weights(mtp_shapes(config)).items()}
+    convert(config, weights | layer, tmp_path / "m.gguf", "qwen35")
+    stored = open_gguf(tmp_path / "m.gguf")
+    assert {name for name in stored.names() if name.startswith("mtp.")} == set(layer)
+    for name, values in layer.items():
+        np.testing.assert_allclose(stored.get(name).numpy(), values, rtol=0, atol=2.4e-7, err_msg=name)
 
 
 @each_file

@@ -19,7 +19,7 @@ from faser.engine.checkpoints.families.architecture import (
 )
 from faser.engine.checkpoints.heads import HeadSpec
 from faser.engine.execution.drafting import head_tensors as tensors
-from faser.engine.execution.drafting.eagle3 import Eagle3Head
+from faser.engine.execution.drafting.head import Head
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
@@ -155,7 +155,7 @@ def target(
 class PagedHead:
     """A head, a cache of its own and one shuffled block table for each sequence."""
 
-    def __init__(self, head: Eagle3Head, backend: Backend, dtype: torch.dtype, *, num_sequences: int = 1) -> None:
+    def __init__(self, head: Head, backend: Backend, dtype: torch.dtype, *, num_sequences: int = 1) -> None:
         self.head = head
         self._backend = backend
         decoder = head.spec.decoder

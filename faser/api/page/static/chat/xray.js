@@ -9,6 +9,7 @@ const DRAFTERS = {
   suffix: ["s", "suffix", "from what was said after the same words before"],
   draft_model: ["m", "draft model", "by a smaller model"],
   eagle3: ["h", "head", "by a small model that reads the model's hidden states"],
+  mtp: ["t", "MTP layer", "by the model's own layer for drafting"],
   grammar: ["g", "grammar", "all that the answer's format allows"],
 };
 const OWN = {

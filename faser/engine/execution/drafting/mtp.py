@@ -1,0 +1,204 @@
+"""The layer of a target's own checkpoint that drafts: multi-token prediction (MTP), as Qwen3.5 has it.
+
+    position           …        p - 1                p                  p + 1
+    token                                          x_p                x_{p+1}
+    target's states         states of p - 1
+                                   \\  features()    |
+    row of p                        `------------> run() --> output --> logits() of token p + 1
+    row of p + 1                                        `----> run() with x_{p+1}, output as features
+
+The rows are those of an EAGLE-3 head (eagle3.py), the arithmetic of a row is another:
+
+    states --> the target's final norm --> features --> pre_fc_norm_hidden ---.
+                                                                              |--> fc --> layer --> norm --> output
+    token --> the target's embedding -----------------> pre_fc_norm_embedding-'
+
+In the input of fc the embedding comes first. Logits are the product of the output and the target's head. The layer
+attends to the rows before it, with keys and values of its own; it has no recurrent state.
+
+Sources: DeepSeek-V3, arXiv 2412.19437, section 2.2, which takes the states before the final norm; vLLM's
+qwen3_5_mtp.py and llama.cpp's qwen35.cpp take them behind it, for the target's and for the layer's own.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from faser.engine.checkpoints.heads import MTP_PREFIX, HeadSpec
+from faser.engine.execution.drafting.eagle3 import HeadBuffers
+from faser.engine.execution.drafting.head_weights import LendingSource, rows_of_target
+from faser.engine.execution.models.decoder import Decoder, decoder_layer
+from faser.engine.execution.models.loader import CheckpointForm, checkpoint_form
+from faser.engine.execution.models.rope import RotaryTables
+from faser.engine.execution.models.tensors import EMBEDDING, HEAD, Shape, layer_shapes
+from faser.engine.execution.models.weights import ByteProgress, LayerWeights, Packer, check_names
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.blocks import DecoderStack, DraftRoom
+from faser.kernels.interface.low_bit.rows import INT8, FloatRows, LowBitRows
+from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
+
+_FC = f"{MTP_PREFIX}fc.weight"
+_EMBEDDING_NORM = f"{MTP_PREFIX}pre_fc_norm_embedding.weight"
+_HIDDEN_NORM = f"{MTP_PREFIX}pre_fc_norm_hidden.weight"
+_LAYER = f"{MTP_PREFIX}layers.0."
+_NORM = f"{MTP_PREFIX}norm.weight"
+_HEAD = f"{MTP_PREFIX}lm_head.weight"  # in no checkpoint: some rows of the target's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpWeights:
+    """embedding, final_norm and head are the target's, head perhaps only some of its rows.
+
+    num_bytes: of what is not the target's.
+    """
+
+    embedding: PackedLinear
+    final_norm: Tensor
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    fc: PackedLinear
+    layer: LayerWeights
+    norm: Tensor
+    head: PackedLinear
+    num_bytes: int
+
+
+class MtpHead:
+    """See Head. rotary: see Decoder; the entries of the cache are among its positions."""
+
+    drafting_stack = None
+
+    def __init__(
+        self,
+        spec: HeadSpec,
+        backend: Backend,
+        weights: MtpWeights,
+        draft_ids: Tensor | None,
+        rotary: RotaryTables,
+        buffers: HeadBuffers,
+    ) -> None:
+        self.spec = spec
+        self.draft_ids = draft_ids
+        self._backend = backend
+        self._weights = weights
+        self._buffers = buffers
+        self._eps = spec.decoder.rms_norm_eps
+        self._stack = DecoderStack(layers=(decoder_layer(spec.decoder, 0, weights.layer, rotary),), head=None)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._weights.num_bytes
+
+    def draft_room(self, rows: int) -> DraftRoom:
+        return self._buffers.room(rows)
+
+    def features(self, states: Tensor) -> Tensor:
+        room = self.draft_room(len(states))
+        return self._backend.rms_norm(states, self._weights.final_norm, self._eps, room.features)
+
+    def run(self, token_ids: Tensor, features: Tensor, cache: KvCache, plan: AttentionPlan) -> Tensor:
+        """See Head. What run returned is overwritten where it is given as features."""
+        backend, weights, eps = self._backend, self._weights, self._eps
+        rows, width = features.shape
+        room = self.draft_room(rows)
+        embedded = backend.embed(token_ids, weights.embedding, room.embedded)
+        backend.rms_norm(embedded, weights.embedding_norm, eps, room.joined[:, :width])
+        backend.rms_norm(features, weights.hidden_norm, eps, room.joined[:, width:])
+        hidden = backend.linear(room.joined, weights.fc, room.hidden)
+        backend.layers.run(self._stack, 0, 1, hidden, cache, plan, room.layers)
+        return backend.rms_norm(hidden, weights.norm, eps, hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        room = self._buffers.layers.logits
+        assert len(hidden) <= len(room), "more rows than the logits buffer holds"
+        return self._backend.linear(hidden, self._weights.head, room[: len(hidden)])
+
+
+def load_mtp(
+    path: Path,
+    spec: HeadSpec,
+    target: Decoder,
+    backend: Backend,
+    *,
+    max_positions: int,
+    max_rows: int,
+    max_logit_rows: int,
+    quantization: str | None = None,
+    draft_ids: Tensor | None = None,
+    progress: ByteProgress = lambda *_: None,
+) -> MtpHead:
+    """Load the layer from the checkpoint of the target.
+
+    target: as it was loaded from there, on this backend. quantization: as of load_decoder. max_positions,
+    max_rows, max_logit_rows: as of load_head. draft_ids: [Vd] int64, ascending: the tokens of the logits; None:
+    all. progress: called with (bytes done, bytes in all).
+
+    Raises ModelError that names tensors that are missing, unexpected or of another shape.
+    """
+    if draft_ids is not None:
+        spec = replace(spec, draft_vocab_size=len(draft_ids))
+    shapes = mtp_shapes(spec)
+    form = checkpoint_form(path, backend, target.dtype, quantization=quantization, shapes=shapes)
+    if draft_ids is not None:
+        form = _with_rows_of_head(form, draft_ids, target, backend)
+    check_names(form.source, shapes, lambda name: not name.startswith(MTP_PREFIX))
+    packer = Packer(
+        form.source,
+        shapes,
+        backend,
+        target.dtype,
+        progress,
+        stored=form.stored,
+        quantise=form.quantise,
+        blocks=form.blocks,
+    )
+    decoder, ends = spec.decoder, target.ends
+    assert ends.head is not None, "ranks serve no target with an MTP layer"
+
+    def norm(name: str) -> Tensor:
+        return packer.norm(name, plus_one=decoder.plus_one)
+
+    weights = MtpWeights(
+        embedding=ends.embedding,
+        final_norm=ends.final_norm,
+        embedding_norm=norm(_EMBEDDING_NORM),
+        hidden_norm=norm(_HIDDEN_NORM),
+        fc=packer.layer_product(_FC),
+        layer=packer.layer(_LAYER, decoder.layers[0], decoder),
+        norm=norm(_NORM),
+        head=ends.head if draft_ids is None else packer.product(_HEAD),
+        num_bytes=packer.packed_bytes,
+    )
+    draft_ids = None if draft_ids is None else draft_ids.to(backend.device)
+    rotary = RotaryTables(decoder, num_positions=max_positions, device=backend.device)
+    buffers = HeadBuffers.allocate(
+        spec, target.dtype, backend.device, max_rows=max_rows, max_logit_rows=max_logit_rows
+    )
+    return MtpHead(spec, backend, weights, draft_ids, rotary, buffers)
+
+
+def mtp_shapes(spec: HeadSpec) -> dict[str, Shape]:
+    """Every tensor of the layer; products are [out, in]."""
+    hidden = spec.hidden_size
+    shapes: dict[str, Shape] = {_EMBEDDING_NORM: (hidden,), _HIDDEN_NORM: (hidden,), _FC: (hidden, 2 * hidden)}
+    of_layer = layer_shapes(spec.decoder, spec.decoder.layers[0])
+    shapes |= {_LAYER + name: shape for name, shape in of_layer.items()} | {_NORM: (hidden,)}
+    trimmed = spec.draft_vocab_size < spec.decoder.vocab_size
+    return shapes | {_HEAD: (spec.draft_vocab_size, hidden)} if trimmed else shapes
+
+
+def _with_rows_of_head(
+    form: CheckpointForm, draft_ids: Tensor, target: Decoder, backend: Backend
+) -> CheckpointForm:
+    """With those rows of the target's product of the logits: in 8 bits where the target's are low-bit weights."""
+    assert target.ends.head is not None, "ranks serve no target with an MTP layer"
+    rows = rows_of_target(target.ends.head, draft_ids, target, backend)
+    stored = HEAD if HEAD in form.source.names() else EMBEDDING
+
+    def blocks(name: str) -> LowBitRows | None:
+        if name != _HEAD:
+            return form.blocks(name)
+        return None if form.blocks(stored) is None else LowBitRows(parts=(FloatRows(weight=rows, scheme=INT8),))
+
+    return replace(form, source=LendingSource(form.source, {_HEAD: rows}), blocks=blocks)

@@ -1,0 +1,282 @@
+"""Engines whose drafter is the MTP layer of the model's own checkpoint.
+
+Two oracles. What the layer drafts is what the reference in float64 drafts (checkpoints/mtp_models.py), over the
+final hidden states that transformers computes of the same tokens. What the engine answers is what it answers
+without drafts.
+
+The layer of the second model knows which token follows, so that its drafts are accepted; that of the first one is
+random, and its drafts are refused, unless they are accepted at given rates.
+
+Planted bugs that these tests have caught: a state goes with its own token, not with the next one; rows of refused
+draft tokens stay in the layer's cache; embedding and state change places in the input of fc.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from faser.config.engine import EngineConfig
+from faser.engine.build import Built, build
+from faser.engine.contract.plan import DraftPlan, SequenceStart
+from faser.engine.contract.step_times import Role, StepTimes
+from faser.engine.engine import Engine
+from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot
+from faser.errors import ConfigError, ModelError
+from faser.types import Request
+from tests.checkpoints import write_tokenizer
+from tests.engine.checkpoints.family_models import write_family_model
+from tests.engine.checkpoints.mtp_models import FIELDS, Mtp, edit_weights, mtp_shapes, write_mtp_model
+from tests.engine.execution.draft_lines import lines_of
+from tests.engine.losslessness.equality import FEATURES, answers, requests
+
+STEP_TIMES = StepTimes.proportional(step_s=1e-2, pass_s=1e-5, text_s=1e-7)
+GAMMA = 3
+NUM_REQUESTS = 6
+NUM_BLOCKS = 24  # too few
+
+
+def built(path: Path, speculation: dict[str, Any], *, measured: bool = False, **settings: Any) -> Built:
+    wrap = settings.pop("wrap_drafter", lambda drafter: drafter)
+    chosen: dict[str, Any] = {
+        "backend": "native",
+        "device": "cpu",
+        "num_threads": 1,
+        "dtype": "float32",
+        "max_model_len": 224,
+        "max_num_seqs": NUM_REQUESTS,
+        "max_num_batched_tokens": 24,
+        "kv_cache_memory": 8 << 20,
+        "speculative_config": speculation,
+    }
+    config = EngineConfig(**chosen | settings)
+    return build(config, path, lambda *_: None, step_times=None if measured else STEP_TIMES, wrap_drafter=wrap)
+
+
+def roomy(path: Path, speculation: dict[str, Any], **settings: Any) -> Engine:
+    return built(path, speculation, **settings).engine
+
+
+def crowded(path: Path, speculation: dict[str, Any], **settings: Any) -> Engine:
+    """Its pool has fewer blocks than the requests fill."""
+    info = built(path, speculation, **settings).info
+    value_bytes = {"float32": 4, "bfloat16": 2}[info.kv_cache_dtype]
+    block_bytes = 16 * 3 * 2 * 4 * 32 * value_bytes  # keys and values of 4 heads in 2 layers and in the MTP layer
+    states = info.kv_cache_bytes - info.num_blocks * block_bytes
+    return roomy(path, speculation, **settings | {"kv_cache_memory": states + NUM_BLOCKS * block_bytes})
+
+
+def fixed(**more: Any) -> dict[str, Any]:
+    return {"policy": "fixed", "num_speculative_tokens": GAMMA, "method": "mtp"} | more
+
+
+def asked(**sampling: Any) -> list[Request]:
+    return requests(**{"temperature": 0.0, "max_tokens": 40} | sampling)[:NUM_REQUESTS]
+
+
+def outcome(engine: Engine, method: str = "mtp") -> tuple[int, int]:
+    """Tokens verified and accepted."""
+    speculation = engine.stats().speculation
+    assert speculation is not None
+    (found,) = (each for each in speculation.methods if each.method == method)
+    return found.verified, found.accepted
+
+
+@dataclass
+class Recorded:
+    """A drafter, and what it proposed after which tokens."""
+
+    drafter: Drafter
+    proposed: list[tuple[list[int], tuple[int, ...]]] = field(default_factory=list)
+    known: dict[int, list[int]] = field(default_factory=dict)
+
+    drafts_overlapped = False
+
+    def start(self, start: SequenceStart) -> None:
+        self.known[start.slot] = list(start.token_ids)
+        self.drafter.start(start)
+
+    def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
+        found = self.drafter.propose(plan, until)
+        for draft in lines_of(found.table):
+            self.proposed.append((list(self.known[draft.slot]), draft.token_ids))
+        return found
+
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, tokens in by_slot(slots, counts, token_ids):
+            self.known[slot] += tokens
+        self.drafter.commit(slots, counts, token_ids)
+
+    def release(self, slot: int) -> None:
+        self.drafter.release(slot)
+
+
+@pytest.fixture(scope="module")
+def random_layer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    directory = tmp_path_factory.mktemp("random")
+    return directory, write_mtp_model(directory)
+
+
+@pytest.fixture(scope="module")
+def right_layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model's next token follows from the last one alone, and so does the layer's."""
+    directory = tmp_path_factory.mktemp("right")
+    write_family_model(directory, "qwen3_5_text", FIELDS)
+    write_tokenizer(directory)
+    config = json.loads((directory / "config.json").read_text())
+    hidden = config["hidden_size"]
+    layer = {name: torch.zeros(shape) for name, shape in mtp_shapes(config).items()}
+    layer["mtp.fc.weight"] = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), 1)
+    weights = load_file(directory / "model.safetensors")
+    silent = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+    weights = {
+        name: torch.zeros_like(each) if name.endswith(silent) or name == "model.norm.weight" else each
+        for name, each in weights.items()
+    }
+    edit_weights(directory, weights | layer)
+    return directory
+
+
+@pytest.mark.parametrize("memory", ["room for all", "too little"])
+def test_drafts_are_those_of_the_reference_whatever_was_accepted_before(
+    memory: str, random_layer: tuple[Path, Any]
+) -> None:
+    """Drafts are accepted at given rates, so that each is followed by refused ones and by accepted ones."""
+    directory, model = random_layer
+    recorded: list[Recorded] = []
+
+    def wrap(drafter: Drafter) -> Drafter:
+        recorded.append(Recorded(drafter))
+        return recorded[-1]
+
+    rates = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.8, 0.55, 0.3]}
+    make = crowded if memory == "too little" else roomy
+    engine = make(directory, fixed(**rates), wrap_drafter=wrap)
+    said = answers(engine, asked())
+    assert (engine.stats().num_preemptions > 0) == (memory == "too little")
+    verified, accepted = outcome(engine)
+    assert 0.3 * verified < accepted < 0.9 * verified
+    reference, whole = (
+        Mtp.of(directory),
+        [[*request.prompt_token_ids, *said[request.request_id, 0][0]] for request in asked()],
+    )
+    compared = 0
+    for token_ids in whole:
+        with torch.no_grad():
+            states_of = model.model(torch.tensor([token_ids])).last_hidden_state[0].double()
+        for known, draft in recorded[-1].proposed:
+            if known == token_ids[: len(known)] and draft:
+                tokens, logits = reference.draft(known, states_of, len(draft))
+                best = logits.topk(2).values
+                if (best[:, 0] - best[:, 1]).min() > 1e-3:  # else the last bits decide
+                    assert list(draft) == tokens, f"after {len(known)} tokens"
+                    compared += 1
+    assert compared > 0.9 * len([draft for _, draft in recorded[-1].proposed if draft]) > 60
+
+
+@pytest.mark.parametrize("drafts", ["alone", "with text", "sampled", "int8"])
+def test_answers_are_those_without_drafts(drafts: str, random_layer: tuple[Path, Any], right_layer: Path) -> None:
+    settings = {"quantization": "int8", "dtype": "bfloat16"} if drafts == "int8" else {}
+    speculation = fixed(method="auto") if drafts == "with text" else fixed()
+    sampling = {"temperature": 0.9} if drafts == "sampled" else {}
+    for path in (random_layer[0], right_layer):
+        plain = roomy(path, {"policy": "off"}, **settings)
+        engine = crowded(path, speculation, **settings)
+        assert answers(engine, asked(**sampling)) == answers(plain, asked(**sampling))
+        verified, accepted = outcome(engine)
+        assert verified > 20
+        if path == right_layer:  # drafts that are right come to an end before blocks are wanted by others
+            assert accepted > {"int8": 0.6, "sampled": 0.1}.get(drafts, 0.9) * verified
+        else:
+            assert accepted < verified
+            assert engine.stats().num_preemptions > 0, "the pool is meant to be too small"
+
+
+@pytest.mark.parametrize("feature", ["schema", "structure and all others", "penalties", "endings"])
+def test_answers_with_a_structure_or_penalties_are_those_without_drafts(
+    feature: str, random_layer: tuple[Path, Any], right_layer: Path
+) -> None:
+    """With text and the grammar, of which one drafter is chosen for each request."""
+    path = right_layer if feature == "endings" else random_layer[0]
+    plain = built(path, {"policy": "off"}).engine
+    engine = built(path, fixed(method="auto")).engine
+    given = FEATURES[feature] | {"max_tokens": 40}
+    assert answers(engine, asked(**given)) == answers(plain, asked(**given))
+    assert outcome(engine)[0] > 0
+    if feature == "schema":
+        assert outcome(engine, "grammar")[1] > 0
+
+
+def test_a_request_that_is_aborted_leaves_nothing_to_the_next(right_layer: Path) -> None:
+    wanted = answers(built(right_layer, {"policy": "off"}).engine, asked())
+    engine = built(right_layer, fixed(), max_num_seqs=2).engine
+    for request in asked():
+        engine.add(request)
+        for _ in range(5):
+            engine.step()
+        engine.abort(request.request_id)
+    assert answers(engine, asked()) == wanted
+
+
+def test_a_checkpoint_with_such_a_layer_drafts_with_it_by_default(right_layer: Path) -> None:
+    """Next to text, as it pays."""
+    engine = built(right_layer, {}).engine
+    answers(engine, asked())
+    verified, accepted = outcome(engine)
+    assert verified > 10
+    assert accepted > 0.9 * verified
+
+
+def test_drafts_from_a_part_of_the_vocabulary_change_no_answer(right_layer: Path) -> None:
+    wanted = answers(built(right_layer, {"policy": "off"}).engine, asked())
+    engine = built(right_layer, fixed(draft_vocab_size=200)).engine
+    assert answers(engine, asked()) == wanted
+    likely = sum(token_id < 200 for found, _ in wanted.values() for token_id in found)
+    verified, accepted = outcome(engine)
+    assert 0 < accepted <= likely
+    assert accepted < verified
+    whole = built(right_layer, fixed()).info.weight_bytes
+    rows = 200 * 64 * 4
+    assert built(right_layer, fixed(draft_vocab_size=200)).info.weight_bytes == whole + rows
+
+
+@pytest.mark.parametrize("speculation", [{"model": "none"}, {"method": "suffix"}, {"policy": "off"}])
+def test_it_can_be_left_out(speculation: dict[str, Any], right_layer: Path) -> None:
+    without = built(right_layer, speculation)
+    assert without.info.weight_bytes < built(right_layer, {}).info.weight_bytes
+    if speculation != {"policy": "off"}:
+        answers(without.engine, asked())
+        assert outcome(without.engine) == (0, 0)
+
+
+def test_passes_of_the_layer_are_measured_at_the_start(random_layer: tuple[Path, Any]) -> None:
+    both = built(random_layer[0], {}, measured=True)
+    assert both.costs is not None
+    assert both.costs.tables[Role.PASS].seconds[0] > 0
+
+
+def test_a_checkpoint_without_such_a_layer_is_named(tmp_path: Path) -> None:
+    write_mtp_model(tmp_path)
+    edit_weights(tmp_path, dict.fromkeys(mtp_shapes(json.loads((tmp_path / "config.json").read_text()))))
+    with pytest.raises(ConfigError, match=r"method is mtp; .* has no layer that drafts: no tensors mtp\.\*"):
+        built(tmp_path, {"method": "mtp"})
+    assert answers(built(tmp_path, {}).engine, asked()[:1])
+
+
+def test_several_layers_are_refused_where_they_are_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_mtp_model(tmp_path)
+    edit_weights(tmp_path, {"mtp.layers.1.input_layernorm.weight": torch.zeros(64)})
+    with pytest.raises(ModelError, match="2 MTP layers; only one is computed"):
+        built(tmp_path, {"method": "mtp"})
+    with caplog.at_level(logging.WARNING, "faser"):
+        engine = built(tmp_path, {}).engine
+    assert "2 MTP layers; only one is computed; it does not draft" in caplog.text
+    assert answers(engine, asked()[:1])
