@@ -308,5 +308,5 @@ def test_tokens_and_scores_are_those_of_each_request_alone(
     if drafter != "off":
         verified, accepted = verified_and_accepted(stats)
         assert accepted < verified, "a refused draft is where a wrong token would come from"
-        # A seeded head may never be right, nor text where samples run side by side: test_states_engine.py sees to it.
+        # A seeded head may never be right, nor text of samples side by side: test_states_engine.py sees to it.
         assert accepted > 0 or drafter == "eagle3" or CASES[name].has_states
