@@ -9,10 +9,13 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import Experts
 
 
-def experts_one_by_one(backend: Backend, x: Tensor, block: Experts, hidden: Tensor, *, size: int) -> int:
+def experts_one_by_one(
+    backend: Backend, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None, *, size: int
+) -> int:
     """See Backend.experts. size: of an expert's inner network. Returns how many experts any row has chosen."""
     rows, width = hidden.shape
-    logits = backend.linear(x, block.router, x.new_empty((rows, len(block.gate_up)), dtype=torch.float32))
+    of_router = x if routed_by is None else routed_by
+    logits = backend.linear(of_router, block.router, x.new_empty((rows, len(block.gate_up)), dtype=torch.float32))
     chosen, weights = routed(logits, block)
     given = x.new_empty((rows, block.top_k, width), dtype=torch.float32)
     experts = sorted(set(chosen.flatten().tolist()))
@@ -35,4 +38,5 @@ def routed(logits: Tensor, block: Experts) -> tuple[Tensor, Tensor]:
     weights = probs[:, : block.top_k]
     if block.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
-    return chosen[:, : block.top_k], weights
+    chosen = chosen[:, : block.top_k]
+    return chosen, weights if block.scales is None else weights * block.scales[chosen]

@@ -15,6 +15,8 @@ _WRAPPERS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("qwen3_vl", "Qwen3VLForConditionalGeneration"): ("qwen3_vl_text",),
     ("qwen3_5", "Qwen3_5ForConditionalGeneration"): ("qwen3_5_text",),
     ("gemma3", "Gemma3ForConditionalGeneration"): ("gemma3_text",),
+    ("gemma4", "Gemma4ForConditionalGeneration"): ("gemma4_text",),
+    ("gemma4_unified", "Gemma4UnifiedForConditionalGeneration"): ("gemma4_unified_text",),
     ("mistral3", "Mistral3ForConditionalGeneration"): ("mistral", "ministral3"),
 }
 # A text half's class, and the defaults of its fields where they are not those of the class.
@@ -26,6 +28,8 @@ _TEXT_HALVES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_vl_text": ("Qwen3ForCausalLM", {"rope_theta": 500_000.0, "max_position_embeddings": 128_000}),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
     "gemma3_text": ("Gemma3ForCausalLM", {}),
+    "gemma4_text": ("Gemma4ForCausalLM", {}),
+    "gemma4_unified_text": ("Gemma4UnifiedForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {}),
     "ministral3": ("Ministral3ForCausalLM", {}),
 }

@@ -8,8 +8,8 @@ E experts of F channels, a hidden size of H. Of gpt-oss; rows of gate and up alt
     gate_up_proj_bias    [E, 2 F]
     down_proj_bias       [E, H]
 
-Of Granite-MoE, in floats; the rows of gate come before those of up: input_linear [E, 2 F, H], output_linear
-[E, H, F].
+In floats, the rows of gate before those of up: of Granite-MoE input_linear [E, 2 F, H], output_linear [E, H, F];
+of Gemma 4 gate_up_proj and down_proj in these shapes.
 
 A byte of blocks has two neighbours, the first in its low half. A block of MXFP4 in a GGUF file, which is what
 products take, has a scale, then values i and i + 16 in a byte. Knows neither configs nor backends.
@@ -31,8 +31,11 @@ from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows
 
 _STACKED = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-_OF_GRANITE = re.compile(r"(.*\.block_sparse_moe\.)(input_linear|output_linear)\.weight")
-_PARTS_OF_GRANITE = {"input_linear": ("w1", "w3"), "output_linear": ("w2",)}
+_IN_HALVES = re.compile(
+    r"(.*\.block_sparse_moe\.)(input_linear|output_linear)\.weight"
+    r"|(.*\.layers\.\d+\.)experts\.(gate_up_proj|down_proj)"
+)
+_PARTS_IN_HALVES = {"input_linear": ("w1", "w3"), "output_linear": ("w2",)} | _PARTS
 _GROUP = 32
 _Place = tuple[str, int | None, slice]  # tensor; of which expert, None: it is of none; which of its rows
 
@@ -60,7 +63,7 @@ class StackedExperts:
         if expert is None:
             return self._source.get(stored)
         found = self._source.get(stored)[expert]
-        return found.T[rows] if found.dim() == 2 and not _OF_GRANITE.fullmatch(stored) else found[rows]
+        return found.T[rows] if found.dim() == 2 and not _IN_HALVES.fullmatch(stored) else found[rows]
 
     def rows(self, name: str) -> LowBitRows | None:
         """A matrix of an expert in blocks of MXFP4; None: it is not stored so.
@@ -85,14 +88,15 @@ class StackedExperts:
 
     def _places(self, name: str) -> Iterator[tuple[str, _Place]]:
         """Names of single experts, and where each lies in a tensor."""
-        if match := _OF_GRANITE.fullmatch(name):
-            parts = _PARTS_OF_GRANITE[match[2]]
+        if match := _IN_HALVES.fullmatch(name):
+            prefix, kind = (each for each in match.groups() if each is not None)
+            parts = _PARTS_IN_HALVES[kind]
             count, rows = self._source.get(name).shape[:2]
             size = rows // len(parts)
             for expert in range(count):
                 for number, part in enumerate(parts):
                     place = name, expert, slice(number * size, (number + 1) * size)
-                    yield f"{match[1]}experts.{expert}.{part}.weight", place
+                    yield f"{prefix}experts.{expert}.{part}.weight", place
             return
         match = _STACKED.fullmatch(name)
         if match is None:

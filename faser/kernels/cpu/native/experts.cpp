@@ -46,6 +46,8 @@ void choose(const float* logits, const FaserExperts& experts, int32_t* chosen, f
         if (experts.renormalise) total += weights[k];
     }
     for (int64_t k = 0; k < top; k++) weights[k] /= total;
+    if (!experts.scales) return;
+    for (int64_t k = 0; k < top; k++) weights[k] *= experts.scales[chosen[k]];
 }
 
 void route(Pool& pool, const FaserExperts& experts, const float* logits, int64_t rows, Routing& to) {
@@ -103,9 +105,10 @@ char* grown(std::vector<char>& memory, int64_t bytes) {
 
 extern "C" {
 
-// hidden += experts(x). x, hidden: [rows, H] in dtype, without gaps. The pool counts the experts that any row chose.
-void faser_experts(Pool* pool, const FaserExperts* experts, const void* x, int64_t rows, void* hidden,
-                   int32_t dtype) {
+// hidden += experts(x). x, hidden, and routed_by, which the router sees: [rows, H] in dtype, without gaps. The pool
+// counts the experts that any row chose.
+void faser_experts(Pool* pool, const FaserExperts* experts, const void* x, const void* routed_by, int64_t rows,
+                   void* hidden, int32_t dtype) {
     if (rows == 0) return;
     static thread_local Routing own_routing;
     Routing& routing = own_routing;  // other threads read that of this one
@@ -114,7 +117,8 @@ void faser_experts(Pool* pool, const FaserExperts* experts, const void* x, int64
     const int64_t inner = experts->down[0].depth;
     float* logits = (float*)grown(logit_memory, rows * experts->num_experts * 4);
     const FaserGroup all{0, 0, rows};
-    faser_grouped_linear(pool, &experts->router, &all, 1, x, width, dtype, rows, logits, experts->num_experts, kFloat32);
+    faser_grouped_linear(pool, &experts->router, &all, 1, routed_by, width, dtype, rows, logits, experts->num_experts,
+                         kFloat32);
     route(*pool, *experts, logits, rows, routing);
     char* gathered = grown(gathered_memory, pairs * width * value);
     pool->run((pairs + kRows - 1) / kRows, [&](int64_t piece) {
