@@ -160,8 +160,8 @@ _GEMMA4_E = _GEMMA4 | {  # as E2B and E4B; of each kind two layers have keys and
     "attention_k_eq_v": False,
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": VOCAB_SIZE,
-    "num_hidden_layers": 8,
-    "layer_types": [_NEAR, _FAR, _NEAR, _FAR, _NEAR, _NEAR, _NEAR, _FAR],
+    "num_hidden_layers": 7,
+    "layer_types": [_NEAR, _FAR, _NEAR, _FAR, _NEAR, _NEAR, _FAR],
     "num_kv_shared_layers": 3,
     "use_double_wide_mlp": True,
 }
