@@ -9,8 +9,9 @@ factors of longrope in a long context; Granite's epsilon not divided. Of gpt-oss
 no bias of the router; gate or up not clamped; up without the 1; gate and up swapped, or as halves of their tensor.
 Of OLMoE and Granite-MoE: weights of experts divided by their sum, or not; norms of queries and keys head by head,
 or of the first key head alone; a multiplier left out; gate and up of a tensor of all experts alternating.
-Of Gemma 4: pairs of global heads counted, or their frequencies spaced, by the size of local ones; values normalised
-by the weight of keys, or not at all; shared keys of the first layer of a kind; no scale of what tokens give.
+Of Gemma 4: pairs of global heads counted, or their frequencies spaced, by the size of local ones; values
+normalised by the weight of keys, or not at all; shared keys of the first layer of a kind; a scale, a root or an
+epsilon of what tokens give left out, or that of a layer, the router or the experts; experts' inputs for the router.
 """
 
 import json
