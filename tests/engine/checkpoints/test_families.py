@@ -11,7 +11,8 @@ Of OLMoE and Granite-MoE: weights of experts divided by their sum, or not; norms
 or of the first key head alone; a multiplier left out; gate and up of a tensor of all experts alternating.
 Of Gemma 4: pairs of global heads counted, or their frequencies spaced, by the size of local ones; values
 normalised by the weight of keys, or not at all; shared keys of the first layer of a kind; a scale, a root or an
-epsilon of what tokens give left out, or that of a layer, the router or the experts; experts' inputs for the router.
+epsilon of what tokens give left out, or that of a layer, the router or the experts; the experts' inputs given to
+the router.
 """
 
 import json
