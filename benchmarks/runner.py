@@ -64,6 +64,30 @@ def interleaved(
     return cells
 
 
+def resumed(
+    program: str,
+    out: Path,
+    settings: Iterable[Json],
+    run: Callable[[Json], Json],
+    *,
+    seconds: float = float("inf"),
+    summary: Callable[[list[Json]], Json] = lambda _cells: {},
+) -> None:
+    """Run every setting that `out` has no cell of, for about so many seconds, and write `out` after each.
+
+    A cell is its setting, the commit and what run returns. summary: of all cells, goes before them.
+    """
+    cells: list[Json] = json.loads(out.read_text(encoding="utf-8"))["cells"] if out.exists() else []
+    ends_s = time.monotonic() + seconds
+    for setting in settings:
+        is_there = any(all(cell[name] == value for name, value in setting.items()) for cell in cells)
+        if is_there or time.monotonic() > ends_s:
+            continue
+        cells.append({**setting, "commit": git_commit(), **run(setting)})
+        print(cells[-1], flush=True)
+        write_json(out, {**about(program), **summary(cells), "cells": cells})
+
+
 def timed_turns(
     arms: Mapping[str, Callable[[], object]], rounds: int, *, pause_s: float = 0.0
 ) -> dict[str, list[float]]:

@@ -295,6 +295,7 @@ class Request:
     tenant: who shares the engine fairly with others: an API key, or a connection; opaque to the engine.
     deadline_s: by time.monotonic(); an unfinished request is aborted then. None: never.
     due_s: by the same clock, when its first token is due. None: it has no target, or none that can be met.
+    is_patient: its targets are out of reach, so the engine serves it as one without.
     expected_tokens: that the client expects of the answer; None: it does not say.
     may_record: its tokens may be kept after its end, in a record of the traffic.
 
@@ -313,11 +314,17 @@ class Request:
     tenant: str = ""
     deadline_s: float | None = None
     due_s: float | None = None
+    is_patient: bool = False
     expected_tokens: int | None = None
     may_record: bool = True
 
     def __post_init__(self) -> None:
         _PRIORITIES.check("priority", self.priority)
+
+    @property
+    def token_target_ms(self) -> float | None:
+        """Per token after the first, that the engine is to keep; None: there is none."""
+        return None if self.is_patient else self.speculation.slo.tpot_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from faser.engine.contract.plan import (
     LaunchedStep,
     SequenceRows,
     SequenceStart,
+    StateSave,
     StepPlan,
     StepResult,
     StepRows,
@@ -60,11 +61,14 @@ class ScriptedExecutor:
     before any is read, as attention does. Drafts are right as far as a hash of the history says, then wrong, and
     now and then shorter than wished. A drafted token counts as written, in the place of a known one as well.
     fail_slots: slots whose next result is an error. prunes: how many drafted rows leave early; None: never any.
+    chunk: the model has recurrent states as well, which each slot keeps after whole chunks of so many tokens, and
+    snapshots of them; None: it has none.
     """
 
-    def __init__(self, *, block_size: int, prunes: random.Random | None = None) -> None:
+    def __init__(self, *, block_size: int, prunes: random.Random | None = None, chunk: int | None = None) -> None:
         self.block_size = block_size
         self._prunes = prunes
+        self._states = None if chunk is None else ScriptedStates(chunk)
         self.fail_slots: set[int] = set()
         self.steps: list[StepPlan] = []
         self.launched: list[StepPlan] = []
@@ -80,12 +84,21 @@ class ScriptedExecutor:
 
     def run(self, plan: StepPlan) -> StepResult:
         self.steps.append(plan)
+        for save in plan.saves:
+            assert self._states is not None, "the model has no states to save"
+            self._states.save(save)
         for slot in plan.released:
             del self._lines[slot]
         for start in plan.started:
             assert start.slot not in self._lines, f"slot {start.slot} is in use"
             self._lines[start.slot] = _Line(start, _histories(start.token_ids), [])
+            if start.snapshot is not None:
+                assert self._states is not None, "the model has no states to restore"
+                self._states.restore(start.slot, start.snapshot)
         self._write(plan)
+        if self._states is not None:
+            for rows in plan.rows:
+                self._states.run(rows, self._path(rows))
         for rows in plan.rows:
             self._check_prefix(rows)
         outcomes = [self._outcome(self._prune(rows), rows.num_drafts) for rows in plan.rows]
@@ -246,6 +259,37 @@ class ScriptedExecutor:
 
     def _place(self, line: _Line, position: int) -> tuple[int, int]:
         return line.blocks[position // self.block_size], position % self.block_size
+
+
+class ScriptedStates:
+    """Recurrent states by slot, as hashes of all tokens that went in; they outlive the sequences.
+
+    AssertionError where rows find a state of other tokens than their own, or none that they can go on from: one is
+    taken back to any place from the last whole chunk of known tokens on, and to none before it.
+    """
+
+    def __init__(self, chunk: int) -> None:
+        self._chunk = chunk
+        self._seen: dict[int, list[int]] = {}  # by slot: histories that its state has gone through
+        self._known: dict[int, int] = {}
+        self._snapshots: dict[int, list[int]] = {}
+
+    def run(self, rows: SequenceRows, path: list[int]) -> None:
+        """path: histories of the sequence's tokens, drafted ones included."""
+        slot, start, end = rows.slot, rows.start, rows.start + len(rows.token_ids)
+        seen, known = ([0], 0) if start == 0 else (self._seen[slot], self._known[slot])
+        assert known <= start < len(seen), f"slot {slot} goes on at {start}, not at {known} to {len(seen) - 1}"
+        assert seen[: start + 1] == path[: start + 1], f"slot {slot} goes on from a state of foreign tokens"
+        self._seen[slot], self._known[slot] = path[: end + 1], end - rows.num_drafts
+
+    def save(self, save: StateSave) -> None:
+        end = self._known[save.slot] // self._chunk * self._chunk
+        assert end == save.num_tokens > 0, f"slot {save.slot} keeps the state after {end} tokens, not {save}"
+        self._snapshots[save.snapshot] = self._seen[save.slot][: end + 1]
+
+    def restore(self, slot: int, snapshot: int) -> None:
+        self._seen[slot] = list(self._snapshots[snapshot])
+        self._known[slot] = len(self._seen[slot]) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

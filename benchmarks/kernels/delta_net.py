@@ -4,13 +4,15 @@
         [--library FILE]
 
 Each sequence decodes on: a step has its next row, and drafts behind that. `refused` drafts are all taken back by
-the next step, which is what a rollback costs; `accepted` ones all stay, so that the state grows by as many rows.
-Steps take turns, round by round; medians are kept. Layers have states of their own, which come from memory.
+the next step; `accepted` ones all stay, so that the state takes in as many rows. `verification` says what drafts
+cost beyond a step of one row, in both cases: where refused ones cost no more than accepted ones, a rollback is
+free. Steps take turns, round by round; medians are kept. Layers have states of their own, which come from memory.
 --heads: key heads x value heads x channels of a head; the defaults are those of Qwen3.5-4B.
 """
 
 import statistics
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,13 @@ from faser.kernels.interface.delta_net import CHUNK, DeltaNet, DeltaShape, State
 from faser.kernels.interface.shapes import RowLayout
 
 # Sequences, rows of each, and whether all but the first one of these are refused.
-STEPS = ((1, 1, False), (1, 2, False), (1, 2, True), (1, 4, False), (1, 4, True), (4, 1, False), (16, 1, False))
+DRAFTED_ROWS = (2, 4, 8)
+STEPS = (
+    (1, 1, False),
+    *((1, rows, refused) for rows in DRAFTED_ROWS for refused in (False, True)),
+    (4, 1, False),
+    (16, 1, False),
+)
 PROMPT_ROWS = 256
 KERNEL = 4
 
@@ -47,11 +55,9 @@ def main() -> None:
         steps = [Steps(native, shape, *step, layers=args.layers) for step in (*STEPS, (1, PROMPT_ROWS, False))]
         # As many steps in a turn as a chunk has rows: the state is written once in that many.
         seconds = timed_turns({each.name: each.turn for each in steps}, args.rounds)
-    found: list[dict[str, Any]] = []
-    for each in steps:
-        micros = 1e6 * statistics.median(seconds[each.name]) / CHUNK / args.layers
-        found.append({"step": each.name, "us_a_layer": round(micros, 1)})
-        print(f"{each.name}: {micros:.1f} us a layer", flush=True)
+    micros = {name: 1e6 * statistics.median(each) / CHUNK / args.layers for name, each in seconds.items()}
+    for name, each in micros.items():
+        print(f"{name}: {each:.1f} us a layer", flush=True)
     report = {
         **about("benchmarks.kernels.delta_net"),
         "isa": chosen_isa(),
@@ -60,9 +66,32 @@ def main() -> None:
         "heads": args.heads,
         "layers": args.layers,
         "state_bytes_a_sequence": args.layers * 4 * v_heads * channels**2,
-        "times": found,
+        "times": [{"step": name, "us_a_layer": round(each, 1)} for name, each in micros.items()],
+        "verification": [_verification(rows, micros) for rows in DRAFTED_ROWS],
     }
     write_json(args.out, report)
+
+
+def _verification(rows: int, micros: Mapping[str, float]) -> dict[str, Any]:
+    """micros: of a layer, by the names of steps."""
+    one = micros[step_name(1, 1, False)]
+    more = {refused: micros[step_name(1, rows, refused)] - one for refused in (False, True)}
+    return {
+        "drafts": rows - 1,
+        "us_more_than_one_row_if_accepted": round(more[False], 1),
+        "us_more_than_one_row_if_refused": round(more[True], 1),
+    }
+
+
+def step_name(sequences: int, rows: int, refused: bool) -> str:
+    drafts = num_drafts(rows)
+    behind = f", {drafts} drafts {'refused' if refused else 'accepted'}" if drafts else ""
+    return f"{sequences} sequences of {rows} rows{behind}"
+
+
+def num_drafts(rows: int) -> int:
+    """All rows but the first one; of a prompt none."""
+    return rows - 1 if rows < PROMPT_ROWS else 0
 
 
 class Steps:
@@ -73,9 +102,8 @@ class Steps:
     ) -> None:
         self._native, self._shape, self._layers = native, shape, layers
         self._sequences, self._rows, self._refused = sequences, rows, refused
-        self._drafts = rows - 1 if 1 < rows < PROMPT_ROWS else 0
-        drafts = f", {self._drafts} drafts {'refused' if refused else 'accepted'}" if self._drafts else ""
-        self.name = f"{sequences} sequences of {rows} rows{drafts}"
+        self._drafts = num_drafts(rows)
+        self.name = step_name(sequences, rows, refused)
         most = StateShape(
             layers=(shape,) * layers, num_slots=sequences, most_drafts=self._drafts, dtype=torch.bfloat16
         )

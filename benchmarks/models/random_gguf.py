@@ -3,12 +3,14 @@
 That of gpt-oss is as ggml-org's: experts in MXFP4, all other matrices in Q8_0.
 
     python -m benchmarks.models.random_gguf OUT.gguf VOCABULARY.gguf [--shape qwen2.5-1.5b] [--layers 28]
+        [--weights q8_0]
 
 The vocabulary and its merges come from another file: llama.cpp has models/ggml-vocab-qwen2.gguf, which has no
-tensors. What the model says means nothing; its start and its steps take as long as those of the real one.
+tensors, and ggml-vocab-qwen35.gguf; it may as well be a whole model's. What the model says means nothing; its
+start and its steps take as long as those of the real one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,8 @@ from faser.engine.checkpoints.gguf.file import GgufFile
 class Shape:
     """experts: how many, and how many of them a token passes, of `inner` each; None: one network of `inner`.
 
+    shared: of one expert more, which every token passes; 0: there is none. delta_heads: key heads, value heads and
+    channels of a head of the delta nets that three of four layers have; None: all layers have attention.
     kinds: of the embedding; of most matrices; of half of the values and down projections, as Q4_K_M has them; of
     experts' matrices, None: as of others.
     """
@@ -36,6 +40,8 @@ class Shape:
     head_dim: int
     layers: int
     experts: tuple[int, int] | None = None
+    shared: int = 0
+    delta_heads: tuple[int, int, int] | None = None
     vocabulary: int = 151_936
     kinds: tuple[Kind, Kind, Kind, Kind | None] = (Kind.Q6_K, Kind.Q4_K, Kind.Q6_K, None)
 
@@ -54,6 +60,30 @@ SHAPES = {
         layers=48,
         experts=(128, 8),
     ),
+    "qwen3.5-0.8b": Shape(
+        architecture="qwen35",
+        hidden=1024,
+        inner=3584,
+        heads=8,
+        kv_heads=2,
+        head_dim=256,
+        layers=24,
+        delta_heads=(16, 16, 128),
+        vocabulary=248_320,
+    ),
+    "qwen3.5-35b-a3b": Shape(
+        architecture="qwen35moe",
+        hidden=2048,
+        inner=512,
+        heads=16,
+        kv_heads=2,
+        head_dim=256,
+        layers=40,
+        experts=(256, 8),
+        shared=512,
+        delta_heads=(16, 32, 128),
+        vocabulary=248_320,
+    ),
     "gpt-oss-20b": Shape(
         architecture="gpt-oss",
         hidden=2880,
@@ -67,6 +97,8 @@ SHAPES = {
         kinds=(Kind.Q8_0, Kind.Q8_0, Kind.Q8_0, Kind.MXFP4),
     ),
 }
+_INTERVAL, _KERNEL, _ROTATED = 4, 4, 4  # with delta nets: of so many layers one, tokens, a part of a head
+_SECTIONS = [11, 11, 10, 0]  # of rope with delta nets, of use for images
 _YARN_FACTOR, _YARN_CONTEXT, _WINDOW = 32.0, 4096, 128  # of gpt-oss
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -83,17 +115,33 @@ def main() -> None:
     parser.add_argument("vocabulary", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-1.5b", help="[qwen2.5-1.5b]")
     parser.add_argument("--layers", type=int, help="fewer than the shape has, where memory is short [all]")
+    parser.add_argument("--weights", choices=("q8_0",), help="of all matrices [as described above]")
     options = parser.parse_args()
     shape = SHAPES[options.shape]
+    if options.weights:
+        shape = replace(shape, kinds=(Kind.Q8_0, Kind.Q8_0, Kind.Q8_0, None))
     write(options.out, GgufFile(options.vocabulary), shape, options.layers or shape.layers)
     print(f"{options.out}: {options.out.stat().st_size / 1e9:.2f} GB")
 
 
 def write(out: Path, vocabulary: GgufFile, shape: Shape, num_layers: int) -> None:
     """vocabulary: filled up with unused tokens to the model's size."""
-    writer, rng = GGUFWriter(out, shape.architecture), np.random.default_rng(0)
-    writer.add_block_count(num_layers)
+    writer = GGUFWriter(out, shape.architecture)
+    _add_keys(writer, shape, num_layers)
+    _add_vocabulary(writer, vocabulary, shape.vocabulary)
+    tensors = _Tensors(writer, shape)
+    tensors.add_outer()
+    for layer in range(num_layers):
+        tensors.add_layer(layer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_keys(writer: GGUFWriter, shape: Shape, num_layers: int) -> None:
     is_gpt_oss = shape.architecture == "gpt-oss"
+    writer.add_block_count(num_layers)
     writer.add_context_length(131_072 if is_gpt_oss else 32_768)
     writer.add_embedding_length(shape.hidden)
     writer.add_feed_forward_length(shape.inner)
@@ -102,7 +150,7 @@ def write(out: Path, vocabulary: GgufFile, shape: Shape, num_layers: int) -> Non
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-5 if is_gpt_oss else 1e-6)
-    writer.add_rope_freq_base(150_000.0 if is_gpt_oss else 1e6)
+    writer.add_rope_freq_base(150_000.0 if is_gpt_oss else 1e7 if shape.delta_heads else 1e6)
     if is_gpt_oss:
         writer.add_sliding_window(_WINDOW)
         writer.add_rope_scaling_type(RopeScalingType.YARN)
@@ -112,61 +160,115 @@ def write(out: Path, vocabulary: GgufFile, shape: Shape, num_layers: int) -> Non
         writer.add_expert_count(shape.experts[0])
         writer.add_expert_used_count(shape.experts[1])
         writer.add_expert_feed_forward_length(shape.inner)
+    if shape.shared:
+        writer.add_expert_shared_feed_forward_length(shape.shared)
+    if shape.delta_heads:
+        k_heads, v_heads, channels = shape.delta_heads
+        writer.add_rope_dimension_count(shape.head_dim // _ROTATED)
+        writer.add_rope_dimension_sections(_SECTIONS)
+        writer.add_full_attention_interval(_INTERVAL)
+        writer.add_ssm_conv_kernel(_KERNEL)
+        writer.add_ssm_state_size(channels)
+        writer.add_ssm_group_count(k_heads)
+        writer.add_ssm_time_step_rank(v_heads)
+        writer.add_ssm_inner_size(v_heads * channels)
     writer.add_chat_template(_CHAT_TEMPLATE)
-    _add_vocabulary(writer, vocabulary, shape.vocabulary)
 
-    def add(name: str, columns: int, depth: int, kind: Kind) -> None:
-        writer.add_tensor(name, random_blocks(rng, columns, depth, kind), raw_dtype=kind)
 
-    def add_network(name: str, columns: int, depth: int, kind: Kind) -> None:
-        if shape.experts is None:
-            add(f"{name}.weight", columns, depth, kind)
-            return
-        kind = of_experts or kind
-        blocks = random_blocks(rng, shape.experts[0] * columns, depth, kind)
-        writer.add_tensor(f"{name}_exps.weight", blocks.reshape(shape.experts[0], columns, -1), raw_dtype=kind)
-        if is_gpt_oss:
-            writer.add_tensor(f"{name}_exps.bias", np.zeros((shape.experts[0], columns), np.float32))
+class _Tensors:
+    def __init__(self, writer: GGUFWriter, shape: Shape) -> None:
+        self._writer, self._shape, self._rng = writer, shape, np.random.default_rng(0)
+        self._is_gpt_oss = shape.architecture == "gpt-oss"
+        self._of_embedding, self._usual, self._of_half, self._of_experts = shape.kinds
 
-    def add_vector(name: str, size: int, value: float) -> None:
-        writer.add_tensor(name, np.full(size, value, np.float32))
+    def add_outer(self) -> None:
+        shape = self._shape
+        self._add("token_embd", shape.vocabulary, shape.hidden, self._of_embedding)
+        self._add_vector("output_norm.weight", shape.hidden, 1.0)
+        if self._is_gpt_oss:
+            self._add("output", shape.vocabulary, shape.hidden, self._of_embedding)
 
-    of_embedding, usual, of_half, of_experts = shape.kinds
-    hidden, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    add("token_embd.weight", shape.vocabulary, hidden, of_embedding)
-    add_vector("output_norm.weight", hidden, 1.0)
-    if is_gpt_oss:
-        add("output.weight", shape.vocabulary, hidden, of_embedding)
-    for layer in range(num_layers):
-        prefix = f"blk.{layer}."
-        wide = of_half if layer % 2 else usual
-        add(f"{prefix}attn_q.weight", queries, hidden, usual)
-        add(f"{prefix}attn_k.weight", keys, hidden, usual)
-        add(f"{prefix}attn_v.weight", keys, hidden, wide)
-        add(f"{prefix}attn_output.weight", hidden, queries, usual)
-        add_network(f"{prefix}ffn_gate", shape.inner, hidden, usual)
-        add_network(f"{prefix}ffn_up", shape.inner, hidden, usual)
-        add_network(f"{prefix}ffn_down", hidden, shape.inner, wide)
+    def add_layer(self, layer: int) -> None:
+        shape, prefix = self._shape, f"blk.{layer}."
+        wide = self._of_half if layer % 2 else self._usual
+        if shape.delta_heads and (layer + 1) % _INTERVAL:
+            self._add_delta_net(prefix, *shape.delta_heads)
+        else:
+            self._add_attention(prefix, wide)
         if shape.experts:
-            router = rng.standard_normal((shape.experts[0], hidden), np.float32) * _STD
-            writer.add_tensor(f"{prefix}ffn_gate_inp.weight", router)
+            self._add_experts(prefix, wide, shape.experts[0])
+        else:
+            self._add_network(f"{prefix}ffn_{{}}", shape.inner, wide)
+        second = "post_attention_norm" if self._is_gpt_oss or shape.delta_heads else "ffn_norm"
+        for name in ("attn_norm", second):
+            self._add_vector(f"{prefix}{name}.weight", shape.hidden, 1.0)
+
+    def _add_attention(self, prefix: str, wide: Kind) -> None:
+        """Of models with delta nets, gated: a query has a gate."""
+        shape, hidden = self._shape, self._shape.hidden
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self._add(f"{prefix}attn_q", 2 * queries if shape.delta_heads else queries, hidden, self._usual)
+        self._add(f"{prefix}attn_k", keys, hidden, self._usual)
+        self._add(f"{prefix}attn_v", keys, hidden, wide)
+        self._add(f"{prefix}attn_output", hidden, queries, self._usual)
         if shape.architecture in ("qwen2", "gpt-oss"):
             for name, size in (("q", queries), ("k", keys), ("v", keys)):
-                add_vector(f"{prefix}attn_{name}.bias", size, 0.0)
-        if is_gpt_oss:
-            assert shape.experts is not None
-            add_vector(f"{prefix}attn_output.bias", hidden, 0.0)
-            add_vector(f"{prefix}attn_sinks.weight", shape.heads, 0.0)
-            add_vector(f"{prefix}ffn_gate_inp.bias", shape.experts[0], 0.0)
-        elif shape.architecture != "qwen2":
+                self._add_vector(f"{prefix}attn_{name}.bias", size, 0.0)
+        else:
             for name in ("attn_q_norm", "attn_k_norm"):
-                add_vector(f"{prefix}{name}.weight", shape.head_dim, 1.0)
-        for name in ("attn_norm", "post_attention_norm" if is_gpt_oss else "ffn_norm"):
-            add_vector(f"{prefix}{name}.weight", hidden, 1.0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+                self._add_vector(f"{prefix}{name}.weight", shape.head_dim, 1.0)
+        if self._is_gpt_oss:
+            self._add_vector(f"{prefix}attn_output.bias", hidden, 0.0)
+            self._add_vector(f"{prefix}attn_sinks.weight", shape.heads, 0.0)
+
+    def _add_delta_net(self, prefix: str, k_heads: int, v_heads: int, channels: int) -> None:
+        hidden, values = self._shape.hidden, v_heads * channels
+        width = 2 * k_heads * channels + values
+        self._add(f"{prefix}attn_qkv", width, hidden, self._usual)
+        self._add(f"{prefix}attn_gate", values, hidden, self._usual)
+        self._add(f"{prefix}ssm_out", hidden, values, self._usual)
+        self._add_floats(f"{prefix}ssm_beta.weight", v_heads, hidden)
+        self._add_floats(f"{prefix}ssm_alpha.weight", v_heads, hidden)
+        self._add_floats(f"{prefix}ssm_conv1d.weight", width, _KERNEL, std=0.5)
+        decays = -self._rng.uniform(0.01, 16, v_heads).astype(np.float32)
+        self._writer.add_tensor(f"{prefix}ssm_a", decays)
+        self._add_vector(f"{prefix}ssm_dt.bias", v_heads, 1.0)
+        self._add_vector(f"{prefix}ssm_norm.weight", channels, 1.0)
+
+    def _add_experts(self, prefix: str, wide: Kind, count: int) -> None:
+        shape, hidden = self._shape, self._shape.hidden
+        for name, columns, depth, kind in (
+            ("gate", shape.inner, hidden, self._usual),
+            ("up", shape.inner, hidden, self._usual),
+            ("down", hidden, shape.inner, wide),
+        ):
+            kind = self._of_experts or kind
+            blocks = random_blocks(self._rng, count * columns, depth, kind).reshape(count, columns, -1)
+            self._writer.add_tensor(f"{prefix}ffn_{name}_exps.weight", blocks, raw_dtype=kind)
+            if self._is_gpt_oss:
+                self._writer.add_tensor(f"{prefix}ffn_{name}_exps.bias", np.zeros((count, columns), np.float32))
+        self._add_floats(f"{prefix}ffn_gate_inp.weight", count, hidden)
+        if self._is_gpt_oss:
+            self._add_vector(f"{prefix}ffn_gate_inp.bias", count, 0.0)
+        if shape.shared:
+            self._add_floats(f"{prefix}ffn_gate_inp_shexp.weight", hidden)
+            self._add_network(f"{prefix}ffn_{{}}_shexp", shape.shared, wide)
+
+    def _add_network(self, name: str, size: int, wide: Kind) -> None:
+        hidden = self._shape.hidden
+        self._add(name.format("gate"), size, hidden, self._usual)
+        self._add(name.format("up"), size, hidden, self._usual)
+        self._add(name.format("down"), hidden, size, wide)
+
+    def _add(self, name: str, columns: int, depth: int, kind: Kind) -> None:
+        blocks = random_blocks(self._rng, columns, depth, kind)
+        self._writer.add_tensor(f"{name}.weight", blocks, raw_dtype=kind)
+
+    def _add_vector(self, name: str, size: int, value: float) -> None:
+        self._writer.add_tensor(name, np.full(size, value, np.float32))
+
+    def _add_floats(self, name: str, *sizes: int, std: float = _STD) -> None:
+        self._writer.add_tensor(name, self._rng.standard_normal(sizes, np.float32) * np.float32(std))
 
 
 def random_blocks(rng: np.random.Generator, columns: int, depth: int, kind: Kind) -> _Bytes:

@@ -56,7 +56,8 @@ class Nodes:
         os.environ["PYTHONPATH"] = str(CHECKOUT)
         self._share = {"num_cpus": max(1, (os.cpu_count() or 2) // 2), "include_log_monitor": False}
         head = {**self._share, "include_dashboard": False, "no_monitor": True}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        # Not at exit: nodes are added by other threads than the main one, which alone may handle signals.
+        self._cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
         self._second = self._cluster.add_node(**self._share)
         ray.init(self._cluster.address, log_to_driver=False)
         return self

@@ -93,6 +93,11 @@ class SimulatedExecutor:
         """The request whose first prompt token is `number` behaves like this one. by_model: see _Playback."""
         self._expected[number] = trace, by_model
 
+    def num_right(self, slot: int) -> int:
+        """How many of the tokens that this slot would draft next continue its output."""
+        state = self._slots[slot]
+        return state.trace.runs[state.position]
+
     def forget(self, number: int) -> None:
         """That request has ended."""
         del self._expected[number]

@@ -1,10 +1,11 @@
 """Three classes under three times what a machine can bear: who keeps its targets, who waits, who is refused.
 
-    python -m benchmarks.simulator.overload OUT.json [--machines cpu] [--over 3] [--seconds 300] [--seeds 3]
+    python -m benchmarks.simulator.overload OUT.json [--machines cpu] [--over 3] [--overload 300] [--seeds 3]
 
 Requests of the classes come in turn, at half of the capacity for a minute, at --over times the capacity for
---seconds, and at half of it for a minute more; the real scheduler and admission serve them on the simulator's
-clock.
+--overload seconds, and at half of it for a minute more; the real scheduler and admission serve them on the
+simulator's clock. --splits: of every a + b + c requests in a row, a are interactive, b agents and c batch. With
+1:1:1 the interactive ones alone ask for --over / 3 times the capacity, so for all of it at 3; with 1:2:3 for half.
 
     interactive    a first token, and tokens, within six times of what a quiet machine takes;
                    refused if that cannot be met
@@ -15,6 +16,9 @@ Arms: `today` knows no targets (as a server without them), `order` has targets a
 decides. attainment: of the requests that were let in as they asked; of_all: of all, a refused or degraded one
 being a missed one. recovered_s: from the end of the overload to the first ten seconds in which as many of all
 interactive requests, less five in a hundred, keep their targets as in the minute before the overload.
+
+A run is a cell of OUT; cells that are there already are not run again. --seconds ends the program early, to be
+started again.
 """
 
 import argparse
@@ -26,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.runner import about, command_line, write_json
+from benchmarks.runner import Json, command_line, resumed
 from benchmarks.simulator.machines import MACHINES, Asked, MadeMachine, conversation, paced
 from benchmarks.simulator.simulation import Outcome, Served, Simulation
 from benchmarks.simulator.workload import Workload
@@ -45,16 +49,21 @@ _BEFORE_S, _WINDOW_S = 60.0, 10.0
 
 def main() -> None:
     asked = _arguments()
-    cells = []
-    for name in asked.machines:
-        for arm in ARMS:
-            runs = [run(MACHINES[name](), arm, asked, seed) for seed in range(asked.seeds)]
-            cells.append({"machine": name, "arm": arm, "runs": runs})
-            print(name, arm, runs, flush=True)
-    write_json(asked.out, {**about("benchmarks.simulator.overload"), "cells": cells})
+    settings = (
+        {"machine": name, "split": split, "arm": arm, "seed": seed}
+        for seed in range(asked.seeds)
+        for split in asked.splits
+        for name in asked.machines
+        for arm in asked.arms
+    )
+
+    def run_setting(setting: Json) -> Json:
+        return run(MACHINES[setting["machine"]](), setting["arm"], asked, setting["seed"], split=setting["split"])
+
+    resumed("benchmarks.simulator.overload", asked.out, settings, run_setting, seconds=asked.seconds)
 
 
-def run(machine: MadeMachine, arm: str, asked: argparse.Namespace, seed: int) -> dict[str, Any]:
+def run(machine: MadeMachine, arm: str, asked: argparse.Namespace, seed: int, *, split: str = "1:1:1") -> Json:
     """One run of all three phases: figures by class."""
     serving, trace = machine.machine, machine.trace(seed=seed)
     requests, classes, ends_s = _load(machine, asked, seed)
@@ -79,7 +88,8 @@ def run(machine: MadeMachine, arm: str, asked: argparse.Namespace, seed: int) ->
         by_name.__getitem__,
         lambda name, decision, target: decisions.update([f"{name} {decision} {target}"]),
     )
-    simulation = Simulation(trace, serving, control, seed=seed, classes=sent, admission=admission)
+    in_turn = [each for each, count in zip(sent, split.split(":"), strict=True) for _ in range(int(count))]
+    simulation = Simulation(trace, serving, control, seed=seed, classes=in_turn, admission=admission)
     outcome = simulation.run(
         Workload(azure=requests).arrivals(trace, duration_s=None, limit=None, seed=seed),
         clients=None,
@@ -121,12 +131,12 @@ def _load(
         SpeculationParams(class_name="batch"),
     ]
     found, at_s, place = list[Asked](), 0.0, 0
-    for share, seconds in ((0.5, _BEFORE_S), (asked.over, asked.seconds), (0.5, _BEFORE_S)):
+    for share, seconds in ((0.5, _BEFORE_S), (asked.over, asked.overload), (0.5, _BEFORE_S)):
         part = scaled[place : place + max(round(share * rate * seconds), 2)]
         place += len(part)
         found += [(at_s + moment, prompt, answer) for moment, prompt, answer in paced(part, share * rate)]
         at_s += seconds
-    return tuple(found), classes, _BEFORE_S + asked.seconds
+    return tuple(found), classes, _BEFORE_S + asked.overload
 
 
 def met(served: Served, slo: Slo) -> bool:
@@ -173,8 +183,11 @@ def _arguments() -> argparse.Namespace:
     add("out", type=Path, metavar="OUT")
     add("--machines", type=lambda text: text.split(","), default=["cpu"])
     add("--over", type=float, default=3.0, help="times the capacity [3]")
-    add("--seconds", type=float, default=300.0, help="of overload [300]")
+    add("--overload", type=float, default=300.0, help="seconds of it [300]")
+    add("--splits", type=lambda text: text.split(","), default=["1:1:1", "1:2:3"])
+    add("--arms", type=lambda text: text.split(","), default=list(ARMS))
     add("--seeds", type=int, default=3)
+    add("--seconds", type=float, default=float("inf"), help="after which no further run begins")
     return parser.parse_args()
 
 

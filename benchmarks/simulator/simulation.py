@@ -113,7 +113,7 @@ class Simulation:
     model_trace: what the model drafts of the same requests, where the control plane chooses between it and drafts
     from text, those of trace. classes: which the requests have in turn, each a tenant of its own; none: all have
     slo. admission: decides about them, as in front of a live engine. steers: False: targets weigh drafts and
-    nothing else. An instance serves one run.
+    nothing else. announces: requests say how long their answers will be. An instance serves one run.
     """
 
     def __init__(
@@ -128,8 +128,9 @@ class Simulation:
         classes: Sequence[SpeculationParams] = (),
         admission: Admission | None = None,
         steers: bool = True,
+        announces: bool = False,
     ) -> None:
-        self._classes, self._admission = classes, admission
+        self._classes, self._admission, self._announces = classes, admission, announces
         self._pace_due_s = 0.0
         self._trace = trace
         self._model_trace = model_trace
@@ -267,6 +268,7 @@ class Simulation:
             arrival_s=arrival_s,
             speculation=asked,
             tenant=asked.class_name if self._classes else "",
+            expected_tokens=arrival.output_len if self._announces else None,
         )
         if self._admission is not None:
             try:

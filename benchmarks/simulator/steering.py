@@ -1,24 +1,32 @@
-"""Attainment by load where every request has targets: no drafts, fixed lengths, weights alone, all that steers.
+"""Attainment by load where every request has targets: no drafts, fixed lengths, drafts alone, all that steers.
 
     python -m benchmarks.simulator.steering OUT.json [--trace AZURE.csv] [--machines cpu,h200] [--requests 600]
 
-The real scheduler serves requests at shares of the capacity without drafts, on the simulator's clock. Arms: off
-and fixed:N know no targets; `weights` is policy faser whose drafts weigh more for sequences behind their target,
-as before there was anything else; `waits` and `refuses` have the order of due times, the rows and the room for
-targets, and admission that lets every request in, or refuses those whose targets cannot be met. A refused request
-has missed. Targets: a first token within ten times, and tokens within three times, of what a quiet machine takes.
-at_90: the highest load, as a share of the capacity, at which 90 % keep them, between two loads by a straight line.
+The real scheduler serves requests at shares of the capacity without drafts, on the simulator's clock. Arms:
+
+    off, fixed:N    know no targets
+    drafts          policy faser, whose drafts know the targets, and nothing else does
+    waits           besides, the order of due times, the rows and the room for targets; every request is let in
+    refuses         as waits, and requests whose targets cannot be met are refused; a refused request has missed
+    oracle          as waits, and it knows which drafted tokens will be accepted and how long answers will be
+
+Targets: a first token within ten times, and tokens within three times, of what a quiet machine takes. at_90: the
+highest load, as a share of the capacity, at which 90 % keep them, between two loads by a straight line.
+
+A run is a cell of OUT; cells that are there already are not run again. --seconds ends the program early, to be
+started again.
 """
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.runner import about, command_line, write_json
+from benchmarks.runner import Json, command_line, resumed
 from benchmarks.simulator.machines import MACHINES, Asked, MadeMachine, conversation, paced
+from benchmarks.simulator.oracle import Knowledge
 from benchmarks.simulator.overload import met
 from benchmarks.simulator.simulation import Simulation
 from benchmarks.simulator.workload import Workload, read_azure
@@ -31,20 +39,47 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.types import NO_TARGETS, REFUSE, WAIT, Slo, SpeculationParams
 
-ARMS = ("off", "fixed:1", "fixed:2", "fixed:4", "weights", "waits", "refuses")
-LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
+DRAFTS, WAITS, REFUSES, ORACLE = "drafts", "waits", "refuses", "oracle"
+ARMS = ("off", "fixed:1", "fixed:2", "fixed:3", "fixed:4", DRAFTS, WAITS, REFUSES, ORACLE)
+LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
+
+MakeMachine = Callable[[], MadeMachine]
 
 
 def main() -> None:
     asked = _arguments()
-    found: dict[str, Any] = {}
-    for name in asked.machines:
-        machine = MACHINES[name]()
-        by_arm = {arm: [_mean(machine, arm, load, asked) for load in asked.loads] for arm in asked.arms}
-        found[name] = {arm: {"loads": runs, "at_90": at_share(runs, 0.9)} for arm, runs in by_arm.items()}
-        for arm, each in found[name].items():
-            print(name, arm, each["at_90"], [run["attainment"] for run in each["loads"]], flush=True)
-    write_json(asked.out, {**about("benchmarks.simulator.steering"), "machines": found})
+    settings = (
+        {"machine": name, "arm": arm, "load": load, "seed": seed}
+        for seed in range(asked.seeds)
+        for name in asked.machines
+        for load in asked.loads
+        for arm in asked.arms
+    )
+
+    def run(setting: Json) -> Json:
+        return served(MACHINES[setting["machine"]](), setting["arm"], setting["load"], asked, setting["seed"])
+
+    resumed("benchmarks.simulator.steering", asked.out, settings, run, seconds=asked.seconds, summary=summary)
+
+
+def summary(cells: list[Json]) -> Json:
+    """Of each arm on each machine: means over the seeds by load, and at_90."""
+    found = []
+    for machine, arm in dict.fromkeys((each["machine"], each["arm"]) for each in cells):
+        own = [each for each in cells if (each["machine"], each["arm"]) == (machine, arm)]
+        loads = [_means([each for each in own if each["load"] == load]) for load in sorted(_loads(own))]
+        found.append({"machine": machine, "arm": arm, "at_90": at_share(loads, 0.9), "loads": loads})
+    return {"arms": found}
+
+
+def _loads(cells: list[Json]) -> set[float]:
+    return {each["load"] for each in cells}
+
+
+def _means(cells: list[Json]) -> dict[str, float]:
+    figures = [name for name, value in cells[0].items() if isinstance(value, float) and name != "load"]
+    means = {name: round(float(np.mean([each[name] for each in cells])), 4) for name in figures}
+    return {"load": cells[0]["load"], "runs": len(cells), **means}
 
 
 def at_share(runs: list[dict[str, float]], share: float) -> float | None:
@@ -60,12 +95,7 @@ def at_share(runs: list[dict[str, float]], share: float) -> float | None:
     return runs[-1]["load"]
 
 
-def _mean(machine: MadeMachine, arm: str, load: float, asked: argparse.Namespace) -> dict[str, float]:
-    runs = [served(machine, arm, load, asked, seed) for seed in range(asked.seeds)]
-    return {"load": load} | {name: round(float(np.mean([each[name] for each in runs])), 4) for name in runs[0]}
-
-
-def served(machine: MadeMachine, arm: str, load: float, asked: argparse.Namespace, seed: int) -> dict[str, float]:
+def served(machine: MadeMachine, arm: str, load: float, asked: argparse.Namespace, seed: int) -> Json:
     """One run: shares, and seconds."""
     serving, trace = machine.machine, machine.trace(seed=seed)
     requests = _requests(machine, asked, seed)
@@ -80,30 +110,55 @@ def served(machine: MadeMachine, arm: str, load: float, asked: argparse.Namespac
     rate = capacity(pace, lengths)
     quiet = Forecast(pace, lengths, 1e-3 * rate)
     slo = Slo(ttft_ms=10_000 * quiet.ttft_quantile_s(0.9), tpot_ms=3000 * quiet.tpot_s)
-    steers = arm in ("waits", "refuses")
-    params = SpeculationParams(slo=slo, admission=REFUSE if arm == "refuses" else WAIT)
-    if not steers and arm != "weights":
+    steers = arm in (WAITS, REFUSES, ORACLE)
+    params = SpeculationParams(slo=slo, admission=REFUSE if arm == REFUSES else WAIT)
+    if not steers and arm != DRAFTS:
         params = replace(params, slo=NO_TARGETS)
-    spec = parse_policy("faser" if steers or arm == "weights" else arm, cap=trace.max_tokens)
+    spec = parse_policy("faser" if steers or arm == DRAFTS else arm, cap=trace.max_tokens)
+    knowledge = Knowledge(serving.max_num_seqs, trace.max_tokens) if arm == ORACLE else None
 
     def control(costs: CostModel, clock: SimulatedClock) -> SpeculationControl:
         return spec.make_control(
-            costs, clock, drafter=trace.drafter, cap=trace.max_tokens, num_slots=serving.max_num_seqs
+            costs,
+            clock,
+            drafter=trace.drafter,
+            cap=trace.max_tokens,
+            num_slots=serving.max_num_seqs,
+            acceptance=knowledge,
+            policy=None if knowledge is None else knowledge.policy(costs),
         )
 
-    admission = Admission(lambda _name: params, lambda *_: None) if steers else None
     simulation = Simulation(
-        trace, serving, control, seed=seed, classes=[params], admission=admission, steers=steers
+        trace,
+        serving,
+        control,
+        seed=seed,
+        classes=[params],
+        admission=Admission(lambda _name: params, lambda *_: None) if steers else None,
+        steers=steers,
+        announces=arm == ORACLE,
     )
+    if knowledge is not None:
+        knowledge.executor = simulation.executor
     arrivals = Workload(azure=paced(requests, load * rate)).arrivals(trace, duration_s=None, limit=None, seed=seed)
     outcome = simulation.run(arrivals, clients=None, duration_s=None)
     latency = [each.finished_s - each.arrival_s for each in outcome.served]
+    kept = {
+        "attainment": slo,
+        "ttft_attainment": replace(slo, tpot_ms=None),
+        "tpot_attainment": replace(slo, ttft_ms=None),
+    }
     return {
-        "attainment": sum(met(each, slo) for each in outcome.served) / len(requests),
+        **{
+            name: sum(met(each, targets) for each in outcome.served) / len(requests)
+            for name, targets in kept.items()
+        },
         "refused": len(outcome.refused) / len(requests),
         "latency_s": float(np.mean(latency)),
         "latency_p99_s": float(np.quantile(latency, 0.99)),
         "ttft_s": float(np.mean([each.first_s - each.arrival_s for each in outcome.served])),
+        "drafted": outcome.verified / max(outcome.turns, 1),
+        "accepted": outcome.accepted / max(outcome.turns, 1),
     }
 
 
@@ -126,6 +181,7 @@ def _arguments() -> argparse.Namespace:
     add("--loads", type=lambda text: [float(each) for each in text.split(",")], default=list(LOADS))
     add("--requests", type=int, default=600, help="of a run [600]")
     add("--seeds", type=int, default=3)
+    add("--seconds", type=float, default=float("inf"), help="after which no further run begins")
     return parser.parse_args()
 
 

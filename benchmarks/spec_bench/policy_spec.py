@@ -7,8 +7,10 @@ from itertools import pairwise
 from faser.config.speculation import MAX_DRAFT_TOKENS, POLICIES, SpeculationConfig
 from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.clock import Clock
+from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import AUTO, OFF, ON, OverlapOptions
+from faser.engine.control.speculation.policy import Policy
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 from faser.types import SpeculationParams
@@ -41,8 +43,13 @@ class PolicySpec:
         lanes: tuple[InterferenceTable, ...] = (),
         guarded: bool = True,
         classes: Sequence[SpeculationParams] = (),
+        acceptance: Acceptance | None = None,
+        policy: Policy | None = None,
     ) -> SpeculationControl:
-        """The control of speculation of a live engine with this drafter, these lanes and classes of requests."""
+        """The control of speculation of a live engine with this drafter, these lanes and classes of requests.
+
+        acceptance, policy: in place of those that it would have.
+        """
         config = SpeculationConfig(
             method=drafter,
             policy=self.name,
@@ -59,6 +66,8 @@ class PolicySpec:
             overlap=overlap,
             times_itself=False,
             guarded=guarded,
+            acceptance=acceptance,
+            policy=policy,
         )
         if self.gamma is not None:
             control.use_policy(self.name, self.gamma)

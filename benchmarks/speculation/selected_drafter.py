@@ -16,7 +16,7 @@ from faser.engine.contract.drafts import DraftTable, Ints
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.control.speculation.acceptance import Acceptance, point_mass_outcomes, sampled_tokens
 from faser.engine.control.speculation.policies import Fixed
-from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts
+from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts, without_targets
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot, drafts_of
 
@@ -76,12 +76,8 @@ class SelectedDrafter:
         count = len(plan.requests)
         lengths = np.array([each.max_tokens for each in plan.requests], dtype=np.int64)
         nothing = np.zeros(count, dtype=np.int64)
-        sequences = DraftingSequences(
-            slots=np.array([each.slot for each in plan.requests], dtype=np.int64),
-            weight=np.ones(count),
-            missing_kv=nothing,
-            remaining=nothing,
-        )
+        slots = np.array([each.slot for each in plan.requests], dtype=np.int64)
+        sequences = DraftingSequences(slots, *without_targets(count), nothing, nothing)
         candidates = Candidates(
             sequences,
             lengths,

@@ -1,7 +1,8 @@
 """`faser plan [MODEL]`: how many requests a second this machine holds within their targets, before it serves any.
 
-The engine runs in this process for some seconds, on prompts like those of `faser bench`, without drafts and with
-them; the pace of these steps goes into the latency model (engine/contract/latency_model.py), which knows the rest.
+The engine runs in this process for some seconds, on prompts like those of `faser bench`: without drafts, with
+them, and with drafts of fixed lengths. The pace of these steps goes into the latency model, which knows the rest
+(engine/contract/latency_model.py).
 """
 
 import argparse
@@ -18,7 +19,16 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.sources import CommandParser, UsageError, engine_config, engine_settings, number, whole_number
 from faser.engine.checkpoints.source import resolve
-from faser.engine.contract.latency_model import KNOWN_UTILISATION, Forecast, Lengths, Pace, capacity, highest_rate
+from faser.engine.contract.latency_model import (
+    KNOWN_UTILISATION,
+    Forecast,
+    Lengths,
+    Pace,
+    capacity,
+    crossovers,
+    crossovers_by_sequences,
+    highest_rate,
+)
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError
 from faser.types import NO_TARGETS, Request, SamplingParams, Slo
@@ -30,13 +40,14 @@ PROG = "faser plan"
 
 _HELP = f"""usage: faser plan [MODEL] --prompt N --answer N [--rate R] [flags]
 
-Say how many requests a second this machine holds within --slo-ttft-ms and --slo-tpot-ms.
+Say how many requests a second this machine holds within --slo-ttft-ms and --slo-tpot-ms, and up to which load
+drafts of each length pay.
 
   MODEL                a directory, .gguf file or hub id [the embedded SmolLM2-135M-Instruct]
   --prompt N           tokens of a prompt
   --answer N           tokens of an answer
   --rate R             requests a second: also say what they see
-  --seconds S          of steps to measure, for each number of sequences [1]
+  --seconds S          of steps to measure, for each number of sequences and each way to draft [1]
   --prompts FILE       JSON lines as in Spec-Bench, or one text per line: what is drafted for [built-in prompts]
   --json               as a JSON object
 
@@ -45,7 +56,8 @@ Arrivals are taken to be independent of each other (a Poisson process). Beyond {
 capacity the numbers of a rate are not known, and left out."""
 
 SHARES = (0.9, 0.99)
-_OFF = "off"
+GAMMAS = (1, 2, 4, 8, 16)  # fixed lengths that are compared, up to the engine's cap
+_OFF, _FIXED = "off", "fixed"
 _WITHOUT, _WITH = "without drafts", "with drafts"
 _LONGEST_RUN = 4096  # tokens of an answer: no sequence ends while it is measured
 _seconds = number(float, "a number of seconds above 0", lambda found: found > 0)
@@ -67,6 +79,17 @@ class Held:
     utilisation: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossovers:
+    """(from, γ): the fixed length of drafts that is best from a load on, the first from 0 on; 0: no drafts.
+
+    by_sequences: that decode at the same time, by tokens a second. by_rate: requests a second, by mean latency.
+    """
+
+    by_sequences: tuple[tuple[int, int], ...]
+    by_rate: tuple[tuple[float, int], ...]
+
+
 def plan(arguments: Sequence[str]) -> int:
     """Measure, and print what follows; returns 0. Raises ConfigError."""
     own, rest = _own_parser().parse_known_args(list(arguments))
@@ -84,8 +107,11 @@ def plan(arguments: Sequence[str]) -> int:
         raise UsageError(
             [f"{findings.label('speculative_policy')} is off; both ways are planned, so leave it out"]
         )
-    held = _planned(own, config)
-    print(_as_json(own, config, held) if own.json else table(own, config.speculation.slo, held))
+    held, crossed = _planned(own, config)
+    if own.json:
+        print(_as_json(own, config, held, crossed))
+    else:
+        print(table(own, config.speculation.slo, held), *sentences(crossed), sep="\n")
     return 0
 
 
@@ -102,7 +128,7 @@ def _own_parser() -> CommandParser:
     return parser
 
 
-def _planned(own: argparse.Namespace, config: EngineConfig) -> list[Held]:
+def _planned(own: argparse.Namespace, config: EngineConfig) -> tuple[list[Held], Crossovers]:
     from faser.engine.build import build  # imports torch
 
     lengths = Lengths.of([(own.prompt, own.answer)])
@@ -118,11 +144,16 @@ def _planned(own: argparse.Namespace, config: EngineConfig) -> list[Held]:
         room = info.num_blocks * info.block_size // (own.prompt + own.answer)
         slots = max(min(config.max_num_seqs, room), 1)
         prompts = read_prompts(own.prompts, load_tokenizer(Path(config.tokenizer or directory)))
-        paces = {
-            name: measured_pace(built, prompts, slots, own.seconds, policy, report)
-            for name, policy in ((_WITHOUT, _OFF), (_WITH, config.speculation.policy))
-        }
-    return [held(name, pace, lengths, config.speculation.slo, own.rate) for name, pace in paces.items()]
+
+        def measured(policy: str, gamma: int | None = None) -> Pace:
+            return measured_pace(built, prompts, slots, own.seconds, policy, report, gamma=gamma)
+
+        paces = {_WITHOUT: measured(_OFF), _WITH: measured(config.speculation.policy)}
+        by_gamma = {0: paces[_WITHOUT]}
+        by_gamma |= {gamma: measured(_FIXED, gamma) for gamma in GAMMAS if gamma <= config.speculation.cap}
+    found = [held(name, pace, lengths, config.speculation.slo, own.rate) for name, pace in paces.items()]
+    crossed = Crossovers(by_sequences=crossovers_by_sequences(by_gamma), by_rate=crossovers(by_gamma, lengths))
+    return found, crossed
 
 
 def measured_pace(
@@ -132,21 +163,27 @@ def measured_pace(
     seconds: float,
     policy: str,
     report: ProgressReporter,
+    *,
+    gamma: int | None = None,
 ) -> Pace:
-    """The pace of this engine with a policy: runs 1, 4, 16, … sequences, up to the slots, so many seconds each."""
+    """The pace of this engine with a policy: runs 1, 4, 16, … sequences, up to the slots, so many seconds each.
+
+    gamma: of policy fixed.
+    """
     engine, fit = built.engine, built.pace
     assert fit is not None, "an engine that speculates has a pace"
-    engine.use_policy(policy)
+    engine.use_policy(policy, gamma)
+    name = policy if gamma is None else f"{policy}:{gamma}"
     fit.forget()
     counts = sorted({min(4**power, slots) for power in range(slots.bit_length())})
     for place, count in enumerate(counts):
-        report(f"{count} sequences, policy {policy}", place, len(counts))
+        report(f"{count} sequences, policy {name}", place, len(counts))
         for index in range(count):
             prompt = prompts[index % len(prompts)].token_ids[: built.info.max_model_len // 2]
             room = built.info.max_model_len - len(prompt)
             engine.add(
                 Request(
-                    request_id=f"{policy}/{count}/{index}",
+                    request_id=f"{name}/{count}/{index}",
                     prompt_token_ids=prompt,
                     sampling=SamplingParams(temperature=0.0, max_tokens=min(_LONGEST_RUN, room), ignore_eos=True),
                     arrival_s=time.monotonic(),
@@ -159,7 +196,7 @@ def measured_pace(
             if began_s is None and not waiting:
                 began_s = time.monotonic()
         for index in range(count):
-            engine.abort(f"{policy}/{count}/{index}")
+            engine.abort(f"{name}/{count}/{index}")
         while engine.has_work():
             engine.step()
     return fit.pace(num_slots=slots)
@@ -213,7 +250,28 @@ def table(own: argparse.Namespace, slo: Slo, held: Sequence[Held]) -> str:
     return "\n".join(lines)
 
 
-def _as_json(own: argparse.Namespace, config: EngineConfig, held: Sequence[Held]) -> str:
+def sentences(crossed: Crossovers) -> list[str]:
+    """Which length of drafts is best up to which load."""
+    return [
+        f"Best length of drafts by {load}: {_best(loads, form)}."
+        for load, loads, form in (
+            ("sequences at a time", crossed.by_sequences, "d"),
+            ("requests a second", crossed.by_rate, ".2f"),
+        )
+    ]
+
+
+def _best(loads: Sequence[tuple[float, int]], form: str) -> str:
+    names = [f"{gamma} tokens" if gamma else "none" for _, gamma in loads]
+    if len(loads) == 1:
+        return f"{names[0]} at every load"
+    bounds = [
+        f"{name} below {format(bound, form)}" for name, (bound, _) in zip(names[:-1], loads[1:], strict=True)
+    ]
+    return ", ".join([*bounds, f"{names[-1]} from there on"])
+
+
+def _as_json(own: argparse.Namespace, config: EngineConfig, held: Sequence[Held], crossed: Crossovers) -> str:
     slo = config.speculation.slo
     content = {
         "prompt": own.prompt,
@@ -230,5 +288,9 @@ def _as_json(own: argparse.Namespace, config: EngineConfig, held: Sequence[Held]
             }
             for each in held
         ],
+        "best_draft_length": {
+            "by_sequences": [{"from": load, "tokens": gamma} for load, gamma in crossed.by_sequences],
+            "by_rate": [{"from": load, "tokens": gamma} for load, gamma in crossed.by_rate],
+        },
     }
     return json.dumps(content, indent=2)

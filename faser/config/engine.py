@@ -306,7 +306,18 @@ class EngineConfig:
         ENGINE,
         Kind.SWITCH,
         True,
-        "Reuse the KV cache of prompts that begin with the same tokens. Models with recurrent states do not.",
+        "Reuse the KV cache of prompts that begin with the same tokens.",
+    )
+    state_snapshot_memory: int | None = setting(
+        ENGINE,
+        Kind.BYTES,
+        None,
+        "Part of the KV cache's memory for snapshots of recurrent states (Qwen3.5), from which prompts that begin "
+        "alike go on. 0: none, and no prefix caching for such models. None: for one snapshot per four of "
+        "--max-num-seqs, and for 8 at least, if --kv-cache-memory leaves room. No effect on a model without such "
+        "states.",
+        low=0,
+        high=1 << 50,
     )
     scheduling_policy: str = setting(
         ENGINE,
@@ -507,6 +518,12 @@ class EngineConfig:
             found.append(
                 f"{label('cudagraph_capture_sizes')} has {max(sizes)}; no step has more rows than "
                 f"{label('max_num_batched_tokens')}, which is {tokens}"
+            )
+        if values["state_snapshot_memory"] and values["enable_prefix_caching"] is False:
+            given = show_bytes(values["state_snapshot_memory"])
+            found.append(
+                f"{label('state_snapshot_memory')} is {given}; snapshots are for prefix caching, and "
+                f"{label('enable_prefix_caching')} is off"
             )
         found += _device_problems(values, label)
         named = label("speculative_config")

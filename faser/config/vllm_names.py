@@ -86,6 +86,7 @@ _NO_MEDIA = "this build serves text only"
 _KV_SCALES = "8-bit keys and values are stored with a scale of one"
 _GRAPHS = "CUDA graphs are captured for the sizes of --cudagraph-capture-sizes, and for every length"
 _NO_ADMIN = "this build has no admin routes"
+_SNAPSHOTS = "where states are kept for other prompts follows from the prompts, within --state-snapshot-memory"
 _OLDER = "it belongs to older versions"
 
 FOREIGN_FLAGS: tuple[Foreign, ...] = (
@@ -164,6 +165,8 @@ FOREIGN_FLAGS: tuple[Foreign, ...] = (
     _warn("--disable-custom-all-reduce", _ONE_DEVICE, switch=True),
     _warn("--disable-cascade-attn", "there is no such kernel", switch=True),
     _warn("--prefix-caching-hash-algo", "blocks are found by their tokens"),
+    _warn("--mamba-cache-mode", _SNAPSHOTS),
+    _warn("--mamba-block-size", _SNAPSHOTS),
     _warn("--disable-frontend-multiprocessing", "the engine always has its own process", switch=True),
     _warn("--collect-detailed-traces", "every span has the times of queue, prefill and decode", many=True),
     _warn("--log-config-file", "lines are text or JSON, by --log-format"),

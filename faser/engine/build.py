@@ -21,6 +21,7 @@ from faser.engine.control.pace import PaceFit
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
+from faser.engine.control.state_snapshots import StateSnapshots
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.registry import load_index
@@ -36,6 +37,7 @@ from faser.engine.kv_events import KvEventPublisher
 from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
 from faser.kernels.cpu.acceptance import NativeAcceptance
+from faser.kernels.interface.delta_net import CHUNK
 from faser.types import ModelInfo, ProgressCallback
 
 _log = logging.getLogger("faser")
@@ -146,15 +148,21 @@ def _scheduler(
     parts: EngineParts, clock: Clock, control: SpeculationControl | None, pace: PaceFit | None
 ) -> Scheduler:
     config, target, kv = parts.config, parts.target.files, parts.target.kv
-    if target.spec.has_states and config.enable_prefix_caching:
-        _log.info("prefix caching is off: this model has recurrent states, which blocks of keys and values lack")
+    num_snapshots = parts.num_snapshots
+    may_share = num_snapshots > 0 or not target.spec.has_states
+    if config.enable_prefix_caching and not may_share:
+        _log.info("prefix caching is off: there is no memory for snapshots of this model's recurrent states")
+    manager = KvManager(
+        kv.num_blocks - _num_audit_blocks(parts),
+        kv.block_size,
+        enable_prefix_caching=config.enable_prefix_caching and may_share,
+        records_events=config.kv_events is not None,
+    )
+    snapshots = None
+    if num_snapshots:
+        snapshots = StateSnapshots(manager, num_snapshots, num_slots=config.max_num_seqs, chunk=CHUNK)
     return Scheduler(
-        kv=KvManager(
-            kv.num_blocks - _num_audit_blocks(parts),
-            kv.block_size,
-            enable_prefix_caching=config.enable_prefix_caching and not target.spec.has_states,
-            records_events=config.kv_events is not None,
-        ),
+        kv=manager,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=target.max_positions,
@@ -163,7 +171,8 @@ def _scheduler(
         seed=config.seed,
         clock=clock,
         speculation=control,
-        shares_prefixes=not target.spec.has_states,
+        shares_prefixes=may_share,
+        snapshots=snapshots,
         pace=pace,
     )
 

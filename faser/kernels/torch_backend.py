@@ -271,8 +271,7 @@ class TorchBackend:
         return torch.mul(_ACTIVATIONS[activation](gate), up, out=out)
 
     def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
-        size = _num_outputs(block.gate_up[0]) // 2
-        self.experts_read += experts_one_by_one(self, x, block, hidden, routed_by, size=size)
+        self.experts_read += experts_one_by_one(self, x, block, hidden, routed_by, outputs=_num_outputs)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
         x.mul_(gate.sigmoid())

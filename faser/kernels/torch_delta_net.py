@@ -35,6 +35,10 @@ class TorchStates:
     def __init__(self, shape: StateShape, device: torch.device) -> None:
         self.layers = tuple(None if each is None else _allocate(shape, each, device) for each in shape.layers)
 
+    def kept(self) -> list[tuple[Tensor, Tensor]]:
+        """See KeptStates."""
+        return [(each.state, each.inputs) for each in self.layers if each is not None]
+
 
 def _allocate(shape: StateShape, layer: DeltaShape, device: torch.device) -> LayerStates:
     def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from faser.cli.main import main
-from faser.cli.plan import SHARES, held, table
+from faser.cli.plan import SHARES, Crossovers, held, sentences, table
 from faser.engine.contract.latency_model import Forecast, Lengths, Pace, capacity, highest_rate
 from faser.types import NO_TARGETS, Slo
 
@@ -52,6 +52,14 @@ def test_the_table_names_rates_targets_and_times() -> None:
     assert re.search(r"At 2 requests a second:\n  without drafts: TTFT \d+ ms \(99 % within \d+\), TPOT", text)
 
 
+def test_it_says_up_to_which_load_each_length_of_drafts_is_best() -> None:
+    crossed = Crossovers(by_sequences=((1, 4), (3, 2), (12, 0)), by_rate=((0.0, 2),))
+    assert sentences(crossed) == [
+        "Best length of drafts by sequences at a time: 4 tokens below 3, 2 tokens below 12, none from there on.",
+        "Best length of drafts by requests a second: 2 tokens at every load.",
+    ]
+
+
 def test_without_targets_only_the_capacity_is_said() -> None:
     found = held("without drafts", PACE, LENGTHS, NO_TARGETS, None)
     assert (found.within, found.at_rate) == ({}, None)
@@ -86,3 +94,7 @@ def test_a_model_is_measured_with_and_without_drafts(
     assert [way["name"] for way in found["ways"]] == ["without drafts", "with drafts"]
     assert all(way["capacity"] > way["within"]["0.9"] > 0 for way in found["ways"])
     assert all(way["at_rate"]["attainment"] > 0.9 for way in found["ways"])
+    best = found["best_draft_length"]
+    assert best["by_sequences"][0]["from"] == 1
+    assert best["by_rate"][0]["from"] == 0
+    assert {each["tokens"] for loads in best.values() for each in loads} <= {0, 1, 2, 4, 8, 16}

@@ -13,11 +13,13 @@ from faser.engine.control.sequence import sample_seed
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policy import Policy
+from faser.engine.control.state_snapshots import StateSnapshots
 from faser.engine.control.step_cost import CostModel
 from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams
 from tests.fakes import ScriptedExecutor, extend, next_token, scripted_logprobs
 
 BLOCK_SIZE = 4
+CHUNK = 2  # tokens after which recurrent states are kept
 DRAFT_CAP = 6
 EOS = 7
 
@@ -124,7 +126,8 @@ class Driver:
 
     speculates: how; None: not at all. costs: of drafts and steps; None: the usual ones. ahead: drafts are made
     during steps. looks: they are looked up. control: instead of all these.
-    kv, executor: None: the usual ones. pace: None: sequences with targets get no room from others.
+    kv, executor: None: the usual ones. num_snapshots: of recurrent states; None: the model has none. pace: None:
+    sequences with targets get no room from others.
     """
 
     def __init__(
@@ -143,20 +146,29 @@ class Driver:
         looks: bool = True,
         kv: KvManager | None = None,
         executor: ScriptedExecutor | None = None,
+        num_snapshots: int | None = None,
         pace: PaceFit | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
         self.clock = SimulatedClock(100.0)
-        self.executor = executor or ScriptedExecutor(block_size=BLOCK_SIZE)
+        chunk = None if num_snapshots is None else CHUNK
+        self.executor = executor or ScriptedExecutor(block_size=BLOCK_SIZE, chunk=chunk)
+        shares_prefixes = num_snapshots is None or (num_snapshots > 0 and prefix_caching)
+        kv = kv or KvManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=prefix_caching and shares_prefixes)
+        self.snapshots = None
+        if num_snapshots and shares_prefixes:
+            self.snapshots = StateSnapshots(kv, num_snapshots, num_slots=max_num_seqs, chunk=CHUNK)
         self.scheduler = Scheduler(
-            kv=kv or KvManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=prefix_caching),
+            kv=kv,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             eos_token_ids=(EOS,),
             policy=policy,
             clock=self.clock,
+            shares_prefixes=shares_prefixes,
+            snapshots=self.snapshots,
             pace=pace,
             speculation=control
             if speculates is None

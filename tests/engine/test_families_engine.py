@@ -29,6 +29,7 @@ from tests.engine.execution.drafting.seeded_heads import head_spec, write_seeded
 from tests.engine.losslessness.equality import CAP, Answer, add_noise, answers, build, requests
 
 NUM_REQUESTS = 8
+NUM_SNAPSHOTS = 5  # of recurrent states
 NUM_TOKENS = 28
 CHUNK = 24
 POOL_TOKENS = 256  # the requests have about 600 together
@@ -41,14 +42,14 @@ TEMPERATURES = (0.0, 0.8)
 class Case:
     """A tiny model. fields: see write_family_model. settings: of its engines. mxfp4: its experts are stored so.
 
-    shares_prefixes: blocks of one sequence serve others; not so where a sequence has a state too.
+    has_states: recurrent ones, so that sequences share blocks from snapshots on.
     """
 
     model_type: str
     fields: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
     mxfp4: bool = False
-    shares_prefixes: bool = True
+    has_states: bool = False
 
 
 _GEMMA3 = {
@@ -143,6 +144,12 @@ _GEMMA4_MOE = _GEMMA4 | {
     "top_k_experts": 3,
     "moe_intermediate_size": 32,
 }
+_QWEN3_5_MOE = _QWEN3_5 | {
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
 CASES = {
     "gemma3": Case("gemma3_text", _GEMMA3),
     "gemma4": Case("gemma4_text", _GEMMA4),
@@ -158,9 +165,11 @@ CASES = {
         _SMALL_EXPERTS | {"num_local_experts": 7, "residual_multiplier": 0.7, "attention_multiplier": 0.2},
     ),
     "gpt-oss": Case("gpt_oss", _GPT_OSS, {"dtype": "bfloat16"}, mxfp4=True),
-    "qwen3.5": Case("qwen3_5_text", _QWEN3_5, shares_prefixes=False),
-    "qwen3.5-int8": Case(
-        "qwen3_5_text", _QWEN3_5, {"quantization": "int8", "dtype": "bfloat16"}, shares_prefixes=False
+    "qwen3.5": Case("qwen3_5_text", _QWEN3_5, has_states=True),
+    "qwen3.5-int8": Case("qwen3_5_text", _QWEN3_5, {"quantization": "int8", "dtype": "bfloat16"}, has_states=True),
+    "qwen3.5-moe": Case("qwen3_5_moe_text", _QWEN3_5_MOE, has_states=True),
+    "qwen3.5-moe-int8": Case(
+        "qwen3_5_moe_text", _QWEN3_5_MOE, {"quantization": "int8", "dtype": "bfloat16"}, has_states=True
     ),
 }
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -205,11 +214,12 @@ class World:
         value_bytes = 2 if self.case.settings.get("dtype") == "bfloat16" else 4
         bytes_of_token = 2 * sum(count * channels for count, channels in spec.kv_heads) * value_bytes
         # A head has as many keys and values as two layers with delta nets have none.
-        twice = WITH_MODEL if self.case.shares_prefixes else (*WITH_MODEL, "eagle3")
+        twice = (*WITH_MODEL, "eagle3") if self.case.has_states else WITH_MODEL
+        states = self._states(value_bytes, drafts=bool(given))
         found = self.engine(
             given if given else None,
-            kv_cache_memory=POOL_TOKENS * bytes_of_token * (2 if drafter in twice else 1)
-            + self._bytes_of_states(value_bytes, drafts=bool(given)),
+            kv_cache_memory=POOL_TOKENS * bytes_of_token * (2 if drafter in twice else 1) + states.total_bytes,
+            state_snapshot_memory=states.num_snapshots * states.snapshot_bytes,
             max_num_batched_tokens=CHUNK,
             max_num_seqs=NUM_REQUESTS,
         )
@@ -217,15 +227,19 @@ class World:
             found.use_policy("fixed", GAMMA)
         return found
 
-    def _bytes_of_states(self, value_bytes: int, *, drafts: bool) -> int:
+    def _states(self, value_bytes: int, *, drafts: bool) -> StateShape:
         dtype = torch.bfloat16 if value_bytes == 2 else torch.float32
         layers = [
             None if each is None else delta_shape(each) for each in read_model_config(self.target).spec.delta_nets
         ]
         most_drafts = CAP if drafts else 0
         return StateShape(
-            layers=tuple(layers), num_slots=NUM_REQUESTS, most_drafts=most_drafts, dtype=dtype
-        ).total_bytes
+            layers=tuple(layers),
+            num_slots=NUM_REQUESTS,
+            most_drafts=most_drafts,
+            dtype=dtype,
+            num_snapshots=NUM_SNAPSHOTS if self.case.has_states else 0,
+        )
 
 
 def asked(temperature: float) -> list[Request]:
@@ -293,12 +307,14 @@ _RUNS = [
     ("qwen3.5", "text"),
     ("qwen3.5", "eagle3"),
     ("qwen3.5-int8", "text"),
+    ("qwen3.5-moe", "text"),
+    ("qwen3.5-moe-int8", "text"),
 ]
 _LONGER_RUNS = [
     (name, drafter)
     for name, case in CASES.items()
     for drafter in (*DRAFTERS, *LONGER)
-    if (name, drafter) not in _RUNS and (case.shares_prefixes or drafter not in WITH_MODEL)
+    if (name, drafter) not in _RUNS and not (case.has_states and drafter in WITH_MODEL)
 ]
 
 
@@ -317,7 +333,7 @@ def test_tokens_and_scores_are_those_of_each_request_alone(
         assert answers(engine, asked(temperature)) == wanted, f"temperature {temperature}"
     stats = engine.stats()
     assert stats.num_steps > NUM_TOKENS
-    assert (stats.prefix_cache_hits > 0) == world.case.shares_prefixes
+    assert stats.prefix_cache_hits > 0
     if drafter != "eagle3":  # whose sequences hold blocks of the head too: fewer start at once
         assert stats.num_preemptions > 0, "the pool is meant to be too small"
     if drafter != "off":

@@ -1,7 +1,4 @@
-"""What Gemma 4 stores, and where it is refused. Its tokens: test_families_engine.py, checkpoints/test_families.py.
-
-Bugs these tests have been seen to catch: room for the keys of layers that read those of others.
-"""
+"""What Gemma 4 stores, and where it is refused. Its tokens: test_families_engine.py, checkpoints/test_families.py."""
 
 from pathlib import Path
 

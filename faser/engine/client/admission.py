@@ -72,7 +72,7 @@ class Admission:
         while True:
             asked = request.speculation
             prediction = None if self.pace is None or asked.slo == NO_TARGETS else self.predict(request, now_s)
-            missed = Target.NONE if prediction is None else self._missed(prediction, asked.slo)
+            missed = Target.NONE if prediction is None else self._missed(prediction, asked.slo, *self._margins)
             if asked.slo != NO_TARGETS and missed is Target.NONE:
                 self._on_decision(asked.class_name, Decision.MET, missed)
             if missed is Target.NONE:
@@ -80,7 +80,9 @@ class Admission:
             assert prediction is not None
             if asked.admission == WAIT:
                 self._on_decision(asked.class_name, Decision.WAITS, missed)
-                return self._enter(request, prediction)
+                if self._missed(prediction, asked.slo) is Target.NONE:
+                    return self._enter(_due(request), prediction)
+                return self._enter(replace(request, is_patient=True), None)
             if asked.admission == REFUSE:
                 self._on_decision(asked.class_name, Decision.REFUSED, missed)
                 raise self._refusal(asked.slo, prediction, missed)
@@ -142,7 +144,7 @@ class Admission:
     def _places(self, pace: Pace, request: Request, now_s: float) -> tuple[int, int, int]:
         """Paced and unpaced samples that will run next to a newcomer, and how many must end before it starts."""
         samples, paced, unpaced = request.sampling.n, self._num_paced, self._num_samples - self._num_paced
-        self._room.see(request.speculation.slo.tpot_ms, now_s)
+        self._room.see(request.token_target_ms, now_s)
         token_s = self._room.tightest_s(now_s)
         if token_s is None:
             return 0, min(unpaced, pace.num_slots), unpaced + samples - pace.num_slots
@@ -153,10 +155,16 @@ class Admission:
         most = max(min(self._room.unpaced(paced), pace.num_slots - paced), 1)
         return paced, min(unpaced, most), unpaced + samples - most
 
-    def _missed(self, prediction: Prediction, slo: Slo) -> Target:
-        if slo.ttft_ms is not None and prediction.ttft_s * self.first_margin.value > slo.ttft_ms / 1000:
+    @property
+    def _margins(self) -> tuple[float, float]:
+        """An idle engine keeps none: what was in the way of others is over, and margins learn again."""
+        return (self.first_margin.value, self.token_margin.value) if self._open else (1.0, 1.0)
+
+    def _missed(self, prediction: Prediction, slo: Slo, first: float = 1.0, token: float = 1.0) -> Target:
+        """first, token: times the prediction, that a target is compared with."""
+        if slo.ttft_ms is not None and prediction.ttft_s * first > slo.ttft_ms / 1000:
             return Target.TTFT
-        if slo.tpot_ms is not None and prediction.tpot_s * self.token_margin.value > slo.tpot_ms / 1000:
+        if slo.tpot_ms is not None and prediction.tpot_s * token > slo.tpot_ms / 1000:
             return Target.TPOT
         return Target.NONE
 
@@ -224,7 +232,7 @@ def _due(request: Request) -> Request:
 
 
 def _is_paced(request: Request) -> bool:
-    return request.speculation.slo.tpot_ms is not None
+    return request.token_target_ms is not None
 
 
 def _as_class(request: Request, settings: SpeculationParams) -> Request:

@@ -340,6 +340,19 @@ def highest_rate(pace: Pace, lengths: Lengths, slo: Slo, share: float) -> float:
     return low
 
 
+def crossovers_by_sequences(paces: Mapping[int, Pace]) -> tuple[tuple[int, int], ...]:
+    """(sequences, γ): from how many decoding sequences on which draft length brings the most tokens a second; the
+    first from 1 on.
+
+    paces: by γ, all with as many slots.
+    """
+    gammas = sorted(paces)
+    sequences = np.arange(1.0, paces[gammas[0]].num_slots + 1)
+    best = np.argmin([paces[gamma].token_s(sequences) for gamma in gammas], axis=0)
+    changes = [0, *(np.flatnonzero(np.diff(best)) + 1).tolist()]
+    return tuple((at + 1, gammas[best.item(at)]) for at in changes)
+
+
 def crossovers(paces: Mapping[int, Pace], lengths: Lengths) -> tuple[tuple[float, int], ...]:
     """(rate, γ): from which rate on which draft length has the shortest mean latency; the first from 0 on.
 

@@ -64,7 +64,7 @@ class NativeAcceptance(Protocol):
     def learn(self) -> None: ...
 
     def best_prefixes(
-        self, survival: Floats, weights: Floats, lengths: Ints, seconds: Floats, worth: float
+        self, survival: Floats, least: Ints | None, lengths: Ints, seconds: Floats, worth: float
     ) -> tuple[Ints, float]: ...
 
 

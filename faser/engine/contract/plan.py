@@ -40,6 +40,8 @@ class SequenceStart:
     token_ids: the prompt, then the tokens generated before a preemption. prompt_len: length of the prompt.
     namespace: sequences of different ones never draft from each other's text. predicted_token_ids: extra text to
     draft from, given by the request; it is never computed. drafts: False: no drafter hears of the sequence.
+    snapshot: of the recurrent state after the tokens before its first row; None: its first row is its first token,
+    or the model has no such states.
     """
 
     slot: int
@@ -50,6 +52,15 @@ class SequenceStart:
     namespace: str | None = None
     predicted_token_ids: tuple[int, ...] = ()
     drafts: bool = True
+    snapshot: int | None = None
+
+
+class StateSave(NamedTuple):
+    """A slot's recurrent state, which is after num_tokens tokens, goes into a snapshot."""
+
+    slot: int
+    snapshot: int
+    num_tokens: int
 
 
 @dataclass(slots=True)
@@ -195,16 +206,17 @@ class DraftPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step, applied in this order: released, started, rows. One plan may release and start the same slot.
+    """One step, applied in this order: saves, released, started, rows. One plan may release and start one slot.
 
-    is_async: planned while the step before it is in flight. Then it releases and starts no slot that has rows in
-    that step.
+    saves: of states as the step before left them, also in slots that are released. is_async: planned while the
+    step before it is in flight. Then it releases and starts no slot that has rows in that step.
     """
 
     step: int
     released: tuple[int, ...]
     started: tuple[SequenceStart, ...]
     rows: StepRows
+    saves: tuple[StateSave, ...] = ()
     is_async: bool = False
 
     @property

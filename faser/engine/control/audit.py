@@ -172,8 +172,8 @@ class Auditor:
             new_blocks=new_blocks,
             samples=end >= answer.prompt_len,
         )
-        step, released = self._scheduler.begin_idle_step()
-        return StepPlan(step=step, released=released, started=() if begin else (start,), rows=rows)
+        step, saves, released = self._scheduler.begin_idle_step()
+        return StepPlan(step=step, saves=saves, released=released, started=() if begin else (start,), rows=rows)
 
     def _compare(self, replay: _Replay, token_ids: tuple[int, ...]) -> None:
         answer, at = replay.answer, replay.num_computed

@@ -13,7 +13,7 @@ it, so it stays closed until every step that had begun by then has ended.
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from hashlib import blake2b
 
 from faser.engine.contract.kv_events import BlockRemoved, BlockStored, KvEvent
@@ -65,6 +65,7 @@ class KvManager:
         self._holders: set[SequenceBlocks] = set()
         self._events: list[KvEvent] | None = [] if records_events else None
         self._num_begun = self._num_ended = 0  # steps
+        self.on_forgotten: Callable[[bytes], None] | None = None  # called with every digest that leaves the index
 
     def new_table(self, namespace: str | None = None) -> SequenceBlocks:
         """An empty table. Tables of different namespaces never share content through the prefix index."""
@@ -150,6 +151,10 @@ class KvManager:
                     self._events.append(self._stored(table, token_ids, i))
         table.num_published = num_full
 
+    def is_published(self, digest: bytes) -> bool:
+        """Whether a block in the prefix index has this digest."""
+        return digest in self._block_of
+
     def take_events(self) -> list[KvEvent]:
         """What has changed in the prefix index since the last call, in order."""
         taken, self._events = self._events or [], [] if self._events is not None else None
@@ -233,6 +238,8 @@ class KvManager:
             block, _ = self._evictable.popitem(last=False)
             digest = self._digest_of.pop(block)
             del self._block_of[digest]
+            if self.on_forgotten is not None:
+                self.on_forgotten(digest)
             if self._events is not None:
                 self._events.append(BlockRemoved([_short(digest)]))
         self._references[block] = 1

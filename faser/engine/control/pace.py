@@ -6,6 +6,7 @@ drafts, host gaps and other programs are in it, whatever causes them. Knows neit
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from faser.engine.control.step_cost import CostModel
 
 _STEPS_KEPT = 300  # of a level; older ones fade
 _ENOUGH = 8  # steps after which a level is known
+_SEQUENCES_PER_STEP = 32  # one more step is passed over for each so many: large ones take longer to be counted
 _PROMPT_KEPT = 0.98  # of what prompts have taken, after one more step with a prompt
 _OUTLIER = 3.0  # times longer than expected: a pause, no pace
 _CONTEXT_KEPT = 0.995
@@ -84,12 +86,18 @@ class PaceFit:
         self._context = float(_FIRST_CONTEXT)
         self._prompt_s = self._promised_s = 0.0  # of rows of prompts
         self._last: _Step | None = None
+        self._passed_over = 0  # steps that are yet to be
 
     def observe(self, plan: StepPlan, result: StepResult, last: StepSpan | None) -> None:
         """A step has been run. last: how long the one before was; None: nothing followed it at once."""
         if self._last is not None and last is not None and last.seconds > 0:
             self._learn(self._last, last.seconds)
+        self._last = None
+        if self._passed_over:
+            self._passed_over -= 1
+            return
         count, kv_tokens = len(plan.rows), plan.kv_tokens
+        self._passed_over = count // _SEQUENCES_PER_STEP
         self._last = _Step(
             num_sequences=count,
             num_prompt_rows=plan.num_rows - count - plan.num_drafts,
@@ -132,8 +140,7 @@ class PaceFit:
         return self._costs.step_s(num_sequences, kv_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class _Step(NamedTuple):
     """num_prompt_rows: beyond one for each sequence and the drafts."""
 
     num_sequences: int

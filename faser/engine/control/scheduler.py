@@ -5,8 +5,7 @@ never tensors. A step is propose, plan, commit. A step without drafts may also b
 is in flight (asynchronous scheduling): by then a sequence will have one more token, whichever token it is, or
 more of its prompt computed.
 
-Running sequences follow one total order, the priority key: (priority,) when the first token is due. One that is
-due at no time has its arrival and some patience in its place; so without targets the order is that of arrival.
+Running sequences follow one total order, the priority key: (priority,) when the first token is due (targets.py).
 The best one always gets its rows, if need be with the blocks of the worst one; so every step brings some sequence
 nearer to its end. The WaitingQueue orders those that wait, and shares the engine fairly among tenants.
 """
@@ -26,6 +25,7 @@ from faser.engine.contract.plan import (
     DraftPlan,
     DraftRequest,
     SequenceStart,
+    StateSave,
     StepDeltas,
     StepPlan,
     StepResult,
@@ -38,14 +38,11 @@ from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
-from faser.engine.control.targets import TargetKeeper, is_paced
+from faser.engine.control.state_snapshots import StateSnapshots
+from faser.engine.control.targets import NO_LIMITS, StepLimits, TargetKeeper, due_s, is_due_before, kind_of
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
-
-# A sequence whose first token is not due at any time goes before those that come so much later, and are due: it
-# waits for none of them.
-PATIENCE_S = 20.0
 
 
 class Scheduler:
@@ -53,8 +50,8 @@ class Scheduler:
 
     max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one per slot, so that no running sequence
     is left out. seed: seeds the requests that have no seed. speculation: None never drafts. pace: is fitted to
-    the steps. shares_prefixes: a sequence may begin with another one's blocks; not so in a model with recurrent
-    states, which no block holds.
+    the steps. shares_prefixes: a sequence may begin with another one's blocks. snapshots: of recurrent states,
+    which no block holds; None: the model has no such states, or shares no prefixes.
     """
 
     def __init__(
@@ -70,6 +67,7 @@ class Scheduler:
         clock: Clock,
         speculation: SpeculationControl | None = None,
         shares_prefixes: bool = True,
+        snapshots: StateSnapshots | None = None,
         pace: PaceFit | None = None,
     ) -> None:
         if policy not in ("fcfs", "priority"):
@@ -89,16 +87,15 @@ class Scheduler:
         self._clock = clock
         self._speculation = speculation
         self._shares_prefixes = shares_prefixes
+        self._snapshots = snapshots
         self._pace = pace
-        self._targets = None
-        if pace is not None:
-            self._targets = TargetKeeper(pace, clock, most_rows=max_num_batched_tokens)
+        self._targets = TargetKeeper(pace, clock, most_rows=max_num_batched_tokens)
         self._drafts: StepDrafts | None = None  # of the step that is being made
         self._overlapped: StepDrafts | None = None  # made during the step in flight
         self._drafting: list[Sequence] = []  # the sequences of these drafts
         self._requests: dict[str, list[Sequence]] = {}  # unfinished samples by request id
         self._waiting_for_prefix: dict[str, list[Sequence]] = {}  # until the first sample has computed the prompt
-        self._waiting = WaitingQueue(clock)
+        self._waiting = WaitingQueue(clock, kind_of)
         self._running: list[Sequence] = []  # best first
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._lent_slot: int | None = None  # to what the engine does when it is idle
@@ -134,8 +131,7 @@ class Scheduler:
             )
             for index in range(request.sampling.n)
         ]
-        if self._targets is not None:
-            self._targets.see(sequences[0])
+        self._targets.see(request.token_target_ms)
         self._requests[request.request_id] = sequences
         num_first = 1 if self._shares_prefixes else len(sequences)
         for sequence in sequences[:num_first]:
@@ -182,11 +178,12 @@ class Scheduler:
             self._free_slots.insert(0, self._lent_slot)
             self._lent_slot = None
 
-    def begin_idle_step(self) -> tuple[int, tuple[int, ...]]:
-        """The number of a step that is not planned here, and the slots that it must release."""
+    def begin_idle_step(self) -> tuple[int, tuple[StateSave, ...], tuple[int, ...]]:
+        """The number of a step that is not planned here, the states it must save, the slots it must release."""
         assert not self._in_flight, f"step {self._step} has not been committed"
         self._step += 1
-        return self._step, self._take_released()
+        saves = () if self._snapshots is None else self._snapshots.take_saves()
+        return self._step, saves, self._take_released()
 
     def has_work(self) -> bool:
         return bool(self._requests)
@@ -253,9 +250,10 @@ class Scheduler:
                 step.decode(sequence, kept.get(sequence, ()))
             else:
                 self._serve(sequence, step, kept.get(sequence, ()))
-        step.prompt_rows = self._most_prompt_rows(len(step.sequences))
+        step.limits = self._targets.limits(self._running, len(step.sequences))
         for sequence in begun:
-            self._admit_due_before(sequence, step)
+            if self._waiting and not step.preempted:
+                self._admit_waiting(step, is_due_before(sequence))
             self._serve(sequence, step)
         if not step.preempted:
             self._admit_waiting(step)
@@ -278,7 +276,8 @@ class Scheduler:
         if not self._all_need_only_logits():
             return None
         decoding, prompts = self._following(self._in_flight[0])
-        step = StepBuilder(budget=self._max_num_batched_tokens, prompt_rows=self._most_prompt_rows(len(decoding)))
+        limits = self._targets.limits(self._running, len(decoding))
+        step = StepBuilder(budget=self._max_num_batched_tokens, limits=limits)
         following = [*decoding, *self._within_budget(prompts, len(decoding), step)]
         kv = self._kv
         missing = [kv.blocks_for(each.end) - len(each.sequence.table.blocks) for each in following]
@@ -318,26 +317,19 @@ class Scheduler:
         """As many rows of the prompts, in their order, as the decoding sequences and targets leave."""
         budget, found = self._max_num_batched_tokens - num_decoding, []
         for each in prompts:
-            num_rows = self._prompt_rows(each.sequence, min(each.num_rows, budget), step)
+            num_rows = self._prompt_rows(
+                each.sequence, min(each.num_rows, budget), step, in_flight=each.num_in_flight
+            )
             if num_rows:
                 found.append(_FollowingRows(each.sequence, each.num_in_flight, num_rows))
             budget -= num_rows
         return found
 
-    def _most_prompt_rows(self, num_decoding: int) -> int | None:
-        """Rows of prompts in a step in which so many sequences decode; None: no target limits them."""
-        if self._targets is None or not self._targets.limits(self._running):
-            return None
-        return self._targets.prompt_rows(num_decoding)
-
-    def _prompt_rows(self, sequence: Sequence, num_rows: int, step: "StepBuilder") -> int:
-        """How many of so many rows of a prompt the step gets, which counts them."""
-        if step.prompt_rows is None:
-            return num_rows
-        assert self._targets is not None, "without targets there is no limit"
-        num_rows = min(num_rows, max(step.prompt_rows, self._targets.rows_due(sequence)))
-        step.prompt_rows = max(step.prompt_rows - num_rows, 0)
-        return num_rows
+    def _prompt_rows(self, sequence: Sequence, num_rows: int, step: "StepBuilder", *, in_flight: int = 0) -> int:
+        """How many of so many rows of a prompt the step gets, which counts them. in_flight: rows before these."""
+        if self._snapshots is not None:
+            num_rows = self._snapshots.rows_to_end(sequence, sequence.num_computed + in_flight, num_rows)
+        return step.limits.take_rows(sequence, num_rows)
 
     def _all_need_only_logits(self) -> bool:
         """Neither a running sequence nor the one that would be admitted next needs more than logits."""
@@ -428,6 +420,8 @@ class Scheduler:
             _report(sequence, token_ids, deltas)
         self._in_flight.popleft()
         self._kv.end_step()
+        if self._snapshots is not None:
+            self._snapshots.commit()
         return deltas
 
     def stats(self) -> EngineStats:
@@ -456,6 +450,8 @@ class Scheduler:
     def check_invariants(self) -> None:
         """AssertionError where two records disagree. Slow: for tests."""
         self._kv.check_invariants()
+        if self._snapshots is not None:
+            self._snapshots.check_invariants()
         waiting_for_prefix = [sequence for group in self._waiting_for_prefix.values() for sequence in group]
         known = [sequence for group in self._requests.values() for sequence in group]
         places = [*self._running, *self._waiting, *waiting_for_prefix]
@@ -478,8 +474,7 @@ class Scheduler:
 
     def _next_priority_key(self, request: Request) -> PriorityKey:
         self._num_added += 1
-        due_s = request.arrival_s + PATIENCE_S if request.due_s is None else request.due_s
-        return (request.priority if self._by_priority else 0, due_s, self._num_added)
+        return (request.priority if self._by_priority else 0, due_s(request), self._num_added)
 
     def _candidates(self) -> tuple[list[Sequence], OtherRows]:
         """The sequences that may draft, and an estimate of the other rows of the next step."""
@@ -589,25 +584,6 @@ class Scheduler:
         self._waiting.add(sequence)
         self._num_preemptions += 1
 
-    def _admit_due_before(self, begun: Sequence, step: "StepBuilder") -> None:
-        """Start the waiting sequences that are due before a prompt that is partly computed."""
-        key = begun.priority_key
-        if self._waiting and not step.preempted:
-            self._admit_waiting(step, lambda each: each.request.due_s is not None and each.priority_key < key)
-
-    def _next_to_start(self, step: "StepBuilder", among: Callable[[Sequence], bool] | None) -> Sequence | None:
-        """The first of those that wait, as far as it leaves enough room to sequences with targets."""
-        if step.prompt_rows is None:
-            return self._waiting.first() if among is None else self._waiting.first_of(among)
-        assert self._targets is not None, "without targets there is no limit"
-        may_unpaced, has_rows = self._targets.may_start(self._running), step.prompt_rows > 0
-
-        def may_start(each: Sequence) -> bool:
-            has_room = may_unpaced or is_paced(each)
-            return has_room and (has_rows or each.request.due_s is not None) and (among is None or among(each))
-
-        return self._waiting.first_of(may_start)
-
     def _admit_waiting(self, step: "StepBuilder", among: Callable[[Sequence], bool] | None = None) -> None:
         """Start waiting sequences in the order of their queue, while slots, rows and blocks last.
 
@@ -623,7 +599,7 @@ class Scheduler:
         if self._in_flight:
             free_slots = [slot for slot in free_slots if slot not in self._in_flight[0].rows.slots]
         while self._waiting and free_slots and step.budget > 0:
-            sequence = self._next_to_start(step, among)
+            sequence = step.limits.next_to_start(self._waiting, self._running, among)
             if sequence is None or (self._in_flight and not sequence.needs_only_logits):
                 return
             prefix = self._shared_prefix(sequence)
@@ -646,11 +622,12 @@ class Scheduler:
         sequence.slot = slot
         sequence.num_computed = num_cached
         insort(self._running, sequence, key=_priority_key)
+        snapshot = None if self._snapshots is None else self._snapshots.start(sequence, num_cached)
         num_rows = self._prompt_rows(sequence, min(sequence.num_uncomputed, step.budget), step)
         missing = self._kv.blocks_for(num_cached + num_rows) - len(prefix)
         if self._speculation is not None:
             self._speculation.start(sequence)
-        step.start(sequence)
+        step.start(sequence, snapshot)
         step.add(sequence, num_rows, [*prefix, *self._kv.allocate(sequence.table, missing)])
 
     def _shared_prefix(self, sequence: Sequence) -> list[int]:
@@ -658,6 +635,8 @@ class Scheduler:
         if sequence.scores_prompt or not self._shares_prefixes:
             return []
         shared = self._kv.cached_prefix(sequence.table, sequence.token_ids)
+        if self._snapshots is not None:
+            return shared[: self._snapshots.reach(sequence, shared)]
         num_prompt = (sequence.prompt_len - 1) // self._kv.block_size
         for sibling in self._requests[sequence.request.request_id]:
             if len(shared) >= num_prompt:
@@ -675,7 +654,12 @@ class Scheduler:
         self._step += 1
         released = self._take_released()
         plan = StepPlan(
-            step=self._step, released=released, started=tuple(step.started), rows=step.rows, is_async=is_async
+            step=self._step,
+            saves=() if self._snapshots is None else self._snapshots.launch(step.rows),
+            released=released,
+            started=tuple(step.started),
+            rows=step.rows,
+            is_async=is_async,
         )
         drafts, self._drafts, self._drafting = self._drafts, None, []
         self._in_flight.append(
@@ -800,6 +784,8 @@ class Scheduler:
     def _stop_running(self, sequence: Sequence) -> None:
         """Take its blocks and slot. The slot may be reused at once, since plans release before they start."""
         assert sequence.slot is not None
+        if self._snapshots is not None:
+            self._snapshots.leave(sequence)
         self._kv.release(sequence.table)
         if self._speculation is not None:
             self._speculation.release(sequence)
@@ -811,19 +797,16 @@ class Scheduler:
 
 @dataclass(slots=True)
 class StepBuilder:
-    """A StepPlan in the making. budget: rows that may still be added. sequences: of rows, in their order.
-
-    prompt_rows: of the budget, that prompts may still have unless they are due; None: as many as there are.
-    """
+    """A StepPlan in the making. budget: rows that may still be added. sequences: of rows, in their order."""
 
     budget: int
-    prompt_rows: int | None = None
+    limits: StepLimits = NO_LIMITS
     started: list[SequenceStart] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     rows: StepRows = field(default_factory=StepRows)
     preempted: bool = False
 
-    def start(self, sequence: Sequence) -> None:
+    def start(self, sequence: Sequence, snapshot: int | None) -> None:
         self.started.append(
             SequenceStart(
                 slot=sequence.held_slot,
@@ -833,6 +816,7 @@ class StepBuilder:
                 token_ids=tuple(sequence.token_ids),
                 namespace=sequence.request.cache_salt,
                 predicted_token_ids=sequence.request.predicted_token_ids,
+                snapshot=snapshot,
             )
         )
 

@@ -1,4 +1,7 @@
-"""TargetKeeper: how much room running sequences without a target per token leave to those that have one.
+"""TargetKeeper: in which order sequences are served that have targets, and what they leave to the others.
+
+A sequence is due when its first token is. One that is due at no time has its arrival and some patience in its
+place, so it waits for none of those that come so much later: without targets the order is that of arrival.
 
 Unpaced sequences start only as far as TargetRoom lets them. Prompts get as many rows of a step as fit within the
 tightest target, a sixteenth of all rows at least, and one that is due gets those that it needs for that. How long
@@ -10,16 +13,21 @@ after the other; and a prompt whose patience is over is the first one of a step 
 the targets; what a sequence is owed beyond that, admission has decided before it came.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from math import ceil
 
 import numpy as np
 
+from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.target_room import TargetRoom
 from faser.engine.control.clock import Clock
 from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import Sequence
+from faser.engine.control.waiting_queue import WaitingQueue
+from faser.types import Request
 
+PATIENCE_S = 20.0
 _PERIOD_S = 0.5  # after which limits are computed anew
 _SHARE_OF_ROWS = 16  # of which one is always for prompts
 _HASTE = 1.5  # times as many rows as a prompt needs if all goes well
@@ -27,10 +35,21 @@ _WANTED = 0.7  # of their targets that tokens should take on average, so that fe
 _LESS, _MORE, _LEAST = 0.85, 1.05, 0.2  # the room's factor: after too slow a period, after others, at least
 
 
-class TargetKeeper:
-    """Without targets nothing is limited. most_rows: of a step."""
+def due_s(request: Request) -> float:
+    """When its first token is due, with patience in place of a target."""
+    return request.arrival_s + PATIENCE_S if request.due_s is None else request.due_s
 
-    def __init__(self, pace: PaceFit, clock: Clock, *, most_rows: int) -> None:
+
+def is_due_before(begun: Sequence) -> Callable[[Sequence], bool]:
+    """Of sequences that wait: which are due, and before a prompt that is partly computed."""
+    key = begun.priority_key
+    return lambda each: each.request.due_s is not None and each.priority_key < key
+
+
+class TargetKeeper:
+    """Without targets nothing is limited. pace: None: nor is it with them. most_rows: of a step."""
+
+    def __init__(self, pace: PaceFit | None, clock: Clock, *, most_rows: int) -> None:
         self._pace, self._clock, self._most_rows = pace, clock, most_rows
         self._room = TargetRoom()
         self._due_s = 0.0
@@ -39,33 +58,29 @@ class TargetKeeper:
         self._step_s = 0.0  # that a step is planned to take at most
         self._then: dict[Sequence, tuple[float, int]] = {}  # time and tokens of paced sequences, a period ago
 
-    def see(self, sequence: Sequence) -> None:
-        """A sequence has come."""
-        tpot_ms = sequence.request.speculation.slo.tpot_ms
-        if tpot_ms is not None:
+    def see(self, tpot_ms: float | None) -> None:
+        """A request with this target per token, or without one, has come."""
+        if self._pace is not None and tpot_ms is not None:
             self._room.see(tpot_ms, self._clock.now())
             self._due_s = self._due_s if self._rows else 0.0
 
-    def limits(self, running: Many[Sequence]) -> bool:
-        """Whether unpaced sequences have to leave room. running: that run now."""
+    def limits(self, running: Many[Sequence], num_decoding: int) -> "StepLimits":
+        """Of the next step. running: that run now, of which num_decoding decode in it."""
         now_s = self._clock.now()
         token_s = self._room.tightest_s(now_s)
-        if token_s is None:
+        if token_s is None or self._pace is None:
             self._rows, self._factor = [], 1.0
-        elif now_s >= self._due_s:
+            return NO_LIMITS
+        if now_s >= self._due_s:
             self._due_s = now_s + _PERIOD_S
             self._follow(running, now_s)
-            self._limit(self._factor * token_s)
-        return bool(self._rows)
+            self._limit(self._pace.pace(), self._factor * token_s)
+        return StepLimits(self, self._rows[min(num_decoding, len(self._rows) - 1)])
 
     def may_start(self, running: Many[Sequence]) -> bool:
         """Whether an unpaced sequence may start next to these."""
         num_paced = sum(map(is_paced, running))
         return len(running) - num_paced < self._room.unpaced(num_paced)
-
-    def prompt_rows(self, num_decoding: int) -> int:
-        """Rows of prompts in a step in which so many sequences decode, at least one."""
-        return self._rows[min(num_decoding, len(self._rows) - 1)]
 
     def rows_due(self, sequence: Sequence) -> int:
         """Rows that its prompt needs in the next step to be computed when it is due; all if that is over."""
@@ -86,26 +101,64 @@ class TargetKeeper:
             self._then[each] = now_s, each.num_tokens
             began_s, tokens = then.get(each, (now_s, each.num_tokens))
             if now_s > began_s:
-                target_s = (each.request.speculation.slo.tpot_ms or 0.0) / 1000
+                target_s = (each.request.token_target_ms or 0.0) / 1000
                 ratios.append((now_s - began_s) / max(each.num_tokens - tokens, 1) / target_s)
         if ratios:
             moved = self._factor * (_LESS if sum(ratios) > _WANTED * len(ratios) else _MORE)
             self._factor = min(max(moved, _LEAST), 1.0)
 
-    def _limit(self, token_s: float) -> None:
-        pace = self._pace.pace()
+    def _limit(self, pace: Pace, token_s: float) -> None:
         self._room.fit(pace, token_s)
         self._step_s = float(token_s * pace.decoding_s(1) / pace.token_s(1))
         rows = np.unique(np.geomspace(1, self._most_rows, 24).astype(np.int64)).astype(np.float64)
         least = max(self._most_rows // _SHARE_OF_ROWS, 1)
-        self._rows = [self._most_rows]  # nothing decodes
-        for decoding in range(1, pace.num_slots + 1):
-            step_s = float(pace.decoding_s(decoding))
-            spare_s = token_s * step_s / float(pace.token_s(decoding)) - step_s
-            fits = np.flatnonzero(pace.prompt_s(decoding, rows) <= spare_s)
-            self._rows.append(max(int(rows[fits[-1]]) if len(fits) else 0, least))
+        decoding = np.arange(1.0, pace.num_slots + 1)
+        step_s = pace.decoding_s(decoding)
+        spare_s = token_s * step_s / pace.token_s(decoding) - step_s
+        most = np.where(pace.prompt_s(decoding[:, None], rows) <= spare_s[:, None], rows, 0.0).max(axis=1)
+        nothing_decodes = self._most_rows
+        self._rows = [nothing_decodes, *np.maximum(most, least).astype(np.int64).tolist()]
+
+
+class StepLimits:
+    """What targets leave of one step. keeper: None: all. num_rows: that prompts may have unless they are due."""
+
+    __slots__ = ("_keeper", "_num_rows")
+
+    def __init__(self, keeper: TargetKeeper | None, num_rows: int) -> None:
+        self._keeper, self._num_rows = keeper, num_rows
+
+    def take_rows(self, sequence: Sequence, num_rows: int) -> int:
+        """How many of num_rows rows of its prompt the step gets; they are taken from those that are left."""
+        if self._keeper is None:
+            return num_rows
+        num_rows = min(num_rows, max(self._num_rows, self._keeper.rows_due(sequence)))
+        self._num_rows = max(self._num_rows - num_rows, 0)
+        return num_rows
+
+    def next_to_start(
+        self, waiting: WaitingQueue, running: Many[Sequence], among: Callable[[Sequence], bool] | None
+    ) -> Sequence | None:
+        """The first of those that wait, and may start next to the running ones. among: None: of all."""
+        if self._keeper is None:
+            return waiting.first() if among is None else waiting.first_of(among)
+        may_unpaced, has_rows = self._keeper.may_start(running), self._num_rows > 0
+
+        def may_start(each: Sequence) -> bool:
+            has_room = may_unpaced or is_paced(each)
+            return has_room and (has_rows or each.request.due_s is not None) and (among is None or among(each))
+
+        return waiting.first_of(may_start)
+
+
+NO_LIMITS = StepLimits(None, 0)
 
 
 def is_paced(sequence: Sequence) -> bool:
     """It has a target per token."""
-    return sequence.request.speculation.slo.tpot_ms is not None
+    return sequence.request.token_target_ms is not None
+
+
+def kind_of(sequence: Sequence) -> tuple[bool, bool]:
+    """What StepLimits.next_to_start tells sequences apart by."""
+    return is_paced(sequence), sequence.request.due_s is not None

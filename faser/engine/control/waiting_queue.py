@@ -12,10 +12,12 @@ paper: priorities; cached prompt tokens, which count nothing; a tenant is forgot
 sequence has ended, so that a tenant that pauses between its requests owes what it was given before.
 
 Finding the next sequence takes O(log n) for n waiting tenants; tokens are counted without touching the queue.
+Where only some sequences may start, it takes O(n log n), however many sequences the tenants have: of those of one
+kind the first one speaks for all.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice, pairwise
 
@@ -26,14 +28,18 @@ DEBT_KEPT_S = 60.0  # how long a tenant without sequences is remembered
 _MOST_IDLE = 10_000  # tenants without sequences; the one that has been idle for longest goes first
 _MOST_AT_ONCE = 8  # are forgotten when a tenant comes or goes
 
+KindOf = Callable[[Sequence], Hashable]
 Turn = tuple[int, PriorityKey]  # a tenant's service, and the key of its first sequence: smaller comes sooner
 
 
 class WaitingQueue:
-    """Owns the tenants and their order. Sequences enter and leave; the scheduler counts their tokens."""
+    """Owns the tenants and their order. Sequences enter and leave; the scheduler counts their tokens.
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    kind_of: see first_of; never changes for a sequence.
+    """
+
+    def __init__(self, clock: Clock, kind_of: KindOf = lambda _sequence: None) -> None:
+        self._clock, self._kind_of = clock, kind_of
         self._tenants: dict[str, Tenant] = {}
         self._idle_since_s: dict[str, float] = {}  # of tenants without sequences, the longest idle first
         self._levels: dict[int, _Level] = {}  # by priority; none is empty
@@ -70,7 +76,7 @@ class WaitingQueue:
         priority = sequence.priority_key[0]
         level = self._levels.get(priority)
         if level is None:
-            level = self._levels[priority] = _Level()
+            level = self._levels[priority] = _Level(self._kind_of)
             insort(self._priorities, priority)
         level.add(sequence, self._last_admitted.service)
         self._count += 1
@@ -80,7 +86,10 @@ class WaitingQueue:
         return self._levels[self._priorities[0]].first()
 
     def first_of(self, may_start: Callable[[Sequence], bool]) -> Sequence | None:
-        """The first one, in the same order, of those that may start; None: none of them may."""
+        """The first one, in the same order, of those that may start; None: none of them may.
+
+        may_start: says no to all of a tenant's sequences of a kind if it does to the first one of them.
+        """
         in_order = (each for priority in self._priorities for each in self._levels[priority].in_order())
         return next(filter(may_start, in_order), None)
 
@@ -131,7 +140,8 @@ class _Level:
     again when its entry comes to the top. Entries that are no longer their line's are dropped there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind_of: KindOf) -> None:
+        self._kind_of = kind_of
         self._preempted: list[Sequence] = []  # in the order of their keys
         self._lines: dict[Tenant, _Line] = {}  # none is empty
         self._turns: list[tuple[Turn, _Line]] = []  # a heap
@@ -139,20 +149,20 @@ class _Level:
     def __iter__(self) -> Iterator[Sequence]:
         yield from self._preempted
         for line in self._lines.values():
-            yield from line.sequences
+            yield from line
 
     @property
     def is_empty(self) -> bool:
         return not self._preempted and not self._lines
 
     def first(self) -> Sequence:
-        return self._preempted[0] if self._preempted else self._next_line().sequences[0]
+        return self._preempted[0] if self._preempted else self._next_line().first()
 
     def in_order(self) -> Iterator[Sequence]:
-        """The preempted ones, then those of each tenant, in the order of the tenants' turns."""
+        """The preempted ones, then the first ones of each kind, in the order of the tenants' turns."""
         yield from self._preempted
         for line in sorted(self._lines.values(), key=lambda each: each.turn):
-            yield from line.sequences
+            yield from line.firsts()
 
     def add(self, sequence: Sequence, least_service: int) -> None:
         """least_service: to which its tenant's is raised if no other tenant waits."""
@@ -164,8 +174,8 @@ class _Level:
         if line is None:
             least = self._next_line().tenant.service if self._lines else least_service
             tenant.service = max(tenant.service, least)
-            line = self._lines[tenant] = _Line(tenant)
-        insort(line.sequences, sequence, key=_priority_key)
+            line = self._lines[tenant] = _Line(tenant, self._kind_of)
+        line.add(sequence)
         if line.entry is None or line.turn < line.entry:
             self._enter(line)
 
@@ -174,20 +184,20 @@ class _Level:
             _discard(self._preempted, sequence)
             return
         line = self._lines[sequence.tenant]
-        _discard(line.sequences, sequence)
-        if not line.sequences:
+        line.remove(sequence)
+        if line.is_empty:
             line.entry = None
             del self._lines[sequence.tenant]
 
     def check_invariants(self) -> None:
-        for ordered in (self._preempted, *(line.sequences for line in self._lines.values())):
-            assert all(a.priority_key < b.priority_key for a, b in pairwise(ordered))
+        assert all(a.priority_key < b.priority_key for a, b in pairwise(self._preempted))
         for tenant, line in self._lines.items():
-            assert line.sequences
+            assert not line.is_empty
+            line.check_invariants()
             assert line.entry is not None
             assert line.entry <= line.turn
             assert (line.entry, line) in self._turns
-            assert all(each.tenant is tenant for each in line.sequences)
+            assert all(each.tenant is tenant for each in line)
 
     def _next_line(self) -> "_Line":
         """The line of the tenant with the least service."""
@@ -210,16 +220,47 @@ class _Level:
 
 
 class _Line:
-    """A tenant's newcomers of one priority, in the order of their keys. entry: its live one in the heap."""
+    """A tenant's newcomers of one priority, each kind in the order of their keys. entry: its own in the heap."""
 
-    def __init__(self, tenant: Tenant) -> None:
+    def __init__(self, tenant: Tenant, kind_of: KindOf) -> None:
         self.tenant = tenant
-        self.sequences: list[Sequence] = []
         self.entry: Turn | None = None
+        self._kind_of = kind_of
+        self._kinds: dict[Hashable, list[Sequence]] = {}  # none is empty
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for ordered in self._kinds.values():
+            yield from ordered
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._kinds
 
     @property
     def turn(self) -> Turn:
-        return self.tenant.service, self.sequences[0].priority_key
+        return self.tenant.service, self.first().priority_key
+
+    def first(self) -> Sequence:
+        return min([ordered[0] for ordered in self._kinds.values()], key=_priority_key)
+
+    def firsts(self) -> list[Sequence]:
+        """The first one of each kind, in the order of their keys."""
+        return sorted([ordered[0] for ordered in self._kinds.values()], key=_priority_key)
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._kinds.setdefault(self._kind_of(sequence), []), sequence, key=_priority_key)
+
+    def remove(self, sequence: Sequence) -> None:
+        kind = self._kind_of(sequence)
+        _discard(self._kinds[kind], sequence)
+        if not self._kinds[kind]:
+            del self._kinds[kind]
+
+    def check_invariants(self) -> None:
+        for kind, ordered in self._kinds.items():
+            assert ordered
+            assert all(a.priority_key < b.priority_key for a, b in pairwise(ordered))
+            assert all(self._kind_of(each) == kind for each in ordered)
 
 
 _SPARE_TURNS = 8  # entries that are no line's, before the heap is made anew

@@ -271,10 +271,14 @@ class ModelExecutor:
                 self._table.append(request.slot, request.new_blocks)
 
     def _apply(self, plan: StepPlan) -> None:
-        """Releases, starts and new blocks of the plan, in this order."""
+        """Saves, releases, starts and new blocks of the plan, in this order."""
+        for each in plan.saves:
+            self._runner.save_state(each.slot, each.snapshot, each.num_tokens)
         self._release(plan.released)
         for start in plan.started:
             self._table.clear(start.slot)
+            if start.snapshot is not None:
+                self._runner.restore_state(start.slot, start.snapshot)
             self._sampler.start(start)
             if not start.drafts:
                 self._undrafted.add(start.slot)

@@ -111,10 +111,11 @@ class NativeAcceptance:
         self._learn(self._address)
 
     def best_prefixes(
-        self, survival: Floats, weights: Floats, lengths: Ints, seconds: Floats, worth: float
+        self, survival: Floats, least: Ints | None, lengths: Ints, seconds: Floats, worth: float
     ) -> tuple[Ints, float]:
         kept = np.empty(len(lengths), dtype=np.int64)
+        first = None if least is None else id(least)
         rate = self._best_prefixes(
-            self._address, len(lengths), id(survival), id(weights), id(lengths), id(seconds), worth, id(kept)
+            self._address, len(lengths), id(survival), first, id(lengths), id(seconds), worth, id(kept)
         )
         return kept, rate

@@ -8,6 +8,7 @@ import ctypes
 import mmap
 import os
 import weakref
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -298,9 +299,8 @@ class NativeBackend:
         assert x.shape == hidden.shape, (x.shape, hidden.shape)
         assert x.dtype is hidden.dtype, (x.dtype, hidden.dtype)
         if not is_grouped(block):
-            self._read_one_by_one += experts_one_by_one(
-                self, x, block, hidden, routed_by, size=block.down[0].depth
-            )
+            outputs = attrgetter("columns")
+            self._read_one_by_one += experts_one_by_one(self, x, block, hidden, routed_by, outputs=outputs)
             return
         struct = experts_struct(block)
         self._library.faser_experts(

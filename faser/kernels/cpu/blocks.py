@@ -223,8 +223,11 @@ def _is_separate(block: FeedForward | MixedFeedForward) -> bool:
 
 
 def is_grouped(block: Experts) -> bool:
-    """Whether one call multiplies with all experts: their weights are of one kind, none reorders its inputs."""
-    return all(
+    """Whether one call multiplies with all experts: their weights are of one kind, none reorders its inputs.
+
+    A shared one may be of another kind.
+    """
+    return not any(map(reorders, block.shared or ())) and all(
         len({isinstance(each, LowBitLinear) for each in products}) == 1 and not any(map(reorders, products))
         for products in (block.gate_up, block.down)
     )
@@ -270,6 +273,7 @@ def experts_struct(block: Experts) -> ExpertsStruct:
         return _EXPERTS[block]
     count = len(block.gate_up)
     gate_up, down = ((AnyLinearStruct * count)(*map(any_linear, each)) for each in (block.gate_up, block.down))
+    shared = None if block.shared is None else (AnyLinearStruct * 2)(*map(any_linear, block.shared))
     struct = ExpertsStruct(
         any_linear(block.router),
         ctypes.addressof(gate_up),
@@ -279,8 +283,9 @@ def experts_struct(block: Experts) -> ExpertsStruct:
         block.renormalise,
         ACTIVATIONS[block.activation],
         _address(block.scales),
+        None if shared is None else ctypes.addressof(shared),
     )
-    struct.kept = (gate_up, down)
+    struct.kept = (gate_up, down, shared)
     _EXPERTS[block] = struct
     return struct
 

@@ -38,6 +38,10 @@ class NativeStates:
             struct.rows, struct.inputs_kept = shape.kept_rows, shape.kept_inputs(layer)
         self.address = ctypes.addressof(self._structs)
 
+    def kept(self) -> list[tuple[Tensor, Tensor]]:
+        """See KeptStates."""
+        return [(each["state"], each["inputs"]) for each in self.layers if each is not None]
+
     def layer(self, number: int) -> int:
         """Address of the FaserStates of a layer."""
         assert self.layers[number] is not None, number

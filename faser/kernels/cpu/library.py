@@ -61,7 +61,7 @@ class NormedLinearStruct(ctypes.Structure):
 
 
 class ExpertsStruct(ctypes.Structure):
-    """FaserExperts. gate_up, down, scales: addresses of arrays."""
+    """FaserExperts. gate_up, down, scales, shared: addresses of arrays."""
 
     _fields_ = (
         ("router", AnyLinearStruct),
@@ -72,6 +72,7 @@ class ExpertsStruct(ctypes.Structure):
         ("renormalise", c_int32),
         ("activation", c_int32),
         ("scales", c_void_p),
+        ("shared", c_void_p),
     )
 
 

@@ -114,7 +114,10 @@ class Backend(Protocol):
 
     @property
     def experts_read(self) -> int:
-        """How many experts' weights it has read so far; those of each layer and each call count by themselves."""
+        """How many experts' weights it has read so far; those of each layer and each call count by themselves.
+
+        Shared ones do not count: every call reads them.
+        """
         ...
 
     @property
@@ -264,8 +267,8 @@ class Backend(Protocol):
 
         Weights w are the router's softmax, in float32, over all experts, or over the chosen ones alone where they
         are renormalised, times the scales. routed_by: [R, H], what the router sees; None: x. Of equal logits the
-        lower expert is chosen. The sum is in float32, in the order of the weights, and is rounded once. x, hidden:
-        [R, H]. Raises ConfigError where has_experts is False.
+        lower expert is chosen. The sum is in float32, in the order of the weights, the shared expert last, and is
+        rounded once. x, hidden: [R, H]. Raises ConfigError where has_experts is False.
         """
         ...
 

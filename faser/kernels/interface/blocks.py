@@ -35,7 +35,8 @@ class Experts:
 
     router: [E, H], its logits in float32. gate_up, down: of each expert. renormalise: the weights of the chosen
     ones are divided by their sum. activation: see Backend.gate. scales: [E] float32, what the weight of each
-    expert is multiplied by in the end; None: nothing.
+    expert is multiplied by in the end; None: nothing. shared: gate_up and down of one more, which every row passes;
+    then the router is [E + 1, H], and σ of its last logit weighs what that one gives.
     """
 
     router: PackedLinear
@@ -45,6 +46,12 @@ class Experts:
     renormalise: bool
     activation: str = "silu"
     scales: Tensor | None = None
+    shared: tuple[PackedLinear, PackedLinear] | None = None
+
+    @property
+    def num_logits(self) -> int:
+        """That the router gives a row."""
+        return len(self.gate_up) + (self.shared is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +135,8 @@ class MixedFeedForward:
     @property
     def products(self) -> tuple[PackedLinear, ...]:
         """All but the router."""
-        return (self.attention_out, *self.experts.gate_up, *self.experts.down)
+        experts = self.experts
+        return (self.attention_out, *experts.gate_up, *experts.down, *(experts.shared or ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

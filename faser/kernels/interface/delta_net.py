@@ -19,10 +19,14 @@ So a draft that is refused is rolled back by doing nothing: its rows are overwri
 has them, since a chunk enters the state that is kept only when all its tokens are known. Drafted rows behind the
 end of a chunk are computed with a copy of the state that lives as long as the call. A state after whole chunks has
 the same bits however its tokens came: by prompt, by decoding or by drafts.
+
+A snapshot is a copy of what any sequence needs that begins with the same c tokens: S after c, and the kernel - 1
+inputs of convolutions before c. It has no rows, since c ends a chunk.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,7 +36,17 @@ from torch import Tensor
 from faser.kernels.interface.shapes import RowLayout
 
 CHUNK = 16  # tokens
-States = Any  # opaque: each backend returns objects of its own class; callers only pass them back
+States = Any  # opaque but for KeptStates: each backend returns objects of its own class; callers pass them back
+
+
+class KeptStates(Protocol):
+    """What all States let their owner copy."""
+
+    def kept(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """Of each layer that has a state: the states, [N, Hv, Dk, Dv], and inputs of convolutions,
+        [N, I, channels], that of position p at p modulo I. N: slots. Both are written in place by steps.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +100,7 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateShape:
-    """Size of the states of num_slots sequences. layers: of each layer; None: it has no state.
+    """Size of the states of num_slots sequences, and of snapshots. layers: of each layer; None: it has no state.
 
     most_drafts: drafted rows that a sequence has in one step, at most. dtype: of the activations, in which inputs
     of convolutions are kept; all else is float32.
@@ -96,6 +110,7 @@ class StateShape:
     num_slots: int
     most_drafts: int
     dtype: torch.dtype
+    num_snapshots: int = 0
 
     @property
     def kept_rows(self) -> int:
@@ -103,8 +118,11 @@ class StateShape:
         return CHUNK + self.most_drafts
 
     def kept_inputs(self, layer: DeltaShape) -> int:
-        """Inputs of convolutions that a sequence keeps; the refused ones are among them."""
-        return layer.kernel + self.most_drafts
+        """Inputs of convolutions that a sequence keeps; the refused ones are among them.
+
+        A snapshot is taken up to CHUNK - 1 known rows after the end of its chunk, and needs the inputs before it.
+        """
+        return layer.kernel + self.most_drafts + (CHUNK - 1 if self.num_snapshots else 0)
 
     @property
     def slot_bytes(self) -> int:
@@ -117,8 +135,16 @@ class StateShape:
         return total
 
     @property
+    def snapshot_bytes(self) -> int:
+        """Of one snapshot."""
+        layers = [each for each in self.layers if each is not None]
+        states = sum(each.num_v_heads * each.k_head_dim * each.v_head_dim for each in layers)
+        inputs = sum((each.kernel - 1) * each.channels for each in layers)
+        return 4 * states + inputs * self.dtype.itemsize
+
+    @property
     def total_bytes(self) -> int:
-        return self.num_slots * self.slot_bytes
+        return self.num_slots * self.slot_bytes + self.num_snapshots * self.snapshot_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,32 +2,47 @@
 where no kernel takes the weights.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.shapes import PackedLinear
 
 
 def experts_one_by_one(
-    backend: Backend, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None, *, size: int
+    backend: Backend,
+    x: Tensor,
+    block: Experts,
+    hidden: Tensor,
+    routed_by: Tensor | None = None,
+    *,
+    outputs: Callable[[PackedLinear], int],
 ) -> int:
-    """See Backend.experts. size: of an expert's inner network. Returns how many experts any row has chosen."""
+    """See Backend.experts. outputs: of a product. Returns how many experts any row has chosen."""
     rows, width = hidden.shape
+
+    def network(x: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
+        size = outputs(gate_up) // 2
+        both = backend.linear(x, gate_up, x.new_empty((len(x), 2 * size)))
+        inner = backend.gate(both, x.new_empty((len(x), size)), block.activation)
+        return backend.linear(inner, down, x.new_empty((len(x), width), dtype=torch.float32))
+
     of_router = x if routed_by is None else routed_by
-    logits = backend.linear(of_router, block.router, x.new_empty((rows, len(block.gate_up)), dtype=torch.float32))
-    chosen, weights = routed(logits, block)
+    logits = backend.linear(of_router, block.router, x.new_empty((rows, block.num_logits), dtype=torch.float32))
+    chosen, weights = routed(logits[:, : len(block.gate_up)], block)
     given = x.new_empty((rows, block.top_k, width), dtype=torch.float32)
     experts = sorted(set(chosen.flatten().tolist()))
     for expert in experts:
         at, places = (chosen == expert).nonzero(as_tuple=True)
-        gate_up = backend.linear(x[at], block.gate_up[expert], x.new_empty((len(at), 2 * size)))
-        inner = backend.gate(gate_up, x.new_empty((len(at), size)), block.activation)
-        down = x.new_empty((len(at), width), dtype=torch.float32)
-        given[at, places] = backend.linear(inner, block.down[expert], down)
+        given[at, places] = network(x[at], block.gate_up[expert], block.down[expert])
     total = torch.zeros_like(given[:, 0])
     for place in range(block.top_k):
         total += weights[:, place, None] * given[:, place]
+    if block.shared is not None:
+        total += logits[:, -1:].sigmoid() * network(x, *block.shared)
     hidden.copy_(hidden + total)
     return len(experts)
 

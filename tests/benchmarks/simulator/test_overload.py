@@ -7,7 +7,7 @@ from benchmarks.simulator.overload import met, recovered_s, run
 from benchmarks.simulator.simulation import Outcome, Served
 from faser.types import Slo
 
-ASKED = argparse.Namespace(over=3.0, seconds=10.0)
+ASKED = argparse.Namespace(over=3.0, overload=10.0)
 SLO = Slo(ttft_ms=1000, tpot_ms=100)
 
 

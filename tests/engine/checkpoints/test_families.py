@@ -173,6 +173,12 @@ _GEMMA4_MOE = _GEMMA4 | {
     "top_k_experts": 3,
     "moe_intermediate_size": 32,
 }
+_QWEN3_5_MOE = _QWEN3_5 | {
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
 CASES = [
     Case("llama-tied", "llama", {"tie_word_embeddings": True}),
     Case("llama-biases", "llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
@@ -197,6 +203,13 @@ CASES = [
         "qwen3.5-other",
         "qwen3_5_text",
         _QWEN3_5 | {"attention_bias": True, "linear_conv_kernel_dim": 3, "full_attention_interval": 2},
+    ),
+    Case("qwen3.5-moe", "qwen3_5_moe_text", _QWEN3_5_MOE),
+    Case("qwen3-next", "qwen3_next", _QWEN3_5_MOE | {"num_experts_per_tok": 2}),
+    Case(
+        "qwen3-next-other",
+        "qwen3_next",
+        _QWEN3_5_MOE | {"norm_topk_prob": False, "mlp_only_layers": [1], "linear_num_value_heads": 2},
     ),
     Case("mistral-window", "mistral", {"head_dim": 24, "sliding_window": 11}),
     Case("mistral-no-window", "mistral", {"sliding_window": None}),
@@ -328,6 +341,7 @@ def native(kernel_cache: Path) -> NativeBackend:
             "gemma4",
             "gemma4-e",
             "gemma4-moe",
+            "qwen3.5-moe",
         )
         else pytest.param(case.name, marks=pytest.mark.full)
         for case in CASES
@@ -398,6 +412,8 @@ def test_heads_of_global_layers_may_be_spelled_as_on_the_hub(name: str, oracles:
         ("qwen3.5", {"layer_types": ["linear_attention"] * 5}, "no full_attention"),
         ("qwen3.5", {"layer_types": ["mamba"] * 5}, r"layer_types\[0\] is 'mamba'"),
         ("qwen3.5", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("qwen3.5-moe", {"norm_topk_prob": False}, "norm_topk_prob is False; the weights of these experts are"),
+        ("qwen3.5-moe", {"num_experts_per_tok": 8}, "8 experts are chosen for a token; the model has 7"),
         ("qwen3.5", {"linear_num_key_heads": 3}, "4 value heads of linear attention do not share 3"),
     ],
 )
@@ -423,6 +439,35 @@ def test_every_family_has_a_case_and_the_class_that_transformers_gives_it(oracle
         config = json.loads((oracles(case.name).directory / "config.json").read_text())
         assert config["architectures"] == [family.architecture]
         assert find_family(config) is family
+
+
+@pytest.mark.parametrize("order", ["rows of each expert", "all experts in one tensor"])
+def test_experts_of_qwen3_5_are_read_as_the_hub_and_as_transformers_stores_them(
+    order: str, oracles: Oracles, tmp_path: Path
+) -> None:
+    oracle = oracles("qwen3.5-moe")
+    stored = load_file(oracle.directory / "model.safetensors")
+    alone = [name for name in stored if ".experts.0." in name]
+    assert len(alone) == 3 * 5, "transformers stores the tensors of each expert"
+    if order == "all experts in one tensor":
+        stored = stacked(stored, count=7)
+    write_json(tmp_path / "config.json", json.loads((oracle.directory / "config.json").read_text()))
+    save_file(stored, tmp_path / "model.safetensors")
+    torch.testing.assert_close(load(tmp_path).prefill(oracle.token_ids, ()), oracle.logits, atol=1e-4, rtol=0)
+
+
+def stacked(stored: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """As the hub has Qwen3.5's experts: gate_up_proj [E, 2 F, H], gate first, and down_proj [E, H, F]."""
+    found = {name: each for name, each in stored.items() if ".mlp.experts." not in name}
+    for prefix in {name.split("experts.")[0] for name in stored if ".mlp.experts." in name}:
+
+        def part(name: str, expert: int, prefix: str = prefix) -> Tensor:
+            return stored[f"{prefix}experts.{expert}.{name}.weight"]
+
+        both = [torch.cat((part("gate_proj", each), part("up_proj", each))) for each in range(count)]
+        found[f"{prefix}experts.gate_up_proj"] = torch.stack(both)
+        found[f"{prefix}experts.down_proj"] = torch.stack([part("down_proj", each) for each in range(count)])
+    return found
 
 
 @pytest.mark.parametrize("model_type", [each.model_type for each in FAMILIES])
@@ -474,6 +519,9 @@ def test_a_qwen_window_starts_at_its_layer(from_layer: int, windows: tuple[int |
         ("qwen3", {"rms_norm_eps": 1e-6}),
         ("ministral3", {"rope_parameters": _GROWING | {"llama_4_scaling_beta": 0.0}}),
         ("qwen3.5", {"rope_parameters": {"rope_theta": 1000.0, "partial_rotary_factor": 0.5}}),
+        ("qwen3.5-moe", {"num_experts_per_tok": 2}),
+        ("qwen3-next", {"norm_topk_prob": False}),
+        ("qwen3-next-other", {"norm_topk_prob": True}),
         ("phi3-partial", {"rope_parameters": {"rope_theta": 1000.0}}),
         ("phi3-longrope", {"rope_parameters": _LONG | {"long_factor": _LONG["short_factor"]}}),
         ("phi3-longrope", {"rope_parameters": _LONG | {"attention_factor": 1.0}}),

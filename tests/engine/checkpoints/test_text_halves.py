@@ -81,29 +81,33 @@ _GEMMA4 = {
 }
 _EARS = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 64}
 _PIXTRAL = _TOWER | {"model_type": "pixtral", "head_dim": 16}
+_QWEN3_5 = {
+    "num_hidden_layers": 5,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rms_norm_eps": 0.05,  # a smaller one makes float32 differ from float64 by more than is allowed here
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000.0,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+        "partial_rotary_factor": 0.25,
+    },
+}
+_EXPERTS = {
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
 # The class, and its text and vision configs. Tokens of images are the last of the vocabulary.
 WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2.5-vl": ("Qwen2_5_VL", {"rope_parameters": _SECTIONS}, _QWEN_VISION | {"fullatt_block_indexes": [0]}),
-    "qwen3.5": (
-        "Qwen3_5",
-        {
-            "num_hidden_layers": 5,
-            "head_dim": 32,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "rms_norm_eps": 0.05,  # a smaller one makes float32 differ from float64 by more than is allowed here
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1000.0,
-                "mrope_section": [2, 1, 1],
-                "mrope_interleaved": True,
-                "partial_rotary_factor": 0.25,
-            },
-        },
-        _QWEN_VISION | {"num_position_embeddings": 16},
-    ),
+    "qwen3.5": ("Qwen3_5", _QWEN3_5, _QWEN_VISION | {"num_position_embeddings": 16}),
+    "qwen3.5-moe": ("Qwen3_5Moe", _QWEN3_5 | _EXPERTS, _QWEN_VISION | {"num_position_embeddings": 16}),
     "qwen3-vl": (
         "Qwen3VL",
         {"head_dim": 32, "rope_parameters": _MIXED},
@@ -118,25 +122,14 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         _PIXTRAL,
     ),
 }
+_OF_QWEN = {
+    "image_token_id": 127,
+    "video_token_id": 126,
+    "vision_start_token_id": 125,
+    "vision_end_token_id": 124,
+}
 _IMAGES: dict[str, dict[str, Any]] = {
-    "Qwen2_5_VL": {
-        "image_token_id": 127,
-        "video_token_id": 126,
-        "vision_start_token_id": 125,
-        "vision_end_token_id": 124,
-    },
-    "Qwen3VL": {
-        "image_token_id": 127,
-        "video_token_id": 126,
-        "vision_start_token_id": 125,
-        "vision_end_token_id": 124,
-    },
-    "Qwen3_5": {
-        "image_token_id": 127,
-        "video_token_id": 126,
-        "vision_start_token_id": 125,
-        "vision_end_token_id": 124,
-    },
+    **dict.fromkeys(("Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Qwen3_5Moe"), _OF_QWEN),
     "Gemma3": {"image_token_index": 127, "mm_tokens_per_image": 1},
     "Gemma4": {
         "image_token_id": 127,

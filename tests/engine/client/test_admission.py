@@ -1,6 +1,7 @@
 """Admission on an engine whose pace is known: what is predicted, what becomes of requests, and what it learns."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -159,8 +160,47 @@ def test_a_class_that_waits_is_let_in_without_being_due() -> None:
     """Deadlines that are lost already must not delay those that can be met."""
     made, decisions = admission()
     hold_up(made)
-    assert made.admit(asked("late", "mild", prompt=100), 0.0).due_s is None
+    found = made.admit(asked("late", "mild", prompt=100), 0.0)
+    assert (found.due_s, found.is_patient) == (None, True)
     assert decisions[-1] == ("mild", Decision.WAITS, Target.TTFT)
+
+
+def test_a_target_per_token_that_cannot_be_met_is_none_to_the_engine() -> None:
+    """Two samples take 11.4 ms a token. Next to them a target of 11 ms would slow down others and be missed."""
+    made, _ = admission()
+    tight = replace(asked("one", "pace"), speculation=SpeculationParams(slo=Slo(tpot_ms=11), admission=WAIT))
+    assert made.admit(replace(tight, request_id="alone"), 0.0).token_target_ms == 11
+    fill(made, 1, count=3)
+    late = made.admit(tight, 0.0)
+    assert (late.is_patient, late.token_target_ms, late.speculation.slo.tpot_ms) == (True, None, 11)
+
+
+def test_a_class_that_waits_is_due_while_the_prediction_itself_is_within_its_target() -> None:
+    """150 ms are predicted, with the margin of 2 more than the 200 ms that it has."""
+    made, decisions = admission()
+    made.admit(asked("before", prompt=1), 0.0)
+    made.first_margin.value = 2.0
+    found = made.admit(asked("one", "mild", prompt=100), 0.0)
+    assert found.due_s == pytest.approx(0.2)
+    assert not found.is_patient
+    assert decisions[-1] == ("mild", Decision.WAITS, Target.TTFT)
+
+
+def test_a_request_that_waits_for_others_does_not_make_admission_stricter() -> None:
+    made, _ = admission()
+    hold_up(made)
+    made.admit(asked("late", "mild", prompt=100), 0.0)
+    assert made.admit(asked("later", "mild", prompt=100), 0.0).is_patient
+    made.first_token("late", 60.0)
+    assert made.first_margin.value == 1.0
+
+
+def test_an_idle_engine_lets_in_what_it_can_meet_whatever_has_been_before() -> None:
+    made, _ = admission()
+    made.first_margin.value = 4.0
+    assert made.admit(asked("one", "chat", prompt=100), 0.0).due_s is not None
+    with pytest.raises(TargetError):
+        made.admit(asked("two", "chat", prompt=100), 0.0)
 
 
 def hold_up(made: Admission) -> None:

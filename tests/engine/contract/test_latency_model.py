@@ -6,7 +6,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from faser.engine.contract.latency_model import Forecast, Lengths, Pace, capacity, crossovers, highest_rate
+from faser.engine.contract.latency_model import (
+    Forecast,
+    Lengths,
+    Pace,
+    capacity,
+    crossovers,
+    crossovers_by_sequences,
+    highest_rate,
+)
 from faser.types import Slo
 
 SLOTS = 32
@@ -162,6 +170,19 @@ def test_long_drafts_are_best_for_few_requests_and_none_for_many() -> None:
     below, above = 0.95 * rate, 1.05 * rate
     assert Forecast(drafts, asked, below).latency_s < Forecast(plain, asked, below).latency_s
     assert Forecast(drafts, asked, above).latency_s > Forecast(plain, asked, above).latency_s
+
+
+def test_draft_lengths_cross_over_where_their_tokens_take_equally_long() -> None:
+    """Oracle: .01 + .0005 n seconds a token cross (.01 + .0016 n) / 1.6 at n = 7.5, and that crosses
+    (.01 + .0036 n) / 2 at n = 1.56.
+    """
+    paces = {
+        0: pace(sequence_s=0.0005),
+        2: pace(sequence_s=0.0016, tokens=1.6),
+        4: pace(sequence_s=0.0036, tokens=2.0),
+    }
+    assert crossovers_by_sequences(paces) == ((1, 4), (2, 2), (8, 0))
+    assert crossovers_by_sequences({0: paces[0], 1: paces[0]}) == ((1, 0),)
 
 
 def test_kinds_of_requests_keep_the_tokens_of_all_requests() -> None:

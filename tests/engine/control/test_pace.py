@@ -62,6 +62,14 @@ def test_a_level_takes_what_its_steps_take_and_the_nearest_level_stands_for_thos
     assert later[16] == pytest.approx(costs().step_s(16, round(16 * found_context(fitted))), rel=1e-3)
 
 
+def test_of_large_steps_one_in_several_is_counted_and_the_pace_is_the_same() -> None:
+    fitted = fit(slots=64)
+    run(fitted, [1] * 64, [1] * 64, 2 * costs().step_s(64, 640), times=30)
+    assert fitted._levels[(64).bit_length()].num_steps == 10
+    found = dict(zip(fitted.pace().sequences, fitted.pace().step_s, strict=True))
+    assert found[64] == pytest.approx(2 * costs().step_s(64, round(64 * found_context(fitted))), rel=1e-3)
+
+
 def found_context(fitted: PaceFit) -> float:
     return fitted._context
 

@@ -1,6 +1,7 @@
 """Random lives of a scheduler: arrivals, aborts and shortages in every order hypothesis can think of.
 
-Oracles: the executor's memory (every row finds exactly its own prefix, of rows that have been through all layers),
+Oracles: the executor's memory (every row finds exactly its own prefix, of rows that have been through all layers,
+and a recurrent state of exactly its own tokens),
 the invariants after every operation, each sample alone without a scheduler (same tokens, same ending), and a bound
 on the number of steps.
 """
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from faser.engine.contract.plan import StepPlan
 from faser.types import FinishReason, Request, SamplingParams
-from tests.engine.driving import BLOCK_SIZE, Driver, expected, expected_prompt_logprobs
+from tests.engine.driving import BLOCK_SIZE, CHUNK, Driver, expected, expected_prompt_logprobs
 from tests.fakes import RandomPolicy, ScriptedExecutor
 
 NUM_BLOCKS = 8  # of 4 tokens: two or three sequences fill it
@@ -53,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy_seed=st.one_of(st.none(), st.integers(0, 3)),
         ahead=st.booleans(),
         prune_seed=st.one_of(st.none(), st.integers(0, 3)),
+        num_snapshots=st.sampled_from([None, None, 0, 1, 2, 5]),
     )
     def begin(
         self,
@@ -64,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy_seed: int | None,
         ahead: bool,
         prune_seed: int | None,
+        num_snapshots: int | None,
     ) -> None:
         prunes = None if prune_seed is None else random.Random(prune_seed)
         self.driver = Driver(
@@ -75,7 +78,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
             speculates=None if policy_seed is None else RandomPolicy(policy_seed),
             ahead=ahead,
-            executor=ScriptedExecutor(block_size=BLOCK_SIZE, prunes=prunes),
+            executor=ScriptedExecutor(
+                block_size=BLOCK_SIZE, prunes=prunes, chunk=None if num_snapshots is None else CHUNK
+            ),
+            num_snapshots=num_snapshots,
         )
         self.requests: dict[str, Request] = {}
         self.excused: set[tuple[str, int]] = set()  # aborted, or ended by an error

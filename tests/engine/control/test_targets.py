@@ -7,9 +7,8 @@ import pytest
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.pace import PaceFit
-from faser.engine.control.scheduler import PATIENCE_S
 from faser.engine.control.step_cost import CostModel
-from faser.engine.control.targets import TargetKeeper
+from faser.engine.control.targets import NO_LIMITS, PATIENCE_S, TargetKeeper
 from faser.types import Request, Slo, SpeculationParams
 from tests.engine.driving import Driver, request, rows_by_slot
 
@@ -101,6 +100,18 @@ def test_patient_sequences_leave_room_for_a_target_that_was_asked_for() -> None:
     assert driver.scheduler.stats().num_running == 3
 
 
+def test_a_sequence_whose_target_cannot_be_met_leaves_room_as_one_without() -> None:
+    driver = Driver(max_num_seqs=SLOTS, pace=fit(), max_model_len=64)
+    driver.add(paced("target", 16, max_tokens=40))
+    driver.step()
+    driver.add(
+        *(replace(paced(f"late-{at}", 16, at_s=0.1 * at, max_tokens=30), is_patient=True) for at in range(6))
+    )
+    for _ in range(12):
+        driver.step()
+    assert driver.scheduler.stats().num_running == 3
+
+
 def test_without_targets_every_slot_is_used() -> None:
     driver = Driver(max_num_seqs=SLOTS, pace=fit())
     driver.add(*(due(f"patient-{at}", at_s=0.1 * at, max_tokens=30) for at in range(9)))
@@ -162,13 +173,10 @@ def test_a_prompt_that_is_due_is_not_cut() -> None:
 def test_a_target_is_forgotten_a_minute_after_the_last_request_that_had_it() -> None:
     clock = SimulatedClock(5.0)
     keeper = TargetKeeper(fit(), clock, most_rows=ROWS)
-    assert not keeper.limits([])
-    driver = Driver()
-    driver.add(paced("target", 14))
-    (sequence,) = driver.scheduler._waiting
-    keeper.see(sequence)
-    assert keeper.limits([])
+    assert keeper.limits([], 0) is NO_LIMITS
+    keeper.see(14)
+    assert keeper.limits([], 0) is not NO_LIMITS
     clock.advance(59.0)
-    assert keeper.limits([])
+    assert keeper.limits([], 0) is not NO_LIMITS
     clock.advance(2.0)
-    assert not keeper.limits([])
+    assert keeper.limits([], 0) is NO_LIMITS

@@ -1,6 +1,7 @@
 """The queue's order against a scan of everything that waits. Oracle: the rule itself, written as one minimum."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -10,6 +11,14 @@ from faser.engine.control.kv_cache import SequenceBlocks
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.waiting_queue import DEBT_KEPT_S, WaitingQueue
 from tests.engine.driving import request
+
+
+def kind_of(sequence: Sequence) -> int:
+    return int(sequence.request.request_id) % 3
+
+
+def is_of(kind: int) -> Callable[[Sequence], bool]:
+    return lambda each: kind_of(each) == kind
 
 
 @dataclass
@@ -23,7 +32,7 @@ class Driver:
     num_made: int = 0
 
     def __post_init__(self) -> None:
-        self.queue = WaitingQueue(self.clock)
+        self.queue = WaitingQueue(self.clock, kind_of)
 
     def arrive(self, tenant: str, *, priority: int = 0, prompt: int = 4, at_s: float = 0.0) -> Sequence:
         self.num_made += 1
@@ -71,8 +80,26 @@ class Driver:
 
         return min(self.waiting, key=rank)
 
+    def expected_first_of(self, kind: int) -> Sequence | None:
+        """Tenants keep the turns that they have by all their sequences."""
+        newcomers = [each for each in self.waiting if each.first_scheduled_s is None]
+
+        def rank(each: Sequence) -> tuple[object, ...]:
+            if each.first_scheduled_s is not None:
+                return each.priority_key[0], -1, each.priority_key, each.priority_key
+            line = [
+                other.priority_key
+                for other in newcomers
+                if other.tenant is each.tenant and other.priority_key[0] == each.priority_key[0]
+            ]
+            return each.priority_key[0], each.tenant.service, min(line), each.priority_key
+
+        return min((each for each in self.waiting if kind_of(each) == kind), key=rank, default=None)
+
     def check(self) -> None:
         self.queue.check_invariants()
+        for kind in range(3):
+            assert self.queue.first_of(is_of(kind)) is self.expected_first_of(kind)
         assert set(self.queue) == set(self.waiting)
         assert len(self.queue) == len(self.waiting)
         if self.waiting:

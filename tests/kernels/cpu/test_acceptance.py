@@ -153,9 +153,10 @@ def test_as_many_tokens_are_verified_as_python_says(seed: int, kernel_cache: Pat
     assert acceptance.native is not None
     count = int(rng.integers(1, 20))
     survival = np.cumprod(rng.choice([0.5, 0.8, 1.0], (count, CAP + 1)), axis=1)
-    weights, lengths = rng.choice([1.0, 2.0], count), rng.integers(0, CAP + 1, count)
+    lengths = rng.integers(0, CAP + 1, count)
+    least = np.minimum(rng.integers(0, CAP + 1, count), lengths) if seed % 2 else None
     seconds = 1.0 + np.cumsum(rng.choice([0.0, 0.05, 0.3], count * CAP + 1))
-    kept, rate = acceptance.native.best_prefixes(survival, weights, lengths, seconds, float(count))
+    kept, rate = acceptance.native.best_prefixes(survival, least, lengths, seconds, float(count))
 
     class Given:
         worth = float(count)
@@ -163,9 +164,9 @@ def test_as_many_tokens_are_verified_as_python_says(seed: int, kernel_cache: Pat
         def verify_upto_s(self, most: int) -> object:
             return seconds[: most + 1]
 
-    found = best_prefixes(Given(), survival[:, 1:] * weights[:, None], lengths)  # type: ignore[arg-type]
+    found = best_prefixes(Given(), survival, lengths, least=least)  # type: ignore[arg-type]
     assert kept.tolist() == found.lengths.tolist()
-    assert rate == pytest.approx(found.rate, rel=1e-12)
+    assert rate == found.rate
 
 
 @pytest.mark.parametrize(

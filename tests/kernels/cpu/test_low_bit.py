@@ -2,7 +2,8 @@
 
 Bugs these tests have been seen to catch: sums without their zero point, one panel's scales for all, halves of a
 byte swapped, a short last stretch left out, a fused multiply-add, activations rounded towards zero, 16-bit sums
-that overflow on AVX2, the codes of another table, exponents one too high.
+that overflow on AVX2, the codes of another table, exponents one too high, the integer scale of the group before, a
+sum in pairs that covers too many values, minimums of one stretch for a whole superblock.
 """
 
 from pathlib import Path
@@ -29,7 +30,7 @@ from faser.kernels.interface.low_bit.rows import (
 )
 from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.conftest import other_isas
-from tests.kernels.interface.low_bit.blocks import by_gguf, random_blocks
+from tests.kernels.interface.low_bit.blocks import by_gguf, extreme_blocks, random_blocks
 from tests.kernels.interface.low_bit.group_weights import random_groups
 
 DEFINITION = TorchBackend()
@@ -73,18 +74,18 @@ def test_depths_that_end_within_a_span_or_a_stretch_are_whole(
     assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 6, 8, 13, 100])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 8, 13, 100])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(
     native: NativeBackend, native_alone: NativeBackend, rows: int
 ) -> None:
     weight = stack_low_bit(
-        [random_blocks(name, n, 512) for name, n in (("Q4_K", 48), ("Q6_K", 33), ("MXFP4", 16))]
+        [random_blocks(name, n, 512) for name, n in (("Q4_K", 48), ("Q6_K", 33), ("Q5_K", 20), ("MXFP4", 16))]
     )
-    x, packed = random(rows, 512), native.pack(weight)
-    together = native.linear(x, packed, torch.empty(rows, 97))
-    assert torch.equal(together, native_alone.linear(x, packed, torch.empty(rows, 97)))
+    x, packed, columns = random(rows, 512), native.pack(weight), weight.shape[0]
+    together = native.linear(x, packed, torch.empty(rows, columns))
+    assert torch.equal(together, native_alone.linear(x, packed, torch.empty(rows, columns)))
     for row in {0, rows // 2, rows - 1}:
-        assert torch.equal(native.linear(x[row : row + 1], packed, torch.empty(1, 97))[0], together[row])
+        assert torch.equal(native.linear(x[row : row + 1], packed, torch.empty(1, columns))[0], together[row])
 
 
 @pytest.mark.parametrize("threads", [1, 3, 5])
@@ -189,19 +190,28 @@ def test_bias_and_residual_are_added_before_the_one_rounding(native: NativeBacke
     assert not wide[:, 50:].any()
 
 
-def test_the_largest_codes_and_activations_overflow_nothing(native: NativeBackend) -> None:
-    for name in FORMATS:
-        weight = random_blocks(name, 16, 256)
-        part = weight.parts[0]
-        assert isinstance(part, BlockRows)
-        halves = {0, 1, 2, 3, 208, 209}
-        for at in range(part.format.num_bytes):
-            if at not in halves:
-                part.blocks.reshape(16, -1, part.format.num_bytes)[..., at] = 0xFF
-        x = torch.full((2, 256), 3.0)
-        x[1] = -3.0
-        found, wanted = both(native, x, weight)
-        assert torch.equal(found, wanted), name
+@pytest.mark.parametrize("fill", [0x00, 0xFF])
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_largest_codes_scales_and_activations_overflow_nothing(
+    native: NativeBackend, name: str, fill: int
+) -> None:
+    """Activations of one sign, of the other, and of both: sums in pairs are as large as they get, and the integers
+    of stretches are those that float32 has to round."""
+    assert_extremes_have_the_bits_of_their_definition(native, name, fill)
+
+
+def assert_extremes_have_the_bits_of_their_definition(native: NativeBackend, name: str, fill: int) -> None:
+    x = torch.randint(120, 128, (7, 256), generator=torch.Generator().manual_seed(0)).float()
+    x[:, ::32] = 127
+    x[1] *= -1
+    x[2, ::2] *= -1
+    x[3, 2::4] *= -1
+    x[3, 3::4] *= -1
+    x[4, :128] *= -1
+    x[5] = 127
+    x[6] = -127
+    found, wanted = both(native, x, extreme_blocks(name, 16, 256, fill))
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -250,6 +260,8 @@ def test_every_instruction_set_gives_the_same_bits(isa: Isa, kernel_cache: Path)
     for seed, name in enumerate(FORMATS):
         found, wanted = both(native, random(7, 512, seed=seed), random_blocks(name, 70, 512, seed=seed))
         assert torch.equal(found, wanted), name
+        for fill in (0x00, 0xFF):
+            assert_extremes_have_the_bits_of_their_definition(native, name, fill)
     for bits, options in GROUPS:
         found, wanted = both(native, random(7, 768), random_groups(bits, 70, 768, **options))
         assert torch.equal(found, wanted), options

@@ -109,6 +109,25 @@ FAMILIES = (
         "the text half loads.",
     ),
     Family(
+        name="Qwen3.5-MoE",
+        model_type="qwen3_5_moe_text",
+        architecture="Qwen3_5MoeForCausalLM",
+        to_spec=qwen3_5.moe_spec,
+        examples=("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.6-35B-A3B"),
+        gguf=("qwen35moe",),
+        note="A mixture of experts with gated delta nets, on a CPU; of checkpoints that also read images "
+        "(Qwen3_5MoeForConditionalGeneration) the text half loads.",
+    ),
+    Family(
+        name="Qwen3-Next",
+        model_type="qwen3_next",
+        architecture="Qwen3NextForCausalLM",
+        to_spec=qwen3_5.next_spec,
+        examples=("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-Coder-Next"),
+        gguf=("qwen3next",),
+        note="A mixture of experts with gated delta nets, on a CPU.",
+    ),
+    Family(
         name="SmolLM3",
         model_type="smollm3",
         architecture="SmolLM3ForCausalLM",

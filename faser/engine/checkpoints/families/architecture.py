@@ -220,7 +220,8 @@ class ExpertsSpec:
 
     The router is a product without activation; its softmax over all experts weighs what the chosen ones give.
     size: of gate and up of each. renormalise: the weights of the chosen ones are divided by their sum. bias: on
-    the router and on all three products of an expert.
+    the router and on all three products of an expert. shared_size: of an expert more, which every row passes,
+    weighed by σ of a product of its own; 0: there is none.
 
     Raises ModelError that names the value and the limit.
     """
@@ -231,6 +232,7 @@ class ExpertsSpec:
     renormalise: bool
     activation: Activation = Activation.SILU
     bias: bool = False
+    shared_size: int = 0
 
     def __post_init__(self) -> None:
         if self.top_k > self.num_experts:
@@ -270,27 +272,45 @@ class TokenInputsSpec:
     vocab_size: int
 
 
+class StackedExperts(StrEnum):
+    """How safetensors have the parts of all E experts of a layer in one tensor.
+
+    Gate and up are one part, of F channels each. HALVES: [E, 2 F, H], gate first; down: [E, H, F]. ALTERNATING:
+    [E, H, 2 F], a channel of gate, then one of up; down: [E, F, H].
+    """
+
+    HALVES = "halves"
+    ALTERNATING = "alternating"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
     """How the hub names a layer's tensors, where families differ.
 
     norm_after_attention, norm_after_feed_forward: of layers with norms_after. fused_qkv: queries, keys and values
-    are one tensor, qkv_proj. gate_up, down: of a dense network; gate and up may be one tensor. router, expert: of
-    a mixture; {} is the number of an expert, whose expert_parts are gate, up and down. stacked_experts:
-    safetensors have these parts of all experts of a layer in one tensor (execution/models/stacked_experts.py).
-    not_read: how the names of tensors begin that checkpoints have for something else.
+    are one tensor, qkv_proj. fused_qkvz: queries, keys, values and z of a delta net are one tensor, in_proj_qkvz,
+    that has them key head by key head; fused_rates: so are b and a, in_proj_ba. gate_up, down: of a dense network;
+    gate and up may be one tensor. router, expert: of a mixture; {} is the number of an expert, whose expert_parts
+    are gate, up and down. shared_expert, shared_gate: an expert that every row passes, and what weighs it.
+    stacked_experts: how safetensors may have these parts of all experts of a layer in one tensor
+    (execution/models/stacked_experts.py); None: they do not. not_read: how the names of tensors begin that
+    checkpoints have for something else.
     """
 
     norm_before_feed_forward: str = "post_attention_layernorm"
     norm_after_attention: str = ""
     norm_after_feed_forward: str = ""
     fused_qkv: bool = False
+    fused_qkvz: bool = False
+    fused_rates: bool = False
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     expert: str = "mlp.experts.{}."
     expert_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    stacked_experts: bool = False
+    shared_expert: str = "mlp.shared_expert."
+    shared_gate: str = "mlp.shared_expert_gate"
+    stacked_experts: StackedExperts | None = None
     not_read: tuple[str, ...] = ()
 
 

@@ -14,6 +14,7 @@ from faser.engine.checkpoints.families.architecture import (
     DenseSpec,
     ExpertsSpec,
     LayerSpec,
+    StackedExperts,
     TensorNames,
     TokenInputsSpec,
 )
@@ -96,7 +97,7 @@ def _spec(defaults: Mapping[str, Any], config: Mapping[str, Any]) -> DecoderSpec
             norm_after_feed_forward="post_feedforward_layernorm",
             router="router.proj",
             expert="experts.{}.",
-            stacked_experts=experts is not None,
+            stacked_experts=None if experts is None else StackedExperts.HALVES,
             not_read=tuple(f"model.layers.{layer}.self_attn.{name}." for layer in reading for name in _NOT_SHARED),
         ),
     )

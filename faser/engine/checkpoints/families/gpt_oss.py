@@ -11,6 +11,7 @@ from faser.engine.checkpoints.families.architecture import (
     DecoderSpec,
     ExpertsSpec,
     LayerSpec,
+    StackedExperts,
     TensorNames,
 )
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec, windowed
@@ -31,7 +32,7 @@ _YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-_NAMES = TensorNames(router="mlp.router", stacked_experts=True)
+_NAMES = TensorNames(router="mlp.router", stacked_experts=StackedExperts.ALTERNATING)
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:

@@ -14,6 +14,7 @@ from faser.engine.checkpoints.families.architecture import (
     ExpertsSpec,
     LayerSpec,
     RopeSpec,
+    StackedExperts,
     TensorNames,
 )
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
@@ -25,7 +26,7 @@ _MOE_NAMES = TensorNames(
     router="block_sparse_moe.router.layer",
     expert="block_sparse_moe.experts.{}.",
     expert_parts=("w1", "w3", "w2"),
-    stacked_experts=True,
+    stacked_experts=StackedExperts.HALVES,
 )
 _HYBRID_NAMES = TensorNames(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
 _ATTENTION = ("attention", "full_attention")

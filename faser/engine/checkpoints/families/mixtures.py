@@ -22,13 +22,17 @@ def qwen3_moe_spec(config: Mapping[str, Any]) -> DecoderSpec:
         renormalise=fields.flag("norm_topk_prob", False),
         activation=fields.activation(),
     )
-    every, left_out = fields.positive_int("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-    mixed = [number not in left_out and (number + 1) % every == 0 for number in range(plain.num_layers)]
     layers = tuple(
         replace(layer, feed_forward=mixture) if mixes else layer
-        for layer, mixes in zip(plain.layers, mixed, strict=True)
+        for layer, mixes in zip(plain.layers, has_experts(config, fields), strict=True)
     )
     return replace(plain, layers=layers)
+
+
+def has_experts(config: Mapping[str, Any], fields: Fields) -> list[bool]:
+    """Whether each layer is a mixture, by mlp_only_layers and decoder_sparse_step."""
+    every, left_out = fields.positive_int("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    return [number not in left_out and (number + 1) % every == 0 for number in range(fields.num_layers())]
 
 
 def local_experts(fields: Fields) -> ExpertsSpec:

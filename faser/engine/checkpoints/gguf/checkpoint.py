@@ -20,6 +20,7 @@ from faser.engine.checkpoints.gguf.families import (
     DELTA_NORM,
     EXPERT,
     GATE_UP,
+    SHARED_GATE,
     architecture_of,
 )
 from faser.engine.checkpoints.gguf.file import Bytes, FloatArray, GgufFile
@@ -105,6 +106,8 @@ class GgufSource:
             return np.log(-values)
         if name.endswith(f"{CONVOLUTION}.weight"):
             return values[:, None]
+        if name.endswith(f"{SHARED_GATE}.weight"):
+            return values.reshape(1, -1)
         plus_one = self._plus_one and name.endswith("norm.weight") and not name.endswith(f"{DELTA_NORM}.weight")
         return values - np.float32(1) if plus_one else values
 

@@ -77,7 +77,6 @@ def _sizes(file: GgufFile, architecture: str, family: Architecture) -> dict[str,
     hidden_size = file.size(f"{architecture}.embedding_length")
     by_layer = family.sizes_by_layer
     num_kv_heads = None if by_layer else file.size(f"{architecture}.attention.head_count_kv", num_heads)
-    intermediate_size = None if by_layer else file.size(f"{architecture}.feed_forward_length")
     num_layers, num_tensors = file.size(f"{architecture}.block_count"), len(file.tensor_names())
     if num_layers > num_tensors:
         raise ModelError(f"{file.path}: {architecture}.block_count is {num_layers}, with {num_tensors} tensors")
@@ -90,9 +89,8 @@ def _sizes(file: GgufFile, architecture: str, family: Architecture) -> dict[str,
             "all three must be equal"
         )
     eps = file.require(f"{architecture}.attention.layer_norm_rms_epsilon", float)
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
@@ -100,4 +98,7 @@ def _sizes(file: GgufFile, architecture: str, family: Architecture) -> dict[str,
         "rms_norm_eps": shortest(eps),
         "max_position_embeddings": file.size(f"{architecture}.context_length"),
     }
+    inner = f"{architecture}.feed_forward_length"  # of dense networks, which a mixture may have none of
+    if not by_layer and (file.has(inner) or not file.has(f"{architecture}.expert_feed_forward_length")):
+        sizes["intermediate_size"] = file.size(inner)
     return sizes | {"partial_rotary_factor": rotated / head_dim} if partial_rotary else sizes

@@ -90,6 +90,7 @@ A_LOG = "linear_attn.A_log"
 DELTA_NORM = "linear_attn.norm"  # the one norm that is stored as it is
 CONVOLUTION = "linear_attn.conv1d"
 BARE = (SINKS, A_LOG, "linear_attn.dt_bias", "layer_scalar", "router.scale", "router.per_expert_scale")
+SHARED_GATE = "mlp.shared_expert_gate"  # a row of the hub's is a vector here
 _QWEN35 = {name: hub for name, hub in _LAYER.items() if name != "ffn_norm"} | {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
@@ -102,6 +103,13 @@ _QWEN35 = {name: hub for name, hub in _LAYER.items() if name != "ffn_norm"} | {
     "ssm_norm": DELTA_NORM,
     "ssm_out": "linear_attn.out_proj",
 }
+_QWEN35_MOE = (_QWEN3_MOE | _QWEN35) | {
+    "ffn_gate_inp_shexp": SHARED_GATE,
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_QWEN3_NEXT = _QWEN35_MOE | {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
 _SMOLLM3_ROPE_INTERVAL = 4
 # The number of layers of the 27B models, which scale scores by the hidden size a head, not by the head's width.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
@@ -338,21 +346,39 @@ def _glm4_fields(file: GgufFile, _config: Config) -> Config:
     return {}
 
 
-def _qwen35_fields(file: GgufFile, config: Config) -> Config:
+def _qwen35_fields(file: GgufFile, config: Config, name: str = "qwen35") -> Config:
     """Value heads are stored in tiles, one for each key head. Layers that draft count among the blocks."""
-    num_v_heads = file.size("qwen35.ssm.time_step_rank")
-    layers = range(config["num_hidden_layers"] - file.get("qwen35.nextn_predict_layers", int, 0))
+    num_v_heads = file.size(f"{name}.ssm.time_step_rank")
+    layers = range(config["num_hidden_layers"] - file.get(f"{name}.nextn_predict_layers", int, 0))
     linear = [file.has_tensor(f"blk.{layer}.ssm_out.weight") for layer in layers]
     return {
         "num_hidden_layers": len(layers),
         "layer_types": ["linear_attention" if each else "full_attention" for each in linear],
-        "linear_num_key_heads": file.size("qwen35.ssm.group_count"),
+        "linear_num_key_heads": file.size(f"{name}.ssm.group_count"),
         "linear_num_value_heads": num_v_heads,
-        "linear_key_head_dim": file.size("qwen35.ssm.state_size"),
-        "linear_value_head_dim": file.size("qwen35.ssm.inner_size") // num_v_heads,
-        "linear_conv_kernel_dim": file.size("qwen35.ssm.conv_kernel"),
+        "linear_key_head_dim": file.size(f"{name}.ssm.state_size"),
+        "linear_value_head_dim": file.size(f"{name}.ssm.inner_size") // num_v_heads,
+        "linear_conv_kernel_dim": file.size(f"{name}.ssm.conv_kernel"),
         "linear_value_heads_tiled": True,
     }
+
+
+def _qwen35_moe_fields(file: GgufFile, config: Config, name: str = "qwen35moe") -> Config:
+    """llama.cpp always renormalises the weights of these experts."""
+    return _qwen35_fields(file, config, name) | {
+        "num_experts": file.size(f"{name}.expert_count"),
+        "num_experts_per_tok": file.size(f"{name}.expert_used_count"),
+        "moe_intermediate_size": file.size(f"{name}.expert_feed_forward_length"),
+        "shared_expert_intermediate_size": file.size(f"{name}.expert_shared_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _qwen3_next_fields(file: GgufFile, config: Config) -> Config:
+    """Value heads are in the hub's order. Older files have queries, keys, values and z in one tensor as well."""
+    found = _qwen35_moe_fields(file, config, "qwen3next")
+    split = any(file.has_tensor(f"blk.{layer}.attn_gate.weight") for layer in range(found["num_hidden_layers"]))
+    return found | {"linear_value_heads_tiled": False, "linear_qkvz_split": split}
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -375,6 +401,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         partial_rotary=True,
         drafting_layers=True,
         own_fields=_qwen35_fields,
+    ),
+    "qwen35moe": Architecture(
+        class_name="Qwen3_5MoeForCausalLM",
+        model_type="qwen3_5_moe_text",
+        tensors=_QWEN35_MOE,
+        plus_one=True,
+        partial_rotary=True,
+        experts=True,
+        drafting_layers=True,
+        own_fields=_qwen35_moe_fields,
+    ),
+    "qwen3next": Architecture(
+        class_name="Qwen3NextForCausalLM",
+        model_type="qwen3_next",
+        tensors=_QWEN3_NEXT,
+        plus_one=True,
+        partial_rotary=True,
+        experts=True,
+        drafting_layers=True,
+        own_fields=_qwen3_next_fields,
     ),
     "qwen3moe": Architecture(
         class_name="Qwen3MoeForCausalLM",

@@ -113,6 +113,7 @@ class SpeculationControl:
     details: summaries of requests list every draft. overlap: None never overlaps. times_itself: the host time that
     drafting exposes counts as a cost of it; False where time is simulated. guarded: where drafts made before steps
     by the policy `faser` turn out not to pay, no sequence drafts (Guard). make_native: as in Acceptance.
+    acceptance: None makes one.
 
     A decision for a large batch serves several steps (CachedDecision). While no sequence drafts, the policy
     pauses: 1, 2, 3, 4, 8, 16, … steps, up to a pause that is long enough for the time of asking to be a small
@@ -132,6 +133,7 @@ class SpeculationControl:
         times_itself: bool = True,
         guarded: bool = True,
         make_native: MakeNativeAcceptance | None = None,
+        acceptance: Acceptance | None = None,
     ) -> None:
         cap = config.cap
         self._config, self._costs, self._times_itself = config, costs, times_itself
@@ -139,7 +141,7 @@ class SpeculationControl:
         self._limit = cap
         self._is_point_mass = config.draft_sample_method != "probabilistic"
         self.in_rounds = config.method == AUTO  # text drafts first, then a model if there is one
-        self._acceptance = Acceptance(num_slots, cap, make_native)
+        self._acceptance = acceptance or Acceptance(num_slots, cap, make_native)
         self._state = SpeculationState(
             num_slots,
             cap,
@@ -330,7 +332,7 @@ class SpeculationControl:
             candidates = Candidates(
                 DraftingSequences(
                     batch.slots,
-                    self._state.weights(batch),
+                    *self._state.lacking(batch),
                     np.zeros_like(limit),
                     np.full_like(limit, _PLENTY),
                 ),
@@ -566,7 +568,7 @@ class SpeculationControl:
         return Candidates(
             DraftingSequences(
                 slots,
-                self._state.weights(batch),
+                *self._state.lacking(batch),
                 self._state.missing_kv(batch),
                 self._state.expected_tokens(batch),
             ),
@@ -645,7 +647,8 @@ class SpeculationControl:
             self._note(step)
         step.kept = table.lengths
         if self._is_point_mass:
-            step.kept = self._policy.keep(step.candidates.drafted(table.lengths, step.survival), table.lengths)
+            drafted = step.candidates.drafted(table.lengths, step.survival, after_s=step.drafts.run_s)
+            step.kept = self._policy.keep(drafted, table.lengths)
 
     def _note(self, step: StepDrafts) -> None:
         """Take down how likely the drafts are; those from text were noted before, where a model drafts too."""

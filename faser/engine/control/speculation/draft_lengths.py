@@ -1,7 +1,6 @@
 """The objective G of several policies: tokens per second of a step, as a function of the draft tokens in it.
 
-    G = (worth of the tokens of a step without drafts + expected worth of accepted drafts) / seconds of the whole
-    step
+    G = (tokens of a step without drafts + expected accepted draft tokens) / seconds of the whole step
 
 Prompts share the step, but their time is spent with or without drafts. So a draft row is charged what it adds to
 the step as it is, and the rest of the step counts as one that only decodes; otherwise a long prompt would make
@@ -26,11 +25,9 @@ from faser.engine.contract.native_acceptance import NativeAcceptance
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 
-_NOTHING = np.array(0.0)
-
 
 class Objective:
-    """One step's worth and time. worth: weighted tokens that it brings without drafts.
+    """One step's tokens and time. worth: tokens that it brings without drafts.
 
     Holds the times for up to K + 1 draft tokens of each candidate.
     """
@@ -41,7 +38,7 @@ class Objective:
         count, num_columns = candidates.survival.shape
         self._decodes = decodes = count + candidates.step.other_sequences
         self._gaps, self._hidden = costs.host_gaps, candidates.step.launches_ahead
-        self.worth = float(np.add.reduce(candidates.sequences.weight)) + candidates.step.other_sequences
+        self.worth = float(decodes)
         rows = count + candidates.step.other_rows
         self._steps_s = self._verify_s = costs.steps_s(
             rows, rows + count * num_columns, candidates.step.kv_tokens, candidates.step.mean_context
@@ -57,6 +54,11 @@ class Objective:
         return self._gaps.drafting_s(self._decodes, hidden=self._hidden)
 
     @property
+    def prompts_s(self) -> float:
+        """Time by which prompts lengthen the step; no part of verify_s."""
+        return self._steps_s.item(0) - self.seconds_without_drafts
+
+    @property
     def rate_without_drafts(self) -> float:
         """In tokens per second."""
         return self.worth / self.seconds_without_drafts
@@ -68,6 +70,10 @@ class Objective:
     def verify_upto_s(self, most: int) -> Floats:
         """[most + 1] seconds of the step with 0 … most draft rows. Read only."""
         return self._verify_s[: most + 1]
+
+    def verified_s(self, lengths: Ints) -> float:
+        """Seconds of the whole step that verifies drafts of these lengths, its prompts included."""
+        return self.prompts_s + self._verify_s.item(np.add.reduce(lengths))
 
     def row_s(self, first: int, last: int) -> float:
         """Mean seconds that a draft row adds from the first to the last number of rows; last > first."""
@@ -83,55 +89,77 @@ class Choice:
 
 
 def best_prefixes(
-    objective: Objective, values: Floats, lengths: Ints, extra_s: float | Floats = _NOTHING
+    objective: Objective, survival: Floats, lengths: Ints, extra_s: float = 0.0, *, least: Ints | None = None
 ) -> Choice:
     """How many of each sequence's draft tokens to verify so that G is largest; exact.
 
-    values: [S, K] worth of the k-th token, falling in k: its survival times a weight. lengths: [S] tokens of each
-    draft, N in all. extra_s: seconds in addition to the step, or [N + 1] for every number of tokens. The best
-    tokens of all sequences come first, and since values fall they form prefixes. Every number of them is tried,
-    because time is a staircase.
+    survival: [S, K + 1]. lengths: [S] tokens of each draft. extra_s: seconds in addition to the step. least: [S]
+    tokens that are verified in any case (needs.py). Of the others the most likely ones come first, and since
+    survival falls they form prefixes. Every number of them is tried, because time is a staircase.
     """
-    offered, tokens = _best_first(values, lengths)
+    offered, tokens, num_first = _best_first(survival[:, 1:], lengths, least)
     worth = np.empty(len(offered) + 1)
     worth[0] = objective.worth
     worth[1:] = offered
     np.add.accumulate(worth, out=worth)
     worth /= objective.verify_upto_s(len(offered)) + extra_s
-    best = int(worth.argmax())
+    best = num_first + int(worth[num_first:].argmax())
     if len(lengths) == 1:
         return Choice(lengths=np.array([best]), rate=worth.item(best))
-    taken = np.bincount(tokens[:best] // values.shape[1], minlength=len(lengths))
+    taken = np.bincount(tokens[:best] // (survival.shape[1] - 1), minlength=len(lengths))
     return Choice(lengths=taken, rate=worth.item(best))
 
 
 def best_kept(
-    objective: Objective, candidates: Candidates, lengths: Ints, native: NativeAcceptance | None
+    objective: Objective,
+    candidates: Candidates,
+    lengths: Ints,
+    native: NativeAcceptance | None,
+    least: Ints | None = None,
 ) -> Choice:
-    """The same for the drafts of candidates, whose tokens are worth their survival times the sequence's weight."""
-    weight = candidates.sequences.weight
+    """The same for the drafts of candidates."""
     if native is None:
-        return best_prefixes(objective, candidates.survival[:, 1:] * weight[:, None], lengths)
+        return best_prefixes(objective, candidates.survival, lengths, least=least)
     seconds = objective.verify_upto_s(lengths.size * (candidates.survival.shape[1] - 1))
-    kept, rate = native.best_prefixes(candidates.survival, weight, lengths, seconds, objective.worth)
+    kept, rate = native.best_prefixes(candidates.survival, least, lengths, seconds, objective.worth)
     return Choice(lengths=kept, rate=rate)
 
 
-def _best_first(values: Floats, lengths: Ints) -> tuple[Floats, Ints]:
-    """The values of the drafts' tokens, falling, and the index of each in the flattened values."""
+def _best_first(survival: Floats, lengths: Ints, least: Ints | None) -> tuple[Floats, Ints, int]:
+    """Survival of the drafts' tokens and the index of each, [S, K] flattened: the least ones, then falling.
+
+    Also how many the least ones are.
+    """
     if len(lengths) == 1:
         count = lengths.item(0)
-        return values[0, :count], np.arange(count)
-    tokens = upto(values.shape[1]).take(lengths, axis=0).ravel().nonzero()[0]
-    offered = values.take(tokens)
+        return survival[0, :count], np.arange(count), 0 if least is None else least.item(0)
+    drafts = upto(survival.shape[1])
+    is_offered = drafts.take(lengths, axis=0)
+    first = None
+    if least is not None:
+        is_first = drafts.take(least, axis=0)
+        first, is_offered = is_first.ravel().nonzero()[0], is_offered & ~is_first
+    tokens = is_offered.ravel().nonzero()[0]
+    offered = survival.take(tokens)
     order = (-offered).argsort(kind="stable")
-    return offered.take(order), tokens.take(order)
+    tokens = tokens.take(order)
+    if first is None:
+        return offered.take(order), tokens, 0
+    tokens = np.concatenate((first, tokens))
+    return survival.take(tokens), tokens, len(first)
 
 
 @functools.lru_cache(maxsize=8)
 def upto(num_depths: int) -> NDArray[np.bool_]:
     """[K + 1, K]; line n is True for the first n depths. Read only."""
     return np.tri(num_depths + 1, num_depths, -1, dtype=np.bool_)
+
+
+def seconds_with_drafts(candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> float:
+    """Of the step with drafts by a model of these lengths, less what prompts add."""
+    drafted = lengths.sum(keepdims=True)
+    gap_s = objective.drafting_gap_s if drafted.item(0) else 0.0
+    return costs.draft_s(lengths, candidates.sequences.missing_kv) + float(objective.verify_s(drafted)[0]) + gap_s
 
 
 CATCHUP_HORIZON = 64  # steps over which the time for missing draft KV is spread, at most
@@ -150,11 +178,10 @@ class TextDrafts:
     rate: float
 
 
-def text_drafts(candidates: Candidates, objective: Objective) -> TextDrafts:
+def text_drafts(candidates: Candidates, objective: Objective, least: Ints | None = None) -> TextDrafts:
     """candidates.limit, survival: lengths and survival of the drafts from text."""
-    worth = candidates.survival[:, 1:] * candidates.sequences.weight[:, None]
-    choice = best_prefixes(objective, worth, candidates.limit)
-    worth *= upto(worth.shape[1]).take(choice.lengths, axis=0)
+    choice = best_prefixes(objective, candidates.survival, candidates.limit, least=least)
+    worth = candidates.survival[:, 1:] * upto(candidates.survival.shape[1] - 1).take(choice.lengths, axis=0)
     return TextDrafts(rows=choice.lengths, worth=np.add.reduce(worth, axis=1), rate=choice.rate)
 
 
@@ -162,14 +189,13 @@ def best_lengths(
     candidates: Candidates, objective: Objective, costs: CostModel, text: TextDrafts | None = None
 ) -> Choice:
     """The lengths with the largest G; all 0 where the step is better without drafts by the model."""
-    limit = candidates.limit
-    num_depths = candidates.survival.shape[1] - 1
-    worth = candidates.survival[:, 1:] * candidates.sequences.weight[:, None]
+    limit, survival = candidates.limit, candidates.survival[:, 1:]
+    num_depths = survival.shape[1]
     missing_s = _catchup_s(candidates, costs)
     without = objective.rate_without_drafts if text is None else text.rate
-    order = _sequences_best_first(worth, limit, missing_s * without, text)
+    order = _sequences_best_first(survival, limit, missing_s * without, text)
     drafts = upto(num_depths).take(limit.take(order), axis=0)  # [S, K]
-    worth = worth.take(order, axis=0)
+    worth = survival.take(order, axis=0)
     worth *= drafts
     tokens = np.add.accumulate(np.add.accumulate(worth, axis=1, out=worth), axis=0, out=worth)
     drafting = np.add.accumulate(drafts, axis=0, dtype=np.int64)  # of the best m, in the pass of each depth
@@ -195,11 +221,11 @@ def best_lengths(
     return Choice(lengths=lengths, rate=tokens.item(best))
 
 
-def _sequences_best_first(worth: Floats, limit: Ints, prices: Floats, text: TextDrafts | None) -> Ints:
+def _sequences_best_first(survival: Floats, limit: Ints, prices: Floats, text: TextDrafts | None) -> Ints:
     """[S] positions by what a whole draft of the model adds, less what it costs each sequence in tokens."""
     if len(limit) == 1:
         return np.zeros(1, dtype=np.int64)
-    gains = np.add.reduce(worth * upto(worth.shape[1]).take(limit, axis=0), axis=1) - prices
+    gains = np.add.reduce(survival * upto(survival.shape[1]).take(limit, axis=0), axis=1) - prices
     if text is not None:
         gains -= text.worth
     return np.argsort(-gains, kind="stable")

@@ -1,10 +1,10 @@
 """The policy `faser`: every sequence drafts as far as it pays for the whole step.
 
-G, the expected tokens per second of the whole step with its drafting (see draft_lengths.py), is maximised twice:
-over draft lengths before drafting, and over verified tokens once the drafts' confidences are known. In between the
-stop rule ends a model's drafting where another pass does not pay: its prices are those of Dinkelbach's method,
-seconds times G. Where steps without a model's drafts are better, no sequence drafts with it, except for probes,
-which take a fixed share of the time.
+Tokens that targets need come first (needs.py). Beyond these G, the expected tokens per second of the whole step
+with its drafting (draft_lengths.py), is maximised twice: over draft lengths before drafting, and over verified
+tokens once the drafts' confidences are known. In between the stop rule ends a model's drafting where another pass
+does not pay: its prices are those of Dinkelbach's method, seconds times G. Where steps without a model's drafts
+are better, no sequence drafts with it, except for probes, which take a fixed share of the time.
 
     drafts from text    cost little, so all sequences look up; the Guard sees whether that pays
     drafts by a model   the lengths with the largest G: draft_lengths.py, with hysteresis
@@ -20,10 +20,14 @@ from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import (
     Choice,
     Objective,
+    TextDrafts,
     best_kept,
     best_lengths,
+    seconds_with_drafts,
     text_drafts,
+    upto,
 )
+from faser.engine.control.speculation.needs import needed_tokens
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
 
@@ -87,11 +91,11 @@ class Probes:
     ) -> Ints:
         """Probe as many due sequences as the account can pay for; if none, do not try again for a few steps."""
         due = due[np.argsort(candidates.sequences.missing_kv[due], kind="stable")]
-        unprobed_s = self._cost_s(candidates, lengths, objective, costs)
+        unprobed_s = seconds_with_drafts(candidates, lengths, objective, costs)
         while len(due):
             probed = lengths.copy()
             probed[due] = np.minimum(candidates.limit[due], PROBE_TOKENS)
-            cost_s = self._cost_s(candidates, probed, objective, costs) - unprobed_s
+            cost_s = seconds_with_drafts(candidates, probed, objective, costs) - unprobed_s
             if cost_s <= self._saved_s:
                 self._saved_s -= max(cost_s, 0.0)
                 self._settle(candidates, due)
@@ -99,13 +103,6 @@ class Probes:
             due = due[: len(due) // 4]
         self._closed_until = self._step + _FIRST_WAIT // 2
         return lengths
-
-    def _cost_s(self, candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> float:
-        drafted = lengths.sum(keepdims=True)
-        gap_s = objective.drafting_gap_s if drafted.item(0) else 0.0
-        return (
-            costs.draft_s(lengths, candidates.sequences.missing_kv) + float(objective.verify_s(drafted)[0]) + gap_s
-        )
 
     def _settle(self, candidates: Candidates, due: Ints) -> None:
         slots = candidates.slots[due]
@@ -139,6 +136,7 @@ class Faser(Policy):
         self._probes = Probes()
         self._probed: Ints = np.zeros(0, dtype=np.int64)  # slots whose step probes the model
         self._on = False
+        self._stops = True  # drafts may stop short of the last lengths
         self._since_switch = _DWELL_STEPS
         self._rate = 0.0  # G of the last lengths
         self._row_price = 0.0  # tokens that this G brings in the time of one of their rows
@@ -147,17 +145,15 @@ class Faser(Policy):
         if not self._costs.has_passes or not np.count_nonzero(candidates.limit):
             return candidates.limit
         objective = Objective(self._costs, candidates)
-        lengths = np.zeros_like(candidates.limit)
         choice = best_lengths(candidates, objective, self._costs)
         self.gain = choice.rate / objective.rate_without_drafts
         self._switch(self.gain, candidates.step.since)
-        if self._on:
-            lengths = self._bounds(choice, candidates, objective)
-        lengths = self._probes.add(candidates, lengths, objective, self._costs)
+        planned = self._planned(choice if self._on else None, candidates, objective)
+        lengths = self._probes.add(candidates, planned, objective, self._costs)
         if not self._has_text:
             return lengths
         if not self._on:
-            self._probed = candidates.slots[lengths > 0]
+            self._probed = candidates.slots[lengths > planned]
         return candidates.limit
 
     def model_lengths(self, candidates: Candidates, by_text: Candidates) -> Ints:
@@ -166,10 +162,11 @@ class Faser(Policy):
         if not self._on:
             self.gain = text.rate / objective.rate_without_drafts
             probed = np.isin(candidates.slots, self._probed) & (text.rows == 0)
-            return np.where(probed, np.minimum(candidates.limit, PROBE_TOKENS), 0)
+            probes = np.where(probed, np.minimum(candidates.limit, PROBE_TOKENS), 0)
+            return np.maximum(probes, self._planned(None, candidates, objective, text))
         choice = best_lengths(candidates, objective, self._costs, text)
         self.gain = choice.rate / objective.rate_without_drafts
-        return self._bounds(choice, candidates, objective)
+        return self._planned(choice, candidates, objective, text)
 
     def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:
         """Prices are in expected tokens: what the same time brings at the rate that the lengths were chosen for.
@@ -177,7 +174,7 @@ class Faser(Policy):
         A token is kept while it is worth a row. The next one is worth the survival so far times its own
         acceptance, which is unknown, so the usual one is taken; it costs a pass and a row.
         """
-        if not self._costs.has_passes or not self._on:
+        if not self._costs.has_passes or not self._on or not self._stops:
             return None
         count, row_price = len(lengths), self._row_price
         usual = float(np.add.reduce(candidates.survival[:, 1])) / count
@@ -196,10 +193,33 @@ class Faser(Policy):
                 self.gain = 1.0
             return lengths
         objective = Objective(self._costs, candidates)
-        choice = best_kept(objective, candidates, lengths, self._acceptance.native)
+        needed = needed_tokens(candidates, lengths, objective.verified_s)
+        choice = best_kept(objective, candidates, lengths, self._acceptance.native, needed)
         if not self._costs.has_passes:  # with a model, the gain is that before its passes
             self.gain = choice.rate / objective.rate_without_drafts
         return choice.lengths
+
+    def _planned(
+        self, choice: Choice | None, candidates: Candidates, objective: Objective, text: TextDrafts | None = None
+    ) -> Ints:
+        """What targets need of the model's drafts, then what throughput wants of them. choice: None: none.
+
+        text: drafts that are there; one that brings as many tokens as the model's would stays. Where targets need
+        more than throughput wants, no draft of the step stops short.
+        """
+        lengths = np.zeros_like(candidates.limit) if choice is None else choice.lengths
+        needed = needed_tokens(
+            candidates,
+            candidates.limit,
+            lambda each: objective.prompts_s + seconds_with_drafts(candidates, each, objective, self._costs),
+        )
+        if needed is not None and text is not None:
+            by_model = candidates.survival[:, 1:] * upto(candidates.survival.shape[1] - 1).take(needed, axis=0)
+            needed = np.where(np.add.reduce(by_model, axis=1) > text.worth, needed, 0)
+        self._stops = needed is None or not np.count_nonzero(needed > lengths)
+        if needed is not None and not self._stops:
+            return np.maximum(lengths, needed)
+        return lengths if choice is None else self._bounds(choice, candidates, objective)
 
     def _bounds(self, choice: Choice, candidates: Candidates, objective: Objective) -> Ints:
         """Upper bounds beyond the expected optimum: confident drafts go on until stop_rule ends them.

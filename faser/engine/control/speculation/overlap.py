@@ -320,9 +320,8 @@ class OverlapControl:
         if self._costs.has_passes:
             without = best_lengths(candidates, objective, self._costs).rate
         else:
-            worth = candidates.survival[:, 1:] * candidates.sequences.weight[:, None]
             looking_s = self._costs.text_s(candidates.num_sequences) + objective.drafting_gap_s
-            without = best_prefixes(objective, worth, candidates.limit, looking_s).rate
+            without = best_prefixes(objective, candidates.survival, candidates.limit, looking_s).rate
         gain = choice.rate / self._cycle.factor / max(without, objective.rate_without_drafts)
         return gain > (_STAY_ON if self.lanes is not None else _SWITCH_ON)
 
@@ -357,7 +356,7 @@ def best_overlap(
         return None
     lengths = np.minimum(np.arange(1, candidates.survival.shape[1]), np.maximum(candidates.limit, 1)[:, None])
     ready, tokens = (np.take_along_axis(each, lengths - 1, axis=1) for each in expected(candidates.survival))
-    gains = np.where(may_draft[:, None], candidates.sequences.weight[:, None] * ready * (tokens - 1), -1.0)
+    gains = np.where(may_draft[:, None], ready * (tokens - 1), -1.0)
     rows = ready * (lengths - 1)
     order = np.argsort(-gains.max(axis=1), kind="stable")[: int(may_draft.sum())]
     worth = objective.worth + gains[order].cumsum(axis=0)  # [sequences that draft, length]

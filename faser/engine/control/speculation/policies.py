@@ -143,4 +143,4 @@ class Survival(Policy):
     def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
         sunk_s = self._costs.draft_s(lengths, candidates.sequences.missing_kv)
         objective = Objective(self._costs, candidates)
-        return best_prefixes(objective, candidates.survival[:, 1:], lengths, sunk_s).lengths
+        return best_prefixes(objective, candidates.survival, lengths, sunk_s).lengths

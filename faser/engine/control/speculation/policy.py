@@ -18,18 +18,26 @@ class DraftingSequences(NamedTuple):
     """What is known of S sequences that could draft, in order of priority; [S] each.
 
     slots: of the engine.
-    weight: what a token of the sequence is worth: 1 unless its latency target says otherwise.
+    lacking: tokens that the sequence is behind its target per token; below 0: ahead of it; -inf: it has none.
+    wanted_per_s: tokens that this target asks for in a second; 0: it has none.
     missing_kv: known tokens that the draft KV cache lacks.
     remaining: tokens that the sequence is expected to generate yet, which have to pay for its missing KV.
     """
 
     slots: Ints
-    weight: Floats
+    lacking: Floats
+    wanted_per_s: Floats
     missing_kv: Ints
     remaining: Ints
 
     def take(self, at: Ints) -> "DraftingSequences":
         return DraftingSequences._make([column[at] for column in self])
+
+    def later(self, seconds: float) -> "DraftingSequences":
+        """The same, after so many seconds without a token."""
+        if not np.count_nonzero(self.wanted_per_s):
+            return self
+        return self._replace(lacking=self.lacking + seconds * self.wanted_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +83,9 @@ class Candidates:
     def alike(
         cls, slots: Ints, limit: Ints, survival: Floats, *, other_rows: int = 0, kv_tokens: int = 0
     ) -> "Candidates":
-        """Sequences whose tokens are worth 1 each and whose draft KV cache lacks nothing."""
-        sequences = DraftingSequences(slots, np.ones(len(slots)), np.zeros_like(slots), np.zeros_like(slots))
+        """Sequences without targets whose draft KV cache lacks nothing."""
+        nothing = np.zeros_like(slots)
+        sequences = DraftingSequences(slots, *without_targets(len(slots)), nothing, nothing)
         step = StepFacts(other_rows=other_rows, kv_tokens=kv_tokens, kv_sequences=len(slots))
         return cls(sequences, limit, survival, step)
 
@@ -98,9 +107,17 @@ class Candidates:
         )
         return Candidates(self.sequences.take(at), self.limit[at], self.survival[at], step)
 
-    def drafted(self, lengths: Ints, survival: Floats) -> "Candidates":
-        """The same sequences with their drafts: lengths: [S] tokens each, survival: [S, K + 1] of these tokens."""
-        return Candidates(self.sequences, lengths, survival, self.step)
+    def drafted(self, lengths: Ints, survival: Floats, *, after_s: float = 0.0) -> "Candidates":
+        """The same sequences with their drafts: lengths: [S] tokens each, survival: [S, K + 1] of these tokens.
+
+        after_s: seconds that drafting took.
+        """
+        return Candidates(self.sequences.later(after_s), lengths, survival, self.step)
+
+
+def without_targets(count: int) -> tuple[Floats, Floats]:
+    """lacking and wanted_per_s of so many sequences."""
+    return np.full(count, -np.inf), np.zeros(count)
 
 
 class Policy(Protocol):

@@ -18,7 +18,6 @@ from faser.engine.control.speculation.overlap import Frontiers
 from faser.engine.control.speculation.policy import Candidates
 
 _ANSWER_WEIGHT = 0.05  # of the newest answer in the mean answer length
-_LARGEST_WEIGHT = 8.0  # a token of a sequence that misses its target counts at most as much as 8 other tokens
 _SEQUENCES_PER_STEP, _MOST_STEPS_KEPT = 12, 6  # a decision for 12 sequences serves 2 steps, for 60 it serves 6
 _LOOK_UP_STEPS = 4  # that a decision to look up drafts serves, whatever the number of sequences
 _CHANGED = 16  # a decision ends once one sequence in 16 has come or gone
@@ -28,16 +27,17 @@ _CHANGED = 16  # a decision ends once one sequence in 16 has come or gone
 class _Members:
     """What stays the same while the same sequences come in the same order. Arrays: [S], read only.
 
-    ends: number of known tokens from which a draft is useless. targets: seconds per token, 0 without a target;
-    None if no sequence has one.
+    ends: number of known tokens from which a draft is useless. lacking: 0, and -inf of sequences without a target.
+    wanted_per_s: as in DraftingSequences.
     """
 
     sequences: list[Sequence]
     slots: Ints
     caps: Ints
     ends: Ints
-    ones: Floats
-    targets: Floats | None
+    lacking: Floats
+    wanted_per_s: Floats
+    have_targets: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class SpeculationState:
         self._nothing: Ints = np.zeros(num_slots, dtype=np.int64)
         self._most_missing = most_missing
         self._draft_kv: Ints = np.zeros(num_slots, dtype=np.int64)  # tokens in the draft KV cache
-        self._target_s: Floats = np.zeros(num_slots)  # per token; 0: no target
+        self._wanted_per_s: Floats = np.zeros(num_slots)  # tokens, by the target; 0: no target
         self._since_s: Floats = np.zeros(num_slots)  # when decoding began
         self._since_tokens: Ints = np.zeros(num_slots, dtype=np.int64)
         self._announced: Ints = np.zeros(num_slots, dtype=np.int64)  # known tokens at the end; 0: not announced
@@ -123,7 +123,8 @@ class SpeculationState:
         self._num_drafting += bool(self._caps[slot])
         self.num_changes += 1
         self._draft_kv[slot] = 0
-        self._target_s[slot] = (asked.slo.tpot_ms or 0.0) / 1000
+        target_ms = sequence.request.token_target_ms
+        self._wanted_per_s[slot] = 0.0 if target_ms is None else 1000 / target_ms
         self._since_s[slot], self._since_tokens[slot] = sequence.decoding_since
         announced = sequence.request.expected_tokens
         self._announced[slot] = 0 if announced is None else sequence.prompt_len + announced
@@ -191,24 +192,21 @@ class SpeculationState:
         left = np.clip(announced - batch.known, 1, np.maximum(batch.remaining, 1))
         return np.where(announced > 0, left, usual)
 
-    def weights(self, batch: Batch) -> Floats:
-        """[S] worth of a token, read only: 1, or (measured / target)² for a sequence slower than its target.
+    def lacking(self, batch: Batch) -> tuple[Floats, Floats]:
+        """[S] each: DraftingSequences.lacking and wanted_per_s. Read only.
 
-        batch: the one that `batch` returned last. The time per token is measured from the sequence's first call
+        batch: the one that `batch` returned last. The time of a sequence's tokens is measured from its first call
         on, through preemptions: what it waits counts.
-
-        Source: the order of AdaServe (arXiv:2501.12162): first what targets need, then throughput.
         """
-        assert self._members is not None, "weights are those of the last batch"
-        targets, slots, known = self._members.targets, batch.slots, batch.known
-        if targets is None:
-            return self._members.ones
-        now = self._clock.now()
+        members = self._members
+        assert members is not None, "what is lacking is that of the last batch"
+        if not members.have_targets:
+            return members.lacking, members.wanted_per_s
+        slots, known, now = batch.slots, batch.known, self._clock.now()
         fresh = self._since_tokens[slots] == 0
         self._since_s[slots[fresh]], self._since_tokens[slots[fresh]] = now, known[fresh]
         elapsed, tokens = now - self._since_s[slots], known - self._since_tokens[slots]
-        slowness = elapsed / np.maximum(tokens * targets, 1e-9)
-        return np.where((targets > 0) & (tokens > 0), np.clip(slowness * slowness, 1.0, _LARGEST_WEIGHT), 1.0)
+        return members.lacking + (elapsed * members.wanted_per_s - tokens), members.wanted_per_s
 
     def extend_draft_kv(self, slots: Ints, counts: Ints) -> None:
         """The draft KV cache now holds `counts` more tokens of each sequence. [S]; no slot occurs twice."""
@@ -270,14 +268,15 @@ class SpeculationState:
 
     def _gathered(self, sequences: Many[Sequence]) -> _Members:
         slots = np.array([each.held_slot for each in sequences], dtype=np.int64)
-        targets = self._target_s[slots]
+        wanted_per_s = self._wanted_per_s[slots]
         return _Members(
             sequences=[*sequences],
             slots=slots,
             caps=self._caps[slots],
             ends=self._ends[slots],
-            ones=np.ones(len(slots)),
-            targets=targets if np.count_nonzero(targets) else None,
+            lacking=np.where(wanted_per_s > 0, 0.0, -np.inf),
+            wanted_per_s=wanted_per_s,
+            have_targets=bool(np.count_nonzero(wanted_per_s)),
         )
 
 

@@ -422,6 +422,7 @@ def _feed_forward(
 
 def _experts(layer: LayerSpec, weights: ExpertsWeights, scales: Tensor | None = None) -> Experts:
     assert layer.mixture is not None, "weights of experts belong to a mixture"
+    shared = weights.shared
     return Experts(
         router=weights.router,
         gate_up=tuple(each.gate_up for each in weights.experts),
@@ -430,6 +431,7 @@ def _experts(layer: LayerSpec, weights: ExpertsWeights, scales: Tensor | None = 
         renormalise=layer.mixture.renormalise,
         activation=layer.mixture.activation,
         scales=scales,
+        shared=None if shared is None else (shared.gate_up, shared.down),
     )
 
 

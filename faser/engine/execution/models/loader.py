@@ -28,7 +28,7 @@ from faser.engine.execution.models.sources import (
     gguf_rows,
     rounded_rows,
 )
-from faser.engine.execution.models.stacked_experts import StackedExperts
+from faser.engine.execution.models.stacked_experts import StackedSource
 from faser.engine.execution.models.stored_codes import CodeSource
 from faser.engine.execution.models.weights import (
     ByteProgress,
@@ -224,7 +224,7 @@ def _mxfp4_form(
     directory: Path, source: WeightSource, backend: Backend, dtype: torch.dtype, quantization: str | None
 ) -> _Form:
     """The experts as they are stored; all other products are floats."""
-    if not isinstance(source, StackedExperts):
+    if not isinstance(source, StackedSource):
         raise ConfigError(f"{directory} is quantised (mxfp4), which is read of gpt-oss alone")
     if quantization == "none":
         return _Form(source=source)
@@ -276,4 +276,5 @@ def open_source(path: Path) -> WeightSource:
     config = read_model_config(path)
     if config.wrapper is not None:
         source = TextSource(source)
-    return StackedExperts(source) if config.spec.names.stacked_experts else source
+    stacked = config.spec.names.stacked_experts
+    return source if stacked is None else StackedSource(source, stacked)

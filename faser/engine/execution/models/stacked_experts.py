@@ -1,20 +1,19 @@
 """A checkpoint whose tensors have the parts of all experts of a layer: gives them expert by expert.
 
-E experts of F channels, a hidden size of H. Of gpt-oss; rows of gate and up alternate, gate first:
+E experts of F channels, a hidden size of H. In floats, by families/architecture.StackedExperts:
 
-    tensor               floats        MXFP4: _blocks              _scales
-    gate_up_proj         [E, H, 2 F]   [E, 2 F, H / 32, 16] uint8  [E, 2 F, H / 32] uint8
-    down_proj            [E, F, H]     [E, H, F / 32, 16] uint8    [E, H, F / 32] uint8
-    gate_up_proj_bias    [E, 2 F]
-    down_proj_bias       [E, H]
+    tensor               halves         alternating    named in Granite-MoE, in halves
+    gate_up_proj         [E, 2 F, H]    [E, H, 2 F]    input_linear
+    down_proj            [E, H, F]      [E, F, H]      output_linear
 
-In floats, the rows of gate before those of up: of Granite-MoE input_linear [E, 2 F, H], output_linear [E, H, F];
-of Gemma 4 gate_up_proj and down_proj in these shapes.
+Of gpt-oss, whose channels of gate and up alternate, also gate_up_proj_bias [E, 2 F] and down_proj_bias [E, H]; or,
+of a product of K inputs and N outputs in MXFP4, _blocks [E, N, K / 32, 16] uint8 and _scales [E, N, K / 32] uint8.
+Tensors of single experts are given as they are.
 
 A byte of blocks has two neighbours, the first in its low half. A block of MXFP4 in a GGUF file, which is what
 products take, has a scale, then values i and i + 16 in a byte. Knows neither configs nor backends.
 
-Source: transformers, integrations/mxfp4.py and models/gpt_oss.
+Source: transformers, integrations/mxfp4.py, models/gpt_oss and models/qwen3_5_moe.
 """
 
 import re
@@ -24,27 +23,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from faser.engine.checkpoints.families.architecture import StackedExperts
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.low_bit.formats import Bytes
 from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows
 
-_STACKED = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
-_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-_IN_HALVES = re.compile(
-    r"(.*\.block_sparse_moe\.)(input_linear|output_linear)\.weight"
-    r"|(.*\.layers\.\d+\.)experts\.(gate_up_proj|down_proj)"
-)
-_PARTS_IN_HALVES = {"input_linear": ("w1", "w3"), "output_linear": ("w2",)} | _PARTS
+_STACKED = re.compile(r"(.*\.)experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
+_OF_GRANITE = re.compile(r"(.*\.block_sparse_moe\.)(input_linear|output_linear)(\.weight)")
+_PARTS = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "down_proj": ("down_proj",),
+    "input_linear": ("w1", "w3"),
+    "output_linear": ("w2",),
+}
 _GROUP = 32
 _Place = tuple[str, int | None, slice]  # tensor; of which expert, None: it is of none; which of its rows
 
 
-class StackedExperts:
+class StackedSource:
     """A WeightSource over such a checkpoint: `get` dequantises, and `names` are those of single experts."""
 
-    def __init__(self, source: WeightSource) -> None:
+    def __init__(self, source: WeightSource, order: StackedExperts) -> None:
         self._source = source
+        self._alternates = order is StackedExperts.ALTERNATING
         self._stored: dict[str, _Place] = {}
         known = set(source.names())
         for name in source.names():
@@ -63,7 +65,7 @@ class StackedExperts:
         if expert is None:
             return self._source.get(stored)
         found = self._source.get(stored)[expert]
-        return found.T[rows] if found.dim() == 2 and not _IN_HALVES.fullmatch(stored) else found[rows]
+        return found.T[rows] if found.dim() == 2 and self._alternates else found[rows]
 
     def rows(self, name: str) -> LowBitRows | None:
         """A matrix of an expert in blocks of MXFP4; None: it is not stored so.
@@ -88,24 +90,21 @@ class StackedExperts:
 
     def _places(self, name: str) -> Iterator[tuple[str, _Place]]:
         """Names of single experts, and where each lies in a tensor."""
-        if match := _IN_HALVES.fullmatch(name):
-            prefix, kind = (each for each in match.groups() if each is not None)
-            parts = _PARTS_IN_HALVES[kind]
-            count, rows = self._source.get(name).shape[:2]
-            size = rows // len(parts)
-            for expert in range(count):
-                for number, part in enumerate(parts):
-                    place = name, expert, slice(number * size, (number + 1) * size)
-                    yield f"{prefix}experts.{expert}.{part}.weight", place
-            return
-        match = _STACKED.fullmatch(name)
+        match = _STACKED.fullmatch(name) or _OF_GRANITE.fullmatch(name)
         if match is None:
             yield name, (name, None, slice(None))
-        elif match[3] != "_scales":
-            parts, ending = _PARTS[match[2]], "bias" if match[3] == "_bias" else "weight"
-            for expert in range(len(self._source.get(name))):
-                for first, part in enumerate(parts):
-                    yield f"{match[1]}{expert}.{part}.{ending}", (name, expert, slice(first, None, len(parts)))
+            return
+        prefix, whole, ending = match.groups()
+        if ending == "_scales":
+            return
+        shape, parts = self._source.get(name).shape, _PARTS[whole]
+        ending = "bias" if ending == "_bias" else "weight"
+        for expert in range(shape[0]):
+            for number, part in enumerate(parts):
+                size = shape[1] // len(parts)
+                halves = slice(number * size, (number + 1) * size)
+                rows = slice(number, None, len(parts)) if self._alternates else halves
+                yield f"{prefix}experts.{expert}.{part}.{ending}", (name, expert, rows)
 
 
 def scales_of(blocks: str) -> str:

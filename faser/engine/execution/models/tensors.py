@@ -87,7 +87,7 @@ def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     hidden, attention, names = spec.hidden_size, layer.attention, spec.names
     shapes: dict[str, Shape] = {f"{NORM_BEFORE_ATTENTION}.weight": (hidden,)}
     if isinstance(attention, DeltaNetSpec):
-        shapes |= _delta_net_shapes(hidden, attention)
+        shapes |= _delta_net_shapes(spec, attention)
     else:
         shapes |= _attention_shapes(spec, attention)
     if layer.norms_after:
@@ -121,6 +121,11 @@ def _experts_shapes(spec: DecoderSpec, mixture: ExpertsSpec) -> dict[str, Shape]
         shapes |= _product(prefix + gate, size, hidden, bias)
         shapes |= _product(prefix + up, size, hidden, bias)
         shapes |= _product(prefix + down, hidden, size, bias)
+    if mixture.shared_size:
+        shapes |= _product(names.shared_gate, 1, hidden, False)
+        shapes |= _product(names.shared_expert + gate, mixture.shared_size, hidden, False)
+        shapes |= _product(names.shared_expert + up, mixture.shared_size, hidden, False)
+        shapes |= _product(names.shared_expert + down, hidden, mixture.shared_size, False)
     return shapes
 
 
@@ -153,10 +158,13 @@ def kv_products(attention: AttentionSpec) -> str:
     return "kk" if attention.k_eq_v else "kv"
 
 
-def _delta_net_shapes(hidden: int, net: DeltaNetSpec) -> dict[str, Shape]:
-    channels = 2 * net.k_size + net.v_size
-    products = {"in_proj_qkv": channels, "in_proj_z": net.v_size}
-    products |= dict.fromkeys(("in_proj_b", "in_proj_a"), net.num_v_heads)
+def _delta_net_shapes(spec: DecoderSpec, net: DeltaNetSpec) -> dict[str, Shape]:
+    hidden, channels, heads = spec.hidden_size, 2 * net.k_size + net.v_size, net.num_v_heads
+    if spec.names.fused_qkvz:
+        products = {"in_proj_qkvz": channels + net.v_size}
+    else:
+        products = {"in_proj_qkv": channels, "in_proj_z": net.v_size}
+    products |= {"in_proj_ba": 2 * heads} if spec.names.fused_rates else {"in_proj_b": heads, "in_proj_a": heads}
     shapes: dict[str, Shape] = {f"{LINEAR}{name}.weight": (width, hidden) for name, width in products.items()}
     shapes[f"{LINEAR}conv1d.weight"] = (channels, 1, net.kernel)
     shapes |= dict.fromkeys((f"{LINEAR}A_log", f"{LINEAR}dt_bias"), (net.num_v_heads,))
@@ -181,6 +189,19 @@ def head_order(attention: AttentionSpec) -> Ints | None:
     turning, rest = channels[:rotated], channels[rotated:].reshape(2, -1)
     first, second = turning.reshape(-1, 2).T if rope.interleaved else turning.reshape(2, -1)
     return np.concatenate((first, rest[0], second, rest[1]))
+
+
+def parts_in_order(net: DeltaNetSpec, *widths: int) -> Ints:
+    """The rows of a tensor that has several parts key head by key head, part by part.
+
+    widths: rows of a key head in each part. Two heads, two parts, as stored → as returned:
+
+        stored     head 0: part 0, part 1; head 1: part 0, part 1
+        returned   part 0: head 0, head 1; part 1: head 0, head 1
+    """
+    rows = np.arange(net.num_k_heads * sum(widths)).reshape(net.num_k_heads, -1)
+    parts = np.split(rows, np.cumsum(widths)[:-1], axis=1)
+    return np.concatenate([each.reshape(-1) for each in parts])
 
 
 def _product(name: str, rows: int, columns: int, bias: bool) -> dict[str, Shape]:

@@ -66,10 +66,14 @@ class NetworkWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsWeights:
-    """router: in the type of the activations, whatever other weights have. experts: in their order."""
+    """router: in the type of the activations, whatever other weights have. experts: in their order.
+
+    shared: which every row passes, and then the last row of the router is its gate; None: there is none.
+    """
 
     router: PackedLinear
     experts: tuple[NetworkWeights, ...]
+    shared: NetworkWeights | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,11 +249,17 @@ class Packer:
             return mixture(spec)
 
         def mixture(spec: ExpertsSpec) -> ExpertsWeights:
-            router = self._floats(f"{prefix}{names.router}")
-            gate, up, down = names.expert_parts
-            experts = [names.expert.format(number) for number in range(spec.num_experts)]
-            found = (NetworkWeights(gate_up=stack(of + gate, of + up), down=stack(of + down)) for of in experts)
-            return ExpertsWeights(router=router, experts=tuple(found))
+            has_shared = spec.shared_size > 0
+            gates = (names.router, names.shared_gate) if has_shared else (names.router,)
+            return ExpertsWeights(
+                router=self._floats(*(f"{prefix}{name}" for name in gates)),
+                experts=tuple(expert(names.expert.format(number)) for number in range(spec.num_experts)),
+                shared=expert(names.shared_expert) if has_shared else None,
+            )
+
+        def expert(of: str) -> NetworkWeights:
+            gate, up, down = (of + part for part in names.expert_parts)
+            return NetworkWeights(gate_up=stack(gate, up), down=stack(down))
 
         def beside(spec: ExpertsSpec) -> ExpertsBesideWeights:
             norms = (tensors.NORM_BEFORE_EXPERTS, tensors.NORM_AFTER_EXPERTS, tensors.NORM_AFTER_NETWORK)
@@ -273,7 +283,7 @@ class Packer:
         assert post_norm is not None, "every layer normalises before its feed-forward network"
         of_norms: list[Ints | None] = [None, None]
         if isinstance(attention, DeltaNetSpec):
-            qkv = stack(f"{tensors.LINEAR}in_proj_qkv", f"{tensors.LINEAR}in_proj_z")
+            qkv = self._qkvz(f"{prefix}{tensors.LINEAR}", attention, fused=names.fused_qkvz)
             sinks, out = None, f"{tensors.LINEAR}out_proj"
         else:
             order = tensors.head_order(attention)
@@ -292,7 +302,7 @@ class Packer:
             post_norm=post_norm,
             network=network(layer.feed_forward),
             norm_after=norm(names.norm_after_feed_forward) if layer.norms_after else None,
-            delta_net=self._delta_net(prefix) if isinstance(attention, DeltaNetSpec) else None,
+            delta_net=self._delta_net(prefix, layer, spec),
             beside=None if layer.experts is None else beside(layer.experts),
             token_inputs=None if spec.token_inputs is None else of_tokens(),
             scale=float(self.norm(f"{prefix}{tensors.SCALE}")) if layer.scaled else 1.0,
@@ -314,12 +324,27 @@ class Packer:
         queries = (of_queries if order is None else of_queries[:, order]).reshape(-1)
         return self.layer_product(*names, names[0], orders=(queries, keys, None, gates))
 
-    def _delta_net(self, prefix: str) -> DeltaNetWeights:
+    def _qkvz(self, prefix: str, net: DeltaNetSpec, *, fused: bool) -> PackedLinear:
+        if not fused:
+            return self.layer_product(f"{prefix}in_proj_qkv.weight", f"{prefix}in_proj_z.weight")
+        values = net.v_size // net.num_k_heads
+        order = tensors.parts_in_order(net, net.k_head_dim, net.k_head_dim, values, values)
+        return self.layer_product(f"{prefix}in_proj_qkvz.weight", orders=(order,))
+
+    def _rates(self, prefix: str, net: DeltaNetSpec, *, fused: bool) -> PackedLinear:
+        if not fused:
+            return self._floats(f"{prefix}in_proj_b", f"{prefix}in_proj_a")
+        heads = net.num_v_heads // net.num_k_heads
+        order = tensors.parts_in_order(net, heads, heads)
+        return self._pack(self._stacked((f"{prefix}in_proj_ba.weight",), (order,)), None)
+
+    def _delta_net(self, prefix: str, layer: LayerSpec, spec: DecoderSpec) -> DeltaNetWeights | None:
+        if not isinstance(layer.attention, DeltaNetSpec):
+            return None
         prefix = f"{prefix}{tensors.LINEAR}"
         conv = self._stacked((f"{prefix}conv1d.weight",), dtype=torch.float32).to(self._backend.device)
-        rates = [f"{prefix}{name}.weight" for name in ("in_proj_b", "in_proj_a")]
         return DeltaNetWeights(
-            rates=self._pack(self._stacked(rates, (None, None)), None),
+            rates=self._rates(prefix, layer.attention, fused=spec.names.fused_rates),
             conv=conv[:, 0].t().contiguous(),
             decay=-self.norm(f"{prefix}A_log").exp(),
             dt_bias=self.norm(f"{prefix}dt_bias"),
@@ -333,10 +358,12 @@ class Packer:
             norm=self.norm(tensors.TOKEN_NORM),
         )
 
-    def _floats(self, name: str) -> PackedLinear:
-        """A product that no setting quantises, with its bias if the spec has one."""
-        bias = self._stacked((f"{name}.bias",)) if f"{name}.bias" in self._shapes else None
-        return self._pack(self._stacked((f"{name}.weight",)), bias)
+    def _floats(self, *names: str) -> PackedLinear:
+        """A product of the named weights, stacked, that no setting quantises; with biases if the spec has them."""
+        as_stored = (None,) * len(names)
+        biases = [f"{name}.bias" for name in names]
+        bias = self._stacked(biases, as_stored) if biases[0] in self._shapes else None
+        return self._pack(self._stacked([f"{name}.weight" for name in names], as_stored), bias)
 
     def product(self, name: str) -> PackedLinear:
         """The product of a weight outside the layers: without a bias, never quantised to fp8 here."""

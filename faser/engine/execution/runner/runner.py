@@ -161,6 +161,18 @@ class Runner:
         sent, rows, sources = self._step_inputs.send(token_ids, feedback.rows, feedback.sources)
         return sent.index_put((rows,), feedback.pending.tokens[sources].clamp_min(0))
 
+    @torch.inference_mode()
+    def save_state(self, slot: int, snapshot: int, num_tokens: int) -> None:
+        """See StateCache.save. Between forwards."""
+        assert self._states is not None, "the model has no states"
+        self._states.save(slot, snapshot, num_tokens)
+
+    @torch.inference_mode()
+    def restore_state(self, slot: int, snapshot: int) -> None:
+        """See StateCache.restore. Between forwards."""
+        assert self._states is not None, "the model has no states"
+        self._states.restore(slot, snapshot)
+
     def states(self, num_rows: int) -> torch.Tensor:
         """[num_rows, K * H] of the last forward, whose batch captures; the next forward overwrites them."""
         return self._decoder.states[:num_rows]

@@ -3,15 +3,20 @@
 A slot's state begins anew with a sequence whose first row is at position 0, be it a new one or one that was
 preempted; nothing is cleared when a sequence ends. Refused drafts need no message either: the next step's first
 row says how many were accepted. Knows no arithmetic: kernels/interface/delta_net.py says what a backend keeps.
+
+A snapshot is a copy of the state that a slot keeps, which refused rows are never in, so it can be taken between
+any two steps. Which sequence goes on from which snapshot, the control plane decides (control/state_snapshots.py).
 """
 
 from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import CHUNK, StateShape, StateStep, row_counts
+from faser.kernels.interface.delta_net import CHUNK, KeptStates, StateShape, StateStep, row_counts
 from faser.kernels.interface.shapes import RowLayout
 
 Ints = NDArray[np.int64]
@@ -20,10 +25,11 @@ _NOTHING = -1  # of a slot whose state is no sequence's
 
 
 class StateCache:
-    """Owns the states, and of each slot the rows that its last step computed."""
+    """Owns the states, of each slot the rows that its last step computed, and the snapshots."""
 
     def __init__(self, backend: Backend, shape: StateShape) -> None:
         self.states = backend.allocate_states(shape)
+        self._snapshots = Snapshots(self.states, shape)
         self._num_slots = shape.num_slots
         self._most_drafts = shape.most_drafts
         self._known = np.full(shape.num_slots, _NOTHING, dtype=np.int64)  # tokens that no later step takes back
@@ -66,6 +72,16 @@ class StateCache:
         self._computed[slots] = starts + counts
         return slots, num_drafts, np.where(begins, 0, known)
 
+    def save(self, slot: int, snapshot: int, num_tokens: int) -> None:
+        """Copy the state that the slot keeps, which is after num_tokens tokens, into a snapshot."""
+        end = self._known[slot] // CHUNK * CHUNK
+        assert end == num_tokens > 0, f"slot {slot} keeps the state after {end} tokens, not after {num_tokens}"
+        self._snapshots.save(slot, snapshot, num_tokens)
+
+    def restore(self, slot: int, snapshot: int) -> None:
+        """The slot goes on behind the tokens of a snapshot."""
+        self._known[slot] = self._computed[slot] = self._snapshots.restore(slot, snapshot)
+
     def compact(self, step: StateStep, layout: RowLayout) -> StateStep:
         """The same step without the drafts that the layout does not have any more."""
         first_rows, _, counts = row_counts(layout)
@@ -73,3 +89,36 @@ class StateCache:
             self._computed[step.slots] = step.starts + counts
         num_drafts = np.maximum(step.num_drafts - (step.counts - counts), 0)
         return replace(step, counts=counts, num_drafts=num_drafts, first_rows=first_rows)
+
+
+class Snapshots:
+    """Copies of what slots keep. A snapshot holds what was saved to it last."""
+
+    def __init__(self, states: KeptStates, shape: StateShape) -> None:
+        self._num_tokens = [0] * shape.num_snapshots
+        self._layers: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # of slots, then of snapshots
+        for (state, inputs), layer in zip(states.kept(), filter(None, shape.layers), strict=True):
+            saved_state = state.new_empty(shape.num_snapshots, *state.shape[1:])
+            saved_inputs = inputs.new_empty(shape.num_snapshots, layer.kernel - 1, layer.channels)
+            self._layers.append((state, inputs, saved_state, saved_inputs))
+
+    def save(self, slot: int, snapshot: int, num_tokens: int) -> None:
+        """num_tokens: that the slot's state has."""
+        self._num_tokens[snapshot] = num_tokens
+        for state, inputs, saved_state, saved_inputs in self._layers:
+            saved_state[snapshot].copy_(state[slot])
+            saved_inputs[snapshot].copy_(inputs[slot, _last(num_tokens, saved_inputs, inputs)])
+
+    def restore(self, slot: int, snapshot: int) -> int:
+        """How many tokens the slot's state has now."""
+        num_tokens = self._num_tokens[snapshot]
+        for state, inputs, saved_state, saved_inputs in self._layers:
+            state[slot].copy_(saved_state[snapshot])
+            inputs[slot, _last(num_tokens, saved_inputs, inputs)] = saved_inputs[snapshot]
+        return num_tokens
+
+
+def _last(num_tokens: int, saved_inputs: Tensor, inputs: Tensor) -> Tensor:
+    """Where the inputs of the last of num_tokens tokens are among those that a slot keeps."""
+    past = saved_inputs.shape[1]
+    return torch.arange(num_tokens - past, num_tokens, device=inputs.device) % inputs.shape[1]

@@ -38,7 +38,7 @@ from faser.engine.execution.sampling.verify import make_verifier
 from faser.engine.execution.startup.device import check_kernels
 from faser.engine.execution.startup.files import ModelFiles, find_models
 from faser.engine.execution.startup.leader import Ranks
-from faser.engine.execution.startup.memory import kv_shapes, state_bytes, text_index_bytes
+from faser.engine.execution.startup.memory import kv_shapes, state_bytes, state_shape, text_index_bytes
 from faser.engine.execution.startup.models import (
     EngineHead,
     EngineModel,
@@ -96,6 +96,12 @@ class EngineParts:
     @property
     def speculates(self) -> bool:
         return self.config.speculation.policy != "off"
+
+    @property
+    def num_snapshots(self) -> int:
+        """Of recurrent states; 0: none, or the target has no such states."""
+        shape = state_shape(self.config, self.target.files)
+        return 0 if shape is None else shape.num_snapshots
 
     def info(self) -> ModelInfo:
         files, decoder, backend, kv = self.target.files, self.target.decoder, self.target.backend, self.target.kv

@@ -21,6 +21,7 @@ from faser.engine.execution.startup.memory import (
     kv_cache_dtype,
     kv_shapes,
     most_logit_rows,
+    with_snapshot_memory,
 )
 from faser.errors import ConfigError
 from faser.types import ProgressCallback
@@ -57,7 +58,8 @@ def find_models(
 ) -> tuple[EngineConfig, list[ModelFiles]]:
     """The target in directory and what drafts for it, which is fetched first if need be.
 
-    The config that is returned says of what `model` names whether it is a draft model or a head.
+    The config that is returned says of what `model` names whether it is a draft model or a head, and how much
+    memory snapshots of recurrent states take.
     Raises ConfigError or ModelError naming what does not fit; loading would raise the same.
     """
     target = target_files(config, directory)
@@ -68,6 +70,7 @@ def find_models(
         config = _with_kind_of_model(config, named)
         find = head_files if config.speculation.needs_head else draft_model_files
         models.append(find(config, named, target))
+    config = with_snapshot_memory(config, models, target.max_positions)
     if config.kv_cache_memory is not None:
         kv_shapes(config, models, target.max_positions)
     return config, models

@@ -4,7 +4,7 @@ Refuses what does not fit. warm_up.py measures what a GPU has left.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -95,6 +95,13 @@ _TEXT_MOST_BYTES = 256 << 20
 _LOW_BIT_SPAN = 256
 _ROUTING_BYTES = 24
 
+# Snapshots of recurrent states, unless their memory is given: one for so many sequences, and for a few
+# conversations at least. Of a KV cache of given size states and one context come first, and snapshots get a part
+# of the rest.
+_SEQUENCES_A_SNAPSHOT = 4
+_LEAST_SNAPSHOTS = 8
+_SHARE_OF_SNAPSHOTS = 4
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -157,34 +164,67 @@ def experts_bytes(config: EngineConfig, model: CachedModel) -> int:
     """What the kernels for mixtures on a CPU take for the rows of the largest step, and keep; 0: there are none.
 
     For each pair of a row and an expert: its input, as it is and in 8 bits; gate and up, and their product; its
-    result in float32; and where it is among the others. Layers take turns in the same memory.
+    result in float32; and where it is among the others. A shared expert comes before them, in the same memory but
+    for its results. Layers take turns too.
     """
     hidden, value = model.spec.hidden_size, model.dtype.itemsize
 
-    def of_pair(mixture: ExpertsSpec) -> int:
-        quantised = 2 * -(-max(hidden, mixture.size) // _LOW_BIT_SPAN) * _LOW_BIT_SPAN
-        return (value + 4) * hidden + 3 * value * mixture.size + quantised + _ROUTING_BYTES
+    def of_networks(count: int, size: int) -> int:
+        quantised = 2 * -(-max(hidden, size) // _LOW_BIT_SPAN) * _LOW_BIT_SPAN
+        return count * (3 * value * size + quantised)
 
-    largest = (each.top_k * of_pair(each) + 4 * each.num_experts for each in model.spec.mixtures)
-    return config.max_num_batched_tokens * max(largest, default=0)
+    def of_row(mixture: ExpertsSpec) -> int:
+        networks = max(of_networks(mixture.top_k, mixture.size), of_networks(1, mixture.shared_size))
+        pairs = mixture.top_k * ((value + 4) * hidden + _ROUTING_BYTES)
+        shared = 4 * (hidden + 1) if mixture.shared_size else 0
+        return networks + pairs + 4 * mixture.num_experts + shared
+
+    return config.max_num_batched_tokens * max(map(of_row, model.spec.mixtures), default=0)
 
 
 def state_shape(config: EngineConfig, model: CachedModel) -> StateShape | None:
-    """The states of as many sequences as run at once; None: the model has none."""
+    """The states of as many sequences as run at once, and snapshots; None: the model has none."""
     if not model.spec.has_states:
         return None
-    return StateShape(
+    bare = StateShape(
         layers=tuple(None if each is None else delta_shape(each) for each in model.spec.delta_nets),
         num_slots=config.max_num_seqs,
         most_drafts=0 if config.speculation.policy == "off" else config.speculation.cap,
         dtype=model.dtype,
     )
+    return replace(bare, num_snapshots=(config.state_snapshot_memory or 0) // bare.snapshot_bytes)
 
 
 def state_bytes(config: EngineConfig, model: CachedModel) -> int:
-    """Of the states of all sequences; 0: there are none."""
+    """Of the states of all sequences, and of snapshots; 0: there are none."""
     shape = state_shape(config, model)
     return 0 if shape is None else shape.total_bytes
+
+
+def with_snapshot_memory(config: EngineConfig, models: Sequence[CachedModel], max_model_len: int) -> EngineConfig:
+    """The config, which says how much memory snapshots of recurrent states take. models: the target comes first.
+
+    Where it is not given: enough for some, but of a KV cache of given size no more than a quarter of what the
+    states and one context leave. Raises ConfigError for less than one snapshot takes.
+    """
+    shape, given = state_shape(config, models[0]), config.state_snapshot_memory
+    if shape is None or not config.enable_prefix_caching:
+        return replace(config, state_snapshot_memory=0)
+    if given is None:
+        given = max(_LEAST_SNAPSHOTS, config.max_num_seqs // _SEQUENCES_A_SNAPSHOT) * shape.snapshot_bytes
+        if config.kv_cache_memory is not None:
+            some = replace(shape, num_snapshots=1)  # with snapshots a sequence keeps more
+            block_bytes = sum(each.block_bytes for each in cache_shapes(config, models, 1))
+            one_context = -(-max_model_len // config.block_size) * block_bytes
+            taken = some.num_slots * some.slot_bytes + one_context
+            room = max(0, config.kv_cache_memory - taken) // _SHARE_OF_SNAPSHOTS
+            given = min(given, room // shape.snapshot_bytes * shape.snapshot_bytes)
+    elif 0 < given < shape.snapshot_bytes:
+        raise ConfigError(
+            f"--state-snapshot-memory is {show_bytes(given)}; one snapshot of this model's recurrent states takes "
+            f"{show_bytes(shape.snapshot_bytes)}; raise it, or set it to 0, which switches prefix caching off"
+        )
+    return replace(config, state_snapshot_memory=given)
 
 
 def kv_shapes(
@@ -196,9 +236,10 @@ def kv_shapes(
 ) -> list[KvShape]:
     """The KV cache of each model. All have the same blocks, so a block costs its bytes in all of them together.
 
-    They hold at least one whole context, and no more than all sequences can fill. Recurrent states are of the same
-    memory. budget: of a GPU; None: on a CPU, where text_bytes of the same memory go to the index of texts, and
-    experts_bytes to mixtures. Raises ConfigError where the configured memory, or the GPU's, is too small.
+    They hold at least one whole context, and no more than all sequences can fill. Recurrent states and their
+    snapshots are of the same memory. budget: of a GPU; None: on a CPU, where text_bytes of the same memory go to
+    the index of texts, and experts_bytes to mixtures. Raises ConfigError where the configured memory, or the
+    GPU's, is too small.
     """
     states = sum(state_bytes(config, each) for each in models)
     block_bytes = sum(each.block_bytes for each in cache_shapes(config, models, 1))
@@ -222,10 +263,11 @@ def kv_shapes(
 def _check_given(
     config: EngineConfig, needed: int, states: int, max_model_len: int, budget: MemoryBudget | None
 ) -> None:
-    """needed: bytes of one context. states: of the states of all sequences."""
-    given = config.kv_cache_memory or 0
+    """needed: bytes of one context. states: of the states of all sequences, snapshots included."""
+    given, snapshots = config.kv_cache_memory or 0, config.state_snapshot_memory
     if given < needed + states:
         with_states = f", and the states of {config.max_num_seqs} sequences {show_bytes(states)}" if states else ""
+        with_states += f", {show_bytes(snapshots)} of snapshots included" if states and snapshots else ""
         lower = "--max-num-seqs or --max-model-len" if states else "--max-model-len"
         raise ConfigError(
             f"--kv-cache-memory is {show_bytes(given)}; one context of {max_model_len} tokens needs "

@@ -376,10 +376,10 @@ void faser_acceptance_drop(FaserAcceptance* acceptance, int64_t slot) {
 
 void faser_acceptance_learn(FaserAcceptance* acceptance) { acceptance->learn(); }
 
-// How many of each draft's tokens to verify so that worth over seconds is largest. survival: [S, K + 1]; weights,
-// lengths: [S]; seconds: of the step with 0, 1, … draft rows; worth: of the step without. kept: [S]. Returns worth over
-// seconds.
-double faser_best_prefixes(FaserAcceptance* acceptance, int64_t count, Array survival, Array weights, Array lengths,
+// How many of each draft's tokens to verify so that tokens over seconds are largest. survival: [S, K + 1]; least: [S]
+// that are verified in any case, null: none; lengths: [S]; seconds: of the step with 0, 1, … draft rows; worth: tokens of
+// the step without. kept: [S]. Returns tokens over seconds.
+double faser_best_prefixes(FaserAcceptance* acceptance, int64_t count, Array survival, Array least, Array lengths,
                            Array seconds, double worth, Array kept) {
     const int64_t cap = acceptance->a.cap;
     int64_t* found = ints(kept);
@@ -387,10 +387,15 @@ double faser_best_prefixes(FaserAcceptance* acceptance, int64_t count, Array sur
     auto& order = acceptance->order;
     values.resize(count * cap);
     order.clear();
+    double sum = worth;
+    int64_t rows = 0;
     for (int64_t s = 0; s < count; s++) {
-        found[s] = 0;
-        for (int64_t k = 0; k < ints(lengths)[s]; k++) {
-            values[s * cap + k] = reals(survival)[s * (cap + 1) + k + 1] * reals(weights)[s];
+        const double* chances = reals(survival) + s * (cap + 1) + 1;
+        found[s] = least == nullptr ? 0 : ints(least)[s];
+        rows += found[s];
+        for (int64_t k = 0; k < found[s]; k++) sum += chances[k];
+        for (int64_t k = found[s]; k < ints(lengths)[s]; k++) {
+            values[s * cap + k] = chances[k];
             order.push_back(s * cap + k);
         }
     }
@@ -398,11 +403,11 @@ double faser_best_prefixes(FaserAcceptance* acceptance, int64_t count, Array sur
         std::stable_sort(order.begin(), order.end(),
                          [&values](int64_t one, int64_t other) { return values[one] > values[other]; });
     }
-    double best = worth / reals(seconds)[0], sum = worth;
+    double best = sum / reals(seconds)[rows];
     size_t num_best = 0;
     for (size_t i = 0; i < order.size(); i++) {
         sum += values[order[i]];
-        const double rate = sum / reals(seconds)[i + 1];
+        const double rate = sum / reals(seconds)[rows + i + 1];
         if (rate > best) {
             best = rate;
             num_best = i + 1;

@@ -14,7 +14,8 @@ struct FaserNormedLinear {
     float eps;
 };
 
-// E gated networks, of which each row passes top_k. gate_up, down: [E].
+// E gated networks, of which each row passes top_k. gate_up, down: [E]. shared: gate_up and down of one that every row
+// passes, weighed by the sigmoid of the router's last logit, number E; or null.
 struct FaserExperts {
     FaserAnyLinear router;
     const FaserAnyLinear* gate_up;
@@ -23,6 +24,7 @@ struct FaserExperts {
     int32_t renormalise;  // weights of the chosen ones are divided by their sum
     int32_t activation;   // FaserActivation
     const float* scales;  // [E], what the weight of each is multiplied by in the end; or null
+    const FaserAnyLinear* shared;
 };
 
 struct FaserFeedForward {

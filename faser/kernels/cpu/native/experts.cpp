@@ -58,7 +58,7 @@ void route(Pool& pool, const FaserExperts& experts, const float* logits, int64_t
     to.row.resize(pairs);
     pool.run((rows + kRows - 1) / kRows, [&](int64_t piece) {
         for (int64_t row = piece * kRows; row < std::min(rows, (piece + 1) * kRows); row++) {
-            choose(logits + row * experts.num_experts, experts, &to.expert[row * top], &to.weight[row * top]);
+            choose(logits + row * experts.router.columns, experts, &to.expert[row * top], &to.weight[row * top]);
         }
     });
     std::vector<int64_t> next(experts.num_experts + 1);
@@ -74,23 +74,35 @@ void route(Pool& pool, const FaserExperts& experts, const float* logits, int64_t
     }
 }
 
-// hidden[r] += the weighed results of its experts, given [P, H], rounded once.
+// What the shared expert gives, [R, H] or null, and the logit of its weight for row 0; those of rows are `stride`
+// apart.
+struct Shared {
+    const float* given;
+    const float* gate;
+    int64_t stride;
+};
+
+// hidden[r] += the weighed results of its experts, given [P, H], then of the shared one; rounded once.
 template <class T>
-void combine(Pool& pool, const Routing& routing, int64_t top, const float* given, int64_t width, int64_t rows,
-             T* hidden) {
+void combine(Pool& pool, const Routing& routing, int64_t top, const float* given, const Shared& shared, int64_t width,
+             int64_t rows, T* hidden) {
     pool.run(rows, [&](int64_t row) {
         T* to = hidden + row * width;
         const int64_t* at = &routing.sorted[row * top];
         const float* weights = &routing.weight[row * top];
+        const float* more = shared.given ? shared.given + row * width : nullptr;
+        const float share = more ? 1 / (1 + std::exp(-shared.gate[row * shared.stride])) : 0;
         int64_t i = 0;
         for (; i + kLanes <= width; i += kLanes) {
             vf total = {};
             for (int64_t k = 0; k < top; k++) total = fma(splat(weights[k]), load(given + at[k] * width + i), total);
+            if (more) total = fma(splat(share), load(more + i), total);
             store(to + i, load(to + i) + total);
         }
         for (; i < width; i++) {
             float total = 0;
             for (int64_t k = 0; k < top; k++) total = std::fma(weights[k], given[at[k] * width + i], total);
+            if (more) total = std::fma(share, more[i], total);
             narrow(widen(to[i]) + total, to + i);
         }
     });
@@ -113,12 +125,29 @@ void faser_experts(Pool* pool, const FaserExperts* experts, const void* x, const
     static thread_local Routing own_routing;
     Routing& routing = own_routing;  // other threads read that of this one
     static thread_local std::vector<char> logit_memory, gathered_memory, gate_memory, inner_memory, given_memory;
+    static thread_local std::vector<char> shared_memory;
     const int64_t value = dtype == kFloat32 ? 4 : 2, width = experts->router.depth, pairs = rows * experts->top_k;
-    const int64_t inner = experts->down[0].depth;
-    float* logits = (float*)grown(logit_memory, rows * experts->num_experts * 4);
+    const int64_t num_logits = experts->router.columns;
+    float* logits = (float*)grown(logit_memory, rows * num_logits * 4);
     const FaserGroup all{0, 0, rows};
-    faser_grouped_linear(pool, &experts->router, &all, 1, routed_by, width, dtype, rows, logits, experts->num_experts,
-                         kFloat32);
+    faser_grouped_linear(pool, &experts->router, &all, 1, routed_by, width, dtype, rows, logits, num_logits, kFloat32);
+    // to [count, H] = what the networks of these groups give for from [count, H].
+    auto networks = [&](const FaserAnyLinear* gate_up_of, const FaserAnyLinear* down_of, const FaserGroup* groups,
+                        int64_t num_groups, const void* from, int64_t count, float* to) {
+        const int64_t inner = down_of->depth;
+        char* gate_up = grown(gate_memory, count * 2 * inner * value);
+        faser_grouped_linear(pool, gate_up_of, groups, num_groups, from, width, dtype, count, gate_up, 2 * inner,
+                             dtype);
+        char* gated = grown(inner_memory, count * inner * value);
+        faser_gate(pool, gate_up, 2 * inner, count, inner, gated, inner, dtype, experts->activation);
+        faser_grouped_linear(pool, down_of, groups, num_groups, gated, inner, dtype, count, to, width, kFloat32);
+    };
+    Shared shared{nullptr, logits + num_logits - 1, num_logits};
+    if (experts->shared) {
+        float* given = (float*)grown(shared_memory, rows * width * 4);
+        networks(&experts->shared[0], &experts->shared[1], &all, 1, x, rows, given);
+        shared.given = given;
+    }
     route(*pool, *experts, logits, rows, routing);
     char* gathered = grown(gathered_memory, pairs * width * value);
     pool->run((pairs + kRows - 1) / kRows, [&](int64_t piece) {
@@ -126,18 +155,13 @@ void faser_experts(Pool* pool, const FaserExperts* experts, const void* x, const
             std::memcpy(gathered + i * width * value, (const char*)x + routing.row[i] * width * value, width * value);
         }
     });
-    char* gate_up = grown(gate_memory, pairs * 2 * inner * value);
-    const FaserGroup* groups = routing.groups.data();
     const int64_t count = int64_t(routing.groups.size());
-    faser_grouped_linear(pool, experts->gate_up, groups, count, gathered, width, dtype, pairs, gate_up, 2 * inner, dtype);
-    char* gated = grown(inner_memory, pairs * inner * value);
-    faser_gate(pool, gate_up, 2 * inner, pairs, inner, gated, inner, dtype, experts->activation);
     float* given = (float*)grown(given_memory, pairs * width * 4);
-    faser_grouped_linear(pool, experts->down, groups, count, gated, inner, dtype, pairs, given, width, kFloat32);
+    networks(experts->gate_up, experts->down, routing.groups.data(), count, gathered, pairs, given);
     if (dtype == kFloat32) {
-        combine(*pool, routing, experts->top_k, given, width, rows, (float*)hidden);
+        combine(*pool, routing, experts->top_k, given, shared, width, rows, (float*)hidden);
     } else {
-        combine(*pool, routing, experts->top_k, given, width, rows, (bf16*)hidden);
+        combine(*pool, routing, experts->top_k, given, shared, width, rows, (bf16*)hidden);
     }
     pool->experts_read += count;
 }

@@ -252,6 +252,7 @@ class FlashInferBackend:
     def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
         """See Backend. Raises ConfigError for weights in 8 bits."""
         assert routed_by is None, "the loader refuses models whose routers see something else"
+        assert block.shared is None, "the loader refuses delta nets, which all models with a shared expert have"
         if self._experts_read is None:
             self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
         run = self._experts.get(block)

@@ -60,24 +60,72 @@ class MemoryForm(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFactors:
+    """Scales or minimums of rows, one for each group.
+
+    values: [N, K / group]. halves: [N, K / 256], half floats that multiply those values, which are integers then;
+    or None.
+    """
+
+    values: Floats
+    halves: Floats | None = None
+
+    @property
+    def products(self) -> Floats:
+        """[N, K / group], exactly."""
+        if self.halves is None:
+            return self.values
+        return self.values * self.halves.repeat(self.values.shape[1] // self.halves.shape[1], 1)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.values.nbytes + (0 if self.halves is None else self.halves.nbytes)
+
+    def of_rows(self, count: int) -> "GroupFactors":
+        """Those of consecutive blocks, as factors of `count` rows."""
+        halves = None if self.halves is None else self.halves.reshape(count, -1)
+        return GroupFactors(values=self.values.reshape(count, -1), halves=halves)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "GroupFactors":
+        return GroupFactors(values=self.values[rows], halves=None if self.halves is None else self.halves[rows])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedRows:
-    """codes: [N, K] uint8. scales: [N, K / group]. minimums: the same, or None. A weight is dequantised()."""
+    """codes: [N, K] uint8. A weight is dequantised()."""
 
     codes: Bytes
     zero_point: int
-    scales: Floats
-    minimums: Floats | None
+    scales: GroupFactors
+    minimums: GroupFactors | None
 
     @property
     def group(self) -> int:
         """Consecutive values of a row that share a scale."""
-        return int(self.codes.shape[1] // self.scales.shape[1])
+        return int(self.codes.shape[1] // self.scales.values.shape[1])
+
+    @property
+    def num_bytes(self) -> int:
+        minimums = 0 if self.minimums is None else self.minimums.num_bytes
+        return self.codes.nbytes + self.scales.num_bytes + minimums
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "DecodedRows":
+        return DecodedRows(
+            codes=self.codes[rows],
+            zero_point=self.zero_point,
+            scales=self.scales.take(rows),
+            minimums=None if self.minimums is None else self.minimums.take(rows),
+        )
 
     def dequantised(self) -> Floats:
         """[N, K]: every weight, the sum with its minimum rounded once."""
-        scales = self.scales.repeat(self.group, 1)
+        scales = self.scales.products.repeat(self.group, 1)
         values = (self.codes.astype(np.float32) - np.float32(self.zero_point)) * scales
-        return values if self.minimums is None else values + self.minimums.repeat(self.group, 1)
+        return values if self.minimums is None else values + self.minimums.products.repeat(self.group, 1)
+
+
+# Of blocks [B, num_bytes]: codes [B, values], scales and minimums, a row for each block.
+DecodedBlocks = tuple[Bytes, GroupFactors, GroupFactors | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +140,7 @@ class BlockFormat:
     zero_point: int
     has_superblocks: bool
     has_minimums: bool
-    # blocks [B, num_bytes] → codes [B, values], scales and minimums [B, groups]
-    read: Callable[[Bytes], tuple[Bytes, Floats, Floats | None]]
+    read: Callable[[Bytes], DecodedBlocks]
 
     def decode(self, rows: Bytes) -> DecodedRows:
         """rows: [N, bytes of a row]."""
@@ -102,14 +149,19 @@ class BlockFormat:
         return DecodedRows(
             codes=codes.reshape(count, -1),
             zero_point=self.zero_point,
-            scales=scales.reshape(count, -1),
-            minimums=None if minimums is None else minimums.reshape(count, -1),
+            scales=scales.of_rows(count),
+            minimums=None if minimums is None else minimums.of_rows(count),
         )
 
 
 def _halves(blocks: Bytes, at: int) -> Floats:
     """[B, 1]: the half float at a byte of every block."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _one_each(blocks: Bytes, at: int) -> GroupFactors:
+    """Of blocks with one group: the half float at a byte."""
+    return GroupFactors(values=_halves(blocks, at))
 
 
 def _nibbles(halves: Bytes, together: int) -> Bytes:
@@ -129,25 +181,25 @@ def _fifth_bits(words: Bytes) -> Bytes:
     return np.unpackbits(words, axis=1, bitorder="little") << np.uint8(4)
 
 
-def _q4_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
-    return _nibbles(blocks[:, 2:], 16), _halves(blocks, 0), None
+def _q4_0(blocks: Bytes) -> DecodedBlocks:
+    return _nibbles(blocks[:, 2:], 16), _one_each(blocks, 0), None
 
 
-def _q4_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    return _nibbles(blocks[:, 4:], 16), _halves(blocks, 0), _halves(blocks, 2)
+def _q4_1(blocks: Bytes) -> DecodedBlocks:
+    return _nibbles(blocks[:, 4:], 16), _one_each(blocks, 0), _one_each(blocks, 2)
 
 
-def _q5_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
-    return _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks[:, 2:6]), _halves(blocks, 0), None
+def _q5_0(blocks: Bytes) -> DecodedBlocks:
+    return _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks[:, 2:6]), _one_each(blocks, 0), None
 
 
-def _q5_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+def _q5_1(blocks: Bytes) -> DecodedBlocks:
     codes = _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks[:, 4:8])
-    return codes, _halves(blocks, 0), _halves(blocks, 2)
+    return codes, _one_each(blocks, 0), _one_each(blocks, 2)
 
 
-def _q8_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
-    return blocks[:, 2:] ^ np.uint8(_SIGNED), _halves(blocks, 0), None
+def _q8_0(blocks: Bytes) -> DecodedBlocks:
+    return blocks[:, 2:] ^ np.uint8(_SIGNED), _one_each(blocks, 0), None
 
 
 def _six_bits(packed: Bytes) -> tuple[Floats, Floats]:
@@ -158,47 +210,48 @@ def _six_bits(packed: Bytes) -> tuple[Floats, Floats]:
     return scales.astype(np.float32), minimums.astype(np.float32)
 
 
-def _k_factors(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Scales and minimums [B, 8] of Q4_K and Q5_K. Products of 11 and 6 bits: exact."""
+def _k_factors(blocks: Bytes) -> tuple[GroupFactors, GroupFactors]:
+    """Scales and minimums of Q4_K and Q5_K. The formats subtract their minimums."""
     scales, minimums = _six_bits(blocks[:, 4:16])
-    return scales * _halves(blocks, 0), minimums * -_halves(blocks, 2)
+    lowering = -_halves(blocks, 2)
+    return GroupFactors(values=scales, halves=_halves(blocks, 0)), GroupFactors(values=minimums, halves=lowering)
 
 
-def _q4_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+def _q4_k(blocks: Bytes) -> DecodedBlocks:
     return _nibbles(blocks[:, 16:], 32), *_k_factors(blocks)
 
 
-def _q5_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+def _q5_k(blocks: Bytes) -> DecodedBlocks:
     fifth = _bits(blocks[:, 16:48], 1, range(8)) << np.uint8(4)
     return _nibbles(blocks[:, 48:], 32) | fifth, *_k_factors(blocks)
 
 
-def _q6_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+def _q6_k(blocks: Bytes) -> DecodedBlocks:
     upper = _bits(blocks[:, 128:192].reshape(-1, 2, 32), 2, (0, 2, 4, 6)) << np.uint8(4)
-    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * _halves(blocks, 208)
-    return _nibbles(blocks[:, :128], 64) | upper, scales, None
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return _nibbles(blocks[:, :128], 64) | upper, GroupFactors(values=scales, halves=_halves(blocks, 208)), None
 
 
 def _named(nibbles: Bytes) -> Bytes:
     return np.array([value + _SIGNED for value in _IQ4_VALUES], np.uint8)[nibbles]
 
 
-def _iq4_nl(blocks: Bytes) -> tuple[Bytes, Floats, None]:
-    return _named(_nibbles(blocks[:, 2:], 16)), _halves(blocks, 0), None
+def _iq4_nl(blocks: Bytes) -> DecodedBlocks:
+    return _named(_nibbles(blocks[:, 2:], 16)), _one_each(blocks, 0), None
 
 
-def _iq4_xs(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+def _iq4_xs(blocks: Bytes) -> DecodedBlocks:
     upper = _bits(blocks[:, 2:4, None], 2, (0, 2, 4, 6)) << np.uint8(4)
     scales = (_bits(blocks[:, 4:8, None], 4, (0, 4)) | upper).astype(np.float32) - np.float32(32)
-    return _named(_nibbles(blocks[:, 8:], 16)), scales * _halves(blocks, 0), None
+    return _named(_nibbles(blocks[:, 8:], 16)), GroupFactors(values=scales, halves=_halves(blocks, 0)), None
 
 
-def _mxfp4(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+def _mxfp4(blocks: Bytes) -> DecodedBlocks:
     """The byte 255, which is no number in E8M0, scales by infinity."""
     codes = np.array([value + _FLOAT4_ZERO for value in _FLOAT4_VALUES], np.uint8)
     exponents = blocks[:, :1].astype(np.uint32)
     twice = np.where(exponents == 0, np.uint32(0x00400000), exponents << np.uint32(23)).view(np.float32)
-    return codes[_nibbles(blocks[:, 1:], 16)], twice * np.float32(0.5), None
+    return codes[_nibbles(blocks[:, 1:], 16)], GroupFactors(values=twice * np.float32(0.5)), None
 
 
 def _format(
@@ -207,7 +260,7 @@ def _format(
     size: tuple[int, int],
     form: MemoryForm,
     zero_point: int,
-    read: Callable[[Bytes], tuple[Bytes, Floats, Floats | None]],
+    read: Callable[[Bytes], DecodedBlocks],
     *,
     has_minimums: bool = False,
 ) -> BlockFormat:

@@ -13,6 +13,23 @@ this order, in float32; x += y * z is one operation, rounded once (a fused multi
         out += t * partial
     out += bias; out += residual; rounded once to the type of out
 
+In formats with superblocks of 256 values s and m are small integers times half floats S and M of the superblock.
+There a stretch is one integer, and S and M multiply once:
+
+    for each superblock
+        scaled = 0; lowered = 0
+        for each stretch of the superblock
+            scaled += t * sum over its g of s[n, g] * sum over k in g of (c[n, k] - z) * x'[r, k]
+        for each group g of the superblock, in order
+            lowered += m[n, g] * (t * sum over k in g of x'[r, k])                    t * sum: rounded
+        out += S[n] * scaled
+        out += M[n] * lowered                                                         if the format has minimums
+
+The integer is exact, then rounded once to float32. It is below 2^25: of 64 values, 63 * 15 * 127 * 64 (Q4_K),
+63 * 31 * 127 * 64 (Q5_K), 128 * 32 * 127 * 64 (Q6_K), 32 * 127 * 127 * 64 (IQ4_XS). Of 32 values it is below 2^24,
+which float32 holds. Integer scales within a superblock are those of ggml's products of K formats with Q8_K
+(ggml-org/llama.cpp, ggml-cpu/quants.c), whose activations have one scale for 256 values.
+
 So a row's result depends neither on the other rows nor on threads, tiles or the CPU: the native kernels give these
 bits on every instruction set.
 
@@ -21,6 +38,7 @@ with x by no more than the sum over k of |w| t / 2 besides float32's roundings. 
 error of their own: what a file stores is what is computed with.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,8 +73,7 @@ class DecodedLowBit:
     @property
     def num_bytes(self) -> int:
         """Of codes, scales and minimums as they are kept here, and of the bias."""
-        arrays = [each for part in self.parts for each in (part.codes, part.scales, part.minimums)]
-        return sum(each.nbytes for each in (*arrays, self.bias) if each is not None)
+        return sum(part.num_bytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
     def linear(self, x: Tensor, out: Tensor, residual: Tensor | None) -> Tensor:
         """See Backend.linear. A row of x with an infinity or a NaN gets no finite product."""
@@ -78,13 +95,7 @@ class DecodedLowBit:
         first = 0
         for part in self.parts:
             mine = (ids >= first) & (ids < first + len(part.codes))
-            wanted = (ids[mine] - first).numpy()
-            rows = DecodedRows(
-                codes=part.codes[wanted],
-                zero_point=part.zero_point,
-                scales=part.scales[wanted],
-                minimums=None if part.minimums is None else part.minimums[wanted],
-            )
+            rows = part.take((ids[mine] - first).numpy())
             out[mine.to(out.device)] = torch.from_numpy(rows.dequantised()).to(out)
             first += len(part.codes)
         if self.order is not None:
@@ -120,20 +131,56 @@ def quantise_activations(x: Floats) -> QuantisedActivations:
 
 def _product(rows: QuantisedActivations, weight: DecodedRows) -> Floats:
     """[R, N]: one part's columns."""
-    (count, depth), group = rows.values.shape, weight.group
-    out = np.zeros((count, len(weight.codes)), np.float32)
+    return _of_groups(rows, weight) if weight.scales.halves is None else _of_superblocks(rows, weight)
+
+
+def _of_groups(rows: QuantisedActivations, weight: DecodedRows) -> Floats:
+    depth, group, minimums = rows.values.shape[1], weight.group, weight.minimums
+    out = np.zeros((len(rows.values), len(weight.codes)), np.float32)
     partial = np.zeros_like(out)
-    signed = weight.codes.astype(np.int32) - weight.zero_point
-    values = rows.values.astype(np.int32)
-    for number, first in enumerate(range(0, depth, group)):
-        x, codes = values[:, first : first + group], signed[:, first : first + group]
-        partial = fused(weight.scales[:, number], (x @ codes.T).astype(np.float32), partial)
-        if weight.minimums is not None:
-            partial = fused(weight.minimums[:, number], x.sum(1, keepdims=True).astype(np.float32), partial)
-        if (first + group) % STRETCH == 0 or first + group == depth:
-            out = fused(rows.scales[:, first // STRETCH, None], partial, out)
+    for number, (dots, sums) in enumerate(_integer_sums(rows, weight)):
+        partial = fused(weight.scales.values[:, number], dots.astype(np.float32), partial)
+        if minimums is not None:
+            partial = fused(minimums.values[:, number], sums.astype(np.float32), partial)
+        end = (number + 1) * group
+        if end % STRETCH == 0 or end == depth:
+            out = fused(rows.scales[:, (end - 1) // STRETCH, None], partial, out)
             partial = np.zeros_like(out)
     return out
+
+
+def _of_superblocks(rows: QuantisedActivations, weight: DecodedRows) -> Floats:
+    scales, minimums = weight.scales, weight.minimums
+    assert scales.halves is not None
+    integers = scales.values.astype(np.int32)
+    groups, in_stretch = integers.shape[1] // scales.halves.shape[1], STRETCH // weight.group
+    out = np.zeros((len(rows.values), len(weight.codes)), np.float32)
+    scaled, lowered, integer = np.zeros_like(out), np.zeros_like(out), np.zeros(out.shape, np.int32)
+    for number, (dots, sums) in enumerate(_integer_sums(rows, weight)):
+        stretch_scales = rows.scales[:, number // in_stretch, None]
+        integer += integers[:, number] * dots
+        if (number + 1) % in_stretch == 0:
+            scaled = fused(stretch_scales, integer.astype(np.float32), scaled)
+            integer = np.zeros_like(integer)
+        if minimums is not None:
+            lowered = fused(minimums.values[:, number], stretch_scales * sums.astype(np.float32), lowered)
+        if (number + 1) % groups == 0:
+            out = fused(scales.halves[:, number // groups], scaled, out)
+            if minimums is not None and minimums.halves is not None:
+                out = fused(minimums.halves[:, number // groups], lowered, out)
+            scaled, lowered = np.zeros_like(out), np.zeros_like(out)
+    return out
+
+
+Integers = npt.NDArray[np.int32]
+
+
+def _integer_sums(rows: QuantisedActivations, weight: DecodedRows) -> Iterator[tuple[Integers, Integers]]:
+    """Of each group: products of activations and codes less the zero point [R, N], and activations [R, 1]."""
+    values, codes = rows.values.astype(np.int32), weight.codes.astype(np.int32) - weight.zero_point
+    for first in range(0, values.shape[1], weight.group):
+        x = values[:, first : first + weight.group]
+        yield x @ codes[:, first : first + weight.group].T, x.sum(1, np.int32, keepdims=True)
 
 
 def fused(a: Floats, b: Floats, c: Floats) -> Floats:

@@ -27,7 +27,15 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.interface.low_bit.formats import FORMATS, BlockFormat, Bytes, DecodedRows, Floats, MemoryForm
+from faser.kernels.interface.low_bit.formats import (
+    FORMATS,
+    BlockFormat,
+    Bytes,
+    DecodedRows,
+    Floats,
+    GroupFactors,
+    MemoryForm,
+)
 
 MULTIPLIED = 32  # values that one integer sum of a product covers
 SPAN = 256  # values that a scale in memory covers at most
@@ -110,8 +118,9 @@ class GroupRows:
     def decode(self) -> DecodedRows:
         """In groups of 32: what products compute with."""
 
-        def spread(factors: Floats) -> Floats:
-            return factors.repeat(self.group_size // MULTIPLIED, 1)[:, : self.depth // MULTIPLIED]
+        def spread(factors: Floats) -> GroupFactors:
+            values = factors.repeat(self.group_size // MULTIPLIED, 1)[:, : self.depth // MULTIPLIED]
+            return GroupFactors(values=values)
 
         return DecodedRows(
             codes=self.codes,

@@ -186,6 +186,8 @@ def convert(
     changed: bool = True,
     extra: dict[str, Array] | None = None,
     num_drafting: int = 0,
+    delta_heads: str | None = None,
+    legacy: bool = False,
 ) -> None:
     """Write a checkpoint of the hub as llama.cpp's converter does.
 
@@ -193,6 +195,8 @@ def convert(
     gguf library, which the converter uses as well. experts: of their matrices; None: as the others.
     changed: rows are put into llama.cpp's order, and one is added to norms, where the converter does so.
     extra: more tensors under GGUF names. num_drafting: layers that draft, which the config counts.
+    delta_heads: the order of value heads of delta nets, tiled or grouped; None: that of the architecture.
+    legacy: queries, keys, values and z of Qwen3-Next's delta nets stay in one tensor, as in older files.
     """
     writer = GGUFWriter(path, architecture)
     if num_drafting:
@@ -206,8 +210,10 @@ def convert(
     kind = next(each for each, name in MODEL_ARCH_NAMES.items() if name == architecture)
     names = get_tensor_name_map(kind, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    if changed and architecture == "qwen35":
-        weights = _as_qwen35(weights, config)
+    if changed and architecture in _DELTA_HEADS:
+        weights = _split_by_part(weights, config, qkvz=not legacy)
+        tiled = (delta_heads or _DELTA_HEADS[architecture]) == "tiled"
+        weights = _with_delta_nets(weights, config, tiled=tiled)
     if architecture == "gemma4":
         weights = _as_gemma4(weights)
     for name, values in _stacked_experts(weights).items():
@@ -216,13 +222,14 @@ def convert(
             values = permute(values, heads[part]) if part in heads else values
         if changed and architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + np.float32(1)
+        values = values[0] if name.endswith("shared_expert_gate.weight") else values
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         for of_hub, of_file in (("router.scale", "ffn_gate_inp"), ("router.per_expert_scale", "ffn_down_exps")):
             if name.endswith(of_hub):
                 stored = f"blk.{name.split('.')[2]}.{of_file}.scale"
         assert stored is not None, f"the gguf library has no name for {name}"
         stored += ".weight" if name.endswith(".sinks") else ""
-        unquantised = name.endswith(("bias", "conv1d.weight"))
+        unquantised = name.endswith(("bias", "conv1d.weight", "mlp.gate.weight"))
         kept = experts or quantization if values.ndim == 3 else quantization
         kept = GGMLQuantizationType.F32 if values.ndim == 1 or unquantised else kept
         writer.add_tensor(stored, quants.quantize(values, kept), raw_dtype=kept)
@@ -232,14 +239,39 @@ def convert(
     writer.close()
 
 
-def _as_qwen35(weights: dict[str, Array], config: dict[str, Any]) -> dict[str, Array]:
-    """Value heads in tiles: the first one of each key head, then the second ones, and so on.
+_DELTA_HEADS = {"qwen35": "tiled", "qwen35moe": "tiled", "qwen3next": "grouped"}
+
+
+def _split_by_part(weights: dict[str, Array], config: dict[str, Any], *, qkvz: bool) -> dict[str, Array]:
+    """Queries, keys and values of all key heads in one tensor, and z in another, in place of in_proj_qkvz."""
+    heads = config["linear_num_key_heads"]
+    of_keys = config["linear_key_head_dim"]
+    of_values = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
+    found: dict[str, Array] = {}
+    for name, values in weights.items():
+        if not qkvz or not name.endswith("in_proj_qkvz.weight"):
+            found[name] = values
+            continue
+        parts: list[list[Array]] = [[], [], [], []]
+        row = 0
+        for _ in range(heads):
+            for part, count in zip(parts, (of_keys, of_keys, of_values, of_values), strict=True):
+                part.append(values[row : row + count])
+                row += count
+        q, k, v, z = (np.concatenate(part) for part in parts)
+        found[name.replace("qkvz", "qkv")] = np.concatenate((q, k, v))
+        found[name.replace("qkvz", "z")] = z
+    return found
+
+
+def _with_delta_nets(weights: dict[str, Array], config: dict[str, Any], *, tiled: bool) -> dict[str, Array]:
+    """tiled: the first value head of each key head, then the second ones, and so on.
 
     One is added to all norms but that of delta nets; A itself in place of its logarithm; no axis of one.
     """
     k_heads, v_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     width, keys = config["linear_value_head_dim"], 2 * k_heads * config["linear_key_head_dim"]
-    heads = np.arange(v_heads).reshape(k_heads, -1).T.reshape(-1)
+    heads = np.arange(v_heads).reshape(k_heads, -1).T.reshape(-1) if tiled else np.arange(v_heads)
     channels = (heads[:, None] * width + np.arange(width)).reshape(-1)
     behind_keys = np.concatenate((np.arange(keys), keys + channels))
     found: dict[str, Array] = {}
@@ -295,7 +327,8 @@ def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if "per_layer_config" in config:  # of Gemma 4, which has keys of its own
         return
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if "intermediate_size" in config:
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     if head_dim := config.get("head_dim"):
         writer.add_key_length(head_dim)
@@ -308,7 +341,7 @@ def _add_rope(writer: GGUFWriter, config: dict[str, Any], architecture: str) -> 
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if architecture != "gemma2":
         writer.add_rope_freq_base(rope["rope_theta"])
-    if architecture in ("phi3", "glm4", "qwen35", "granite", "granitemoe", "mistral3"):
+    if architecture in ("phi3", "glm4", *_DELTA_HEADS, "granite", "granitemoe", "mistral3"):
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if "sliding_attention" in given and given["sliding_attention"]["rope_theta"] != 10_000.0:
         writer.add_rope_freq_base_swa(given["sliding_attention"]["rope_theta"])
@@ -365,7 +398,11 @@ def _add_own_keys(writer: GGUFWriter, config: dict[str, Any], architecture: str)
             writer.add_sliding_window(config["sliding_window"])
         case "olmoe":
             _add_experts(writer, config)
-        case "qwen35":
+        case "qwen35" | "qwen35moe" | "qwen3next":
+            if architecture != "qwen35":
+                _add_experts(writer, config)
+                writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+                writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
             v_heads = config["linear_num_value_heads"]
             writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
             writer.add_ssm_state_size(config["linear_key_head_dim"])

@@ -26,7 +26,7 @@ from faser.engine.checkpoints.gguf.families import ARCHITECTURES
 from faser.engine.execution.models.loader import open_source
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import Array, convert, write_gguf
-from tests.engine.checkpoints.test_families import CASES, VOCAB_SIZE, edited, make_oracle
+from tests.engine.checkpoints.test_families import CASES, VOCAB_SIZE, Oracle, edited, make_oracle
 from tests.engine.execution.models.paged import load, prompt
 
 # A case of the families, the architecture of its GGUF file, and fields that a GGUF file cannot state otherwise.
@@ -119,36 +119,75 @@ def test_converted_weights_are_those_of_the_checkpoint(name: str, architecture: 
         np.testing.assert_allclose(source.get(tensor).numpy(), expected, rtol=0, atol=1.2e-7 if rounded else 0.0)
 
 
+# Cases with delta nets, and the architectures of their files.
+DELTA_NETS = [("qwen3.5", "qwen35"), ("qwen3.5-moe", "qwen35moe"), ("qwen3-next", "qwen3next")]
+
+
+def converted(case: str, architecture: str, folder: Path, **options: Any) -> Oracle:
+    """The oracle of a case with delta nets, and model.gguf next to its files. options: of convert."""
+    oracle = make_oracle(next(each for each in CASES if each.name == case), folder)
+    config = json.loads((folder / "config.json").read_text())
+    if architecture == "qwen35moe":
+        config.pop("intermediate_size")  # the converter finds none in checkpoints
+    config["num_hidden_layers"] += options.get("num_drafting", 0)
+    source = open_source(folder)
+    weights = {each: np.ascontiguousarray(source.get(each).numpy()) for each in source.names()}
+    if config["tie_word_embeddings"]:
+        weights.pop("lm_head.weight", None)
+    convert(config, weights, folder / "model.gguf", architecture, **options)
+    return oracle
+
+
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])
-@pytest.mark.parametrize("drafts", [False, True])
-def test_a_file_of_qwen35_is_the_same_model_with_its_value_heads_in_tiles(
-    kind: GGMLQuantizationType, drafts: bool, tmp_path: Path
+@pytest.mark.parametrize("name, architecture", DELTA_NETS)
+def test_a_file_with_delta_nets_is_the_same_model(
+    name: str, architecture: str, kind: GGMLQuantizationType, tmp_path: Path
 ) -> None:
-    """drafts: with a layer more, which drafts and is not read."""
-    oracle = make_oracle(next(case for case in CASES if case.name == "qwen3.5"), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    source = open_source(tmp_path)
-    weights = {each: source.get(each).numpy() for each in source.names() if each != "lm_head.weight"}
-    more: dict[str, Array] = {}
-    if drafts:
-        more = {f"blk.{config['num_hidden_layers']}.nextn.eh_proj.weight": np.zeros((64, 128), np.float32)}
-        config["num_hidden_layers"] += 1
-    convert(
-        config, weights, tmp_path / "m.gguf", "qwen35", quantization=kind, extra=more, num_drafting=int(drafts)
-    )
-    found, expected = (read_model_config(each).spec for each in (tmp_path / "m.gguf", tmp_path))
-    tiled = [
-        replace(each, attention=replace(each.attention, tiled=True))
+    """But for the order of value heads, and of parts of a product."""
+    oracle = converted(name, architecture, tmp_path, quantization=kind)
+    found, expected = (read_model_config(each).spec for each in (tmp_path / "model.gguf", tmp_path))
+    tiled = architecture != "qwen3next"
+    layers = [
+        replace(each, attention=replace(each.attention, tiled=tiled))
         if isinstance(each.attention, DeltaNetSpec)
         else each
         for each in expected.layers
     ]
-    assert found == replace(expected, layers=tuple(tiled))
-    logits = load(tmp_path / "m.gguf").prefill(oracle.token_ids, (30,))
+    assert found == replace(expected, layers=tuple(layers), names=replace(expected.names, fused_qkvz=False))
+    logits = load(tmp_path / "model.gguf").prefill(oracle.token_ids, (30,))
     if kind is GGMLQuantizationType.F32:
         torch.testing.assert_close(logits, oracle.logits, atol=1e-4, rtol=0)
     else:
-        assert torch.corrcoef(torch.stack((logits.flatten(), oracle.logits.flatten())))[0, 1] > 0.99
+        assert torch.corrcoef(torch.stack((logits.flatten(), oracle.logits.flatten())))[0, 1] > 0.98
+
+
+@pytest.mark.parametrize(
+    "name, architecture, options",
+    [
+        *((name, kind, {"num_drafting": 1}) for name, kind in DELTA_NETS),
+        ("qwen3-next", "qwen3next", {"legacy": True}),
+    ],
+)
+def test_other_files_with_delta_nets_are_the_same_model_too(
+    name: str, architecture: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """With a layer more, which drafts and is not read; and in the layout of older files."""
+    if "num_drafting" in options:
+        layer = {"blk.5.nextn.eh_proj.weight": np.zeros((64, 128), np.float32)}
+        options = options | {"extra": layer}
+    oracle = converted(name, architecture, tmp_path, **options)
+    logits = load(tmp_path / "model.gguf").prefill(oracle.token_ids, (30,))
+    torch.testing.assert_close(logits, oracle.logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name, architecture", DELTA_NETS)
+def test_files_with_delta_nets_would_show_value_heads_in_another_order(
+    name: str, architecture: str, tmp_path: Path
+) -> None:
+    other = "grouped" if architecture != "qwen3next" else "tiled"
+    oracle = converted(name, architecture, tmp_path, delta_heads=other)
+    wrong = load(tmp_path / "model.gguf").prefill(oracle.token_ids, ())
+    assert (wrong - oracle.logits).abs().max() > 1e-2
 
 
 @each_file

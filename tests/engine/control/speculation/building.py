@@ -10,7 +10,7 @@ from faser.engine.contract.drafts import METHOD_IDS, NO_TOKEN, Drafts, DraftTabl
 from faser.engine.control.kv_cache import SequenceBlocks
 from faser.engine.control.sequence import Sequence, Tenant
 from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
-from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts
+from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts, without_targets
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.types import Slo, SpeculationParams
 from tests.engine.driving import request
@@ -81,7 +81,8 @@ def candidates(
     survival: Floats,
     *,
     limit: Ints | None = None,
-    weight: Floats | None = None,
+    lacking: Floats | None = None,
+    wanted_per_s: Floats | None = None,
     missing_kv: Ints | None = None,
     remaining: Ints | None = None,
     slots: Ints | None = None,
@@ -93,10 +94,12 @@ def candidates(
 ) -> Candidates:
     """Sequences of which nothing more than their survival is said may draft, and are as usual as can be."""
     count, columns = survival.shape
+    never, none = without_targets(count)
     return Candidates(
         DraftingSequences(
             slots=np.arange(count) if slots is None else slots,
-            weight=np.ones(count) if weight is None else weight,
+            lacking=never if lacking is None else lacking,
+            wanted_per_s=none if wanted_per_s is None else wanted_per_s,
             missing_kv=full(count, 0) if missing_kv is None else missing_kv,
             remaining=full(count, PLENTY) if remaining is None else remaining,
         ),

@@ -154,7 +154,7 @@ def test_where_blocks_are_short_drafts_are_given_up_and_no_sequence_is_preempted
     assert dict(speculated(driver).bypasses)["memory"] > 0
 
 
-def test_a_sequence_slower_than_its_target_weighs_more_and_a_faster_one_weighs_one() -> None:
+def test_a_policy_hears_what_sequences_lack_to_keep_their_targets() -> None:
     policy = Greedy(drafts=False)
     driver = driver_with(policy)
     driver.add(
@@ -166,7 +166,9 @@ def test_a_sequence_slower_than_its_target_weighs_more_and_a_faster_one_weighs_o
     for _ in range(3):
         driver.clock.advance(0.02)
         driver.step()
-    assert policy.seen[-1].sequences.weight.tolist() == pytest.approx([1.0, 4.0, 1.0])
+    seen = policy.seen[-1].sequences
+    assert seen.lacking == pytest.approx([-np.inf, 0.04 / 0.01 - 2, 0.04 - 2])
+    assert seen.wanted_per_s.tolist() == pytest.approx([0.0, 100.0, 1.0])
 
 
 def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_start() -> None:

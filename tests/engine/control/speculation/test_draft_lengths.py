@@ -38,7 +38,6 @@ def test_a_steps_times_are_those_of_the_cost_model(count: int, other_rows: int, 
     costs.observe(Role.STEP, 1.0, 1.3)
     each = candidates(
         np.ones((count, CAP + 1)),
-        weight=np.full(count, 2.0),
         other_rows=other_rows,
         other_sequences=other_sequences,
         kv_tokens=1000,
@@ -51,7 +50,8 @@ def test_a_steps_times_are_those_of_the_cost_model(count: int, other_rows: int, 
         return costs.step_s(rows + n, 1000) + 1.03 * 1e-7 * context * n
 
     expected = [plain_s + with_drafts_s(n) - with_drafts_s(0) for n in range(most + 1)]
-    assert objective.worth == 2.0 * count + other_sequences
+    assert objective.worth == count + other_sequences
+    assert objective.prompts_s == pytest.approx(with_drafts_s(0) - plain_s)
     assert objective.seconds_without_drafts == plain_s
     assert objective.verify_upto_s(most) == pytest.approx(expected)
     assert objective.verify_s(np.arange(most + 1)) == pytest.approx(expected)
@@ -74,7 +74,7 @@ def rate(costs: CostModel, each: Candidates, lengths: tuple[int, ...], text: Tex
     catchup_s = costs.catchup_s(each.sequences.missing_kv).tolist()
     for i, length in enumerate(lengths):
         if length:
-            worth += sum(each.sequences.weight.item(i) * each.survival.item(i, k) for k in range(1, length + 1))
+            worth += sum(each.survival.item(i, k) for k in range(1, length + 1))
             rows += length
             seconds += catchup_s[i] / CATCHUP_HORIZON
         elif text is not None:
@@ -100,7 +100,6 @@ def step(seed: int, *, has_text: bool) -> tuple[CostModel, Candidates, TextDraft
     each = candidates(
         survival(),
         limit=rng.integers(1, CAP + 1, count),
-        weight=rng.choice([1.0, 1.0, 3.0], count),
         missing_kv=rng.choice([0, 0, 40], count),
         other_sequences=others,
         other_rows=others + int(rng.choice([0, 0, 7])),
@@ -195,17 +194,11 @@ def test_text_drafts_are_the_prefixes_that_are_worth_their_rows() -> None:
         objective = Objective(costs, each)
 
         def value(lengths: tuple[int, ...], each: Candidates = each, objective: Objective = objective) -> float:
-            worth = sum(
-                each.sequences.weight.item(i) * float(each.survival[i, 1 : n + 1].sum())
-                for i, n in enumerate(lengths)
-            )
+            worth = sum(float(each.survival[i, 1 : n + 1].sum()) for i, n in enumerate(lengths))
             return (objective.worth + worth) / float(objective.verify_s(np.array(sum(lengths))))
 
         every = [*product(*(range(limit + 1) for limit in each.limit.tolist()))]
         assert text.rate == pytest.approx(max(map(value, every)))
         assert value(tuple(text.rows.tolist())) == pytest.approx(text.rate)
-        worth = [
-            each.sequences.weight.item(i) * float(each.survival[i, 1 : n + 1].sum())
-            for i, n in enumerate(text.rows.tolist())
-        ]
+        worth = [float(each.survival[i, 1 : n + 1].sum()) for i, n in enumerate(text.rows.tolist())]
         assert text.worth == pytest.approx(worth)

@@ -69,7 +69,7 @@ def brute_rate(state: Candidates, chosen: tuple[int, ...], length: int, lanes: I
         most = min(length, int(state.limit[s]))
         survival = state.survival[s, : most + 1]
         ready = survival[1] / (1 + survival[1] - survival[most])
-        worth += state.sequences.weight[s] * ready * (sum(survival[1:]) / survival[1] - 1)
+        worth += ready * (sum(survival[1:]) / survival[1] - 1)
         rows += ready * (most - 1)
     draft_s = length * COSTS.pass_s(len(chosen))
     verify_s = objective.verify_s(np.array([round(rows)]))[0]
@@ -120,7 +120,6 @@ def test_the_choice_is_the_best_of_all_prefixes_lengths_and_shares(seed: int, ot
     alphas = random.uniform(0.2, 0.95, size=4)
     state = candidates(
         np.concatenate([constant(alpha, 1, 5) for alpha in alphas]),
-        weight=random.uniform(0.5, 2.0, size=4),
         limit=random.integers(0, 6, size=4),
         other_rows=others,
         kv_tokens=100,

@@ -52,8 +52,8 @@ def staircase(rng: np.random.Generator) -> CostTable:
 def rate(costs: CostModel, each: Candidates, lengths: Ints, *, drafting: bool = True) -> float:
     """G, spelt out token by token."""
     worth = float(each.step.other_sequences)
-    for survival, weight, length in zip(each.survival, each.sequences.weight, lengths, strict=True):
-        worth += float(weight * survival[: int(length) + 1].sum())
+    for survival, length in zip(each.survival, lengths, strict=True):
+        worth += float(survival[: int(length) + 1].sum())
     decodes = each.num_sequences + each.step.other_sequences
     rows = each.num_sequences + each.step.other_rows
     seconds = costs.step_s(decodes) + costs.step_s(rows + int(lengths.sum())) - costs.step_s(rows)
@@ -73,7 +73,6 @@ def random_candidates(rng: np.random.Generator) -> Candidates:
     return candidates(
         survival,
         limit=rng.integers(0, cap + 1, count),
-        weight=rng.choice([1.0, 1.0, 3.0], count),
         other_sequences=other_sequences,
         other_rows=other_sequences + int(rng.choice([0, 0, 7])),
     )
@@ -174,12 +173,14 @@ def test_a_sequence_that_accepts_nothing_is_left_out_while_others_draft() -> Non
     assert lengths[3] == 0
 
 
-def test_a_token_that_is_worth_more_is_drafted_first() -> None:
+def test_tokens_that_a_target_needs_are_verified_before_those_that_pay() -> None:
+    """A target of 10.1 ms: after a step of 20 ms a sequence that lacked nothing wants 1.98 tokens."""
     bend = CostTable(rows=(1, 6, 7, 64), seconds=(0.020, 0.020, 0.040, 2.0))
-    each = candidates(constant(0.8, 2, 4), weight=np.array([1.0, 5.0]))
-    kept = policy("faser", with_passes(bend), cap=4).keep(each, each.limit)
-    assert kept[1] == 4
-    assert kept[0] == 0
+    each = candidates(np.array([[1.0, 0.9, 0.8, 0.7, 0.6], [1.0, 0.5, 0.5, 0.2, 0.1]]))
+    targets = each.sequences._replace(lacking=np.array([-np.inf, 0.0]), wanted_per_s=np.array([0.0, 99.0]))
+    chosen = policy("faser", with_passes(bend), cap=4)
+    assert chosen.keep(each, each.limit).tolist() == [4, 0]
+    assert chosen.keep(replace(each, sequences=targets), each.limit).tolist() == [2, 2]
 
 
 def test_a_sequence_with_much_missing_draft_kv_waits_for_better_prospects() -> None:
@@ -399,9 +400,7 @@ def test_goodput_needs_a_tenth_more_to_switch_on_again() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_survival_drafts_the_cap_and_cuts_where_tokens_a_second_peak(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    drawn, costs = random_candidates(rng), with_passes(staircase(rng))
-    unweighted = drawn.sequences._replace(weight=np.ones(drawn.num_sequences))
-    each = replace(drawn, sequences=unweighted)
+    each, costs = random_candidates(rng), with_passes(staircase(rng))
     chosen = policy("survival", costs)
     lengths = chosen.lengths(each)
     assert lengths.tolist() == each.limit.tolist()

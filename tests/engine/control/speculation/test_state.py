@@ -78,17 +78,20 @@ def test_missing_kv_is_what_the_draft_kv_cache_does_not_hold() -> None:
     assert state.missing_kv(state.batch(sequences)).tolist() == [0, 0]
 
 
-def test_weights_are_one_unless_a_sequence_is_slower_than_its_target() -> None:
+def test_a_sequence_lacks_the_tokens_of_its_targets_time_that_it_has_not_got() -> None:
     clock = SimulatedClock()
     late, early, free = sequence_in(0, tpot_ms=10.0), sequence_in(1, tpot_ms=1000.0), sequence_in(2)
     state = state_of(late, early, free, clock=clock)
     sequences = [late, early, free]
-    assert state.weights(state.batch(sequences)).tolist() == [1.0, 1.0, 1.0]
+    assert state.lacking(state.batch(sequences))[0].tolist() == [0.0, 0.0, -np.inf]
     clock.advance(0.04)
     for each in sequences:
         each.token_ids.extend([7, 7])
-    assert np.allclose(state.weights(state.batch(sequences)), [(0.04 / 0.02) ** 2, 1.0, 1.0])
-    assert state.weights(state.batch([free])).tolist() == [1.0]
+    lacking, wanted_per_s = state.lacking(state.batch(sequences))
+    assert lacking == pytest.approx([4.0 - 2.0, 0.04 - 2.0, -np.inf])
+    assert wanted_per_s.tolist() == [100.0, 1.0, 0.0]
+    lacking, wanted_per_s = state.lacking(state.batch([free]))
+    assert (lacking.tolist(), wanted_per_s.tolist()) == ([-np.inf], [0.0])
 
 
 @pytest.mark.parametrize("leaves", [True, False])
@@ -207,12 +210,12 @@ def test_a_preempted_sequence_keeps_the_debt_to_its_target() -> None:
     clock = SimulatedClock()
     sequence = sequence_in(0, tpot_ms=20.0)
     state = state_of(sequence, clock=clock)
-    state.weights(state.batch([sequence]))
+    state.lacking(state.batch([sequence]))
     clock.advance(0.08)
     sequence.token_ids.extend([1, 1])
-    assert np.allclose(state.weights(state.batch([sequence])), [4.0])
+    assert state.lacking(state.batch([sequence]))[0] == pytest.approx([2.0])
     state.release(sequence)
     clock.advance(0.02)
     sequence.slot = 3
     state.start(sequence)
-    assert np.allclose(state.weights(state.batch([sequence])), [(0.1 / 0.04) ** 2])
+    assert state.lacking(state.batch([sequence]))[0] == pytest.approx([3.0])

@@ -43,10 +43,11 @@ class PagedModel:
         block_size: int = BLOCK_SIZE,
         max_positions: int = MAX_POSITIONS,
         kv_dtype: torch.dtype | None = None,
+        num_snapshots: int = 0,
     ) -> None:
-        """kv_dtype: of keys and values; None: the decoder's."""
+        """kv_dtype: of keys and values; None: the decoder's. num_snapshots: of recurrent states."""
         self.decoder = decoder
-        self._backend, self._block_size = backend, block_size
+        self.backend, self._block_size = backend, block_size
         blocks_each = -(-max_positions // block_size)
         self._cache = backend.allocate_kv(
             KvShape(
@@ -56,20 +57,29 @@ class PagedModel:
                 dtype=kv_dtype or decoder.dtype,
             )
         )
-        self._states = self._state_cache(num_sequences)
+        self._states = self._state_cache(num_sequences, num_snapshots)
         shuffled = torch.randperm(num_sequences * blocks_each, generator=torch.Generator().manual_seed(7))
         self._tables = shuffled.int().view(num_sequences, blocks_each)
 
-    def _state_cache(self, num_sequences: int) -> StateCache | None:
+    @property
+    def states(self) -> StateCache:
+        assert self._states is not None, "the model has no states"
+        return self._states
+
+    def _state_cache(self, num_sequences: int, num_snapshots: int) -> StateCache | None:
         """Sequence s has slot num_sequences - 1 - s."""
         spec = self.decoder.spec
         if not spec.has_states:
             return None
         layers = tuple(None if each is None else delta_shape(each) for each in spec.delta_nets)
         shape = StateShape(
-            layers=layers, num_slots=num_sequences, most_drafts=MOST_DRAFTS, dtype=self.decoder.dtype
+            layers=layers,
+            num_slots=num_sequences,
+            most_drafts=MOST_DRAFTS,
+            dtype=self.decoder.dtype,
+            num_snapshots=num_snapshots,
         )
-        return StateCache(self._backend, shape)
+        return StateCache(self.backend, shape)
 
     @torch.inference_mode()
     def step(self, batch: Sequence[Rows]) -> Tensor:
@@ -84,7 +94,7 @@ class PagedModel:
             slots=[len(self._tables) - 1 - rows.sequence for rows in batch],
             num_drafts=[rows.num_drafts for rows in batch],
         )
-        plan = self._backend.plan(layout, self._block_size)
+        plan = self.backend.plan(layout, self._block_size)
         hidden = self.decoder.embed(torch.tensor([token for rows in batch for token in rows.token_ids]))
         state_step = None if self._states is None else self._states.begin(layout)
         hidden = self.decoder.run_layers(
@@ -119,6 +129,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     backend: Backend | None = None,
     quantization: str | None = None,
+    num_snapshots: int = 0,
 ) -> PagedModel:
     """The checkpoint on a backend; None: the reference. quantization: see load_decoder."""
     backend = backend or TorchBackend()
@@ -132,7 +143,7 @@ def load(
         progress=lambda *_: None,
     )
     size = 16 if backend.name == "native" else BLOCK_SIZE
-    return PagedModel(decoder, backend, num_sequences=num_sequences, block_size=size)
+    return PagedModel(decoder, backend, num_sequences=num_sequences, block_size=size, num_snapshots=num_snapshots)
 
 
 def prompt(length: int, vocab_size: int, seed: int = 3) -> list[int]:

@@ -20,7 +20,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.stored import stored_weights
 from faser.engine.execution.models.loader import open_source
-from faser.engine.execution.models.stacked_experts import StackedExperts
+from faser.engine.execution.models.stacked_experts import StackedSource
 from faser.errors import ConfigError, ModelError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
@@ -140,7 +140,7 @@ def test_mxfp4_is_not_quantised_again_nor_read_of_another_family(
 ) -> None:
     with pytest.raises(ConfigError, match=r"--quantization is int8; .* is quantised already \(mxfp4\)"):
         load(stored, quantization="int8")
-    assert isinstance(open_source(floats), StackedExperts)
+    assert isinstance(open_source(floats), StackedSource)
     write_family_model(tmp_path, "llama", {})
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4"}

@@ -6,8 +6,8 @@ other arrays at the end, a buffer for every step, a buffer that is not sent.
 A forward in parts, from which rows leave between two layers, gives the rest what the whole one gives them.
 
 Oracle: the forward of all rows through all layers; bits on the native kernels, a tolerance on the reference.
-Planted bugs that these tests have caught: positions not compact, nor what tokens give later layers; the old
-attention plan kept; the last rows of a sequence kept instead of the first ones.
+Planted bugs that these tests have caught: positions not compact; the old attention plan kept; the last rows of a
+sequence kept instead of the first ones.
 """
 
 from pathlib import Path

@@ -270,11 +270,11 @@ def allocated_bytes() -> int:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc is not glibc's")
-@pytest.mark.parametrize("form", ["float", "Q8_0"])
-def test_mixtures_count_with_what_their_kernels_allocate(form: str, kernel_cache: Path) -> None:
+@pytest.mark.parametrize("form, shared", [("float", 0), ("Q8_0", 0), ("float", 512), ("Q8_0", 2048)])
+def test_mixtures_count_with_what_their_kernels_allocate(form: str, shared: int, kernel_cache: Path) -> None:
     """Bytes of malloc before and after the largest step. A thread's memory is new; a smaller step came first."""
     hidden, size, rows = 512, 256, 300
-    mixture = ExpertsSpec(num_experts=6, top_k=4, size=size, renormalise=True)
+    mixture = ExpertsSpec(num_experts=6, top_k=4, size=size, renormalise=True, shared_size=shared)
     layer = replace(TARGET.spec.layers[0], feed_forward=mixture)
     model = replace(TARGET, spec=replace(TARGET.spec, hidden_size=hidden, layers=(layer,)))
     expected = experts_bytes(replace(config(), max_num_batched_tokens=rows), model)
@@ -288,11 +288,12 @@ def test_mixtures_count_with_what_their_kernels_allocate(form: str, kernel_cache
             )
 
         block = Experts(
-            router=native.pack(torch.ones(6, hidden)),
+            router=native.pack(torch.ones(6 + (shared > 0), hidden)),
             gate_up=tuple(packed(2 * size, hidden) for _ in range(6)),
             down=tuple(packed(hidden, size) for _ in range(6)),
             top_k=4,
             renormalise=True,
+            shared=(packed(2 * shared, hidden), packed(hidden, shared)) if shared else None,
         )
         x = torch.ones(rows, hidden)
         native.experts(x[:1], block, torch.ones(1, hidden))

@@ -38,6 +38,26 @@ def random_blocks(name: str, rows: int, depth: int, *, seed: int = 0) -> LowBitR
     return block_rows(name, blocks.reshape(rows, -1), depth)
 
 
+def extreme_blocks(name: str, rows: int, depth: int, fill: int, *, seed: int = 0) -> LowBitRows:
+    """The largest or the smallest codes and integer scales, now and then next to them.
+
+    fill: a byte, of which the lowest bit is random. Half floats are those of random_blocks.
+    """
+    rng = np.random.default_rng((seed, fill))
+    weight = random_blocks(name, rows, depth, seed=seed)
+    part = weight.parts[0]
+    assert isinstance(part, BlockRows)
+    blocks = part.blocks.reshape(-1, part.format.num_bytes)
+    halves = {at + byte for at in _HALVES[name] for byte in (0, 1)}
+    others = [at for at in range(part.format.num_bytes) if at not in halves]
+    blocks[:, others] = fill ^ rng.integers(0, 2, (len(blocks), len(others)), np.uint8)
+    if name == "MXFP4":
+        blocks[:, 0] = 121
+    if name == "Q6_K":
+        blocks[:, 192:208] ^= 0x80  # -128 or 127: signed bytes
+    return weight
+
+
 def by_gguf(weight: LowBitRows) -> npt.NDArray[np.float32]:
     """[N, K] float32, as llama.cpp's Python package reads the same blocks."""
     return np.concatenate(

@@ -27,5 +27,5 @@ def test_scales_and_minimums_are_floats_without_rounding(name: str) -> None:
     decoded = random_blocks(name, 4, 512).parts[0].decode()
     for factors in (decoded.scales, decoded.minimums):
         if factors is not None:
-            mantissas, _ = np.frexp(factors)
+            mantissas, _ = np.frexp(factors.products)
             assert np.array_equal(mantissas * 2.0**19 % 1, np.zeros_like(mantissas))

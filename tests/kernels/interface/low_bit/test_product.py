@@ -10,9 +10,9 @@ from torch import Tensor
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.product import STRETCH, fused, quantise_activations
-from faser.kernels.interface.low_bit.rows import LowBitRows, stack_low_bit
+from faser.kernels.interface.low_bit.rows import BlockRows, LowBitRows, stack_low_bit
 from faser.kernels.torch_backend import TorchBackend
-from tests.kernels.interface.low_bit.blocks import by_gguf, random_blocks
+from tests.kernels.interface.low_bit.blocks import by_gguf, extreme_blocks, random_blocks
 from tests.kernels.interface.low_bit.group_weights import random_groups
 
 BACKEND: Backend = TorchBackend()
@@ -47,10 +47,61 @@ def test_a_product_is_off_by_no_more_than_its_activations_steps_allow(name: str,
     if FORMATS[name].has_minimums:  # a minimum and the codes' part may cancel, their roundings do not
         decoded = weight.parts[0].decode()
         assert decoded.minimums is not None
-        parts = torch.from_numpy(abs(decoded.dequantised()) + 2 * abs(decoded.minimums).repeat(decoded.group, 1))
+        minimums = abs(decoded.minimums.products).repeat(decoded.group, 1)
+        parts = torch.from_numpy(abs(decoded.dequantised()) + 2 * minimums)
         most = bound(x, wide) + depth * 2.0**-23 * (x.double().abs() @ parts.double().t())
     assert (off <= most).all()
     assert (off > most / 1000).any(), "a bound that says nothing"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_product_is_that_of_the_rounded_activations(name: str) -> None:
+    """Oracle: float64. Nothing but the roundings of float32 is left: a wrong sum of any group shows.
+
+    Bugs seen to be caught: the integer scale of the group before, minimums of one stretch in a superblock, a scale
+    of the superblock before.
+    """
+    weight, x = random_blocks(name, 24, 768, seed=1), random(5, 768)
+    rounded = quantise_activations(x.numpy())
+    steps = rounded.scales.astype(np.float64).repeat(STRETCH, 1)
+    wide, back = by_gguf(weight).astype(np.float64), rounded.values * steps
+    decoded = weight.parts[0].decode()
+    sizes = np.abs(wide)
+    if decoded.minimums is not None:
+        sizes = sizes + 2 * np.abs(decoded.minimums.products).repeat(decoded.group, 1)
+    off = np.abs(product(x, weight).double().numpy() - back @ wide.T)
+    assert (off <= 2.0**-20 * (np.abs(back) @ sizes.T)).all()
+
+
+def test_integer_scales_within_a_superblock_weigh_groups_exactly() -> None:
+    """Oracle: integers in Python. A stretch is one of them, rounded once; then scales multiply in their order.
+
+    Seen to catch: an integer sum that is rounded in each of its groups.
+    """
+    weight = extreme_blocks("Q6_K", 3, 256, 0)
+    part = weight.parts[0]
+    assert isinstance(part, BlockRows)
+    part.blocks[:, 128:192] = 0  # upper bits: codes are 0 and 1, so that three groups are beyond 2^24 already
+    decoded = part.decode()
+    assert decoded.scales.halves is not None
+    x = torch.randint(120, 128, (2, 256), generator=torch.Generator().manual_seed(0)).float()
+    x[:, ::STRETCH] = 127  # the scale is 1
+    found = product(x, weight)
+    beyond = 0
+    for row in range(2):
+        for column in range(3):
+            scaled = 0.0  # every sum and product is exact in float64
+            for stretch in range(4):
+                integer = sum(
+                    int(decoded.scales.values[column, k // 16])
+                    * (int(decoded.codes[column, k]) - 32)
+                    * int(x[row, k])
+                    for k in range(stretch * STRETCH, (stretch + 1) * STRETCH)
+                )
+                beyond += abs(integer) > 2**24 and integer % 2 == 1
+                scaled = float(np.float32(scaled + float(np.float32(integer))))
+            assert float(found[row, column]) == float(np.float32(scaled * float(decoded.scales.halves[column, 0])))
+    assert beyond > 0, "no integer that float32 has to round"
 
 
 def test_a_multiply_add_is_rounded_once() -> None:
@@ -82,10 +133,10 @@ def test_a_product_with_codes_and_scales_is_off_by_no_more(bits: int, group_size
     assert weight.order is not None
     columns = x[:, torch.from_numpy(weight.order).long()]
     codes = torch.from_numpy(part.codes).double() - part.zero_point
-    wide = codes * torch.from_numpy(part.scales).double().repeat_interleave(part.group, 1)
+    wide = codes * torch.from_numpy(part.scales.products).double().repeat_interleave(part.group, 1)
     magnitudes = wide.abs()
     if part.minimums is not None:
-        minimums = torch.from_numpy(part.minimums).double().repeat_interleave(part.group, 1)
+        minimums = torch.from_numpy(part.minimums.products).double().repeat_interleave(part.group, 1)
         wide, magnitudes = wide + minimums, magnitudes + minimums.abs()
     off = (product(x, weight).double() - columns.double() @ wide.t()).abs()
     most = bound(columns, wide) + 768 * 2.0**-23 * (columns.double().abs() @ magnitudes.t())

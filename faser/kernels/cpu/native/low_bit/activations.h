@@ -16,10 +16,20 @@ constexpr int64_t kScaled = 64;
 constexpr int64_t kStretches = kSpan / kScaled;  // of a span
 constexpr int64_t kGroups32 = kSpan / 32, kGroups16 = kSpan / 16;
 
-// What the integer sums of a part's groups start with: a multiple of the sum of the group's activations.
-struct Starts {
+// What the integer sums of a part's groups start with: a multiple of the sum of the group's activations. in_pairs: two
+// of 16 bits, of the activations whose products each half of 32 bits adds up.
+struct Start {
     int32_t factor;
-    int64_t groups;   // of a span
+    int64_t groups;  // of a span
+    bool in_pairs;   // only groups of 16
+
+    bool operator==(const Start& other) const {
+        return factor == other.factor && groups == other.groups && in_pairs == other.in_pairs;
+    }
+};
+
+struct Starts {
+    Start start;
     const int32_t* at;  // [spans, rows, groups]
 };
 
@@ -28,11 +38,12 @@ struct Activations {
     const int8_t* codes;  // [spans, rows, kSpan]
     const float* scales;  // [spans, rows, kStretches]
     const float* sums;    // [spans, rows, kGroups32] of codes
+    const float* scaled_sums;  // sums times the scales of their stretches
     std::vector<Starts>& starts;
 
-    const int32_t* starts_of(int32_t factor, int64_t groups) const {
+    const int32_t* starts_of(const Start& start) const {
         for (const Starts& each : starts) {
-            if (each.factor == factor && each.groups == groups) return each.at;
+            if (each.start == start) return each.at;
         }
         return nullptr;
     }
@@ -49,8 +60,13 @@ inline uint32_t most_of(vu x) {
     return x[0];
 }
 
-// Stores 64 integers of a byte each, and the sums of 16 of them.
-inline void put_codes(const vi (&codes)[kScaled / kLanes], int8_t* to, int32_t* sums_of_16) {
+// Of 16 activations, and of those at places 0, 1, 4, 5 … and at 2, 3, 6, 7 … of them: what products in pairs add up.
+struct Sum16 {
+    int32_t all, in_pairs[2];
+};
+
+// Stores 64 integers of a byte each, and sums of 16 of them, in pairs only where products are.
+inline void put_codes(const vi (&codes)[kScaled / kLanes], int8_t* to, Sum16* sums) {
 #if defined(__AVX512VNNI__)
     // Packing interleaves 128-bit lanes: put them back in order. Then sums of 4, 8 and 16 neighbours.
     const __m512i low = _mm512_packs_epi32((__m512i)codes[0], (__m512i)codes[1]);
@@ -62,7 +78,9 @@ inline void put_codes(const vi (&codes)[kScaled / kLanes], int8_t* to, int32_t* 
     const __m512i eights = _mm512_add_epi32(fours, _mm512_maskz_shuffle_epi32(0xffff, fours, (_MM_PERM_ENUM)0xb1));
     const __m512i all = _mm512_add_epi32(eights, _mm512_maskz_shuffle_epi32(0xffff, eights, (_MM_PERM_ENUM)0x4e));
     const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-    _mm512_mask_storeu_epi32(sums_of_16, 0x000f, _mm512_maskz_permutexvar_epi32(0xffff, first, all));
+    int32_t of_16[4];
+    _mm_storeu_si128((__m128i*)of_16, _mm512_castsi512_si128(_mm512_maskz_permutexvar_epi32(0xffff, first, all)));
+    for (int64_t group = 0; group < kScaled / 16; group++) sums[group].all = of_16[group];
 #else
     constexpr int64_t vectors = 16 / kLanes;
     for (int64_t group = 0; group < kScaled / 16; group++) {
@@ -71,15 +89,16 @@ inline void put_codes(const vi (&codes)[kScaled / kLanes], int8_t* to, int32_t* 
             store_bytes(to + i * kLanes, codes[i]);
             total += codes[i];
         }
-        sums_of_16[group] = 0;
-        for (int i = 0; i < kLanes; i++) sums_of_16[group] += total[i];
+        Sum16& sum = sums[group] = {};
+        for (int i = 0; i < kLanes; i++) sum.in_pairs[i / 2 % 2] += total[i];
+        sum.all = sum.in_pairs[0] + sum.in_pairs[1];
     }
 #endif
 }
 
 // One stretch, `values` values and zeros after them: its codes, their sums of 16 and its scale.
 template <class T>
-void quantise_stretch(const T* x, int64_t values, int8_t* to, float* scale, int32_t* sums_of_16) {
+void quantise_stretch(const T* x, int64_t values, int8_t* to, float* scale, Sum16* sums) {
     constexpr int64_t kVectors = kScaled / kLanes;
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer, ties to even
     vf wide[kVectors];
@@ -102,8 +121,10 @@ void quantise_stretch(const T* x, int64_t values, int8_t* to, float* scale, int3
 #pragma GCC unroll 16
         for (int64_t i = 0; i < kVectors; i++) codes[i] = (vi)(wide[i] * inverse + magic) - 0x4b400000;
     }
-    put_codes(codes, to, sums_of_16);
+    put_codes(codes, to, sums);
 }
+
+inline int32_t packed(int32_t low, int32_t high) { return int32_t(uint32_t(low & 0xffff) | uint32_t(high) << 16); }
 
 // Rows [first, end) of an input [rows, K].
 template <class T>
@@ -111,50 +132,57 @@ void quantise_rows(const T* x, int64_t stride, int64_t depth, const Activations&
     for (int64_t row = first; row < end; row++) {
         for (int64_t k = 0, span = 0; k < depth; k += kSpan, span++) {
             const int64_t place = span * to.rows + row;
-            int32_t sums_of_16[kGroups16] = {};
+            Sum16 sums_of_16[kGroups16] = {};
+            float* scales = (float*)to.scales + place * kStretches;
             for (int64_t at = 0; at < std::min(kSpan, depth - k); at += kScaled) {
                 quantise_stretch(x + row * stride + k + at, std::min(kScaled, depth - k - at),
                                  (int8_t*)to.codes + place * kSpan + at,
-                                 (float*)to.scales + place * kStretches + at / kScaled, sums_of_16 + at / 16);
+                                 scales + at / kScaled, sums_of_16 + at / 16);
             }
             int32_t sums_of_32[kGroups32];
-            for (int64_t g = 0; g < kGroups32; g++) sums_of_32[g] = sums_of_16[2 * g] + sums_of_16[2 * g + 1];
             float* sums = (float*)to.sums + place * kGroups32;
-            for (int64_t g = 0; g < kGroups32; g++) sums[g] = float(sums_of_32[g]);
-            for (const Starts& each : to.starts) {
-                int32_t* starts = (int32_t*)each.at + place * each.groups;
-                const int32_t* of = each.groups == kGroups16 ? sums_of_16 : sums_of_32;
-                for (int64_t g = 0; g < each.groups; g++) starts[g] = each.factor * of[g];
+            float* scaled = (float*)to.scaled_sums + place * kGroups32;
+            for (int64_t g = 0; g < kGroups32; g++) {
+                sums_of_32[g] = sums_of_16[2 * g].all + sums_of_16[2 * g + 1].all;
+                sums[g] = float(sums_of_32[g]);
+                scaled[g] = scales[g * 32 / kScaled] * sums[g];
+            }
+            for (const auto& [start, at] : to.starts) {
+                int32_t* starts = (int32_t*)at + place * start.groups;
+                for (int64_t g = 0; g < start.groups; g++) {
+                    const Sum16& of = sums_of_16[g];
+                    starts[g] = start.in_pairs ? packed(start.factor * of.in_pairs[0], start.factor * of.in_pairs[1])
+                                               : start.factor * (start.groups == kGroups16 ? of.all : sums_of_32[g]);
+                }
             }
         }
     }
 }
 
 // The rows of a call for the products of several weights [N, K] of one K, in memory of the calling thread that its
-// next call overwrites. lowered: by how much the codes of a part are less when they are multiplied.
-template <class Lowered>
+// next call overwrites. start_of: of a part.
+template <class StartOf>
 Activations quantise(Pool& pool, const FaserProduct& call, int32_t x_dtype, const FaserLowBit* const* linears,
-                     int64_t num_linears, const Lowered& lowered) {
+                     int64_t num_linears, const StartOf& start_of) {
     static thread_local std::vector<char> memory;
     static thread_local std::vector<Starts> starts;
     starts.clear();
     const int64_t depth = linears[0]->depth, places = (depth + kSpan - 1) / kSpan * call.rows;
-    int64_t bytes = places * (kSpan + 4 * (kStretches + kGroups32)) + 64;
+    int64_t bytes = places * (kSpan + 4 * (kStretches + 2 * kGroups32)) + 64;
     for (int64_t number = 0; number < num_linears; number++) {
         for (int64_t i = 0; i < linears[number]->num_parts; i++) {
-            const FaserLowBitPart& part = linears[number]->parts[i];
-            const int32_t factor = lowered(part) - part.zero_point;
-            const int64_t groups = kSpan / group_of(part.form);
-            if (Activations{0, nullptr, nullptr, nullptr, starts}.starts_of(factor, groups) != nullptr) continue;
-            starts.push_back({factor, groups, (const int32_t*)bytes});  // its place, until there is memory
-            bytes += places * groups * 4;
+            const Start start = start_of(linears[number]->parts[i]);
+            if (Activations{0, nullptr, nullptr, nullptr, nullptr, starts}.starts_of(start) != nullptr) continue;
+            starts.push_back({start, (const int32_t*)bytes});  // its place, until there is memory
+            bytes += places * start.groups * 4;
         }
     }
     if (int64_t(memory.size()) < bytes) memory.resize(bytes);
     char* at = memory.data() + (64 - (uintptr_t)memory.data() % 64) % 64;
     for (Starts& each : starts) each.at = (const int32_t*)(at + (int64_t)each.at - 64);
     const float* scales = (const float*)(at + places * kSpan);
-    const Activations found{call.rows, (const int8_t*)at, scales, scales + places * kStretches, starts};
+    const float* sums = scales + places * kStretches;
+    const Activations found{call.rows, (const int8_t*)at, scales, sums, sums + places * kGroups32, starts};
     const int64_t block = std::max<int64_t>(1, 4096 / depth);
     pool.run((call.rows + block - 1) / block, [&](int64_t piece) {
         const int64_t row = piece * block, end = std::min(row + block, call.rows);
@@ -167,11 +195,11 @@ Activations quantise(Pool& pool, const FaserProduct& call, int32_t x_dtype, cons
     return found;
 }
 
-template <class Lowered>
+template <class StartOf>
 Activations quantise(Pool& pool, const FaserProduct& call, int32_t x_dtype, const FaserLowBit& linear,
-                     const Lowered& lowered) {
+                     const StartOf& start_of) {
     const FaserLowBit* one = &linear;
-    return quantise(pool, call, x_dtype, &one, 1, lowered);
+    return quantise(pool, call, x_dtype, &one, 1, start_of);
 }
 
 }  // namespace faser

@@ -1,8 +1,9 @@
 // Sums of four products of an unsigned code and a signed byte, added to 32-bit integers: exact on every CPU.
 //
 // Small: no code exceeds 63, so that two products fit into a signed 16-bit integer, which AVX2's instruction fills.
-// kSmallDiffers: whether that makes another instruction. kInPairs: whether small codes are summed in pairs first. kLowered: by how much codes are less when they are
-// multiplied; sums have to start with as many times the sum of their activations.
+// kSmallDiffers: whether that makes another instruction. kInPairs: whether small codes are summed in pairs first.
+// kLowered: by how much codes are less when they are multiplied; sums have to start with as many times the sum of their
+// activations.
 #pragma once
 
 #include "../simd.h"
@@ -56,14 +57,25 @@ struct Dot<true> {
     typedef vi Factor;
     static Codes codes(vi bytes) { return bytes; }
     static Factor factor(int32_t four) { return splat_int(four); }
-    static vi add(vi sum, Codes codes, Factor x) { return add_pairs(sum, products(codes, x)); }
 
-    // In steps: sums of two products, 16 bits each, several of which are added before they are widened. Two such sums
-    // fit for any small code; eight, those of a group of 32 values, for codes up to 15.
+    // In steps: sums of two products, 16 bits each, several of which are added before they are widened: 8 of them for
+    // codes up to 15, 4 for codes up to 31, as 2 n * 127 * code is below 2^15. 4 also for codes up to 63 that have
+    // the zero point 32, if they start with -32 times the sum of their activations.
     typedef vs Pairs;
     static Pairs products(Codes codes, Factor x) { return (vs)bytes_to_pairs(codes, x); }
-    static vi add_pairs(vi sum, Pairs two) { return sum + pairs((vi)two, splat_int(0x10001)); }
+    // factors: the same one in both halves of 32 bits.
+    static vi add_pairs(vi sum, Pairs two, vi factors) { return sum + pairs((vi)two, factors); }
 };
+
+// The low 16 bits of each integer, in both halves of it.
+inline vi in_both_halves(vi x) {
+    const __m128i places = _mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
+#if defined(__AVX512BW__)
+    return (vi)_mm512_shuffle_epi8((__m512i)x, _mm512_maskz_broadcast_i32x4(0xffff, places));
+#else
+    return (vi)_mm256_shuffle_epi8((__m256i)x, _mm256_broadcastsi128_si256(places));
+#endif
+}
 
 // Bytes at even and at odd places, widened to 16 bits.
 template <>

@@ -48,8 +48,8 @@ enum Form : int32_t {
     kNibbles = 0,  // groups of 32; codes 0 ... 15
     kTable = 1,    // nibbles that name one of 16 codes (IQ4)
     kBytes = 2,    // groups of 32; codes 0 ... 255
-    kSixes = 3,    // groups of 32; codes 0 ... 63
-    kSixes16 = 4,  // groups of 16
+    kSixes = 3,    // groups of 32; codes 0 ... 31, of which six bits could hold more
+    kSixes16 = 4,  // groups of 16; codes 0 ... 63. Only with superblocks
     kFloats4 = 5,  // nibbles that are floats of four bits (E2M1)
 };
 
@@ -157,14 +157,14 @@ inline vf load_halves(const char* from) {
 #endif
 }
 
-inline vf load_bytes(const char* from) {
+// Signed bytes.
+inline vi load_integers(const char* from) {
 #if defined(__AVX512F__)
-    const __m512i wide = _mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
-    return _mm512_maskz_cvtepi32_ps(0xffff, wide);
+    return (vi)_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
 #elif defined(__AVX2__)
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
 #else
-    return __builtin_convertvector(*(const vc_any*)from, vf);
+    return __builtin_convertvector(*(const vc_any*)from, vi);
 #endif
 }
 

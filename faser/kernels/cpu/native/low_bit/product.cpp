@@ -1,4 +1,5 @@
-// Products with low-bit weights: integer sums in every group, then floats in the order of their groups.
+// Products with low-bit weights: integer sums in every group, then floats in the order of their groups. With superblocks
+// the integer scales of groups weigh the sums of a stretch, which is a float once.
 //
 // Every multiply-add is rounded once and no sum is split, so a row gets the same bits in every batch, on any number of
 // threads and on every CPU: those of kernels/interface/low_bit/product.py.
@@ -37,6 +38,8 @@ struct CodesOf {
     static constexpr bool kInPairs = kSmall && faser::kInPairs;
     static constexpr int kGroup = Form == kSixes16 ? 16 : 32;
     static constexpr int kPairs = kGroup / 8;  // of vectors with a code a byte
+    static constexpr int kTogether = Form == kNibbles ? 4 : 2;  // of them, whose sums fit into 16 bits
+    static constexpr bool kStartsInPairs = kInPairs && Form == kSixes16;
     static constexpr int kBytes = kPairs * kStepBytes * (kHalves ? 4 : kSixBits ? 6 : 8) / 4;
     // Where the values of a pair's vectors begin in a group.
     static constexpr int first(int pair) { return kHalves ? 4 * pair : 8 * pair; }
@@ -87,50 +90,42 @@ inline __attribute__((always_inline)) void read_pair(const char* group, int pair
     }
 }
 
-// Scales and minimums of one span as floats: [group][panel][16], scales before minimums.
-template <int Group>
-struct Factors {
-    static constexpr int64_t kGroups = kSpan / Group;
-    alignas(64) float scales[kGroups * kWidth];
-    alignas(64) float minimums[kGroups * kWidth];
+// Scales and minimums of the groups of 32 of one span as floats: [group][panel][16], scales before minimums.
+struct FactorTable {
+    alignas(64) float scales[kGroups32 * kWidth];
+    alignas(64) float minimums[kGroups32 * kWidth];
 
     // span: that of the first panel; the others follow at panel_bytes.
     void read(const FaserLowBitPart& part, const SpanLayout& layout, const char* span, int64_t panel_bytes,
               int64_t groups) {
         for (int p = 0; p < kPanels; p++) {
-            read_panel(part, span + p * panel_bytes, layout.scales, layout.super_scales, groups, scales + p * kPanel);
+            read_panel(part, span + p * panel_bytes + layout.scales, groups, scales + p * kPanel);
             if (part.has_minimums) {
-                read_panel(part, span + p * panel_bytes, layout.minimums, layout.super_minimums, groups,
-                           minimums + p * kPanel);
+                read_panel(part, span + p * panel_bytes + layout.minimums, groups, minimums + p * kPanel);
             }
         }
     }
 
   private:
-    static void read_panel(const FaserLowBitPart& part, const char* span, int64_t at, int64_t super_at, int64_t groups,
-                           float* to) {
-        const int64_t repeats = part.factor_values / Group;
-        if (part.factors == kIntegers) {
-            vf super[kParts];
-            for (int i = 0; i < kParts; i++) super[i] = load_halves(span + super_at + i * kLanes * 2);
-            spread(groups, repeats, to, [&](int64_t place, int i) { return load_bytes(span + at + place) * super[i]; });
-        } else if (part.factors == kExponents) {
-            spread(groups, repeats, to, [&](int64_t place, int) { return load_exponents(span + at + place); });
+    static void read_panel(const FaserLowBitPart& part, const char* at, int64_t groups, float* to) {
+        const int64_t repeats = part.factor_values / 32;
+        if (part.factors == kExponents) {
+            spread(groups, repeats, to, [&](int64_t place) { return load_exponents(at + place); });
         } else if (part.factors == kHalves) {
-            spread(groups, repeats, to, [&](int64_t place, int) { return load_halves(span + at + place * 2); });
+            spread(groups, repeats, to, [&](int64_t place) { return load_halves(at + place * 2); });
         } else {
-            spread(groups, repeats, to, [&](int64_t place, int) { return load((const float*)(span + at) + place); });
+            spread(groups, repeats, to, [&](int64_t place) { return load((const float*)at + place); });
         }
     }
 
-    // value(place, i): part i of a factor of the columns, `place` numbers into the span's factors.
+    // value(place): a factor of kLanes columns, `place` numbers into the span's factors.
     template <class Value>
     static inline __attribute__((always_inline)) void spread(int64_t groups, int64_t repeats, float* to,
                                                              const Value& value) {
         for (int64_t factor = 0, group = 0; group < groups; factor++) {
             const int64_t end = std::min(group + repeats, groups);
             for (int i = 0; i < kParts; i++) {
-                const vf each = value(factor * kPanel + i * kLanes, i);
+                const vf each = value(factor * kPanel + i * kLanes);
                 for (int64_t g = group; g < end; g++) store(to + g * kWidth + i * kLanes, each);
             }
             group = end;
@@ -157,17 +152,24 @@ inline vf everywhere(const float* x) {
 
 // A tile of rows and panels over one span. Places in x are those of its first row.
 struct TileSpan {
-    const char* codes;       // of the first panel
-    int64_t panel_bytes;     // from the codes of one panel to those of the next
-    const float* scales;     // Factors; or where the codes' panel stores them as half floats, which are read directly
-    const float* minimums;
-    const int8_t* x;         // [rows, kSpan]
-    const float* x_scales;   // [rows, kStretches]
-    const float* x_sums;     // [rows, kGroups32]
-    const int32_t* starts;   // [rows, groups of a span]
-    const char* ahead;       // weights to fetch meanwhile, or null
-    int64_t ahead_lines;     // of them, for each group
-    float* totals;           // [rows, panels, 16]
+    const char* codes;           // of the first panel
+    int64_t panel_bytes;         // from the codes of one panel to those of the next
+    const char* scales;          // of a FactorTable; or in the first panel, where they are read directly
+    const char* minimums;
+    const char* super_scales;    // in the first panel
+    const char* super_minimums;
+    const int8_t* x;             // [rows, kSpan]
+    const float* x_scales;       // [rows, kStretches]
+    const float* x_sums;         // [rows, kGroups32]; with superblocks times x_scales
+    const int32_t* starts;       // [rows, groups of a span]
+    const char* ahead;           // weights to fetch meanwhile, or null
+    int64_t ahead_lines;         // of them, for each group
+    float* totals;               // [rows, panels, 16]
+
+    // Part q of a row of columns: number `factor` of those that lie at a place of the panels, of `size` bytes each.
+    const char* in_panel(const char* place, int64_t factor, int q, int64_t size) const {
+        return place + q / kParts * panel_bytes + (factor * kPanel + q % kParts * kLanes) * size;
+    }
 
     // What follows those of `groups` groups, or null.
     const char* ahead_from(int64_t groups) const {
@@ -179,13 +181,14 @@ struct NoPairs {
     typedef int Pairs;
 };
 
-// One group of a tile: sums[r][q] += codes * x[r].
-template <int C, int Rows>
-IN_TILE void add_group(const TileSpan& tile, int64_t group, vi (&sums)[Rows][kAll]) {
-    using D = typename CodesOf<C>::D;
-    constexpr int kPairs = CodesOf<C>::kPairs;
-    const int8_t* x = tile.x + group * CodesOf<C>::kGroup;
-    const char* codes = tile.codes + group * CodesOf<C>::kBytes;
+// One group of a tile: sums[r][q] += codes * x[r]. factors(q): what sums in pairs are multiplied by.
+template <int C, int Rows, class PairFactors>
+IN_TILE void add_group(const TileSpan& tile, int64_t group, const PairFactors& factors, vi (&sums)[Rows][kAll]) {
+    using Codes = CodesOf<C>;
+    using D = typename Codes::D;
+    constexpr int kPairs = Codes::kPairs, kTogether = Codes::kTogether;
+    const int8_t* x = tile.x + group * Codes::kGroup;
+    const char* codes = tile.codes + group * Codes::kBytes;
     const char* ahead = tile.ahead + group * tile.ahead_lines * kStepBytes;
     const int64_t ahead_lines = tile.ahead ? tile.ahead_lines : 0;
     auto four = [&](int row, int k) {
@@ -193,8 +196,7 @@ IN_TILE void add_group(const TileSpan& tile, int64_t group, vi (&sums)[Rows][kAl
         std::memcpy(&bytes, x + row * kSpan + k, 4);
         return D::factor(bytes);
     };
-    constexpr bool kWhole = CodesOf<C>::kInPairs && C == kNibbles;  // a group's sums fit into 16 bits
-    [[maybe_unused]] typename std::conditional_t<kWhole, D, NoPairs>::Pairs whole[Rows][kAll];
+    [[maybe_unused]] typename std::conditional_t<Codes::kInPairs, D, NoPairs>::Pairs whole[Rows][kAll];
 UNROLLED
     for (int pair = 0; pair < kPairs; pair++) {
         for (int64_t line = pair; line < ahead_lines; line += kPairs) {
@@ -213,59 +215,71 @@ UNROLLED
         }
 UNROLLED
         for (int r = 0; r < Rows; r++) {
-            const auto x_first = four(r, CodesOf<C>::first(pair)), x_second = four(r, CodesOf<C>::second(pair));
-            if constexpr (CodesOf<C>::kInPairs) {
+            const auto x_first = four(r, Codes::first(pair)), x_second = four(r, Codes::second(pair));
+            if constexpr (Codes::kInPairs) {
+                typename D::Pairs start{};
+                if constexpr (Codes::kStartsInPairs) {
+                    start = (typename D::Pairs)splat_int(tile.starts[r * (kSpan / Codes::kGroup) + group]);
+                }
 UNROLLED
                 for (int q = 0; q < kAll; q++) {
                     const auto two = D::products(first[q], x_first) + D::products(second[q], x_second);
-                    if constexpr (kWhole) {
-                        whole[r][q] = pair == 0 ? two : whole[r][q] + two;
-                    } else {
-                        sums[r][q] = D::add_pairs(sums[r][q], two);
-                    }
+                    whole[r][q] = two + (pair % kTogether == 0 ? start : whole[r][q]);
                 }
-                continue;
+            } else {
+UNROLLED
+                for (int q = 0; q < kAll; q++) sums[r][q] = D::add(sums[r][q], first[q], x_first);
+UNROLLED
+                for (int q = 0; q < kAll; q++) sums[r][q] = D::add(sums[r][q], second[q], x_second);
             }
-UNROLLED
-            for (int q = 0; q < kAll; q++) sums[r][q] = D::add(sums[r][q], first[q], x_first);
-UNROLLED
-            for (int q = 0; q < kAll; q++) sums[r][q] = D::add(sums[r][q], second[q], x_second);
         }
-    }
-    if constexpr (kWhole) {
+        if constexpr (Codes::kInPairs) {
+            if ((pair + 1) % kTogether != 0) continue;
 UNROLLED
-        for (int r = 0; r < Rows; r++) {
+            for (int q = 0; q < kAll; q++) {
+                const vi factor = factors(q);
 UNROLLED
-            for (int q = 0; q < kAll; q++) sums[r][q] = D::add_pairs(sums[r][q], whole[r][q]);
+                for (int r = 0; r < Rows; r++) sums[r][q] = D::add_pairs(sums[r][q], whole[r][q], factor);
+            }
         }
     }
 }
 
+// The integer sums of one group of a tile.
+template <int C, int Rows>
+inline __attribute__((always_inline)) void sum_group(const TileSpan& tile, int64_t group, vi (&sums)[Rows][kAll]) {
+UNROLLED
+    for (int r = 0; r < Rows; r++) {
+        const vi start = splat_int(tile.starts[r * (kSpan / CodesOf<C>::kGroup) + group]);
+UNROLLED
+        for (int q = 0; q < kAll; q++) sums[r][q] = start;
+    }
+    add_group<C, Rows>(tile, group, [](int) { return splat_int(0x10001); }, sums);
+}
+
+// Part q of a group's scales or minimums.
+template <int Stored>
+inline __attribute__((always_inline)) vf factor_of(const TileSpan& tile, const char* from, int64_t group, int q) {
+    if constexpr (Stored == kHalves) return load_halves(tile.in_panel(from, group, q, 2));
+    if constexpr (Stored == kIntegers) {
+        return __builtin_convertvector(load_integers(tile.in_panel(from, group, q, 1)), vf);
+    }
+    return load((const float*)from + group * kWidth + q * kLanes);
+}
+
 // One stretch of a tile, values with one scale a row: totals += x's scales * (its groups, summed in order). A sum of
 // one addend is that addend: zeros of either sign are the same in totals.
-template <int C, bool Minimums, bool Halves, int Rows, int Groups>
+template <int C, bool Minimums, int Stored, int Rows, int Groups>
 inline __attribute__((always_inline)) void add_stretch(const TileSpan& tile, int64_t stretch) {
-    constexpr int kSpanGroups = kSpan / CodesOf<C>::kGroup;
-    auto factor = [&](const float* from, int64_t group, int q) {
-        if constexpr (!Halves) return load(from + group * kWidth + q * kLanes);
-        const int64_t place = group * kPanel + q % kParts * kLanes;
-        return load_halves((const char*)from + q / kParts * tile.panel_bytes + place * 2);
-    };
     vf partial[Rows][kAll];
 UNROLLED
     for (int number = 0; number < Groups; number++) {
         const int64_t group = stretch * (kScaled / CodesOf<C>::kGroup) + number;
         vi sums[Rows][kAll];
-UNROLLED
-        for (int r = 0; r < Rows; r++) {
-            const vi start = splat_int(tile.starts[r * kSpanGroups + group]);
-UNROLLED
-            for (int q = 0; q < kAll; q++) sums[r][q] = start;
-        }
-        add_group<C, Rows>(tile, group, sums);
+        sum_group<C, Rows>(tile, group, sums);
 UNROLLED
         for (int q = 0; q < kAll; q++) {
-            const vf scale = factor(tile.scales, group, q);
+            const vf scale = factor_of<Stored>(tile, tile.scales, group, q);
 UNROLLED
             for (int r = 0; r < Rows; r++) {
                 const vf sum = __builtin_convertvector(sums[r][q], vf);
@@ -275,7 +289,7 @@ UNROLLED
         if constexpr (Minimums) {
 UNROLLED
             for (int q = 0; q < kAll; q++) {
-                const vf minimum = factor(tile.minimums, group, q);
+                const vf minimum = factor_of<Stored>(tile, tile.minimums, group, q);
 UNROLLED
                 for (int r = 0; r < Rows; r++) {
                     partial[r][q] = fused(minimum, everywhere(tile.x_sums + r * kGroups32 + group), partial[r][q]);
@@ -294,16 +308,104 @@ UNROLLED
     }
 }
 
+// The integer of a stretch in a superblock, scales * (codes * x) of its groups, rounded once.
+template <int C, int Rows>
+inline __attribute__((always_inline)) void weigh_stretch(const TileSpan& tile, int64_t stretch,
+                                                         vf (&weighed)[Rows][kAll]) {
+    constexpr int kGroups = kScaled / CodesOf<C>::kGroup;
+    if constexpr (CodesOf<C>::kInPairs) {
+        vi sums[Rows][kAll] = {};
+UNROLLED
+        for (int number = 0; number < kGroups; number++) {
+            const int64_t group = stretch * kGroups + number;
+            const auto scale = [&](int q) {
+                return in_both_halves(load_integers(tile.in_panel(tile.scales, group, q, 1)));
+            };
+            add_group<C, Rows>(tile, group, scale, sums);
+        }
+UNROLLED
+        for (int r = 0; r < Rows; r++) {
+UNROLLED
+            for (int q = 0; q < kAll; q++) weighed[r][q] = __builtin_convertvector(sums[r][q], vf);
+        }
+    } else {
+        // Two groups at a time: floats hold the integers of 32 values exactly, and the last addition rounds.
+        vf two[Rows][kAll];
+UNROLLED
+        for (int number = 0; number < kGroups; number++) {
+            const int64_t group = stretch * kGroups + number;
+            vi sums[Rows][kAll];
+            sum_group<C, Rows>(tile, group, sums);
+UNROLLED
+            for (int q = 0; q < kAll; q++) {
+                const vf scale = factor_of<kIntegers>(tile, tile.scales, group, q);
+UNROLLED
+                for (int r = 0; r < Rows; r++) {
+                    const vf sum = __builtin_convertvector(sums[r][q], vf);
+                    two[r][q] = number % 2 == 0 ? scale * sum : fused(scale, sum, two[r][q]);
+                    if (number % 2 == 1) weighed[r][q] = number == 1 ? two[r][q] : weighed[r][q] + two[r][q];
+                }
+            }
+        }
+    }
+}
+
+// One superblock of a tile: totals += its scale * (x's scales * integers of stretches) + its minimum * (...).
+template <int C, bool Minimums, int Rows>
+inline __attribute__((always_inline)) void add_superblock(const TileSpan& tile) {
+    vf scaled[Rows][kAll] = {};
+    for (int64_t stretch = 0; stretch < kStretches; stretch++) {
+        vf weighed[Rows][kAll];
+        weigh_stretch<C, Rows>(tile, stretch, weighed);
+UNROLLED
+        for (int r = 0; r < Rows; r++) {
+            const vf scale = everywhere(tile.x_scales + r * kStretches + stretch);
+UNROLLED
+            for (int q = 0; q < kAll; q++) scaled[r][q] = fused(scale, weighed[r][q], scaled[r][q]);
+        }
+    }
+    [[maybe_unused]] vf lowered[Rows][kAll] = {};
+    if constexpr (Minimums) {
+        for (int64_t group = 0; group < kGroups32; group++) {
+UNROLLED
+            for (int q = 0; q < kAll; q++) {
+                const vf minimum = factor_of<kIntegers>(tile, tile.minimums, group, q);
+UNROLLED
+                for (int r = 0; r < Rows; r++) {
+                    lowered[r][q] = fused(minimum, everywhere(tile.x_sums + r * kGroups32 + group), lowered[r][q]);
+                }
+            }
+        }
+    }
+UNROLLED
+    for (int q = 0; q < kAll; q++) {
+        const vf super_scale = load_halves(tile.in_panel(tile.super_scales, 0, q, 2));
+UNROLLED
+        for (int r = 0; r < Rows; r++) {
+            float* at = tile.totals + r * kWidth + q * kLanes;
+            vf total = fused(super_scale, scaled[r][q], load(at));
+            if constexpr (Minimums) {
+                total = fused(load_halves(tile.in_panel(tile.super_minimums, 0, q, 2)), lowered[r][q], total);
+            }
+            store(at, total);
+        }
+    }
+}
+
 // `count` tiles of `Rows` rows each over one span; tile: the first.
-template <int C, bool Minimums, bool Halves, int Rows>
+template <int C, bool Minimums, int Stored, int Rows>
 __attribute__((noinline)) void add_tiles(TileSpan tile, int64_t values, int64_t count) {
     constexpr int kGroups = kScaled / CodesOf<C>::kGroup;
     for (; count > 0; count--) {
-        int64_t stretch = 0;
-        for (; stretch < values / kScaled; stretch++) {
-            add_stretch<C, Minimums, Halves, Rows, kGroups>(tile, stretch);
+        if constexpr (Stored == kIntegers) {
+            add_superblock<C, Minimums, Rows>(tile);
+        } else {
+            int64_t stretch = 0;
+            for (; stretch < values / kScaled; stretch++) {
+                add_stretch<C, Minimums, Stored, Rows, kGroups>(tile, stretch);
+            }
+            if (values % kScaled) add_stretch<C, Minimums, Stored, Rows, kGroups / 2>(tile, stretch);
         }
-        if (values % kScaled) add_stretch<C, Minimums, Halves, Rows, kGroups / 2>(tile, stretch);
         tile.ahead = tile.ahead_from(values / CodesOf<C>::kGroup);
         tile.x += Rows * kSpan;
         tile.x_scales += Rows * kStretches;
@@ -313,10 +415,10 @@ __attribute__((noinline)) void add_tiles(TileSpan tile, int64_t values, int64_t 
     }
 }
 
-// Whether tiles read scales and minimums where they lie.
-template <int Group>
-bool reads_halves(const FaserLowBitPart& part) {
-    return part.factors == kHalves && part.factor_values == Group;
+// How tiles read scales and minimums: half floats and integers where they lie, others out of a FactorTable.
+int32_t read_as(const FaserLowBitPart& part) {
+    const bool is_in_place = part.factors == kIntegers || (part.factors == kHalves && part.factor_values == 32);
+    return is_in_place ? part.factors : int32_t(kFloats);
 }
 
 // All rows of a block over one span; tile: its first rows. Tiles are as even as possible, the higher ones first.
@@ -334,14 +436,21 @@ void add_block(TileSpan tile, const FaserLowBitPart& part, int64_t values, int64
         at.starts += first * (kSpan / CodesOf<C>::kGroup);
         at.totals += first * kWidth;
         with_count<kMostRows>(int(tile_rows), [&](auto number) {
-            constexpr bool kMinimums = !CodesOf<C>::kNamed && C != kSixes16, kReadsHalves = C != kFloats4;
-            const bool minimums = kMinimums && part.has_minimums;
-            if (kReadsHalves && reads_halves<CodesOf<C>::kGroup>(part)) {
-                if (minimums) return add_tiles<C, kMinimums, kReadsHalves, number.value>(at, values, count);
-                return add_tiles<C, false, kReadsHalves, number.value>(at, values, count);
+            constexpr bool kMinimums = !CodesOf<C>::kNamed && C != kSixes16;
+            const int32_t stored = read_as(part);
+            if constexpr (C != kBytes && C != kFloats4) {  // with superblocks the form says whether there are minimums
+                if (stored == kIntegers) return add_tiles<C, kMinimums, kIntegers, number.value>(at, values, count);
             }
-            if (minimums) return add_tiles<C, kMinimums, false, number.value>(at, values, count);
-            add_tiles<C, false, false, number.value>(at, values, count);
+            if constexpr (C != kSixes16) {
+                const bool minimums = kMinimums && part.has_minimums;
+                if (C != kFloats4 && stored == kHalves) {
+                    constexpr int kStored = C == kFloats4 ? kFloats : kHalves;
+                    if (minimums) return add_tiles<C, kMinimums, kStored, number.value>(at, values, count);
+                    return add_tiles<C, false, kStored, number.value>(at, values, count);
+                }
+                if (minimums) return add_tiles<C, kMinimums, kFloats, number.value>(at, values, count);
+                add_tiles<C, false, kFloats, number.value>(at, values, count);
+            }
         });
     };
     if (higher > 0) add(0, height + 1, higher);
@@ -355,23 +464,25 @@ void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const
                    const Activations& x, const int32_t* starts, int64_t panel, int64_t row, int64_t end,
                    const char* ahead) {
     constexpr int kGroup = CodesOf<C>::kGroup, kSpanGroups = kSpan / kGroup;
-    const bool halves = reads_halves<kGroup>(part);
+    const bool is_in_place = read_as(part) != kFloats, has_superblocks = part.factors == kIntegers;
     const int64_t panel_bytes = low_bit_panel_bytes(part, linear.depth);
     const char* span = part.panels + panel * panel_bytes;
     alignas(64) float totals[kBlockRows * kWidth];
     for (int64_t i = 0; i < (end - row) * kWidth; i += kLanes) store(totals + i, vf{});
-    Factors<kGroup> factors;
+    FactorTable table;
     for (int64_t first = 0, place = row; first < linear.depth; first += kSpan, place += x.rows) {
         const int64_t values = std::min(kSpan, linear.depth - first);
         const SpanLayout layout = span_layout(part, values);
-        if (!halves) factors.read(part, layout, span, panel_bytes, values / kGroup);
+        if (!is_in_place) table.read(part, layout, span, panel_bytes, values / kGroup);
         const TileSpan tile{span,
                             panel_bytes,
-                            halves ? (const float*)(span + layout.scales) : factors.scales,
-                            halves ? (const float*)(span + layout.minimums) : factors.minimums,
+                            is_in_place ? span + layout.scales : (const char*)table.scales,
+                            is_in_place ? span + layout.minimums : (const char*)table.minimums,
+                            span + layout.super_scales,
+                            span + layout.super_minimums,
                             x.codes + place * kSpan,
                             x.scales + place * kStretches,
-                            x.sums + place * kGroups32,
+                            (has_superblocks ? x.scaled_sums : x.sums) + place * kGroups32,
                             starts + place * kSpanGroups,
                             ahead,
                             (kPanels * layout.bytes / kStepBytes * kGroup + values - 1) / values,
@@ -384,11 +495,18 @@ void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const
            int(kWidth));
 }
 
+Start start_of(const FaserLowBitPart& part) {
+    const bool has_eight_bits = part.form == kTable || part.form == kBytes;
+    const int32_t lowered = has_eight_bits ? CodesOf<kBytes>::D::kLowered : CodesOf<kNibbles>::D::kLowered;
+    const bool in_pairs = part.form == kSixes16 && CodesOf<kSixes16>::kStartsInPairs;
+    return {lowered - part.zero_point, kSpan / group_of(part.form), in_pairs};
+}
+
 // Panels [panel, last) of a part. after: weights that this thread needs next, or null.
 template <int C>
 void multiply_panels(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
                      const Activations& x, int64_t panel, int64_t last, int64_t row, int64_t end, const char* after) {
-    const int32_t* starts = x.starts_of(CodesOf<C>::D::kLowered - part.zero_point, kSpan / CodesOf<C>::kGroup);
+    const int32_t* starts = x.starts_of(start_of(part));
     const int64_t panel_bytes = low_bit_panel_bytes(part, linear.depth);
     for (; panel < last; panel += kPanels) {
         const int64_t next = panel + kPanels;
@@ -414,11 +532,6 @@ Multiply multiply_of(int32_t form) {
         default:
             return multiply_panels<kSixes16>;
     }
-}
-
-int32_t lowered(const FaserLowBitPart& part) {
-    const bool has_eight_bits = part.form == kTable || part.form == kBytes;
-    return has_eight_bits ? CodesOf<kBytes>::D::kLowered : CodesOf<kNibbles>::D::kLowered;
 }
 
 // Units of kUnitPanels panels, those of all parts counted on.
@@ -568,7 +681,7 @@ void faser_grouped_low_bit(Pool* pool, const FaserAnyLinear* linears, const Fase
         used.push_back(linear);
     }
     const FaserProduct call{x, x_stride, rows, out, out_stride, nullptr, 0, out_dtype};
-    const Activations quantised = quantise(*pool, call, x_dtype, used.data(), int64_t(used.size()), lowered);
+    const Activations quantised = quantise(*pool, call, x_dtype, used.data(), int64_t(used.size()), start_of);
     static thread_local Shares shares;
     shares.deal(int64_t(pieces.size()), pool->num_threads());
     pool->run(pool->num_threads(), GroupedProducts{pieces, call, quantised, *pool, shares});
@@ -580,7 +693,7 @@ void faser_low_bit_linear(Pool* pool, const FaserLowBit* linear, const void* x, 
                           int64_t residual_stride, const FaserLowBit* following) {
     if (rows == 0) return;
     const FaserProduct call{x, x_stride, rows, out, out_stride, residual, residual_stride, out_dtype};
-    const Activations quantised = quantise(*pool, call, x_dtype, *linear, lowered);
+    const Activations quantised = quantise(*pool, call, x_dtype, *linear, start_of);
     if (rows > kBlockRows) return multiply_blocks(*pool, *linear, call, quantised);
     static thread_local Shares shares;
     shares.deal(num_units(*linear), pool->num_threads());
