@@ -55,8 +55,8 @@ Notes:
 
 {notes}
 
-Of Qwen2.5-VL, Qwen3-VL, Qwen3.5, Gemma 3 and Mistral 3 checkpoints that also read images the text half is served.
-Encoders, other mixtures of experts, and whatever else is not in the table are refused by name.
+Of Qwen2.5-VL, Qwen3-VL, Qwen3.5, Gemma 3, Gemma 4 and Mistral 3 checkpoints that also read images the text half is
+served. Encoders, other mixtures of experts, and whatever else is not in the table are refused by name.
 
 ## Formats
 

@@ -30,6 +30,7 @@ from faser.engine.checkpoints.families.architecture import (
     DenseSpec,
     LayerSpec,
     LongRopeScaling,
+    ProportionalScaling,
     RopeScaling,
     RopeSpec,
 )
@@ -254,8 +255,8 @@ def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: in
 
 
 def _known(scaling: RopeScaling | None) -> RopeScaling | None:
-    """Other than longrope, which heads have no fields for: they attend to little."""
-    return None if isinstance(scaling, LongRopeScaling) else scaling
+    """Other than longrope and proportional, which heads have no fields for: they attend to little."""
+    return None if isinstance(scaling, LongRopeScaling | ProportionalScaling) else scaling
 
 
 def faster_dtype(device: torch.device) -> str:

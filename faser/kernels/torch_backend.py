@@ -89,6 +89,7 @@ class TorchBackend:
         self.has_low_bit = True
         self.has_experts = True
         self.has_states = True
+        self.normalises_values = True
         self.experts_read = 0
         self.prefers_low_bit = False
         self._fp8 = ReferenceFp8()
@@ -205,6 +206,7 @@ class TorchBackend:
         query_angles: Tensor | None = None,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
+        v_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
         rows = qkv.shape[0]
@@ -213,12 +215,13 @@ class TorchBackend:
         k = heads[:, shape.num_heads : shape.num_heads + shape.num_kv_heads]
         v = heads[:, shape.num_heads + shape.num_kv_heads :]
         of_queries = angles if query_angles is None else query_angles
-        for part, weight, turns in ((q, q_norm, of_queries), (k, k_norm, angles)):
+        for part, weight, turns in ((q, q_norm, of_queries), (k, k_norm, angles), (v, v_norm, None)):
             if weight is not None:
                 part.copy_(_rms_norm(part, weight, eps))
             if turns is not None:
                 part.copy_(_rotate(part, turns[plan.positions]))
-        cache.write(layer, plan.slots, k, v)
+        if not shape.reads_other:
+            cache.write(layer, plan.slots, k, v)
         return qkv[:, : shape.num_heads * shape.head_dim]
 
     def attend(
@@ -267,8 +270,8 @@ class TorchBackend:
             return torch.mul(gate * torch.sigmoid(1.702 * gate), up + 1, out=out)
         return torch.mul(_ACTIVATIONS[activation](gate), up, out=out)
 
-    def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:
-        self.experts_read += experts_one_by_one(self, x, block, hidden, outputs=_num_outputs)
+    def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
+        self.experts_read += experts_one_by_one(self, x, block, hidden, routed_by, outputs=_num_outputs)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
         x.mul_(gate.sigmoid())

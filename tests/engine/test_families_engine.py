@@ -118,6 +118,32 @@ _QWEN3_5 = {
     "pad_token_id": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
 }
+_GEMMA4 = {
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "layer_types": ["sliding_attention", "full_attention"] * 4,
+    "sliding_window": 13,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 20.0,
+    "pad_token_id": 0,
+}
+_GEMMA4_MOE = _GEMMA4 | {
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.05,
+    "enable_moe_block": True,
+    "num_experts": 7,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 32,
+}
 _QWEN3_5_MOE = _QWEN3_5 | {
     "num_experts": 7,
     "num_experts_per_tok": 3,
@@ -126,6 +152,8 @@ _QWEN3_5_MOE = _QWEN3_5 | {
 }
 CASES = {
     "gemma3": Case("gemma3_text", _GEMMA3),
+    "gemma4": Case("gemma4_text", _GEMMA4),
+    "gemma4-moe-int8": Case("gemma4_text", _GEMMA4_MOE, {"quantization": "int8", "dtype": "bfloat16"}),
     "phi3": Case("phi3", _PHI3),
     "qwen3-moe": Case("qwen3_moe", _MIXTURE),
     "qwen3-moe-int8": Case(
@@ -265,6 +293,9 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], World]:
 _RUNS = [
     ("gemma3", "text"),
     ("gemma3", "eagle3"),
+    ("gemma4", "off"),
+    ("gemma4", "text"),
+    ("gemma4-moe-int8", "text"),
     ("phi3", "text"),
     ("qwen3-moe", "off"),
     ("qwen3-moe", "text"),

@@ -100,6 +100,7 @@ class NativeBackend:
         self.has_low_bit = True
         self.has_experts = True
         self.has_states = True
+        self.normalises_values = True
         self._read_one_by_one = 0  # experts
         self.prefers_low_bit = True
         self.num_threads = num_threads
@@ -289,19 +290,24 @@ class NativeBackend:
         )
         return out
 
-    def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:
+    def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
+        of_router = x if routed_by is None else routed_by
         assert x.is_contiguous()
+        assert of_router.is_contiguous()
+        assert of_router.dtype is x.dtype, (of_router.dtype, x.dtype)
         assert hidden.is_contiguous()
         assert x.shape == hidden.shape, (x.shape, hidden.shape)
         assert x.dtype is hidden.dtype, (x.dtype, hidden.dtype)
         if not is_grouped(block):
-            self._read_one_by_one += experts_one_by_one(self, x, block, hidden, outputs=attrgetter("columns"))
+            outputs = attrgetter("columns")
+            self._read_one_by_one += experts_one_by_one(self, x, block, hidden, routed_by, outputs=outputs)
             return
         struct = experts_struct(block)
         self._library.faser_experts(
             self._pools.address,
             ctypes.addressof(struct),
             x.data_ptr(),
+            of_router.data_ptr(),
             x.shape[0],
             hidden.data_ptr(),
             DTYPES[x.dtype],
@@ -388,12 +394,14 @@ class NativeBackend:
         query_angles: Tensor | None = None,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
+        v_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
         assert cache.shape.dtype in (qkv.dtype, torch.int8), (qkv.dtype, cache.shape.dtype)
-        rows, stride = _rows(qkv, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
+        rows, stride = _rows(qkv, shape.qkv_size)
         assert rows == plan.num_rows, (rows, plan.num_rows)
-        assert cache.shape.heads[layer] == (shape.num_kv_heads, shape.head_dim), (cache.shape.heads[layer], shape)
+        num_kv_heads = 0 if shape.reads_other else shape.num_kv_heads
+        assert cache.shape.heads[layer] == (num_kv_heads, shape.head_dim), (cache.shape.heads[layer], shape)
         self._rope_append_call(
             self._pools.address,
             cache.layer(layer),
@@ -403,8 +411,7 @@ class NativeBackend:
             stride,
             None if angles is None else angles.data_ptr(),
             None if query_angles is None else query_angles.data_ptr(),
-            None if q_norm is None else q_norm.data_ptr(),
-            None if k_norm is None else k_norm.data_ptr(),
+            *(None if norm is None else norm.data_ptr() for norm in (q_norm, k_norm, v_norm)),
             eps,
             DTYPES[qkv.dtype],
         )

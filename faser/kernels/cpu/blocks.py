@@ -207,12 +207,17 @@ def _address(tensor: Tensor | None) -> int | None:
 def _has_separate(layer: DecoderLayer) -> bool:
     if layer.rates is not None and reorders(layer.rates.linear):
         return True
+    if layer.v_norm is not None or layer.kv_layer is not None:
+        return True
     return _is_separate(layer.feed_forward) or (layer.qkv is not None and reorders(layer.qkv.linear))
 
 
 def _is_separate(block: FeedForward | MixedFeedForward) -> bool:
     """Whether no call takes the block as a whole."""
-    if isinstance(block, MixedFeedForward) and not is_grouped(block.experts):
+    if isinstance(block, MixedFeedForward):
+        if not is_grouped(block.experts):
+            return True
+    elif not block.ends_with_network:
         return True
     return any(map(reorders, block.products))
 
@@ -277,6 +282,7 @@ def experts_struct(block: Experts) -> ExpertsStruct:
         block.top_k,
         block.renormalise,
         ACTIVATIONS[block.activation],
+        _address(block.scales),
         None if shared is None else ctypes.addressof(shared),
     )
     struct.kept = (gate_up, down, shared)

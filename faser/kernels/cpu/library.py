@@ -61,7 +61,7 @@ class NormedLinearStruct(ctypes.Structure):
 
 
 class ExpertsStruct(ctypes.Structure):
-    """FaserExperts. gate_up, down, shared: addresses of arrays."""
+    """FaserExperts. gate_up, down, scales, shared: addresses of arrays."""
 
     _fields_ = (
         ("router", AnyLinearStruct),
@@ -71,6 +71,7 @@ class ExpertsStruct(ctypes.Structure):
         ("top_k", c_int64),
         ("renormalise", c_int32),
         ("activation", c_int32),
+        ("scales", c_void_p),
         ("shared", c_void_p),
     )
 
@@ -298,14 +299,14 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I, _P), None),
     "faser_gate": ((_P, _P, _L, _L, _L, _P, _L, _I, _I), None),
     "faser_sigmoid_gate": ((_P, _P, _L, _L, _P, _L, _I), None),
-    "faser_experts": ((_P, _P, _P, _L, _P, _I), None),
+    "faser_experts": ((_P, _P, _P, _P, _L, _P, _I), None),
     "faser_experts_read": ((_P,), _L),
     "faser_normed_linear": ((_P, _P, _P, _P, _L, _P, _I), None),
     "faser_feed_forward": ((_P, _P, _P, _P, _P, _P, _P), None),
     "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P, _I, _P), None),
     "faser_delta_net": ((_P, _P, _P, _P, _P, _P, _P, _I), None),
     "faser_eagle3_draft": ((_P, _P, _P, _P, _P, _P, _P), _L),
-    "faser_rope_append": ((_P, _P, _P, _L, _P, _L, _P, _P, _P, _P, _F, _I), None),
+    "faser_rope_append": ((_P, _P, _P, _L, _P, _L, _P, _P, _P, _P, _P, _F, _I), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
     "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P), None),
     "faser_nearest": ((_P, _P, _L, _L, _P, _L, _P, _D, _P, _P), None),

@@ -17,12 +17,14 @@ from faser.kernels.interface.blocks import (
     DecoderLayer,
     DecoderStack,
     Experts,
+    ExpertsBeside,
     FeedForward,
     HeadDrafting,
     LayerBuffers,
     Layers,
     MixedFeedForward,
     NormedLinear,
+    TokenInputs,
     columns_of,
 )
 from faser.kernels.interface.collectives import Collectives
@@ -103,6 +105,11 @@ class Backend(Protocol):
     @property
     def has_states(self) -> bool:
         """Whether it computes delta nets."""
+        ...
+
+    @property
+    def normalises_values(self) -> bool:
+        """Whether rope_append takes v_norm and layers that read another one's keys and values."""
         ...
 
     @property
@@ -217,14 +224,16 @@ class Backend(Protocol):
         query_angles: Tensor | None = None,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
+        v_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
         """Normalise and rotate queries and keys; store keys and values in the cache, rounded to its dtype.
 
-        qkv: [R, (Hq + 2 Hkv) * D], queries, then keys, then values; overwritten. angles: [P, D] float32,
-        cosines of the D/2 pairs then their sines, indexed by position; channel i is paired with i + D/2.
-        None rotates nothing. query_angles: those of queries, where they differ. q_norm, k_norm: [D] float32,
-        RMS-norm weights applied to each head before rotating.
+        qkv: [R, (Hq + 2 Hkv) * D], queries, then keys, then values; overwritten. Of a shape that reads another
+        layer's keys: queries alone, and nothing is stored. angles: [P, D] float32, cosines of the D/2 pairs then
+        their sines, indexed by position; channel i is paired with i + D/2. None rotates nothing. query_angles:
+        those of queries, where they differ. q_norm, k_norm, v_norm: [D] float32, RMS-norm weights applied to each
+        head before rotating; None: no norm.
         Returns queries [R, Hq * D], a view of qkv.
         """
         ...
@@ -253,13 +262,13 @@ class Backend(Protocol):
         """
         ...
 
-    def experts(self, x: Tensor, block: Experts, hidden: Tensor, /) -> None:
+    def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None, /) -> None:
         """hidden[r] += the sum of w * down(gate(gate_up(x[r]))) over the chosen experts of row r.
 
         Weights w are the router's softmax, in float32, over all experts, or over the chosen ones alone where they
-        are renormalised. Of equal logits the lower expert is chosen. The sum is in float32, in the order of the
-        weights, the shared expert last, and is rounded once. x, hidden: [R, H]. Raises ConfigError where
-        has_experts is False.
+        are renormalised, times the scales. routed_by: [R, H], what the router sees; None: x. Of equal logits the
+        lower expert is chosen. The sum is in float32, in the order of the weights, the shared expert last, and is
+        rounded once. x, hidden: [R, H]. Raises ConfigError where has_experts is False.
         """
         ...
 
@@ -329,11 +338,44 @@ class SeparateBlocks:
             self.normed_linear(hidden, following, out, buffers)
 
     def _feed_forward(self, mixed: Tensor, hidden: Tensor, block: FeedForward, buffers: BlockBuffers) -> None:
-        eps = block.gate_up.eps
+        eps, size = block.gate_up.eps, block.size or buffers.inner.shape[1]
+        gate_up, inner = columns_of(buffers.gate_up, 2 * size), columns_of(buffers.inner, size)
         self._add(mixed, block.attention_out, eps, block.norm_after_attention, hidden, buffers)
-        self.normed_linear(hidden, block.gate_up, buffers.gate_up, buffers)
-        self._backend.gate(buffers.gate_up, buffers.inner, block.activation)
-        self._add(buffers.inner, block.down, eps, block.norm_after, hidden, buffers)
+        self.normed_linear(hidden, block.gate_up, gate_up, buffers)
+        self._backend.gate(gate_up, inner, block.activation)
+        if block.beside is None:
+            self._add(inner, block.down, eps, block.norm_after, hidden, buffers)
+        else:
+            self._add_with_experts(inner, hidden, block, block.beside, buffers)
+        if block.token_inputs is not None:
+            self._add_token_inputs(hidden, block, block.token_inputs, buffers)
+        if block.scale != 1.0:
+            hidden.mul_(block.scale)
+
+    def _add_with_experts(
+        self, inner: Tensor, hidden: Tensor, block: FeedForward, beside: ExpertsBeside, buffers: BlockBuffers
+    ) -> None:
+        """hidden += norm(norm(down(inner)) + norm(experts))."""
+        backend, eps, after = self._backend, block.gate_up.eps, block.norm_after
+        assert after is not None, "the sum of a network and experts is normalised"
+        both = backend.linear(inner, block.down, torch.empty_like(hidden))
+        backend.rms_norm(both, beside.norm_after_network, eps, both)
+        routed_by = backend.rms_norm(hidden, beside.router_norm, eps, torch.empty_like(hidden))
+        given = torch.zeros_like(hidden)
+        backend.experts(
+            backend.rms_norm(hidden, beside.norm, eps, buffers.normed), beside.experts, given, routed_by
+        )
+        backend.rms_norm(given, beside.norm_after, eps, both, residual=both)
+        backend.rms_norm(both, after, eps, hidden, residual=hidden)
+
+    def _add_token_inputs(
+        self, hidden: Tensor, block: FeedForward, given: TokenInputs, buffers: BlockBuffers
+    ) -> None:
+        room = given.room[: hidden.shape[0]]
+        size = room.shape[1] // 2
+        self._backend.linear(hidden, given.gate, room[:, :size])
+        inner = self._backend.gate(room, hidden.new_empty((hidden.shape[0], size)), block.activation)
+        self._add(inner, given.out, block.gate_up.eps, given.norm, hidden, buffers)
 
     def _add(
         self,
@@ -421,9 +463,11 @@ class SeparateLayers:
             query_angles=layer.query_angles,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
+            v_norm=layer.v_norm,
             eps=layer.eps,
         )
-        backend.attend(queries, cache, number, shape, plan, mixed, sinks=layer.sinks)
+        source = number if layer.kv_layer is None else layer.kv_layer
+        backend.attend(queries, cache, source, shape, plan, mixed, sinks=layer.sinks)
         if shape.gated:
             backend.sigmoid_gate(mixed, gates)
 

@@ -30,37 +30,13 @@ class NormedLinear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
-class FeedForward:
-    """What follows the attention of a layer: its output product, then the gated feed-forward network.
-
-    activation: see Backend.gate. norm_after_attention, norm_after: [H] float32, of what the two of them add to the
-    residual stream, with the eps of gate_up; both or neither.
-    """
-
-    attention_out: PackedLinear
-    gate_up: NormedLinear
-    down: PackedLinear
-    activation: str = "silu"
-    norm_after_attention: Tensor | None = None
-    norm_after: Tensor | None = None
-
-    @property
-    def products(self) -> tuple[PackedLinear, ...]:
-        return (self.attention_out, self.gate_up.linear, self.down)
-
-    @property
-    def is_usual(self) -> bool:
-        """SiLU, and nothing normalised after a product: what kernels that join several of these steps compute."""
-        return self.activation == "silu" and self.norm_after is None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Experts:
     """Gated networks, of which a router chooses top_k for each row. E: how many there are.
 
     router: [E, H], its logits in float32. gate_up, down: of each expert. renormalise: the weights of the chosen
-    ones are divided by their sum. activation: see Backend.gate. shared: gate_up and down of one more, which every
-    row passes; then the router is [E + 1, H], and σ of its last logit weighs what that one gives.
+    ones are divided by their sum. activation: see Backend.gate. scales: [E] float32, what the weight of each
+    expert is multiplied by in the end; None: nothing. shared: gate_up and down of one that every row passes; then
+    the router is [E + 1, H], and σ of its last logit weighs what that one gives.
     """
 
     router: PackedLinear
@@ -69,12 +45,79 @@ class Experts:
     top_k: int
     renormalise: bool
     activation: str = "silu"
+    scales: Tensor | None = None
     shared: tuple[PackedLinear, PackedLinear] | None = None
 
     @property
     def num_logits(self) -> int:
         """That the router gives a row."""
         return len(self.gate_up) + (self.shared is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsBeside:
+    """A mixture beside the network of a layer, of the same inputs.
+
+    Norms: [H] float32, with the eps of the network's. norm: before the experts; router_norm: before the router.
+    norm_after, norm_after_network: of what experts and network give, which is added up and normalised once more.
+    """
+
+    experts: Experts
+    norm: Tensor
+    router_norm: Tensor
+    norm_after: Tensor
+    norm_after_network: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInputs:
+    """hidden += norm(out(activation(gate(hidden)) * p)), with inputs p of each row, [R, P], that its token gives.
+
+    activation, eps of norm [H]: the network's. room: [max_rows, 2 P], rows at any distance: the second half is p,
+    the first is overwritten.
+    """
+
+    gate: PackedLinear
+    out: PackedLinear
+    norm: Tensor
+    room: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class FeedForward:
+    """What follows the attention of a layer: its output product, then the gated feed-forward network.
+
+    activation: see Backend.gate. norm_after_attention, norm_after: [H] float32, of what the two of them add to the
+    residual stream, with the eps of gate_up; both or neither. size: channels of the network; None: as many as the
+    buffers have. beside: a mixture whose results join the network's; None: there is none. token_inputs: what
+    tokens add in the end; None: nothing. scale: what the residual stream is multiplied by then.
+    """
+
+    attention_out: PackedLinear
+    gate_up: NormedLinear
+    down: PackedLinear
+    activation: str = "silu"
+    norm_after_attention: Tensor | None = None
+    norm_after: Tensor | None = None
+    size: int | None = None
+    beside: ExpertsBeside | None = None
+    token_inputs: TokenInputs | None = None
+    scale: float = 1.0
+
+    @property
+    def products(self) -> tuple[PackedLinear, ...]:
+        """Of attention and network."""
+        return (self.attention_out, self.gate_up.linear, self.down)
+
+    @property
+    def is_usual(self) -> bool:
+        """SiLU, and nothing normalised after a product: what kernels that join several of these steps compute."""
+        return self.activation == "silu" and self.norm_after is None
+
+    @property
+    def ends_with_network(self) -> bool:
+        """Whether network and norms are all there is."""
+        return self.beside is None and self.token_inputs is None and self.scale == 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -107,13 +150,14 @@ class BlockBuffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """A layer. angles, query_angles, q_norm, k_norm, eps: see Backend.rope_append; sinks: see Backend.attend.
+    """A layer. angles, query_angles, norms of heads, eps: see Backend.rope_append; sinks: see Backend.attend.
 
     shape: of its attention, or of the delta net that it has instead: then with its rates, the product of b and a,
     [2 Hv], and its other weights.
     qkv: all columns of the shape. None: its caller computes it, of something else than the layer's inputs.
     wide_norms: float32 weights of RMS norms of all queries of a row together, [Hq * D], and of all its keys.
     states: [max_rows, H], rows at any distance: room for the inputs of the layer, in a step that captures.
+    kv_layer: number of the layer whose keys and values are read, where the shape reads another one's.
     """
 
     qkv: NormedLinear | None
@@ -129,6 +173,8 @@ class DecoderLayer:
     states: Tensor | None = None
     rates: NormedLinear | None = None
     delta_net: DeltaNet | None = None
+    v_norm: Tensor | None = None
+    kv_layer: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)

@@ -13,7 +13,13 @@ from faser.kernels.interface.shapes import PackedLinear
 
 
 def experts_one_by_one(
-    backend: Backend, x: Tensor, block: Experts, hidden: Tensor, *, outputs: Callable[[PackedLinear], int]
+    backend: Backend,
+    x: Tensor,
+    block: Experts,
+    hidden: Tensor,
+    routed_by: Tensor | None = None,
+    *,
+    outputs: Callable[[PackedLinear], int],
 ) -> int:
     """See Backend.experts. outputs: of a product. Returns how many experts any row has chosen."""
     rows, width = hidden.shape
@@ -24,7 +30,8 @@ def experts_one_by_one(
         inner = backend.gate(both, x.new_empty((len(x), size)), block.activation)
         return backend.linear(inner, down, x.new_empty((len(x), width), dtype=torch.float32))
 
-    logits = backend.linear(x, block.router, x.new_empty((rows, block.num_logits), dtype=torch.float32))
+    of_router = x if routed_by is None else routed_by
+    logits = backend.linear(of_router, block.router, x.new_empty((rows, block.num_logits), dtype=torch.float32))
     chosen, weights = routed(logits[:, : len(block.gate_up)], block)
     given = x.new_empty((rows, block.top_k, width), dtype=torch.float32)
     experts = sorted(set(chosen.flatten().tolist()))
@@ -46,4 +53,5 @@ def routed(logits: Tensor, block: Experts) -> tuple[Tensor, Tensor]:
     weights = probs[:, : block.top_k]
     if block.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
-    return chosen[:, : block.top_k], weights
+    chosen = chosen[:, : block.top_k]
+    return chosen, weights if block.scales is None else weights * block.scales[chosen]

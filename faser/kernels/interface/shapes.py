@@ -47,7 +47,8 @@ class AttentionShape:
     """Heads of one attention layer. Query head h reads KV head h // (num_heads // num_kv_heads).
 
     window: most positions that a row attends to, its own included; None: all. score_cap: c: a scaled score s
-    becomes c tanh(s / c); None: it stays. gated: what a head gives is multiplied by σ of its gate.
+    becomes c tanh(s / c); None: it stays. gated: what a head gives is multiplied by σ of its gate. reads_other:
+    keys and values are another layer's, so rows have queries alone.
     """
 
     num_heads: int
@@ -57,6 +58,7 @@ class AttentionShape:
     window: int | None = None
     score_cap: float | None = None
     gated: bool = False
+    reads_other: bool = False
 
     @property
     def q_size(self) -> int:
@@ -64,7 +66,7 @@ class AttentionShape:
 
     @property
     def qkv_size(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return self.q_size if self.reads_other else (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     @property
     def columns(self) -> int:

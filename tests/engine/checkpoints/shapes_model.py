@@ -1,6 +1,6 @@
-"""A tiny model whose layers have heads of several shapes, as Gemma 4's have, and its forward written out in torch.
+"""A tiny model whose layers have heads of three shapes, and its forward written out in torch.
 
-No family is one yet: the tests add this one to the table of families.
+No family has as many: the tests add this one to the table of families.
 """
 
 from collections.abc import Mapping

@@ -9,6 +9,10 @@ factors of longrope in a long context; Granite's epsilon not divided. Of gpt-oss
 no bias of the router; gate or up not clamped; up without the 1; gate and up swapped, or as halves of their tensor.
 Of OLMoE and Granite-MoE: weights of experts divided by their sum, or not; norms of queries and keys head by head,
 or of the first key head alone; a multiplier left out; gate and up of a tensor of all experts alternating.
+Of Gemma 4: pairs of global heads counted, or their frequencies spaced, by the size of local ones; values
+normalised by the weight of keys, or not at all; shared keys of the first layer of a kind; a scale, a root or an
+epsilon of what tokens give left out, or that of a layer, the router or the experts; the experts' inputs given to
+the router.
 """
 
 import json
@@ -94,6 +98,7 @@ _TWO_ROPES = {
     },
 }
 
+_NEAR, _FAR = "sliding_attention", "full_attention"
 _GPT_OSS = {
     "head_dim": 32,
     "num_local_experts": 7,
@@ -134,6 +139,39 @@ _QWEN3_5 = {
     "linear_value_head_dim": 32,
     "rms_norm_eps": 0.05,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
+}
+_GEMMA4_ROPES = {
+    _NEAR: {"rope_type": "default", "rope_theta": 100.0},
+    _FAR: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000.0},
+}
+_GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 13,
+    "rms_norm_eps": 0.05,
+    "final_logit_softcapping": 20.0,
+    "pad_token_id": 0,
+    "num_hidden_layers": 5,
+    "layer_types": [_NEAR, _FAR, _NEAR, _NEAR, _FAR],
+    "rope_parameters": _GEMMA4_ROPES,
+}
+_GEMMA4_E = _GEMMA4 | {  # as E2B and E4B; of each kind two layers have keys and values of their own
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_hidden_layers": 7,
+    "layer_types": [_NEAR, _FAR, _NEAR, _FAR, _NEAR, _NEAR, _FAR],
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+}
+_GEMMA4_MOE = _GEMMA4 | {
+    "enable_moe_block": True,
+    "num_experts": 7,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 32,
 }
 _QWEN3_5_MOE = _QWEN3_5 | {
     "num_experts": 7,
@@ -188,6 +226,13 @@ CASES = [
     Case("gemma3", "gemma3_text", _GEMMA | {"num_hidden_layers": 7}),
     Case("gemma3-tied", "gemma3_text", _GEMMA | {"tie_word_embeddings": True}),
     Case("gemma3-linear-rope", "gemma3_text", _GEMMA | _TWO_ROPES),
+    Case("gemma4", "gemma4_text", _GEMMA4),
+    Case("gemma4-e", "gemma4_text", _GEMMA4_E),
+    Case("gemma4-moe", "gemma4_text", _GEMMA4_MOE),
+    Case(
+        "gemma4-all", "gemma4_text", _GEMMA4_MOE | _GEMMA4_E | {"attention_k_eq_v": True, "attention_bias": True}
+    ),
+    Case("gemma4-unified", "gemma4_unified_text", _GEMMA4),
     Case("qwen3-moe", "qwen3_moe", _MIXTURE | {"norm_topk_prob": True, "mlp_only_layers": [1]}),
     Case("qwen3-moe-all", "qwen3_moe", _MIXTURE | {"norm_topk_prob": True, "tie_word_embeddings": True}),
     Case("qwen3-moe-other", "qwen3_moe", _MIXTURE | {"decoder_sparse_step": 2, "attention_bias": True}),
@@ -293,6 +338,9 @@ def native(kernel_cache: Path) -> NativeBackend:
             "olmoe",
             "granite-moe",
             "qwen3.5",
+            "gemma4",
+            "gemma4-e",
+            "gemma4-moe",
             "qwen3.5-moe",
         )
         else pytest.param(case.name, marks=pytest.mark.full)
@@ -308,7 +356,7 @@ def test_greedy_decoding_through_the_paged_cache_gives_the_tokens_of_transformer
     assert load(oracle.directory).greedy(oracle.token_ids, NUM_GREEDY) == oracle.greedy
 
 
-@pytest.mark.parametrize("name", [case.name for case in CASES])
+@pytest.mark.parametrize("name", [case.name for case in CASES if not case.name.startswith("gemma4")])
 def test_the_spelling_of_transformers_4_means_the_same(name: str, oracles: Oracles, tmp_path: Path) -> None:
     """rope_theta and rope_scaling as separate fields, torch_dtype, no layer_types."""
     directory = oracles(name).directory
@@ -332,9 +380,31 @@ def test_the_spelling_of_transformers_4_means_the_same(name: str, oracles: Oracl
     assert read_model_config(same) == read_model_config(directory)
 
 
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-e", "gemma4-all"])
+def test_heads_of_global_layers_may_be_spelled_as_on_the_hub(name: str, oracles: Oracles, tmp_path: Path) -> None:
+    """Not layer by layer; and images, if there were any, would not be read causally."""
+    directory = oracles(name).directory
+    assert json.loads((directory / "config.json").read_text())["per_layer_config"]
+    changes = {
+        "per_layer_config": None,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "use_bidirectional_attention": "vision",
+    }
+    assert read_model_config(edited(directory, tmp_path, changes)) == read_model_config(directory)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
+        ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+        (
+            "gemma4",
+            {"num_kv_shared_layers": 4},
+            "num_kv_shared_layers is 4; of 5 layers no full_attention is left",
+        ),
+        ("gemma4", {"per_layer_config": {"1": {"skip": ["mlp"]}}}, "per_layer_config has '1'"),
+        ("gemma4", {"layer_types": ["chunked_attention"] * 5}, r"layer_types\[0\] is 'chunked_attention'"),
         ("granite-4", {"layer_types": ["attention", "mamba", "attention"]}, r"layer_types\[1\] is 'mamba'"),
         ("granite-4", {"layer_types": None}, r"layer_types\[0\] is 'mamba'"),
         ("granite-4", {"num_local_experts": 4}, "num_local_experts is 4"),
@@ -462,6 +532,11 @@ def test_a_qwen_window_starts_at_its_layer(from_layer: int, windows: tuple[int |
         ("gemma3", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}, "rope_local_base_freq": 1e6}),
         ("gemma3", {"sliding_window": None, "layer_types": ["full_attention"] * 7}),
         ("gemma3", {"hidden_activation": "silu"}),
+        ("gemma4", {"sliding_window": 12}),
+        ("gemma4", {"final_logit_softcapping": None}),
+        ("gemma4", {"rope_parameters": {_NEAR: {"rope_theta": 100.0}, _FAR: {"rope_theta": 1000.0}}}),
+        ("gemma4", {"rope_parameters": {**_GEMMA4_ROPES, _NEAR: _GEMMA4_ROPES[_FAR]}}),
+        ("gemma4-moe", {"top_k_experts": 2}),
         ("qwen3-moe", {"norm_topk_prob": False}),
         ("qwen3-moe", {"num_experts_per_tok": 2}),
         ("qwen3-moe-other", {"norm_topk_prob": True}),

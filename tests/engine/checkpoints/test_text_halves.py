@@ -69,6 +69,17 @@ _TOWER = {
     "image_size": 28,
     "patch_size": 14,
 }
+_GEMMA4 = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 13,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_kv_shared_layers": 2,
+}
+_EARS = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 64}
 _PIXTRAL = _TOWER | {"model_type": "pixtral", "head_dim": 16}
 _QWEN3_5 = {
     "num_hidden_layers": 5,
@@ -103,6 +114,7 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         _QWEN_VISION | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
     ),
     "gemma3": ("Gemma3", {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 13}, _TOWER),
+    "gemma4": ("Gemma4", _GEMMA4, _TOWER | {"head_dim": 16, "num_key_value_heads": 2}),
     "mistral3": ("Mistral3", {"model_type": "mistral", "head_dim": 32, "sliding_window": None}, _PIXTRAL),
     "ministral3": (
         "Mistral3",
@@ -116,9 +128,15 @@ _OF_QWEN = {
     "vision_start_token_id": 125,
     "vision_end_token_id": 124,
 }
-_IMAGES = {
+_IMAGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Qwen3_5Moe"), _OF_QWEN),
     "Gemma3": {"image_token_index": 127, "mm_tokens_per_image": 1},
+    "Gemma4": {
+        "image_token_id": 127,
+        "video_token_id": 126,
+        "audio_token_id": 125,
+        "audio_config": _EARS,
+    },
     "Mistral3": {"image_token_index": 127},
 }
 PROMPT = [token % 120 for token in prompt(80, VOCAB_SIZE)]
@@ -173,6 +191,7 @@ def test_greedy_decoding_gives_the_tokens_of_transformers(oracles: Oracles) -> N
         ("qwen2.5-vl", "rope_parameters", {"rope_theta": 1_000_000.0}),
         ("qwen3-vl", "rms_norm_eps", 0.1),
         ("gemma3", "query_pre_attn_scalar", 32),
+        ("gemma4", "sliding_window", 12),
         ("mistral3", "sliding_window", 12),
         ("ministral3", "rope_parameters", _GROWING | {"llama_4_scaling_beta": 0.0}),
     ],
@@ -213,9 +232,9 @@ def test_every_version_of_the_names_gives_the_same_tensors(layout: str, oracles:
 def test_a_tensor_of_neither_half_is_an_error(oracles: Oracles, tmp_path: Path) -> None:
     directory = oracles("mistral3").directory
     stored = load_file(directory / "model.safetensors")
-    save_file(stored | {"audio_tower.a.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    save_file(stored | {"depth_tower.a.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     write_json(tmp_path / "config.json", json.loads((directory / "config.json").read_text()))
-    with pytest.raises(ModelError, match=r"audio_tower\.a\.weight, which its config does not describe"):
+    with pytest.raises(ModelError, match=r"depth_tower\.a\.weight, which its config does not describe"):
         load(tmp_path)
 
 
@@ -278,7 +297,7 @@ def test_where_the_levels_differ_the_files_say_whether_embedding_and_head_are_on
         assert read_model_config(tmp_path).spec.tie_word_embeddings is not has_head
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_5_vl_text", "qwen3_vl_text", "gemma3_text"])
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl_text", "qwen3_vl_text", "gemma3_text", "gemma4_text"])
 def test_a_field_that_is_not_stated_has_the_value_it_has_in_transformers(model_type: str) -> None:
     stated = {
         "hidden_size": 512,
@@ -287,7 +306,7 @@ def test_a_field_that_is_not_stated_has_the_value_it_has_in_transformers(model_t
         "num_attention_heads": 32 if model_type == "qwen3_vl_text" else 8,
         "model_type": model_type,
     }
-    if model_type != "gemma3_text":
+    if not model_type.startswith("gemma"):
         stated |= {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 64}
     wrapper = {"model_type": model_type.removesuffix("_text")}
     completed = transformers.AutoConfig.for_model(**stated).to_dict()

@@ -225,6 +225,27 @@ def test_keys_are_normalised_and_rotated_before_they_are_stored(native: NativeBa
     assert not torch.allclose(usual, other, atol=1e-2)
 
 
+@pytest.mark.parametrize("head_dim", [16, 80, 512])
+def test_values_are_normalised_and_a_layer_may_read_those_of_another(native: NativeBackend, head_dim: int) -> None:
+    """The second layer, which has twice as many queries and stores nothing, reads the first one's."""
+    shape, rows = attention_shape(3, 2, head_dim), 20
+    reading = replace(shape, num_heads=2 * shape.num_heads, reads_other=True)
+    layout = layout_of([Span(sequence=0, start=0, rows=rows)], shuffled_table(1, 2))
+    qkv, more, v_norm = random(rows, qkv_width(shape)), random(rows, reading.q_size), random(head_dim)
+
+    def mixed(backend: Backend, v_norm: Tensor | None) -> Tensor:
+        size = replace(kv_shape(shape, 2, torch.float32), heads=((2, head_dim), (0, head_dim)))
+        cache, plan = backend.allocate_kv(size), backend.plan(layout, BLOCK_SIZE)
+        backend.rope_append(qkv.clone(), rotary_angles(head_dim), cache, 0, shape, plan, v_norm=v_norm)
+        queries = backend.rope_append(more.clone(), rotary_angles(head_dim), cache, 1, reading, plan)
+        return backend.attend(queries, cache, 0, reading, plan, torch.empty(queries.shape))
+
+    usual, other = mixed(native, v_norm), mixed(native, None)
+    check(usual, mixed(REFERENCE, v_norm), torch.float32, size=4.0)
+    check(other, mixed(REFERENCE, None), torch.float32, size=4.0)
+    assert not torch.allclose(usual, other, atol=1e-2)
+
+
 RAGGED = [
     Span(sequence=3, start=0, rows=37),
     Span(sequence=0, start=299, rows=1),

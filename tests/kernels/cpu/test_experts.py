@@ -83,6 +83,26 @@ def test_a_mixture_matches_the_reference(native: NativeBackend, rows: int, form:
     assert (other - wanted).abs().max() > 4 * (found - wanted).abs().max()
 
 
+@pytest.mark.parametrize("form", ["float", "Q8_0"])
+def test_weights_are_scaled_by_expert_and_the_router_may_see_something_else(
+    native: NativeBackend, form: str
+) -> None:
+    """As in Gemma 4."""
+    x, routed_by, scales = random(30, HIDDEN, seed=5), random(30, HIDDEN, seed=8), random(COUNT, seed=9)
+
+    def added_by(backend: Backend, scales: Tensor | None, routed_by: Tensor | None) -> Tensor:
+        hidden = torch.ones_like(x)
+        block = replace(experts_of(backend, torch.float32, form, renormalise=True), scales=scales)
+        backend.experts(x, block, hidden, routed_by)
+        return hidden
+
+    found, wanted = (added_by(backend, scales, routed_by) for backend in (native, REFERENCE))
+    near = 1e-5 if form == "float" else 1e-3
+    assert_close(found, wanted, rtol=near, atol=2 * near)
+    for other in (added_by(REFERENCE, None, routed_by), added_by(REFERENCE, scales, None)):
+        assert (other - wanted).abs().max() > 4 * (found - wanted).abs().max()
+
+
 @pytest.mark.parametrize("form, of_shared", [("float", "float"), ("Q4_1", "Q8_0"), ("Q4_1", "float")])
 @pytest.mark.parametrize("rows", [1, 5, 170])
 def test_a_shared_expert_matches_the_definition(

@@ -11,6 +11,7 @@ from typing import Any
 
 from faser.engine.checkpoints.families import (
     gemma,
+    gemma4,
     glm4,
     gpt_oss,
     granite,
@@ -184,6 +185,26 @@ FAMILIES = (
         examples=("google/gemma-3-270m-it", "google/gemma-3-1b-it"),
         gguf=("gemma3",),
         note="From 4B on they also read images (Gemma3ForConditionalGeneration): their text half loads.",
+    ),
+    Family(
+        name="Gemma 4",
+        model_type="gemma4_text",
+        architecture="Gemma4ForCausalLM",
+        to_spec=gemma4.spec,
+        examples=("google/gemma-4-E2B-it", "google/gemma-4-26B-A4B-it", "google/gemma-4-31B-it"),
+        gguf=("gemma4",),
+        note="On a CPU; 26B-A4B is a mixture of experts. Of checkpoints that also read images and sound "
+        "(Gemma4ForConditionalGeneration) the text half loads.",
+    ),
+    Family(
+        name="Gemma 4, unified",
+        model_type="gemma4_unified_text",
+        architecture="Gemma4UnifiedForCausalLM",
+        to_spec=gemma4.unified_spec,
+        examples=("google/gemma-4-12B-it",),
+        gguf=("gemma4",),
+        note="On a CPU; of checkpoints that also read images and sound (Gemma4UnifiedForConditionalGeneration) "
+        "the text half loads.",
     ),
     Family(
         name="GLM-4",

@@ -62,7 +62,15 @@ class LongRopeScaling:
     original_positions: int
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProportionalScaling:
+    """The first `turning` pairs of a head turn, their frequencies divided by factor; the others keep still."""
+
+    turning: int
+    factor: float = 1.0
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +118,8 @@ class AttentionSpec:
     becomes c tanh(s / c); None: it stays. sinks: one learned score a head counts in the sum that weights are
     divided by, and has no value. wide_qk_norm: in place of qk_norm, RMS norm of all query heads together, and
     of all key heads. gated: what a head gives is multiplied by σ of a gate, which is a product as the queries are.
+    v_norm: RMS norm of each value head, without a weight. k_eq_v: the product of keys gives the values too, before
+    norms and rotation. kv_layer: the earlier layer whose keys and values are read; None: the layer has its own.
 
     Raises ModelError that names the value and the limit.
     """
@@ -127,6 +137,9 @@ class AttentionSpec:
     score_cap: float | None = None
     sinks: bool = False
     gated: bool = False
+    v_norm: bool = False
+    k_eq_v: bool = False
+    kv_layer: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -230,12 +243,33 @@ class ExpertsSpec:
 class LayerSpec:
     """One layer: x += attention(norm(x)); x += feed_forward(norm(x)).
 
-    norms_after: each of the two results is normalised, by a norm of its own, before it is added.
+    norms_after: each of the two results is normalised, by a norm of its own, before it is added. experts: a
+    mixture beside the dense network; what the two give is normalised, each by a norm of its own, and added up.
+    scaled: the layer ends with x *= a number of its weights.
     """
 
     attention: AttentionSpec | DeltaNetSpec
     feed_forward: DenseSpec | ExpertsSpec
     norms_after: bool = False
+    experts: ExpertsSpec | None = None
+    scaled: bool = False
+
+    @property
+    def mixture(self) -> ExpertsSpec | None:
+        """In place of a dense network, or beside it."""
+        return self.feed_forward if isinstance(self.feed_forward, ExpertsSpec) else self.experts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInputsSpec:
+    """What each token adds to each layer (per-layer embeddings), of `size` channels a layer.
+
+    p = norm(product(x)) + embedding(token), of the scaled embedding x, in parts for the layers; each layer then
+    adds norm(out(activation(gate(x)) * p)) to the residual stream x. vocab_size: rows of the embedding.
+    """
+
+    size: int
+    vocab_size: int
 
 
 class StackedExperts(StrEnum):
@@ -286,7 +320,7 @@ class DecoderSpec:
 
     embedding_scale: multiplies embeddings, rounded to the type of the activations first. logit_scale: multiplies
     the logits. logit_cap: c: a logit l, scaled, becomes c tanh(l / c); None: it stays. plus_one: a norm multiplies
-    by one plus its weight.
+    by one plus its weight. token_inputs: None: tokens add nothing to layers.
     """
 
     vocab_size: int
@@ -299,6 +333,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_cap: float | None = None
     plus_one: bool = False
+    token_inputs: TokenInputsSpec | None = None
     names: TensorNames = TensorNames()
 
     @property
@@ -307,12 +342,14 @@ class DecoderSpec:
 
     @property
     def kv_heads(self) -> tuple[tuple[int, int], ...]:
-        """Of each layer: how many key-value heads, and the channels of one."""
-        attentions = (each.attention for each in self.layers)
-        return tuple(
-            (each.num_kv_heads, each.head_dim) if isinstance(each, AttentionSpec) else (0, self.head_dim)
-            for each in attentions
-        )
+        """Of each layer: how many key-value heads it stores, and the channels of one."""
+
+        def stored(layer: AttentionSpec | DeltaNetSpec) -> tuple[int, int]:
+            if isinstance(layer, DeltaNetSpec):
+                return 0, self.head_dim
+            return layer.num_kv_heads if layer.kv_layer is None else 0, layer.head_dim
+
+        return tuple(stored(each.attention) for each in self.layers)
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
@@ -330,6 +367,10 @@ class DecoderSpec:
     def has_states(self) -> bool:
         """Whether a sequence has a recurrent state beside its keys and values."""
         return any(self.delta_nets)
+
+    @property
+    def normalises_values(self) -> bool:
+        return any(each.v_norm for each in self.attentions)
 
     @property
     def attention(self) -> AttentionSpec:
@@ -360,7 +401,7 @@ class DecoderSpec:
     @property
     def mixtures(self) -> tuple[ExpertsSpec, ...]:
         """Of the layers that have one."""
-        return tuple(each.feed_forward for each in self.layers if isinstance(each.feed_forward, ExpertsSpec))
+        return tuple(each.mixture for each in self.layers if each.mixture is not None)
 
     @property
     def has_experts(self) -> bool:

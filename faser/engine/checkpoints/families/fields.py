@@ -19,6 +19,7 @@ from faser.engine.checkpoints.families.architecture import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RopeScaling,
     RopeSpec,
     YarnScaling,
@@ -227,10 +228,11 @@ def rope_spec(
     width = head_dim or fields.head_dim()
     theta = rope.positive_float("rope_theta", fields.positive_float("rope_theta", default_theta))
     rotated = int(width * fraction)
+    scaling = _scaling(given.get("rope_type", given.get("type")), rope, fields, rotated)
     return RopeSpec(
         theta=theta,
-        scaling=_scaling(given.get("rope_type", given.get("type")), rope, fields, rotated),
-        rotated=None if rotated == width else rotated,
+        scaling=scaling,
+        rotated=None if rotated == width or isinstance(scaling, ProportionalScaling) else rotated,
         interleaved=interleaved,
     )
 
@@ -247,10 +249,12 @@ def _scaling(kind: object, rope: Fields, fields: Fields, rotated: int) -> RopeSc
             return _yarn(rope, fields)
         case "longrope":
             return _longrope(rope, fields, rotated)
+        case "proportional":
+            return ProportionalScaling(turning=rotated // 2, factor=rope.positive_float("factor", 1.0))
         case _:
             raise ModelError(
                 f"config.json: rope_type {kind!r} is not supported; supported are default, linear, llama3, yarn, "
-                "longrope"
+                "longrope, proportional"
             )
 
 

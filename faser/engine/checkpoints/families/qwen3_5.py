@@ -1,8 +1,8 @@
 """Qwen3.5, Qwen3.6 and Qwen3-Next: of four layers three have a gated delta net, the fourth has gated attention.
 
 Queries and keys are normalised, and a quarter of their channels rotates. Norms multiply by 1 + w, but for the one
-behind a delta net. Mixtures have an expert that every row passes. Checkpoints have a layer that drafts (mtp.*), which
-heads.py describes, and may have a vision half, which is not read.
+behind a delta net. Mixtures have an expert that every row passes. Checkpoints have a layer that drafts (mtp.*),
+which heads.py describes, and may have a vision half, which is not read.
 """
 
 from collections.abc import Mapping, Sequence

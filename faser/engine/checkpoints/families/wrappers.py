@@ -16,6 +16,8 @@ _WRAPPERS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("qwen3_5", "Qwen3_5ForConditionalGeneration"): ("qwen3_5_text",),
     ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"): ("qwen3_5_moe_text",),
     ("gemma3", "Gemma3ForConditionalGeneration"): ("gemma3_text",),
+    ("gemma4", "Gemma4ForConditionalGeneration"): ("gemma4_text",),
+    ("gemma4_unified", "Gemma4UnifiedForConditionalGeneration"): ("gemma4_unified_text",),
     ("mistral3", "Mistral3ForConditionalGeneration"): ("mistral", "ministral3"),
 }
 # A text half's class, and the defaults of its fields where they are not those of the class.
@@ -28,6 +30,8 @@ _TEXT_HALVES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", {}),
     "gemma3_text": ("Gemma3ForCausalLM", {}),
+    "gemma4_text": ("Gemma4ForCausalLM", {}),
+    "gemma4_unified_text": ("Gemma4UnifiedForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {}),
     "ministral3": ("Ministral3ForCausalLM", {}),
 }

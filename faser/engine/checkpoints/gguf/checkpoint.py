@@ -6,6 +6,7 @@ a config.json of the metadata. Imports torch only in GgufSource.get: the front-e
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +19,7 @@ from faser.engine.checkpoints.gguf.families import (
     CONVOLUTION,
     DELTA_NORM,
     EXPERT,
+    GATE_UP,
     MTP_TENSORS,
     SHARED_GATE,
     architecture_of,
@@ -35,10 +37,26 @@ _OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)(?:\.(weight|bias))?")
+_HALVES = ("gate_proj", "up_proj")
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+?(?:\.scale)?)(?:\.(weight|bias))?")
 _MTP_TENSOR = re.compile(r"blk\.\d+\.(nextn\.\w+)\.weight")
 _OF_ROPE = (LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A tensor in the file. part: which of its matrices; None: it is one. half: of the rows; None: all."""
+
+    tensor: str
+    part: int | None = None
+    half: int | None = None
+
+    def rows(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        return values if self.half is None else np.split(values, 2)[self.half]
 
 
 class GgufSource:
@@ -52,16 +70,23 @@ class GgufSource:
         num_layers = None
         if architecture.drafting_layers:
             num_layers = file.size(f"{name}.block_count") - file.get(f"{name}.nextn_predict_layers", int, 0)
-        self._stored: dict[str, tuple[str, int | None]] = {}  # tensor in the file, and which of its matrices
+        self._stored: dict[str, _Place] = {}
         for stored in file.tensor_names():
             if stored in _OF_ROPE:
                 continue
             hub = _hf_name(stored, architecture.tensors, num_layers, file.path)
-            if EXPERT in hub:
-                parts = range(file.shape(stored)[0])
-                self._stored |= {hub.replace(EXPERT, str(part)): (stored, part) for part in parts}
-            else:
-                self._stored[hub] = (stored, None)
+            if EXPERT not in hub:
+                self._stored[hub] = _Place(stored)
+                continue
+            for part in range(file.shape(stored)[0]):
+                of_expert = hub.replace(EXPERT, str(part))
+                if GATE_UP in hub:
+                    halves = enumerate(_HALVES)
+                    self._stored |= {
+                        of_expert.replace(GATE_UP, each): _Place(stored, part, i) for i, each in halves
+                    }
+                else:
+                    self._stored[of_expert] = _Place(stored, part)
         self._heads: dict[str, int] = {}
         if architecture.permuted:
             num_heads = file.size(f"{name}.attention.head_count")
@@ -72,29 +97,32 @@ class GgufSource:
         return list(self._stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        stored, part = self._stored[name]
-        shape = self._file.shape(stored)
-        return shape if part is None else shape[1:]
+        place = self._stored[name]
+        shape = self._file.shape(place.tensor)
+        shape = shape if place.part is None else shape[1:]
+        return shape if place.half is None else (shape[0] // 2, *shape[1:])
 
     def array(self, name: str) -> FloatArray:
         """One tensor, dequantised."""
-        values = self._in_order(name, self._file.array(*self._stored[name]))
+        place = self._stored[name]
+        values = self._in_order(name, place.rows(self._file.array(place.tensor, place.part)))
         if name.endswith(A_LOG):
             return np.log(-values)
         if name.endswith(f"{CONVOLUTION}.weight"):
             return values[:, None]
         if name.endswith(f"{SHARED_GATE}.weight"):
             return values.reshape(1, -1)
-        is_norm = self._stored[name][0].endswith("norm.weight") and not name.endswith(f"{DELTA_NORM}.weight")
+        is_norm = place.tensor.endswith("norm.weight") and not name.endswith(f"{DELTA_NORM}.weight")
         return values - np.float32(1) if self._plus_one and is_norm else values
 
     def format(self, name: str) -> str:
         """The name of the type that a tensor is stored in, such as Q4_K or F32."""
-        return self._file.format(self._stored[name][0])
+        return self._file.format(self._stored[name].tensor)
 
     def blocks(self, name: str) -> tuple[str, Bytes]:
         """The format of a quantised tensor, and its rows as they are stored: [N, bytes of a row]."""
-        return self.format(name), self._in_order(name, self._file.blocks(*self._stored[name]))
+        place = self._stored[name]
+        return self.format(name), self._in_order(name, place.rows(self._file.blocks(place.tensor, place.part)))
 
     def _in_order(self, name: str, rows: npt.NDArray[Number]) -> npt.NDArray[Number]:
         num_heads = next((heads for part, heads in self._heads.items() if part in name), None)

@@ -7,7 +7,7 @@ Refuses metadata without a counterpart in config.json; the model families check 
 from pathlib import Path
 from typing import Any
 
-from faser.engine.checkpoints.gguf.families import architecture_of
+from faser.engine.checkpoints.gguf.families import Architecture, architecture_of
 from faser.engine.checkpoints.gguf.file import GgufFile, shortest
 from faser.engine.checkpoints.gguf.rope import rope_fields
 from faser.errors import ModelError
@@ -44,7 +44,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "bos_token_id": file.get("tokenizer.ggml.bos_token_id", int),
         "eos_token_id": eos_token_ids(file),
     }
-    config |= _sizes(file, name, partial_rotary=architecture.partial_rotary) | rope_fields(file, name)
+    config |= _sizes(file, name, architecture) | rope_fields(file, name)
     return config | architecture.own_fields(file, config)
 
 
@@ -71,10 +71,12 @@ def _vocab_size(file: GgufFile) -> int:
     return file.shape("token_embd.weight")[0]
 
 
-def _sizes(file: GgufFile, architecture: str, *, partial_rotary: bool) -> dict[str, Any]:
-    num_heads = file.size(f"{architecture}.attention.head_count")  # a list, where layers differ, is refused
-    num_kv_heads = file.size(f"{architecture}.attention.head_count_kv", num_heads)
+def _sizes(file: GgufFile, architecture: str, family: Architecture) -> dict[str, Any]:
+    """A list, where layers differ, is refused, unless the family has sizes_by_layer."""
+    num_heads, partial_rotary = file.size(f"{architecture}.attention.head_count"), family.partial_rotary
     hidden_size = file.size(f"{architecture}.embedding_length")
+    by_layer = family.sizes_by_layer
+    num_kv_heads = None if by_layer else file.size(f"{architecture}.attention.head_count_kv", num_heads)
     num_layers, num_tensors = file.size(f"{architecture}.block_count"), len(file.tensor_names())
     if num_layers > num_tensors:
         raise ModelError(f"{file.path}: {architecture}.block_count is {num_layers}, with {num_tensors} tensors")
@@ -97,6 +99,6 @@ def _sizes(file: GgufFile, architecture: str, *, partial_rotary: bool) -> dict[s
         "max_position_embeddings": file.size(f"{architecture}.context_length"),
     }
     inner = f"{architecture}.feed_forward_length"  # of dense networks, which a mixture may have none of
-    if file.has(inner) or not file.has(f"{architecture}.expert_feed_forward_length"):
+    if not by_layer and (file.has(inner) or not file.has(f"{architecture}.expert_feed_forward_length")):
         sizes["intermediate_size"] = file.size(inner)
     return sizes | {"partial_rotary_factor": rotated / head_dim} if partial_rotary else sizes

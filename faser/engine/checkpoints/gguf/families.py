@@ -28,6 +28,7 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 EXPERT = "{}"  # stands for the number of an expert: the file has the matrices of all experts in one tensor
+GATE_UP = "gate_up_proj"  # of an expert: the rows of its gate, then those of its other half
 _QWEN3_MOE = _LAYER | {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": f"mlp.experts.{EXPERT}.gate_proj",
@@ -63,6 +64,22 @@ _GEMMA = _LAYER | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GEMMA4 = _GEMMA | {
+    "layer_output_scale": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_up_exps": f"experts.{EXPERT}.{GATE_UP}",
+    "ffn_gate_exps": f"experts.{EXPERT}.gate_proj",
+    "ffn_up_exps": f"experts.{EXPERT}.up_proj",
+    "ffn_down_exps": f"experts.{EXPERT}.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
 _GLM4 = {name: hub for name, hub in _LAYER.items() if name not in ("ffn_gate", "attn_q_norm", "attn_k_norm")} | {
     "post_attention_norm": "post_self_attn_layernorm",
     "ffn_up": "mlp.gate_up_proj",
@@ -72,7 +89,7 @@ _GLM4 = {name: hub for name, hub in _LAYER.items() if name not in ("ffn_gate", "
 A_LOG = "linear_attn.A_log"
 DELTA_NORM = "linear_attn.norm"  # the one norm that is stored as it is
 CONVOLUTION = "linear_attn.conv1d"
-BARE = (SINKS, A_LOG, "linear_attn.dt_bias")
+BARE = (SINKS, A_LOG, "linear_attn.dt_bias", "layer_scalar", "router.scale", "router.per_expert_scale")
 SHARED_GATE = "mlp.shared_expert_gate"  # a row of the hub's is a vector here
 _QWEN35 = {name: hub for name, hub in _LAYER.items() if name != "ffn_norm"} | {
     "post_attention_norm": "post_attention_layernorm",
@@ -121,6 +138,7 @@ class Architecture:
     of q and k are in llama.cpp's order. plus_one: norms are stored plus one. partial_rotary: some channels of a
     head may stay as they are. windows, experts: there may be a sliding window, or a mixture of experts.
     drafting_layers: the last layers may be there to draft (nextn): of a head, and none of the model.
+    sizes_by_layer: layers may have key-value heads and networks of their own sizes, which own_fields reads.
     own_fields: fields of config.json from keys of its own; called with the file and the other fields, which they
     replace.
     """
@@ -134,6 +152,7 @@ class Architecture:
     windows: bool = False
     experts: bool = False
     drafting_layers: bool = False
+    sizes_by_layer: bool = False
     own_fields: OwnFields = _no_fields
 
 
@@ -272,6 +291,61 @@ def _gemma_fields(architecture: str, config: Config) -> Config:
         "hidden_act": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": share if of_27b else config["head_dim"],
     }
+
+
+def _gemma4_fields(file: GgufFile, config: Config) -> Config:
+    """A layer that stores keys without values takes them for values."""
+    num_layers, shared = config["num_hidden_layers"], file.get("gemma4.attention.shared_kv_layers", int, 0)
+    own = range(num_layers - shared)
+    local = file.require_list("gemma4.attention.sliding_window_pattern", bool)
+    kv_heads = file.by_layer("gemma4.attention.head_count_kv", num_layers)
+    sizes = file.by_layer("gemma4.feed_forward_length", num_layers)
+    size, wide = sizes[0], sizes[-1] != sizes[0]
+    if len(local) != num_layers:
+        raise ModelError(
+            f"{file.path}: gemma4.attention.sliding_window_pattern has {len(local)} entries for {num_layers} "
+            "layers"
+        )
+    if sizes != [size * (1 + (wide and layer not in own)) for layer in range(num_layers)]:
+        raise ModelError(
+            f"{file.path}: gemma4.feed_forward_length is {sizes}; only the last {shared} layers, which share "
+            "keys, may be wider than the others, by a factor of 2"
+        )
+    widths = [file.size(f"gemma4.attention.key_length{'_swa' if each else ''}") for each in local]
+    rope = {"rope_type": "default"} | (config["rope_scaling"] or {}) | {"rope_theta": config["rope_theta"]}
+    experts, inputs = file.get("gemma4.expert_count", int, 0), "per_layer_token_embd.weight"
+    found: Config = {
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in local],
+        "sliding_window": file.size("gemma4.attention.sliding_window"),
+        "per_layer_config": {
+            str(layer): {"head_dim": widths[layer], "num_key_value_heads": kv_heads[layer]}
+            for layer in range(num_layers)
+        },
+        "attention_k_eq_v": not all(file.has_tensor(f"blk.{layer}.attn_v.weight") for layer in own),
+        "num_kv_shared_layers": shared,
+        "intermediate_size": size,
+        "use_double_wide_mlp": wide,
+        "final_logit_softcapping": file.number("gemma4.final_logit_softcapping", 0.0) or None,
+        "hidden_size_per_layer_input": file.get("gemma4.embedding_length_per_layer_input", int, 0),
+        "vocab_size_per_layer_input": file.shape(inputs)[0] if file.has_tensor(inputs) else None,
+        "rope_scaling": None,
+        "rope_parameters": {
+            "full_attention": rope,
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": file.number("gemma4.rope.freq_base_swa", 10_000.0),
+            },
+        },
+    }
+    if experts:
+        found |= {
+            "enable_moe_block": True,
+            "num_experts": experts,
+            "top_k_experts": file.size("gemma4.expert_used_count"),
+            "moe_intermediate_size": file.size("gemma4.expert_feed_forward_length"),
+        }
+    return found
 
 
 def _glm4_fields(file: GgufFile, _config: Config) -> Config:
@@ -418,6 +492,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         plus_one=True,
         windows=True,
         own_fields=_gemma3_fields,
+    ),
+    "gemma4": Architecture(
+        class_name="Gemma4ForCausalLM",
+        model_type="gemma4_text",
+        tensors=_GEMMA4,
+        windows=True,
+        experts=True,
+        sizes_by_layer=True,
+        own_fields=_gemma4_fields,
     ),
     "glm4": Architecture(
         class_name="Glm4ForCausalLM",

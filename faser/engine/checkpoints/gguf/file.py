@@ -142,6 +142,17 @@ class GgufFile:
             raise ModelError(f"{self.path}: {key} is {value}; it must be at least 1")
         return value
 
+    def by_layer(self, key: str, num_layers: int) -> list[int]:
+        """What counts something in each layer: a list of that length, or one number for all.
+
+        Raises ModelError as `require` does, for a list of another length, and for a number below 1.
+        """
+        if not isinstance(values := self.value(key), list):
+            return [self.size(key)] * num_layers
+        if len(values) != num_layers or min(values, default=1) < 1:
+            raise ModelError(f"{self.path}: {key} is {values}; it must have {num_layers} numbers of at least 1")
+        return self.require_list(key, int)
+
     def number(self, key: str, default: float) -> float:
         """A metadata value that was a decimal number before it was stored in 32 bits; see shortest."""
         return shortest(self.require(key, float)) if self.has(key) else default

@@ -16,6 +16,7 @@ LONG_FACTORS = "rope_factors_long.weight"
 SHORT_FACTORS = "rope_factors_short.weight"
 # llama.cpp stores Llama 3's rope scaling as factors. All published checkpoints compute them from these values.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
+_STOPPED = 1e29  # a factor: such a pair does not turn within any context
 _SAME = 1e-6  # relative; a float32 that was computed in double precision
 
 
@@ -29,7 +30,7 @@ def rope_fields(file: GgufFile, architecture: str) -> dict[str, Any]:
     kind = file.get(f"{prefix}.type", str, "none")
     scaling: dict[str, Any] | None = None
     if file.has_tensor(LLAMA3_FACTORS):
-        scaling = _llama3(file, theta)
+        scaling = _proportional(file) or _llama3(file, theta)
     elif file.has_tensor(LONG_FACTORS):
         scaling = _longrope(file, architecture)
     elif kind == "linear":
@@ -41,6 +42,15 @@ def rope_fields(file: GgufFile, architecture: str) -> dict[str, Any]:
             f"{file.path}: {prefix}.type is {kind}; supported are none, linear, yarn, longrope with factors"
         )
     return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def _proportional(file: GgufFile) -> dict[str, Any] | None:
+    """Of Gemma 4's global layers: the first pairs turn, the others have factors that stop them; None: not so."""
+    factors = file.array(LLAMA3_FACTORS)
+    turning = int((factors == 1).sum())
+    if (factors[turning:] < _STOPPED).any() or (factors[:turning] != 1).any() or turning == len(factors):
+        return None
+    return {"rope_type": "proportional", "partial_rotary_factor": turning / len(factors)}
 
 
 def _llama3(file: GgufFile, theta: float) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
     DecoderSpec,
     DeltaNetSpec,
-    ExpertsSpec,
     LayerSpec,
 )
 from faser.engine.execution.models import tensors
@@ -21,8 +20,12 @@ from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import (
     DecoderWeights,
     DeltaNetWeights,
+    ExpertsBesideWeights,
+    ExpertsWeights,
     LayerWeights,
     NetworkWeights,
+    TokenLayerWeights,
+    TokenWeights,
 )
 from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import (
@@ -30,10 +33,12 @@ from faser.kernels.interface.blocks import (
     DecoderLayer,
     DecoderStack,
     Experts,
+    ExpertsBeside,
     FeedForward,
     LayerBuffers,
     MixedFeedForward,
     NormedLinear,
+    TokenInputs,
     columns_of,
 )
 from faser.kernels.interface.collectives import Collectives
@@ -48,7 +53,8 @@ class Buffers:
     hidden, normed: [R, H]; qkv, mixed, rates: see LayerBuffers; gate_up: [R, 2 F]; inner: [R, F];
     logits: [max_logit_rows, V] float32. states: [R, K * H], of the K state_layers, ascending, side by side;
     state layer i is the residual stream before layer i, num_layers that after the last one. logits_part: the
-    columns of a rank's own tokens; None: there are no other ranks.
+    columns of a rank's own tokens; None: there are no other ranks. token_inputs: [R, L, 2 P], of each layer room
+    for P channels, then what the row's token gives the layer; token_room: [R, L P]. None: tokens give nothing.
     """
 
     hidden: Tensor
@@ -62,6 +68,8 @@ class Buffers:
     state_layers: tuple[int, ...] = ()
     logits_part: Tensor | None = None
     rates: Tensor | None = None
+    token_inputs: Tensor | None = None
+    token_room: Tensor | None = None
 
     def scratch(self, rows: int) -> BlockBuffers:
         """The parts that hold numbers within a layer."""
@@ -98,6 +106,7 @@ class Buffers:
 
         shapes, inner = [layer_shape(each.attention) for each in spec.layers], spec.inner_size
         rates = max((2 * each.num_v_heads for each in shapes if isinstance(each, DeltaShape)), default=0)
+        width = 0 if spec.token_inputs is None else spec.num_layers * spec.token_inputs.size
         return cls(
             hidden=rows(spec.hidden_size),
             normed=rows(spec.hidden_size),
@@ -110,6 +119,8 @@ class Buffers:
             logits_part=None if head_rows is None else logits(head_rows),
             states=rows(len(state_layers) * spec.hidden_size),
             state_layers=state_layers,
+            token_inputs=rows(2 * width).view(max_rows, spec.num_layers, -1) if width else None,
+            token_room=rows(width) if width else None,
         )
 
 
@@ -154,13 +165,21 @@ class Decoder:
         self._head = NormedLinear(norm=weights.final_norm, eps=spec.rms_norm_eps, linear=weights.head)
         self._stack = DecoderStack(
             layers=tuple(
-                decoder_layer(spec, number, weights.layers[number], rotary, states=captured.get(number))
+                decoder_layer(
+                    spec,
+                    number,
+                    weights.layers[number],
+                    rotary,
+                    states=captured.get(number),
+                    inputs=None if buffers.token_inputs is None else buffers.token_inputs[:, number],
+                )
                 for number in range(spec.num_layers)
             ),
             head=self._head,
         )
         # Rounded as the model's own code rounds it: to the type of the embeddings that it multiplies.
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self.dtype))
+        self._token_norm = None if weights.token_inputs is None else weights.token_inputs.norm * 0.5**0.5
 
     @property
     def num_parameters(self) -> int:
@@ -197,7 +216,32 @@ class Decoder:
         rows, hidden = token_ids.shape[0], self._buffers.hidden
         assert rows <= hidden.shape[0], "more rows than the buffers hold"
         embedded = self._backend.embed(token_ids, self._weights.embedding, hidden[:rows])
-        return embedded if self._embedding_scale == 1.0 else embedded.mul_(self._embedding_scale)
+        if self._embedding_scale != 1.0:
+            embedded.mul_(self._embedding_scale)
+        if self._weights.token_inputs is not None:
+            self._give_inputs(token_ids, embedded, self._weights.token_inputs)
+        return embedded
+
+    def _give_inputs(self, token_ids: Tensor, embedded: Tensor, weights: TokenWeights) -> None:
+        """What tokens give layers: (norm(product(x) / √H) + √P embedding(token)) / √2, of embedded x [R, H]."""
+        buffers, rows, hidden_size = self._buffers, token_ids.shape[0], self.spec.hidden_size
+        assert buffers.token_inputs is not None, "a model whose tokens give inputs has room for them"
+        assert buffers.token_room is not None, "a model whose tokens give inputs has room for them"
+        assert self._token_norm is not None, "a model whose tokens give inputs normalises them"
+        size = self._token_norm.shape[0]
+        room = buffers.token_room[:rows]
+        inputs = buffers.token_inputs[:rows].view(-1, 2 * size)[:, size:]
+        self._backend.embed(token_ids, weights.embedding, room)
+        torch.mul(room.view(-1, size), (size / 2) ** 0.5, out=inputs)
+        self._backend.linear(embedded, weights.product, room)
+        # The root of H goes into eps, that of 2 into the norm.
+        eps = self.spec.rms_norm_eps * hidden_size
+        self._backend.rms_norm(room.view(-1, size), self._token_norm, eps, inputs, residual=inputs)
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """Between two layers: of what embed gave later layers only these rows are needed. rows: [N], ascending."""
+        if (inputs := self._buffers.token_inputs) is not None:
+            inputs[: len(rows)].copy_(inputs.index_select(0, rows))
 
     def run_layers(
         self,
@@ -229,7 +273,7 @@ class Decoder:
         qkv = self._buffers.qkv[:num_rows]
         qkv.normal_(generator=torch.Generator(qkv.device).manual_seed(num_rows))
         for number, layer in enumerate(self._stack.layers):
-            if isinstance(layer.shape, DeltaShape):
+            if isinstance(layer.shape, DeltaShape) or layer.shape.reads_other:
                 continue
             self._backend.rope_append(
                 columns_of(qkv, layer.shape.qkv_size),
@@ -241,6 +285,7 @@ class Decoder:
                 query_angles=layer.query_angles,
                 q_norm=layer.q_norm,
                 k_norm=layer.k_norm,
+                v_norm=layer.v_norm,
                 eps=layer.eps,
             )
 
@@ -279,6 +324,7 @@ def attention_shape(spec: AttentionSpec) -> AttentionShape:
         window=spec.window,
         score_cap=spec.score_cap,
         gated=spec.gated,
+        reads_other=spec.kv_layer is not None,
     )
 
 
@@ -305,8 +351,12 @@ def decoder_layer(
     *,
     states: Tensor | None = None,
     projects: bool = True,
+    inputs: Tensor | None = None,
 ) -> DecoderLayer:
-    """A layer with its weights. states: see DecoderLayer. projects: it computes its own qkv."""
+    """A layer with its weights. states: see DecoderLayer. projects: it computes its own qkv.
+
+    inputs: its part of Buffers.token_inputs, [max_rows, 2 P]; None: tokens give nothing.
+    """
     layer: LayerSpec = spec.layers[number]
     attention = layer.attention
     head_norms, wide_norms = (weights.q_norm, weights.k_norm), None
@@ -328,19 +378,30 @@ def decoder_layer(
         k_norm=head_norms[1],
         wide_norms=wide_norms,
         eps=spec.rms_norm_eps,
-        feed_forward=_feed_forward(spec, layer, weights),
+        feed_forward=_feed_forward(spec, layer, weights, inputs),
         sinks=weights.sinks,
         states=states,
         rates=None if weights.delta_net is None else normed(weights.input_norm, weights.delta_net.rates),
         delta_net=None if weights.delta_net is None else _delta_net(weights.delta_net, spec.rms_norm_eps),
+        v_norm=_value_norm(attention, weights.post_norm.device),
+        kv_layer=attention.kv_layer if isinstance(attention, AttentionSpec) else None,
     )
+
+
+def _value_norm(attention: AttentionSpec | DeltaNetSpec, device: torch.device) -> Tensor | None:
+    """Without weights: ones. None: values are not normalised, or are another layer's."""
+    if isinstance(attention, DeltaNetSpec) or not attention.v_norm or attention.kv_layer is not None:
+        return None
+    return torch.ones(attention.head_dim, device=device)
 
 
 def _delta_net(weights: DeltaNetWeights, eps: float) -> DeltaNet:
     return DeltaNet(conv=weights.conv, decay=weights.decay, dt_bias=weights.dt_bias, norm=weights.norm, eps=eps)
 
 
-def _feed_forward(spec: DecoderSpec, layer: LayerSpec, weights: LayerWeights) -> FeedForward | MixedFeedForward:
+def _feed_forward(
+    spec: DecoderSpec, layer: LayerSpec, weights: LayerWeights, inputs: Tensor | None
+) -> FeedForward | MixedFeedForward:
     network, eps = weights.network, spec.rms_norm_eps
     if isinstance(network, NetworkWeights):
         return FeedForward(
@@ -350,16 +411,44 @@ def _feed_forward(spec: DecoderSpec, layer: LayerSpec, weights: LayerWeights) ->
             activation=layer.feed_forward.activation,
             norm_after_attention=weights.norm_after_attention,
             norm_after=weights.norm_after,
+            size=layer.feed_forward.size,
+            beside=_beside(layer, weights.beside),
+            token_inputs=_token_inputs(weights.token_inputs, inputs),
+            scale=weights.scale,
         )
-    assert isinstance(layer.feed_forward, ExpertsSpec), "weights of experts belong to a mixture"
-    shared = network.shared
-    experts = Experts(
-        router=network.router,
-        gate_up=tuple(each.gate_up for each in network.experts),
-        down=tuple(each.down for each in network.experts),
-        top_k=layer.feed_forward.top_k,
-        renormalise=layer.feed_forward.renormalise,
-        activation=layer.feed_forward.activation,
+    experts = _experts(layer, network)
+    return MixedFeedForward(attention_out=weights.attention_out, norm=weights.post_norm, eps=eps, experts=experts)
+
+
+def _experts(layer: LayerSpec, weights: ExpertsWeights, scales: Tensor | None = None) -> Experts:
+    assert layer.mixture is not None, "weights of experts belong to a mixture"
+    shared = weights.shared
+    return Experts(
+        router=weights.router,
+        gate_up=tuple(each.gate_up for each in weights.experts),
+        down=tuple(each.down for each in weights.experts),
+        top_k=layer.mixture.top_k,
+        renormalise=layer.mixture.renormalise,
+        activation=layer.mixture.activation,
+        scales=scales,
         shared=None if shared is None else (shared.gate_up, shared.down),
     )
-    return MixedFeedForward(attention_out=weights.attention_out, norm=weights.post_norm, eps=eps, experts=experts)
+
+
+def _beside(layer: LayerSpec, weights: ExpertsBesideWeights | None) -> ExpertsBeside | None:
+    if weights is None:
+        return None
+    return ExpertsBeside(
+        experts=_experts(layer, weights.experts, weights.scales),
+        norm=weights.norm,
+        router_norm=weights.router_scale * len(weights.norm) ** -0.5,
+        norm_after=weights.norm_after,
+        norm_after_network=weights.norm_after_network,
+    )
+
+
+def _token_inputs(weights: TokenLayerWeights | None, room: Tensor | None) -> TokenInputs | None:
+    if weights is None:
+        return None
+    assert room is not None, "a model whose tokens give inputs has room for them"
+    return TokenInputs(gate=weights.gate, out=weights.out, norm=weights.norm, room=room)

@@ -14,6 +14,7 @@ from faser.engine.checkpoints.families.architecture import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     QueryGrowth,
     RopeSpec,
     YarnScaling,
@@ -81,6 +82,8 @@ def frequencies(rope: RopeSpec, rotated: int, *, num_positions: int = 1) -> Tens
             return _llama3(unscaled, rope.scaling)
         case YarnScaling():
             return _yarn(unscaled, rope.scaling, rope.theta)
+        case ProportionalScaling(turning=turning, factor=factor):
+            return torch.where(torch.arange(len(unscaled)) < turning, unscaled / factor, 0.0)
         case LongRopeScaling(short=short, long=long, original_positions=original):
             factors = torch.tensor(long if num_positions > original else short, dtype=torch.float32)
             return 1.0 / (factors * rope.theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated))

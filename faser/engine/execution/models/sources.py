@@ -34,14 +34,24 @@ _LARGEST = 2.0**15  # half floats hold the scales and minimums of smaller weight
 # rows; keys and values are stored with a scale of one.
 _OF_CACHE = (".k_scale", ".v_scale", ".kv_scale")
 _UNUSED = (".input_scale", ".output_scale", ".q_scale", *_OF_CACHE)
-# Of vision-language models: how versions of transformers name the text half, and prefixes of what is not of it.
+# Of multimodal models: how versions of transformers name the text half, and prefixes of what is not of it.
 _TEXT_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
 _NOT_TEXT = tuple(
-    within + part for within in ("", "model.") for part in ("visual.", "vision_tower.", "multi_modal_projector.")
+    within + part
+    for within in ("", "model.")
+    for part in (
+        "visual.",
+        "vision_tower.",
+        "multi_modal_projector.",
+        "audio_tower.",
+        "embed_vision.",
+        "embed_audio.",
+        "vision_embedder.",
+    )
 )
 
 
@@ -212,9 +222,9 @@ def rounded_rows(source: WeightSource, quantization: str, name: str) -> LowBitRo
 
 
 def rounding_scheme(quantization: str, name: str) -> Scheme:
-    """quantization: int8; or int4, under which embedding, head and the weights of values have 8 bits.
+    """quantization: int8; or int4, under which embeddings, head and the weights of values have 8 bits.
 
     In SmolLM2-135M the last are a hundredth of the bytes and cost half of the quality (docs/quantization.md).
     """
-    has_8_bits = name in (tensors.EMBEDDING, tensors.HEAD) or tensors.is_of_values(name)
+    has_8_bits = name in (tensors.EMBEDDING, tensors.HEAD, tensors.TOKEN_EMBEDDING) or tensors.is_of_values(name)
     return INT8 if has_8_bits else QUANTIZATIONS[quantization]

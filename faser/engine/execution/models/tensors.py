@@ -25,6 +25,19 @@ HEAD = "lm_head.weight"
 NORM_BEFORE_ATTENTION = "input_layernorm"
 SINKS = "self_attn.sinks"
 LINEAR = "linear_attn."
+SCALE = "layer_scalar"
+ROUTER_SCALE = "router.scale"
+EXPERT_SCALES = "router.per_expert_scale"
+NORM_BEFORE_EXPERTS = "pre_feedforward_layernorm_2"
+NORM_AFTER_NETWORK = "post_feedforward_layernorm_1"
+NORM_AFTER_EXPERTS = "post_feedforward_layernorm_2"
+# What tokens add to layers; the first three are of the model, the others of a layer.
+TOKEN_EMBEDDING = "model.embed_tokens_per_layer.weight"
+TOKEN_PRODUCT = "model.per_layer_model_projection.weight"
+TOKEN_NORM = "model.per_layer_projection_norm.weight"
+TOKEN_GATE = "per_layer_input_gate.weight"
+TOKEN_OUT = "per_layer_projection.weight"
+NORM_AFTER_TOKEN = "post_per_layer_input_norm"
 
 
 def layer_prefix(layer: int) -> str:
@@ -34,6 +47,10 @@ def layer_prefix(layer: int) -> str:
 def tensor_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     """Every tensor that the decoder needs, in loading order; products are [out, in]."""
     shapes: dict[str, Shape] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
+    if (inputs := spec.token_inputs) is not None:
+        width = spec.num_layers * inputs.size
+        shapes[TOKEN_EMBEDDING] = (inputs.vocab_size, width)
+        shapes |= {TOKEN_PRODUCT: (width, spec.hidden_size), TOKEN_NORM: (inputs.size,)}
     for number, layer in enumerate(spec.layers):
         shapes |= {layer_prefix(number) + name: shape for name, shape in layer_shapes(spec, layer).items()}
     shapes[FINAL_NORM] = (spec.hidden_size,)
@@ -78,45 +95,67 @@ def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     shapes[f"{names.norm_before_feed_forward}.weight"] = (hidden,)
     network = layer.feed_forward
     if isinstance(network, ExpertsSpec):
-        gate, up, down = names.expert_parts
-        shapes |= _product(names.router, network.num_experts, hidden, network.bias)
-        for number in range(network.num_experts):
-            prefix = names.expert.format(number)
-            shapes |= _product(prefix + gate, network.size, hidden, network.bias)
-            shapes |= _product(prefix + up, network.size, hidden, network.bias)
-            shapes |= _product(prefix + down, hidden, network.size, network.bias)
-        if network.shared_size:
-            shapes |= _product(names.shared_gate, 1, hidden, False)
-            shapes |= _product(names.shared_expert + gate, network.shared_size, hidden, False)
-            shapes |= _product(names.shared_expert + up, network.shared_size, hidden, False)
-            shapes |= _product(names.shared_expert + down, hidden, network.shared_size, False)
-        return shapes
+        return shapes | _experts_shapes(spec, network)
     for name in names.gate_up:
         shapes |= _product(name, 2 * network.size // len(names.gate_up), hidden, network.bias)
     shapes |= _product(names.down, hidden, network.size, network.bias)
     if layer.norms_after:
         shapes[f"{names.norm_after_feed_forward}.weight"] = (hidden,)
+    if layer.experts is not None:
+        shapes |= _experts_shapes(spec, layer.experts)
+        norms = (NORM_BEFORE_EXPERTS, NORM_AFTER_NETWORK, NORM_AFTER_EXPERTS)
+        shapes |= {f"{name}.weight": (hidden,) for name in norms}
+        shapes |= {ROUTER_SCALE: (hidden,), EXPERT_SCALES: (layer.experts.num_experts,)}
+    if (inputs := spec.token_inputs) is not None:
+        shapes |= {TOKEN_GATE: (inputs.size, hidden), TOKEN_OUT: (hidden, inputs.size)}
+        shapes[f"{NORM_AFTER_TOKEN}.weight"] = (hidden,)
+    return shapes | {SCALE: (1,)} if layer.scaled else shapes
+
+
+def _experts_shapes(spec: DecoderSpec, mixture: ExpertsSpec) -> dict[str, Shape]:
+    names, hidden, size, bias = spec.names, spec.hidden_size, mixture.size, mixture.bias
+    gate, up, down = names.expert_parts
+    shapes = _product(names.router, mixture.num_experts, hidden, bias)
+    for number in range(mixture.num_experts):
+        prefix = names.expert.format(number)
+        shapes |= _product(prefix + gate, size, hidden, bias)
+        shapes |= _product(prefix + up, size, hidden, bias)
+        shapes |= _product(prefix + down, hidden, size, bias)
+    if mixture.shared_size:
+        shapes |= _product(names.shared_gate, 1, hidden, False)
+        shapes |= _product(names.shared_expert + gate, mixture.shared_size, hidden, False)
+        shapes |= _product(names.shared_expert + up, mixture.shared_size, hidden, False)
+        shapes |= _product(names.shared_expert + down, hidden, mixture.shared_size, False)
     return shapes
 
 
 def _attention_shapes(spec: DecoderSpec, attention: AttentionSpec) -> dict[str, Shape]:
-    """Of a gated head the queries come first, then its gate."""
+    """Of a gated head the queries come first, then its gate. Keys and values may be those of another layer."""
     hidden, q_size, kv_size = spec.hidden_size, attention.q_size, attention.kv_size
     if spec.names.fused_qkv:
         widths = {"qkv_proj": q_size + 2 * kv_size}
     else:
-        widths = {"q_proj": q_size * (1 + attention.gated), "k_proj": kv_size, "v_proj": kv_size}
+        widths = {f"{name}_proj": kv_size for name in kv_products(attention)}
+        widths = {"q_proj": q_size * (1 + attention.gated)} | widths
     shapes: dict[str, Shape] = {}
     for name, width in widths.items():
         shapes |= _product(f"self_attn.{name}", width, hidden, attention.bias)
     if attention.qk_norm:
         shapes["self_attn.q_norm.weight"] = (attention.head_dim,)
-        shapes["self_attn.k_norm.weight"] = (attention.head_dim,)
+        if attention.kv_layer is None:
+            shapes["self_attn.k_norm.weight"] = (attention.head_dim,)
     if attention.wide_qk_norm:
         shapes["self_attn.q_norm.weight"] = (q_size,)
         shapes["self_attn.k_norm.weight"] = (kv_size,)
     shapes |= _product("self_attn.o_proj", hidden, q_size, attention.out_bias)
     return shapes | {SINKS: (attention.num_heads,)} if attention.sinks else shapes
+
+
+def kv_products(attention: AttentionSpec) -> str:
+    """The products that keys are made by, then values; none in a layer that reads those of another one."""
+    if attention.kv_layer is not None:
+        return ""
+    return "kk" if attention.k_eq_v else "kv"
 
 
 def _delta_net_shapes(spec: DecoderSpec, net: DeltaNetSpec) -> dict[str, Shape]:

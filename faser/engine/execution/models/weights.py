@@ -77,6 +77,36 @@ class ExpertsWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsBesideWeights:
+    """A mixture beside a dense network. Norms and router_scale: float32 [H]; scales: float32 [E]."""
+
+    experts: ExpertsWeights
+    router_scale: Tensor
+    scales: Tensor
+    norm: Tensor
+    norm_after: Tensor
+    norm_after_network: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLayerWeights:
+    """What a layer does with its part of the inputs that tokens give. norm: float32 [H]."""
+
+    gate: PackedLinear
+    out: PackedLinear
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWeights:
+    """Of the inputs that tokens give to all layers. norm: float32 [P]."""
+
+    embedding: PackedLinear
+    product: PackedLinear
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetWeights:
     """What a delta net has besides its products of queries, keys, values and z; as kernels/interface has it.
 
@@ -97,7 +127,7 @@ class LayerWeights:
     Norms: float32 [H]; q_norm and k_norm [D], or of all heads together. delta_net: None: the layer has attention.
 
     input_norm: None in the first layer of some heads, never in a decoder. Another norm that is None is absent.
-    sinks: float32 [Hq]; None: there are none.
+    sinks: float32 [Hq]; None: there are none. scale: what the layer's results are multiplied by.
     """
 
     input_norm: Tensor | None
@@ -111,6 +141,9 @@ class LayerWeights:
     network: NetworkWeights | ExpertsWeights
     norm_after: Tensor | None
     delta_net: DeltaNetWeights | None = None
+    beside: ExpertsBesideWeights | None = None
+    token_inputs: TokenLayerWeights | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +155,7 @@ class DecoderWeights:
     final_norm: Tensor
     head: PackedLinear
     num_bytes: int
+    token_inputs: TokenWeights | None = None
 
 
 def pack_weights(
@@ -152,13 +186,19 @@ def pack_weights(
     check_names(source, shapes, lambda name: tensors.ignorable(name, spec))
     packer = Packer(source, shapes, backend, dtype, progress, stored=stored, quantise=quantise, blocks=blocks)
     embedding = packer.product(tensors.EMBEDDING)
+    token_inputs = None if spec.token_inputs is None else packer.token_inputs()
     layers = tuple(
         packer.layer(tensors.layer_prefix(number), layer, spec) for number, layer in enumerate(spec.layers)
     )
     final_norm = packer.norm(tensors.FINAL_NORM, plus_one=spec.plus_one) * spec.logit_scale
     head = embedding if spec.tie_word_embeddings else packer.product(tensors.HEAD)
     return DecoderWeights(
-        embedding=embedding, layers=layers, final_norm=final_norm, head=head, num_bytes=packer.packed_bytes
+        embedding=embedding,
+        layers=layers,
+        final_norm=final_norm,
+        head=head,
+        num_bytes=packer.packed_bytes,
+        token_inputs=token_inputs,
     )
 
 
@@ -206,6 +246,9 @@ class Packer:
         def network(spec: DenseSpec | ExpertsSpec) -> NetworkWeights | ExpertsWeights:
             if isinstance(spec, DenseSpec):
                 return NetworkWeights(gate_up=stack(*names.gate_up), down=stack(names.down))
+            return mixture(spec)
+
+        def mixture(spec: ExpertsSpec) -> ExpertsWeights:
             has_shared = spec.shared_size > 0
             gates = (names.router, names.shared_gate) if has_shared else (names.router,)
             return ExpertsWeights(
@@ -217,6 +260,24 @@ class Packer:
         def expert(of: str) -> NetworkWeights:
             gate, up, down = (of + part for part in names.expert_parts)
             return NetworkWeights(gate_up=stack(gate, up), down=stack(down))
+
+        def beside(spec: ExpertsSpec) -> ExpertsBesideWeights:
+            norms = (tensors.NORM_BEFORE_EXPERTS, tensors.NORM_AFTER_EXPERTS, tensors.NORM_AFTER_NETWORK)
+            before, after, after_network = (self.norm(f"{prefix}{name}.weight") for name in norms)
+            return ExpertsBesideWeights(
+                experts=mixture(spec),
+                router_scale=self.norm(f"{prefix}{tensors.ROUTER_SCALE}"),
+                scales=self.norm(f"{prefix}{tensors.EXPERT_SCALES}"),
+                norm=before,
+                norm_after=after,
+                norm_after_network=after_network,
+            )
+
+        def of_tokens() -> TokenLayerWeights:
+            gate, out = (self.layer_product(f"{prefix}{name}") for name in (tensors.TOKEN_GATE, tensors.TOKEN_OUT))
+            return TokenLayerWeights(
+                gate=gate, out=out, norm=self.norm(f"{prefix}{tensors.NORM_AFTER_TOKEN}.weight")
+            )
 
         post_norm = norm(names.norm_before_feed_forward)
         assert post_norm is not None, "every layer normalises before its feed-forward network"
@@ -242,6 +303,9 @@ class Packer:
             network=network(layer.feed_forward),
             norm_after=norm(names.norm_after_feed_forward) if layer.norms_after else None,
             delta_net=self._delta_net(prefix, layer, spec),
+            beside=None if layer.experts is None else beside(layer.experts),
+            token_inputs=None if spec.token_inputs is None else of_tokens(),
+            scale=float(self.norm(f"{prefix}{tensors.SCALE}")) if layer.scaled else 1.0,
         )
 
     def _qkv(self, prefix: str, attention: AttentionSpec, order: Ints | None, *, fused: bool) -> PackedLinear:
@@ -251,10 +315,10 @@ class Packer:
         if fused:
             orders = (_rows_of_heads(order, *heads, others=attention.kv_size),)
             return self.layer_product(f"{prefix}qkv_proj.weight", orders=orders)
-        names = [f"{prefix}{each}_proj.weight" for each in "qkv"]
+        names = [f"{prefix}{each}_proj.weight" for each in "q" + tensors.kv_products(attention)]
         queries, keys = (_rows_of_heads(order, count) for count in heads)
         if not attention.gated:
-            return self.layer_product(*names, orders=(queries, keys, None))
+            return self.layer_product(*names, orders=(queries, keys, None)[: len(names)])
         of_heads = np.arange(2 * attention.q_size).reshape(heads[0], 2, -1)  # rows of q_proj: a query, its gate
         of_queries, gates = of_heads[:, 0], of_heads[:, 1].reshape(-1)
         queries = (of_queries if order is None else of_queries[:, order]).reshape(-1)
@@ -285,6 +349,13 @@ class Packer:
             decay=-self.norm(f"{prefix}A_log").exp(),
             dt_bias=self.norm(f"{prefix}dt_bias"),
             norm=self.norm(f"{prefix}norm.weight"),
+        )
+
+    def token_inputs(self) -> TokenWeights:
+        return TokenWeights(
+            embedding=self.product(tensors.TOKEN_EMBEDDING),
+            product=self.product(tensors.TOKEN_PRODUCT),
+            norm=self.norm(tensors.TOKEN_NORM),
         )
 
     def _floats(self, *names: str) -> PackedLinear:
@@ -397,7 +468,8 @@ class Packer:
             raise ModelError(f"tensor {name} has shape {list(found)}; the config asks for {list(shape)}")
         rows = found[0] if order is None else len(order)
         self._done_bytes += rows * math.prod(found[1:]) * self._dtype.itemsize
-        self._progress(self._done_bytes, self._total_bytes)
+        # Keys are read once more where they are the values too.
+        self._progress(min(self._done_bytes, self._total_bytes), self._total_bytes)
 
 
 def _rows_of_heads(order: Ints | None, *heads: int, others: int = 0) -> Ints | None:

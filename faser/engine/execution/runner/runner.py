@@ -141,6 +141,7 @@ class Runner:
                 self._state_step = self._states.compact(self._state_step, batch.layout)
             rows = self._on_device(kept)
             self._hidden = self._hidden[: len(kept)].copy_(self._hidden.index_select(0, rows))
+            self._decoder.keep_rows(rows)
             if batch.captures:
                 states = self._decoder.states
                 states[: len(kept)].copy_(states.index_select(0, rows))

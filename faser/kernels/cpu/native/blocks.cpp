@@ -47,7 +47,7 @@ void feed_forward(Pool* pool, const FaserFeedForward& layer, const FaserBlockRow
         multiply(pool, layer.attention_out, rows, mixed, hidden, rows.dtype, hidden, nullptr);
         faser_rms_norm(pool, hidden, router.depth, rows.rows, router.depth, layer.gate_up.norm, eps, rows.normed,
                        router.depth, rows.dtype, nullptr);
-        faser_experts(pool, layer.experts, rows.normed, rows.rows, hidden, rows.dtype);
+        faser_experts(pool, layer.experts, rows.normed, rows.normed, rows.rows, hidden, rows.dtype);
         return;
     }
     const int64_t inner = layer.down.depth;
@@ -68,7 +68,7 @@ void attend(Pool* pool, const FaserLayer& layer, const FaserBlockRows& rows, con
                        layer.eps, keys, stride, rows.dtype, nullptr);
     }
     faser_rope_append(pool, cache, plan, layer.heads.num_heads, qkv, stride, layer.angles,
-                      layer.query_angles, layer.q_norm, layer.k_norm, layer.eps, rows.dtype);
+                      layer.query_angles, layer.q_norm, layer.k_norm, nullptr, layer.eps, rows.dtype);
     faser_attend(pool, cache, plan, &layer.heads, qkv, stride, mixed, width, rows.dtype);
     if (layer.gated) {
         const char* gates = (const char*)qkv + (stride - width) * (rows.dtype == kFloat32 ? 4 : 2);

@@ -23,6 +23,7 @@ struct FaserExperts {
     int64_t num_experts, top_k;
     int32_t renormalise;  // weights of the chosen ones are divided by their sum
     int32_t activation;   // FaserActivation
+    const float* scales;  // [E], what the weight of each is multiplied by in the end; or null
     const FaserAnyLinear* shared;
 };
 
@@ -79,8 +80,8 @@ void faser_layers(faser::Pool* pool, const FaserLayer* layers, int64_t first, in
                   FaserPlan* plan, void* hidden, void* qkv, void* mixed, int32_t captures,
                   const FaserStatesOfStep* states);
 
-void faser_experts(faser::Pool* pool, const FaserExperts* experts, const void* x, int64_t rows, void* hidden,
-                      int32_t dtype);
+void faser_experts(faser::Pool* pool, const FaserExperts* experts, const void* x, const void* routed_by,
+                   int64_t rows, void* hidden, int32_t dtype);
 
 // out [rows, N] = product(norm(hidden [rows, K])). stride: values from one row of hidden to the next.
 void faser_normed_linear(faser::Pool* pool, const FaserNormedLinear* by, const FaserBlockRows* rows,

@@ -73,10 +73,10 @@ void faser_gate(faser::Pool*, const void* gate_up, int64_t stride, int64_t rows,
 // x *= sigmoid(gate). x: [rows, width], without gaps.
 void faser_sigmoid_gate(faser::Pool*, void* x, int64_t rows, int64_t width, const void* gate, int64_t gate_stride,
                         int32_t dtype);
-// cache: of the layer.
+// cache: of the layer; without heads where the layer reads another one's keys and values.
 void faser_rope_append(faser::Pool*, const FaserCache* cache, const FaserPlan*, int64_t num_heads, void* qkv,
                        int64_t stride, const float* angles, const float* query_angles, const float* q_norm,
-                       const float* k_norm, float eps, int32_t dtype);
+                       const float* k_norm, const float* v_norm, float eps, int32_t dtype);
 
 // attention/
 FaserPlan* faser_plan_new(const int32_t* query_start, const int32_t* positions, const int32_t* block_table,

@@ -46,6 +46,8 @@ void choose(const float* logits, const FaserExperts& experts, int32_t* chosen, f
         if (experts.renormalise) total += weights[k];
     }
     for (int64_t k = 0; k < top; k++) weights[k] /= total;
+    if (!experts.scales) return;
+    for (int64_t k = 0; k < top; k++) weights[k] *= experts.scales[chosen[k]];
 }
 
 void route(Pool& pool, const FaserExperts& experts, const float* logits, int64_t rows, Routing& to) {
@@ -115,9 +117,10 @@ char* grown(std::vector<char>& memory, int64_t bytes) {
 
 extern "C" {
 
-// hidden += experts(x). x, hidden: [rows, H] in dtype, without gaps. The pool counts the experts that any row chose.
-void faser_experts(Pool* pool, const FaserExperts* experts, const void* x, int64_t rows, void* hidden,
-                   int32_t dtype) {
+// hidden += experts(x). x, hidden, and routed_by, which the router sees: [rows, H] in dtype, without gaps. The pool
+// counts the experts that any row chose.
+void faser_experts(Pool* pool, const FaserExperts* experts, const void* x, const void* routed_by, int64_t rows,
+                   void* hidden, int32_t dtype) {
     if (rows == 0) return;
     static thread_local Routing own_routing;
     Routing& routing = own_routing;  // other threads read that of this one
@@ -127,7 +130,7 @@ void faser_experts(Pool* pool, const FaserExperts* experts, const void* x, int64
     const int64_t num_logits = experts->router.columns;
     float* logits = (float*)grown(logit_memory, rows * num_logits * 4);
     const FaserGroup all{0, 0, rows};
-    faser_grouped_linear(pool, &experts->router, &all, 1, x, width, dtype, rows, logits, num_logits, kFloat32);
+    faser_grouped_linear(pool, &experts->router, &all, 1, routed_by, width, dtype, rows, logits, num_logits, kFloat32);
     // to [count, H] = what the networks of these groups give for from [count, H].
     auto networks = [&](const FaserAnyLinear* gate_up_of, const FaserAnyLinear* down_of, const FaserGroup* groups,
                         int64_t num_groups, const void* from, int64_t count, float* to) {

@@ -206,6 +206,7 @@ struct Append {
     const float* query_angles;
     const float* q_norm;
     const float* k_norm;
+    const float* v_norm;
     float eps;
 };
 
@@ -221,6 +222,7 @@ void append_row(const FaserCache& cache, const FaserPlan& plan, const Append& ca
     for (int64_t h = 0; h < cache.num_kv_heads; h++) {
         char* block = block_at(cache, plan.row_block[row], h);
         turn_head(keys + h * width, width, call.k_norm, call.eps, angles);
+        turn_head(values + h * width, width, call.v_norm, call.eps, nullptr);
         if (cache.dtype == kInt8) {
             add_int8_key(cache, block, plan.row_offset[row], keys + h * width);
             add_int8_value(cache, block, plan.row_offset[row], values + h * width);
@@ -273,8 +275,8 @@ void faser_sigmoid_gate(Pool* pool, void* x, int64_t rows, int64_t width, const 
 // dtype: of qkv. query_angles: of queries; null: those of keys.
 void faser_rope_append(Pool* pool, const FaserCache* cache, const FaserPlan* plan, int64_t num_heads, void* qkv,
                        int64_t stride, const float* angles, const float* query_angles, const float* q_norm,
-                       const float* k_norm, float eps, int32_t dtype) {
-    Append call{num_heads, stride, angles, query_angles, q_norm, k_norm, eps};
+                       const float* k_norm, const float* v_norm, float eps, int32_t dtype) {
+    Append call{num_heads, stride, angles, query_angles, q_norm, k_norm, v_norm, eps};
     if (dtype == kFloat32) return append(*pool, *cache, *plan, call, (float*)qkv);
     append(*pool, *cache, *plan, call, (bf16*)qkv);
 }

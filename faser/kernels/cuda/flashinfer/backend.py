@@ -136,6 +136,7 @@ class FlashInferBackend:
         self.has_low_bit = False
         self.has_experts = kernels.experts is not None
         self.has_states = False
+        self.normalises_values = False
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         self.prefers_low_bit = False
@@ -248,8 +249,9 @@ class FlashInferBackend:
         """See Backend. Waits for the device, where the model is a mixture."""
         return 0 if self._experts_read is None else int(self._experts_read)
 
-    def experts(self, x: Tensor, block: Experts, hidden: Tensor) -> None:
+    def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
         """See Backend. Raises ConfigError for weights in 8 bits."""
+        assert routed_by is None, "the loader refuses models whose routers see something else"
         assert block.shared is None, "the loader refuses delta nets, which all models with a shared expert have"
         if self._experts_read is None:
             self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -306,9 +308,11 @@ class FlashInferBackend:
         query_angles: Tensor | None = None,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
+        v_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
         """See Backend. Takes q_norm and k_norm together, or neither."""
+        assert v_norm is None, "the loader refuses models that normalise values"
         keys, values = cache.layers[layer]
         rows = plan.device
         return self._kernels.rope_append(

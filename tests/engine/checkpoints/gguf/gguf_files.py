@@ -218,6 +218,8 @@ def convert(
         weights = _split_by_part(weights, config, qkvz=not legacy)
         tiled = (delta_heads or _DELTA_HEADS[architecture]) == "tiled"
         weights = _with_delta_nets(weights, config, tiled=tiled)
+    if architecture == "gemma4":
+        weights = _as_gemma4(weights)
     for name, values in _stacked_experts(weights).items():
         if changed and architecture in ("granite", "granitemoe", "mistral3", "llama"):
             part = name.split(".")[-2]
@@ -226,6 +228,9 @@ def convert(
             values = values + np.float32(1)
         values = values[0] if name.endswith("shared_expert_gate.weight") else values
         stored = name if ".nextn." in name else names.get_name(name, try_suffixes=(".weight", ".bias"))
+        for of_hub, of_file in (("router.scale", "ffn_gate_inp"), ("router.per_expert_scale", "ffn_down_exps")):
+            if name.endswith(of_hub):
+                stored = f"blk.{name.split('.')[2]}.{of_file}.scale"
         assert stored is not None, f"the gguf library has no name for {name}"
         stored += ".weight" if name.endswith(".sinks") else ""
         unquantised = name.endswith(("bias", "conv1d.weight", "mlp.gate.weight"))
@@ -311,6 +316,19 @@ def _with_delta_nets(weights: dict[str, Array], config: dict[str, Any], *, tiled
     return found
 
 
+def _as_gemma4(weights: dict[str, Array]) -> dict[str, Array]:
+    """Gate and up of an expert in one tensor, and names with endings."""
+    found = {
+        f"{name}.weight" if name.endswith("layer_scalar") else name: values
+        for name, values in weights.items()
+        if ".up_proj" not in name or ".experts." not in name
+    }
+    for name in [each for each in found if re.search(r"experts\.\d+\.gate_proj", each)]:
+        halves = found.pop(name), weights[name.replace("gate_proj", "up_proj")]
+        found[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(halves)
+    return found
+
+
 def _stacked_experts(weights: dict[str, Array]) -> dict[str, Array]:
     """With the matrices of all experts of a layer in one tensor, [E, N, K], and so their biases, [E, N]."""
     found: dict[str, Array] = {}
@@ -327,11 +345,13 @@ def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "per_layer_config" in config:  # of Gemma 4, which has keys of its own
+        return
     if "intermediate_size" in config:
         writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if head_dim := config.get("head_dim"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -388,6 +408,8 @@ def _add_own_keys(writer: GGUFWriter, config: dict[str, Any], architecture: str)
             writer.add_sliding_window(config["sliding_window"])
         case "gemma3":
             writer.add_sliding_window(config["sliding_window"])
+        case "gemma4":
+            _add_gemma4(writer, config)
         case "mistral3" if beta := config["rope_parameters"].get("llama_4_scaling_beta"):
             writer.add_attn_temperature_scale(beta)
         case "qwen3vl":
@@ -415,6 +437,40 @@ def _add_own_keys(writer: GGUFWriter, config: dict[str, Any], architecture: str)
                 writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
             elif config["sliding_window"]:
                 writer.add_sliding_window(config["sliding_window"])
+
+
+def _add_gemma4(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    """Sizes are lists only where layers differ; pairs that do not turn have a factor of 1e30."""
+    local = [each == "sliding_attention" for each in config["layer_types"]]
+    shared, size = config["num_kv_shared_layers"], config["intermediate_size"]
+    of_global = {"head_dim": config["head_dim"], "num_key_value_heads": config["num_key_value_heads"]}
+    of_global |= next(iter(config["per_layer_config"].values()))
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(local)
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    for add_width, width in (
+        (writer.add_key_length, of_global["head_dim"]),
+        (writer.add_value_length, of_global["head_dim"]),
+        (writer.add_key_length_swa, config["head_dim"]),
+        (writer.add_value_length_swa, config["head_dim"]),
+        (writer.add_rope_dimension_count, of_global["head_dim"]),
+        (writer.add_rope_dimension_count_swa, config["head_dim"]),
+    ):
+        add_width(width)
+    wide = [size * (1 + (layer >= len(local) - shared)) for layer in range(len(local))]
+    writer.add_feed_forward_length(wide if config["use_double_wide_mlp"] else size)
+    heads = [config["num_key_value_heads"] if each else of_global["num_key_value_heads"] for each in local]
+    writer.add_head_count_kv(heads if len(set(heads)) > 1 else heads[0])
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    pairs = of_global["head_dim"] // 2
+    turning = int(pairs * config["rope_parameters"]["full_attention"]["partial_rotary_factor"])
+    factors = [1.0] * turning + [1e30] * (pairs - turning)
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
 
 
 def _add_experts(writer: GGUFWriter, config: dict[str, Any]) -> None:

@@ -45,6 +45,9 @@ FILES: list[tuple[str, str, dict[str, Any]]] = [
     ("gemma3", "gemma3", _SCALE),
     ("gemma3-tied", "gemma3", _SCALE),
     ("gemma3-linear-rope", "gemma3", _SCALE),
+    ("gemma4", "gemma4", {}),
+    ("gemma4-e", "gemma4", {}),
+    ("gemma4-moe", "gemma4", {}),
     ("glm4", "glm4", {}),
     ("qwen3-moe-all", "qwen3moe", {}),
     ("mixtral", "llama", {}),
@@ -211,7 +214,14 @@ def test_the_logits_of_both_files_are_the_same(name: str, architecture: str, pai
 
 
 @pytest.mark.parametrize(
-    "name, architecture", [("granite", "granite"), ("phi3", "phi3"), ("gemma2", "gemma2"), ("glm4", "glm4")]
+    "name, architecture",
+    [
+        ("granite", "granite"),
+        ("phi3", "phi3"),
+        ("gemma2", "gemma2"),
+        ("gemma4-moe", "gemma4"),
+        ("glm4", "glm4"),
+    ],
 )
 def test_quantised_rows_come_back_in_the_order_of_the_hub(
     name: str, architecture: str, pairs: Pairs, tmp_path: Path
@@ -288,6 +298,7 @@ def test_an_attention_factor_that_is_not_the_usual_one_is_stated(tmp_path: Path)
     assert gguf_config(tmp_path / "m.gguf")["rope_scaling"]["attention_factor"] == 1.25
 
 
+_GEMMA4 = {"attention.sliding_window_pattern": [True, False], "attention.sliding_window": 8}
 _YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128}
 
 
@@ -300,6 +311,9 @@ _YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.
         ("qwen2vl", {"attention.sliding_window": 32}, "sliding_window is 32; qwen2vl files may have none"),
         ("gemma2", {"attention.sliding_window": None}, "attention.sliding_window"),
         ("gemma3", {"attention.sliding_window_pattern": [1, 0], "attention.sliding_window": 8}, "a list of 2"),
+        ("gemma4", {"attention.head_count_kv": [2], **_GEMMA4}, r"head_count_kv is \[2\]; it must have 2 numbers"),
+        ("gemma4", {"feed_forward_length": [96, 48], **_GEMMA4}, r"feed_forward_length is \[96, 48\]; only"),
+        ("gemma4", _GEMMA4 | {"attention.sliding_window_pattern": [True]}, "has 1 entries for 2 layers"),
         ("glm4", {"rope.dimension_sections": [8, 8, 0, 0]}, "the text half of GLM-4V is not supported"),
         ("phi3", {"rope.scaling.type": "longrope"}, "type is longrope; supported are"),
         ("mistral3", {"attention.temperature_scale": 0.1}, "temperature_scale is 0.1 without yarn"),

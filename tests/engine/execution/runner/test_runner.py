@@ -27,6 +27,7 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.engine.checkpoints.family_models import write_family_model
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend
 
@@ -65,15 +66,37 @@ def test_a_device_without_pinned_memory_gets_plain_copies() -> None:
 
 NUM_LAYERS = 5
 BLOCK_SIZE = 16
+GEMMA4 = {
+    "vocab_size": VOCAB_SIZE,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_hidden_layers": NUM_LAYERS,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "layer_types": [
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ],
+    "sliding_window": 13,
+    "hidden_size_per_layer_input": 16,
+    "num_kv_shared_layers": 2,
+    "pad_token_id": 0,
+}
 CONTEXT = 21  # tokens of every sequence that are computed before
 COUNTS = (4, 1, 6)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["llama", "gemma4"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama; a Gemma 4 whose tokens give to every layer, and whose last layers read keys of earlier ones."""
     directory = tmp_path_factory.mktemp("five-layers")
-    config = tiny_llama_config() | {"num_hidden_layers": NUM_LAYERS}
-    write_checkpoint(directory, config, random_weights(llama_shapes(config), seed=1))
+    if request.param == "gemma4":
+        write_family_model(directory, "gemma4_text", GEMMA4)
+    else:
+        config = tiny_llama_config() | {"num_hidden_layers": NUM_LAYERS}
+        write_checkpoint(directory, config, random_weights(llama_shapes(config), seed=1))
     return directory
 
 

@@ -1,0 +1,181 @@
+"""Gemma 4: local layers, which have a window, and global ones have heads of their own shapes, and a rope each.
+
+Values are normalised, and scores have no scale. Global layers may take the product of keys for values; the last
+layers may read the keys and values of earlier ones. In E2B and E4B tokens add to every layer; 26B-A4B has a
+mixture of experts beside each dense network.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from faser.engine.checkpoints.families.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LayerSpec,
+    StackedExperts,
+    TensorNames,
+    TokenInputsSpec,
+)
+from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec
+from faser.errors import ModelError
+
+_LOCAL = "sliding_attention"
+_GLOBAL = "full_attention"
+_PERIOD = 6
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262_144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "sliding_window": 512,
+    "num_kv_shared_layers": 0,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256,
+}
+_UNIFIED: Mapping[str, Any] = {
+    "max_position_embeddings": 262_144,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+}
+_ROPES: Mapping[str, Any] = {
+    _LOCAL: {"rope_type": "default", "rope_theta": 10_000.0},
+    _GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+_OWN = ("head_dim", "num_key_value_heads")  # what a layer may have in place of the model's
+_NOT_SHARED = ("k_proj", "v_proj", "k_norm")
+
+
+def spec(config: Mapping[str, Any]) -> DecoderSpec:
+    return _spec(_DEFAULTS, config)
+
+
+def unified_spec(config: Mapping[str, Any]) -> DecoderSpec:
+    """The text half of 12B, which has no encoders."""
+    return _spec({**_DEFAULTS, **_UNIFIED}, config)
+
+
+def _spec(defaults: Mapping[str, Any], config: Mapping[str, Any]) -> DecoderSpec:
+    given = dict(defaults) | {name: value for name, value in config.items() if value is not None}
+    if given.get("use_bidirectional_attention") == "vision":  # of the tokens of an image, which are not served
+        del given["use_bidirectional_attention"]
+    given["rope_parameters"] = dict(_ROPES) | (Fields(given).optional_dict("rope_parameters") or {})
+    fields = Fields(given)
+    kinds, experts = _kinds(fields), _experts(fields)
+    sources = _sources(fields, kinds)
+    wide = 2 if fields.flag("use_double_wide_mlp", False) else 1
+    size, of_layers = fields.positive_int("intermediate_size"), _shapes(given, kinds)
+    layers = [
+        LayerSpec(
+            attention=_attention(given | of_layers.get(number if source is None else source, {}), kind, source),
+            feed_forward=DenseSpec(size=size if source is None else wide * size, activation=fields.activation()),
+            norms_after=True,
+            experts=experts,
+            scaled=True,
+        )
+        for number, (kind, source) in enumerate(zip(kinds, sources, strict=True))
+    ]
+    inputs = fields.non_negative_int("hidden_size_per_layer_input", 0)
+    rows = fields.positive_int("vocab_size_per_layer_input")
+    reading = [number for number, source in enumerate(sources) if source is not None]
+    return decoder(
+        fields,
+        layers,
+        tied=True,
+        embedding_scale=fields.positive_int("hidden_size") ** 0.5,
+        logit_cap=fields.optional_float("final_logit_softcapping"),
+        token_inputs=TokenInputsSpec(size=inputs, vocab_size=rows) if inputs else None,
+        names=TensorNames(
+            norm_before_feed_forward="pre_feedforward_layernorm",
+            norm_after_attention="post_attention_layernorm",
+            norm_after_feed_forward="post_feedforward_layernorm",
+            router="router.proj",
+            expert="experts.{}.",
+            stacked_experts=None if experts is None else StackedExperts.HALVES,
+            not_read=tuple(f"model.layers.{layer}.self_attn.{name}." for layer in reading for name in _NOT_SHARED),
+        ),
+    )
+
+
+def _kinds(fields: Fields) -> list[str]:
+    """Of each layer. The last one is always global."""
+    num_layers = fields.num_layers()
+    usual = [_GLOBAL if (layer + 1) % _PERIOD == 0 else _LOCAL for layer in range(num_layers)]
+    return [*(fields.layer_types(num_layers) or usual)[:-1], _GLOBAL]
+
+
+def _sources(fields: Fields, kinds: list[str]) -> list[int | None]:
+    """Of each layer: whose keys and values it reads, the last of its kind that has some; None: its own.
+
+    Raises ModelError where there is none.
+    """
+    shared = fields.non_negative_int("num_kv_shared_layers", 0)
+    own = kinds[: max(len(kinds) - shared, 0)]
+    found: list[int | None] = [None] * len(own)
+    for kind in kinds[len(own) :]:
+        if kind not in own:
+            raise ModelError(
+                f"config.json: num_kv_shared_layers is {shared}; of {len(kinds)} layers no {kind} is left that "
+                "has keys and values"
+            )
+        found.append(max(layer for layer, each in enumerate(own) if each == kind))
+    return found
+
+
+def _shapes(given: Mapping[str, Any], kinds: list[str]) -> dict[int, dict[str, Any]]:
+    """What layers have in place of the model's head_dim and num_key_value_heads.
+
+    Listed by layer, as transformers writes it since it has per_layer_config, or the same for all global layers.
+    """
+    fields = Fields(given)
+    if "per_layer_config" not in given:
+        of_global: dict[str, Any] = {"head_dim": fields.positive_int("global_head_dim", 512)}
+        heads = fields.optional_int("num_global_key_value_heads")
+        if heads is not None and fields.flag("attention_k_eq_v", False):
+            of_global["num_key_value_heads"] = heads
+        return {layer: of_global for layer, kind in enumerate(kinds) if kind == _GLOBAL}
+    listed = fields.optional_dict("per_layer_config") or {}
+    for layer, own in listed.items():
+        if not layer.isdigit() or not isinstance(own, dict) or not set(own) <= set(_OWN):
+            raise ModelError(
+                f"config.json: per_layer_config has {layer!r}: {own!r}; a layer may have {', '.join(_OWN)} of its "
+                "own"
+            )
+    return {int(layer): own for layer, own in listed.items()}
+
+
+def _attention(given: Mapping[str, Any], kind: str, source: int | None) -> AttentionSpec:
+    """source: whose keys and values are read; None: the layer has its own."""
+    fields = Fields(given)
+    head_dim, bias = fields.positive_int("head_dim"), fields.flag("attention_bias", False)
+    return attention(
+        fields,
+        rope_spec(fields, layer_type=kind, head_dim=head_dim),
+        head_dim=head_dim,
+        scale=1.0,
+        window=fields.positive_int("sliding_window") if kind == _LOCAL else None,
+        qk_norm=True,
+        v_norm=True,
+        k_eq_v=kind == _GLOBAL and fields.flag("attention_k_eq_v", False),
+        kv_layer=source,
+        bias=bias,
+        out_bias=bias,
+    )
+
+
+def _experts(fields: Fields) -> ExpertsSpec | None:
+    if not fields.flag("enable_moe_block", False):
+        return None
+    return ExpertsSpec(
+        num_experts=fields.positive_int("num_experts"),
+        top_k=fields.positive_int("top_k_experts"),
+        size=fields.positive_int("moe_intermediate_size"),
+        renormalise=True,
+        activation=fields.activation(),
+    )
