@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import msgspec
 
-from benchmarks.observability.scrape import served
+from benchmarks.observability.scrape import answered
 from benchmarks.runner import about, command_line, write_json
 from benchmarks.scale.fleet.replicas import CACHE_TOKENS
 from benchmarks.scale.fleet.workload import BEGINNING_TOKENS, FleetRequest, fleet_requests
@@ -127,7 +127,7 @@ def event_costs(requests: Sequence[FleetRequest], cache_tokens: int) -> dict[str
 def page_costs() -> dict[str, Any]:
     """Of /metrics of one replica that has served."""
     metrics = Metrics(model_name="model", max_model_len=8192)
-    served(metrics)
+    answered(metrics)
     page = metrics.render()
     return {"bytes": len(page), "series": sum(not line.startswith(b"#") for line in page.splitlines())}
 
