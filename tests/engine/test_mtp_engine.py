@@ -65,6 +65,8 @@ def roomy(path: Path, speculation: dict[str, Any], **settings: Any) -> Engine:
 
 def crowded(path: Path, speculation: dict[str, Any], **settings: Any) -> Engine:
     """Its pool has fewer blocks than the requests fill."""
+    if settings.get("enable_prefix_caching", True):
+        settings |= {"state_snapshot_memory": 1 << 20}  # the same with any memory of blocks
     info = built(path, speculation, **settings).info
     value_bytes = {"float32": 4, "bfloat16": 2}[info.kv_cache_dtype]
     block_bytes = 16 * 3 * 2 * 4 * 32 * value_bytes  # keys and values of 4 heads in 2 layers and in the MTP layer
