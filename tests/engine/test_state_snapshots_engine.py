@@ -1,9 +1,8 @@
 """Engines over a model with recurrent states: prompts go on from snapshots, and no bit of an answer changes.
 
 Oracle: an engine that serves one sequence at a time, without prefix caching and drafts. Tokens are compared, and
-log probabilities bit by bit: rows of the native backend have the same bits in every batch. Bugs that these tests
-are meant to catch: inputs of convolutions that are not restored, a state with a refused row, a snapshot one
-block before or behind what was saved, a snapshot that was given away before it was read.
+log probabilities bit by bit: rows of the native backend have the same bits in every batch. A bug seen to be
+caught: states that are saved after their slots have gone to others.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
 """Which sequences go on from a snapshot of a recurrent state, and of which states there is one.
 
 Oracles: the executor's memory (a state of exactly a sequence's own tokens, which is never taken back behind a
-whole chunk), and lists of tokens, searched one by one. Bugs that these tests are meant to catch: a snapshot
+whole chunk), and lists of tokens, searched one by one. Bugs seen to be caught: a snapshot
 one block before or behind the state that was saved; one of a state with drafted rows; one that was given away
 before it was read; one that outlives its block.
 """

@@ -1,8 +1,7 @@
 """Snapshots of recurrent states: who goes on from one gets the bits of who computed everything.
 
-Oracle: the prompt in one piece, without a snapshot. Bugs that these tests are meant to catch: inputs of
-convolutions that are not restored, or of other positions; inputs overwritten by later rows before the snapshot was
-taken, because a slot kept too few; a state that holds a refused row; a snapshot of the wrong slot.
+Oracle: the prompt in one piece, without a snapshot. Bugs seen to be caught: inputs of convolutions
+that are not restored, or of other positions; a state that holds a refused row.
 """
 
 from dataclasses import replace
