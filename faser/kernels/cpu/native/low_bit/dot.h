@@ -12,6 +12,20 @@ namespace faser {
 
 inline vi splat_int(int32_t x) { return vi{} + x; }
 
+// The low 16 bits of each integer, in both halves of it.
+inline vi in_both_halves(vi x) {
+#if defined(__AVX2__)
+    const __m128i places = _mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
+#if defined(__AVX512BW__)
+    return (vi)_mm512_shuffle_epi8((__m512i)x, _mm512_maskz_broadcast_i32x4(0xffff, places));
+#else
+    return (vi)_mm256_shuffle_epi8((__m256i)x, _mm256_broadcastsi128_si256(places));
+#endif
+#else
+    return (vi)(((vu)x & 0xffffu) | (vu)x << 16);
+#endif
+}
+
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
 constexpr bool kSmallDiffers = false, kInPairs = false;
@@ -66,16 +80,6 @@ struct Dot<true> {
     // factors: the same one in both halves of 32 bits.
     static vi add_pairs(vi sum, Pairs two, vi factors) { return sum + pairs((vi)two, factors); }
 };
-
-// The low 16 bits of each integer, in both halves of it.
-inline vi in_both_halves(vi x) {
-    const __m128i places = _mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
-#if defined(__AVX512BW__)
-    return (vi)_mm512_shuffle_epi8((__m512i)x, _mm512_maskz_broadcast_i32x4(0xffff, places));
-#else
-    return (vi)_mm256_shuffle_epi8((__m256i)x, _mm256_broadcastsi128_si256(places));
-#endif
-}
 
 // Bytes at even and at odd places, widened to 16 bits.
 template <>
