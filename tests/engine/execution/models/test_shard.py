@@ -100,7 +100,9 @@ def some_logits(model: PagedModel) -> Tensor:
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
-    "case", [each for each in CASES if "linear_num_key_heads" not in each.fields], ids=lambda case: case.name
+    "case",
+    [each for each in CASES if "linear_num_key_heads" not in each.fields and "gemma4" not in each.model_type],
+    ids=lambda case: case.name,
 )
 def test_ranks_give_the_logits_of_the_whole(case: Case, size: int, tmp_path: Path) -> None:
     write_family_model(tmp_path, case.model_type, case.fields)

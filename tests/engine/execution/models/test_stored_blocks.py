@@ -27,6 +27,7 @@ from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.low_bit.product import STRETCH, quantise_activations
 from faser.kernels.torch_backend import TorchBackend
+from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.checkpoints.gguf.gguf_files import BIASES, VOCAB_SIZE, hf_weights, write_gguf
 from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, prompt
 
@@ -139,6 +140,7 @@ def test_without_a_flag_blocks_are_multiplied_where_that_is_faster(
 
 
 def test_what_has_no_blocks_is_refused_with_the_path(tmp_path: Path) -> None:
+    write_family_model(tmp_path / "folder", "llama", {})
     with pytest.raises(ConfigError, match=r"--quantization is gguf; the weights of .*folder are in no GGUF file"):
         decoder(tmp_path / "folder", TorchBackend(), quantization="gguf")
 
