@@ -73,7 +73,7 @@ def resumed(
     seconds: float = float("inf"),
     summary: Callable[[list[Json]], Json] = lambda _cells: {},
 ) -> None:
-    """Run every setting that `out` has no cell of, for about so many seconds, and write `out` after each.
+    """Run every setting that `out` has no cell of, for about `seconds` in all, and write `out` after each.
 
     A cell is its setting, the commit and what run returns. summary: of all cells, goes before them.
     """

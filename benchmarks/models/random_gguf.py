@@ -97,7 +97,8 @@ SHAPES = {
         kinds=(Kind.Q8_0, Kind.Q8_0, Kind.Q8_0, Kind.MXFP4),
     ),
 }
-_INTERVAL, _KERNEL, _ROTATED = 4, 4, 4  # with delta nets: of so many layers one, tokens, a part of a head
+# With delta nets: every fourth layer has attention, convolutions see 4 tokens, a quarter of a head is rotated.
+_INTERVAL, _KERNEL, _ROTATED = 4, 4, 4
 _SECTIONS = [11, 11, 10, 0]  # of rope with delta nets, of use for images
 _YARN_FACTOR, _YARN_CONTEXT, _WINDOW = 32.0, 4096, 128  # of gpt-oss
 _CHAT_TEMPLATE = (

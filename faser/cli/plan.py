@@ -166,7 +166,7 @@ def measured_pace(
     *,
     gamma: int | None = None,
 ) -> Pace:
-    """The pace of this engine with a policy: runs 1, 4, 16, … sequences, up to the slots, so many seconds each.
+    """The pace of this engine with a policy: runs 1, 4, 16, … sequences, up to the slots, for `seconds` each.
 
     gamma: of policy fixed.
     """

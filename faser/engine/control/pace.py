@@ -16,7 +16,7 @@ from faser.engine.control.step_cost import CostModel
 
 _STEPS_KEPT = 300  # of a level; older ones fade
 _ENOUGH = 8  # steps after which a level is known
-_SEQUENCES_PER_STEP = 32  # one more step is passed over for each so many: large ones take longer to be counted
+_SEQUENCES_PER_STEP = 32  # for which one further step is not counted: large steps take longer to count
 _PROMPT_KEPT = 0.98  # of what prompts have taken, after one more step with a prompt
 _OUTLIER = 3.0  # times longer than expected: a pause, no pace
 _CONTEXT_KEPT = 0.995

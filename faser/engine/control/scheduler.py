@@ -326,7 +326,7 @@ class Scheduler:
         return found
 
     def _prompt_rows(self, sequence: Sequence, num_rows: int, step: "StepBuilder", *, in_flight: int = 0) -> int:
-        """How many of so many rows of a prompt the step gets, which counts them. in_flight: rows before these."""
+        """How many of num_rows rows of a prompt the step gets; its limits count them. in_flight: rows before."""
         if self._snapshots is not None:
             num_rows = self._snapshots.rows_to_end(sequence, sequence.num_computed + in_flight, num_rows)
         return step.limits.take_rows(sequence, num_rows)

@@ -36,7 +36,7 @@ _TAIL = 4
 
 _LEAST_GAIN = 64  # tokens: a step ends at a branching point only if a snapshot there spares as many
 _INTERVAL = 2048  # tokens of a long prompt from snapshot to snapshot
-_SHARE = 4  # one prompt's snapshots on its way are one of so many of all, at most
+_SHARE = 4  # one prompt's snapshots on its way are a quarter of all, at most
 
 
 class StateSnapshots:

@@ -6,7 +6,7 @@ step of T seconds a sequence wants
 
     needed = lacking / HORIZON + T / target        tokens of this step, of which one comes without drafts
 
-and gets the fewest draft tokens that it can expect to bring so many, or all that are likely enough. T depends on
+and gets the fewest draft tokens that are expected to bring them, or all that are likely enough. T depends on
 all of these lengths in turn: they are the least ones for which this holds together. The second phase adds what
 throughput wants, to all sequences alike (draft_lengths.py).
 
@@ -47,6 +47,6 @@ def needed_tokens(candidates: Candidates, limit: Ints, seconds: Callable[[Ints],
 
 
 def _shortest(reached: Floats, needed: Floats) -> Ints:
-    """[S] the shortest drafts that are expected to bring so many tokens; K + 1 where none does."""
+    """[S] the shortest drafts that are expected to bring the needed tokens; K + 1 where none does."""
     lengths: Ints = np.add.reduce(reached < needed[:, None], axis=1, dtype=np.int64)
     return lengths

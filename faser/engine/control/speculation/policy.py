@@ -34,7 +34,7 @@ class DraftingSequences(NamedTuple):
         return DraftingSequences._make([column[at] for column in self])
 
     def later(self, seconds: float) -> "DraftingSequences":
-        """The same, after so many seconds without a token."""
+        """The same, when further `seconds` have passed without a token."""
         if not np.count_nonzero(self.wanted_per_s):
             return self
         return self._replace(lacking=self.lacking + seconds * self.wanted_per_s)
