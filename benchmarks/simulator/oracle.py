@@ -51,11 +51,13 @@ class _Knowing(Policy):
         needed = needed_tokens(
             known,
             known.limit,
-            lambda each: objective.prompts_s + seconds_with_drafts(known, each, objective, self._costs),
+            lambda count, urgency: (
+                objective.prompts_s + seconds_with_drafts(known, urgency.lengths(count), objective, self._costs)
+            ),
         )
         return lengths if needed is None else np.maximum(lengths, needed)
 
     def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
         objective = Objective(self._costs, candidates)
-        needed = needed_tokens(candidates, lengths, objective.verified_s)
+        needed = needed_tokens(candidates, lengths, lambda count, _: objective.verified_s(count))
         return best_kept(objective, candidates, lengths, None, needed).lengths

@@ -106,7 +106,7 @@ def _needing(count: int, *, has_targets: bool) -> Callable[[], object]:
         StepFacts(other_rows=0, kv_tokens=300 * count, kv_sequences=count),
     )
     objective = Objective(_costs(), candidates)
-    return lambda: needed_tokens(candidates, limit, objective.verified_s)
+    return lambda: needed_tokens(candidates, limit, lambda drafts, _: objective.verified_s(drafts))
 
 
 def _limiting(count: int) -> Callable[[], object]:

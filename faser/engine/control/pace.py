@@ -134,7 +134,7 @@ class PaceFit:
         self._promised_s = _PROMPT_KEPT * self._promised_s + rows_s
 
     def _plain_s(self, num_sequences: int, kv_tokens: int | None = None) -> float:
-        """The promise for a step in which so many sequences decode, without drafts."""
+        """The promise for a step in which this number of sequences decode, without drafts."""
         if kv_tokens is None:
             kv_tokens = round(num_sequences * self._context)
         return self._costs.step_s(num_sequences, kv_tokens)

@@ -71,9 +71,9 @@ class Objective:
         """[most + 1] seconds of the step with 0 … most draft rows. Read only."""
         return self._verify_s[: most + 1]
 
-    def verified_s(self, lengths: Ints) -> float:
-        """Seconds of the whole step that verifies drafts of these lengths, its prompts included."""
-        return self.prompts_s + self._verify_s.item(np.add.reduce(lengths))
+    def verified_s(self, count: int) -> float:
+        """Seconds of the whole step that verifies this number of draft tokens, its prompts included."""
+        return self.prompts_s + self._verify_s.item(count)
 
     def row_s(self, first: int, last: int) -> float:
         """Mean seconds that a draft row adds from the first to the last number of rows; last > first."""

@@ -193,7 +193,7 @@ class Faser(Policy):
                 self.gain = 1.0
             return lengths
         objective = Objective(self._costs, candidates)
-        needed = needed_tokens(candidates, lengths, objective.verified_s)
+        needed = needed_tokens(candidates, lengths, lambda count, _: objective.verified_s(count))
         choice = best_kept(objective, candidates, lengths, self._acceptance.native, needed)
         if not self._costs.has_passes:  # with a model, the gain is that before its passes
             self.gain = choice.rate / objective.rate_without_drafts
@@ -211,7 +211,10 @@ class Faser(Policy):
         needed = needed_tokens(
             candidates,
             candidates.limit,
-            lambda each: objective.prompts_s + seconds_with_drafts(candidates, each, objective, self._costs),
+            lambda count, urgency: (
+                objective.prompts_s
+                + seconds_with_drafts(candidates, urgency.lengths(count), objective, self._costs)
+            ),
         )
         if needed is not None and text is not None:
             by_model = candidates.survival[:, 1:] * upto(candidates.survival.shape[1] - 1).take(needed, axis=0)

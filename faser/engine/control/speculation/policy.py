@@ -116,7 +116,7 @@ class Candidates:
 
 
 def without_targets(count: int) -> tuple[Floats, Floats]:
-    """lacking and wanted_per_s of so many sequences."""
+    """lacking and wanted_per_s of sequences that have no targets."""
     return np.full(count, -np.inf), np.zeros(count)
 
 

@@ -14,7 +14,7 @@ import pytest
 from faser.engine.contract.drafts import Ints
 from faser.engine.contract.step_times import CostTable
 from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
-from faser.engine.control.speculation.needs import FLOOR, HORIZON, needed_tokens
+from faser.engine.control.speculation.needs import FLOOR, HORIZON, Urgency, needed_tokens
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 from tests.engine.control.speculation.building import candidates, constant, full, ints
@@ -78,7 +78,7 @@ def needed_by_enumeration(costs: CostModel, each: Candidates) -> Ints:
 
 
 def needed_of(costs: CostModel, each: Candidates) -> Ints:
-    found = needed_tokens(each, each.limit, lambda lengths: seconds(costs, each, lengths))
+    found = needed_tokens(each, each.limit, lambda count, urgency: seconds(costs, each, urgency.lengths(count)))
     return np.zeros_like(each.limit) if found is None else found
 
 
@@ -120,7 +120,10 @@ def test_a_model_drafts_what_targets_need_and_what_throughput_wants() -> None:
         wants = best_lengths(each, Objective(costs, each), costs).lengths
         lengths = policy("faser", costs, cap=CAP).lengths(each)
 
-        def with_drafts_s(some: Ints, costs: CostModel = costs, each: Candidates = each) -> float:
+        def with_drafts_s(
+            count: int, urgency: Urgency, costs: CostModel = costs, each: Candidates = each
+        ) -> float:
+            some = urgency.lengths(count)
             return seconds(costs, each, some) + costs.draft_s(some, each.sequences.missing_kv)
 
         needed = needed_tokens(each, each.limit, with_drafts_s)
@@ -169,7 +172,7 @@ def test_time_that_drafting_took_is_lacking() -> None:
 
 
 def test_without_targets_nothing_is_asked() -> None:
-    def seconds(_lengths: Ints) -> float:
+    def seconds(_count: int, _urgency: Urgency) -> float:
         raise AssertionError("no target asks for the step's time")
 
     assert needed_tokens(candidates(constant(0.9, 3, CAP)), ints(3, 3, 3), seconds) is None
