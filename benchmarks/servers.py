@@ -319,7 +319,8 @@ class Asking:
 class Run:
     """One run of a server. tokens: output tokens of all answers. drafted, accepted: as metrics.faser counts.
 
-    texts: of the answers, in the order of the prompts.
+    texts: of the answers, in the order of the prompts. paid: what drafts bring, as the server has measured it over
+    all runs so far: by how many sequences decode, then by bound.
     """
 
     tokens: int
@@ -327,6 +328,7 @@ class Run:
     drafted: int
     accepted: int
     texts: tuple[str, ...]
+    paid: Mapping[str, Mapping[str, float]]
 
     @property
     def tokens_per_s(self) -> float:
@@ -356,6 +358,7 @@ async def _closed_loop(url: str, prompts: Sequence[Prompt], asking: Asking) -> R
             for _ in range(asking.concurrency):
                 clients.create_task(client(http))
         seconds = time.perf_counter() - began_s
+        paid = paid_ratios((await http.get("/metrics")).raise_for_status().text)
     places = range(len(prompts))
     counted = [(answers[place].get("metrics") or {}).get("faser") or {} for place in places]
     return Run(
@@ -364,4 +367,14 @@ async def _closed_loop(url: str, prompts: Sequence[Prompt], asking: Asking) -> R
         drafted=sum(each.get("drafted", 0) for each in counted),
         accepted=sum(each.get("accepted", 0) for each in counted),
         texts=tuple(answers[place]["choices"][0]["message"]["content"] for place in places),
+        paid=paid,
     )
+
+
+def paid_ratios(page: str) -> dict[str, dict[str, float]]:
+    """faser_spec_paid_ratio of a page of metrics: by how many sequences decode, then by bound."""
+    found: dict[str, dict[str, float]] = {}
+    for labels, value in re.findall(r"^faser_spec_paid_ratio\{(.*)\} (\S+)$", page, re.MULTILINE):
+        of = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        found.setdefault(of["sequences"], {})[of["bound"]] = round(float(value), 3)
+    return found

@@ -12,8 +12,9 @@ Kinds: `stop`, ignore_eos off; `full`, ignore_eos on; `again`, the run of `full`
 Every run has a `cache_salt` of its own, so neither the prefix cache nor the corpus of past answers knows its
 prompts; only `again` has that of the run it repeats. Requests are seeded, so all arms should answer alike, and
 answers that differ are counted. Rates are output tokens a second, reading the prompts included, medians over
-rounds; ratios are geometric means over rounds within which arms are compared, with a 95 % interval. OUT.json and
-OUT.md are written after every round.
+rounds; ratios are geometric means over rounds within which arms are compared, with a 95 % interval. `paid` is what
+each server has measured itself, in phases with drafts and without: decoding alone, over all of its runs, by how
+many sequences decode. OUT.json and OUT.md are written after every round.
 """
 
 import argparse
@@ -119,6 +120,7 @@ def document(conditions: Labels, cells: Sequence[Cell[Run]]) -> dict[str, Any]:
     """Everything but the answers themselves."""
     return {
         **conditions,
+        "paid": _paid(cells),
         "cells": [{**cell.labels, "arm": arm, **figures(cell, arm)} for cell in cells for arm in _arms(cell)],
         "runs": [
             {
@@ -168,7 +170,17 @@ def page(conditions: Labels, cells: Sequence[Cell[Run]]) -> str:
             of_table = [cell for cell in cells if cell.labels["temperature"] == temperature]
             title = f"Output tokens a second, off → {arm}, temperature {temperature:g}:"
             lines += ["", title, "", _table(of_table, arm)]
+    for arm, paid in _paid(cells).items():
+        rows = [[level, f"{of['mean']:.2f}x ({of['low']:.2f} … {of['high']:.2f})"] for level, of in paid.items()]
+        title = f"What the server of {arm} measured itself, decoding alone, with drafts over without:"
+        lines += ["", title, "", markdown(["sequences", "tokens a second"], rows)]
     return "\n".join(lines) + "\n"
+
+
+def _paid(cells: Sequence[Cell[Run]]) -> dict[str, Mapping[str, Mapping[str, float]]]:
+    """By arm, at the end of the last run; arms that have measured nothing are left out."""
+    cell = cells[-1]
+    return {arm: cell.runs[arm][-1].paid for arm in _arms(cell) if cell.runs[arm][-1].paid}
 
 
 def _table(cells: Sequence[Cell[Run]], arm: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.servers import Recipe, Server, ServerError, free_port
+from benchmarks.servers import Recipe, Server, ServerError, free_port, paid_ratios
 
 _SPIN = "while True: pass"
 _STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
@@ -84,3 +84,14 @@ def test_a_server_that_never_listens_is_an_error_after_the_time_it_was_given(tmp
 
     with server, pytest.raises(ServerError, match=r"not healthy after 0\.4 s"):
         server.wait_until_healthy(0.4)
+
+
+def test_what_drafts_bring_is_read_from_the_metrics() -> None:
+    page = "\n".join(
+        f'faser_spec_paid_ratio{{bound="{bound}",engine="0",model_name="m",sequences="4-7"}} {value}'
+        for bound, value in (("low", 0.95171), ("mean", 1.0), ("high", 1.0312))
+    )
+    assert paid_ratios(f"# TYPE faser_spec_paid_ratio gauge\n{page}\nother 1\n") == {
+        "4-7": {"low": 0.952, "mean": 1.0, "high": 1.031}
+    }
+    assert paid_ratios("other 1\n") == {}

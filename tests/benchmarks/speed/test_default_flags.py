@@ -92,8 +92,9 @@ def test_what_makes_no_sense_is_refused_before_a_server_starts(
 PROMPTS = tuple(Prompt(question_id=number, category="qa", text=f"q{number}") for number in range(240))
 
 
-def run(tokens: int, seconds: float, *texts: str) -> Run:
-    return Run(tokens=tokens, seconds=seconds, drafted=10, accepted=5, texts=texts)
+def run(tokens: int, seconds: float, *texts: str, paid: float = 0.0) -> Run:
+    found = {"2-3": {"mean": paid, "low": paid - 0.1, "high": paid + 0.1}} if paid else {}
+    return Run(tokens=tokens, seconds=seconds, drafted=10, accepted=5, texts=texts, paid=found)
 
 
 def labels(kind: str = FULL, concurrency: int = 1) -> dict[str, object]:
@@ -156,6 +157,14 @@ def test_the_page_has_a_row_a_concurrency_and_a_column_a_kind_and_says_how_many_
     assert "off → auto, temperature 0" in lines[4]
     assert lines[6] == "| requests at once | ignore_eos on | asked again |"
     assert lines[8:] == [f"| {count} | 100 → 150, 1.50x | 100 → 150, 1.50x |" for count in (1, 4)]
+
+
+def test_the_page_ends_with_what_servers_measured_themselves_by_the_end_of_the_last_run() -> None:
+    runs = {"auto": [run(150, 1.0, "a", paid=1.2), run(150, 1.0, "a", paid=1.25)], FLOOR: [run(100, 1.0, "a")] * 2}
+    lines = page({"command": "as run"}, [Cell(labels=labels(), runs=runs)]).splitlines()
+
+    assert lines[-5].startswith("What the server of auto measured itself")
+    assert lines[-1] == "| 2-3 | 1.25x (1.15 … 1.35) |"
 
 
 def test_the_document_has_every_cell_and_every_run_and_the_conditions() -> None:
