@@ -32,7 +32,7 @@ from faser.errors import ConfigError, ModelError
 from faser.types import Request
 from tests.checkpoints import write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
-from tests.engine.checkpoints.mtp_models import FIELDS, Mtp, edit_weights, mtp_shapes, write_mtp_model
+from tests.engine.checkpoints.mtp_models import EXPERTS, FIELDS, Mtp, edit_weights, mtp_shapes, write_mtp_model
 from tests.engine.execution.draft_lines import lines_of
 from tests.engine.losslessness.equality import FEATURES, answers, requests
 
@@ -126,6 +126,14 @@ def random_layer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.fixture(scope="module")
+def random_mixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    """By family."""
+    root = tmp_path_factory.mktemp("mixtures")
+    families = ("qwen3_5_moe_text", "qwen3_next")
+    return {family: (root / family, write_mtp_model(root / family, family, **EXPERTS)) for family in families}
+
+
+@pytest.fixture(scope="module")
 def right_layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model's next token follows from the last one alone, and so does the layer's."""
     directory = tmp_path_factory.mktemp("right")
@@ -145,12 +153,20 @@ def right_layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("memory", ["room for all", "too little"])
+@pytest.mark.parametrize(
+    ("memory", "family"),
+    [
+        ("room for all", "qwen3_5_text"),
+        ("too little", "qwen3_5_text"),
+        ("too little", "qwen3_5_moe_text"),
+        ("too little", "qwen3_next"),
+    ],
+)
 def test_drafts_are_those_of_the_reference_whatever_was_accepted_before(
-    memory: str, random_layer: tuple[Path, Any]
+    memory: str, family: str, random_layer: tuple[Path, Any], random_mixtures: dict[str, tuple[Path, Any]]
 ) -> None:
     """Drafts are accepted at given rates, so that each is followed by refused ones and by accepted ones."""
-    directory, model = random_layer
+    directory, model = random_mixtures.get(family, random_layer)
     recorded: list[Recorded] = []
 
     def wrap(drafter: Drafter) -> Drafter:
@@ -214,6 +230,13 @@ def test_answers_with_a_structure_or_penalties_are_those_without_drafts(
     assert outcome(engine)[0] > 0
     if feature == "schema":
         assert outcome(engine, "grammar")[1] > 0
+
+
+def test_answers_of_a_mixture_are_those_without_drafts(random_mixtures: dict[str, tuple[Path, Any]]) -> None:
+    for path, _ in random_mixtures.values():
+        engine = crowded(path, fixed())
+        assert answers(engine, asked()) == answers(roomy(path, {"policy": "off"}), asked())
+        assert outcome(engine)[0] > 20
 
 
 def test_a_request_that_is_aborted_leaves_nothing_to_the_next(right_layer: Path) -> None:

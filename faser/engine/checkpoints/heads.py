@@ -135,8 +135,9 @@ def read_head_spec(directory: Path, target: DecoderSpec) -> HeadSpec:
 def read_mtp_spec(path: Path, target: DecoderSpec) -> HeadSpec | None:
     """The MTP layer in the checkpoint of the target; None: it has none.
 
-    The layer is as the target's layers with attention are, and reads the stream after the last one. Raises
-    ModelError for what is not computed: several layers, a mixture of experts, an embedding of its own.
+    The layer attends as the target's layers do, has their feed-forward network or mixture of experts, as its
+    tensors say, and reads the stream after the last one. Raises ModelError for what is not computed: several
+    layers, an embedding of its own.
     """
     if MTP_PREFIX not in target.names.not_read:
         return None
@@ -155,10 +156,16 @@ def read_mtp_spec(path: Path, target: DecoderSpec) -> HeadSpec | None:
     if len(numbers) > 1:
         raise ModelError(f"{path} has {len(numbers)} MTP layers; only one is computed")
     layer = next(each for each in target.layers if isinstance(each.attention, AttentionSpec))
-    if not isinstance(layer.feed_forward, DenseSpec):
-        raise ModelError(f"the MTP layer of {path} is a mixture of experts; only dense ones are computed")
+    mixes = any("experts" in name for name in own)
+    network = next(
+        (each.feed_forward for each in target.layers if mixes != isinstance(each.feed_forward, DenseSpec)), None
+    )
+    if network is None:
+        kinds = ("a mixture of experts", "dense")
+        mine, others = kinds if mixes else kinds[::-1]
+        raise ModelError(f"the MTP layer of {path} is {mine}; the layers of the model are {others}")
     return HeadSpec(
-        decoder=replace(target, layers=(layer,), tie_word_embeddings=False),
+        decoder=replace(target, layers=(replace(layer, feed_forward=network),), tie_word_embeddings=False),
         draft_vocab_size=target.vocab_size,
         target_hidden_size=target.hidden_size,
         state_layers=(target.num_layers,),

@@ -18,6 +18,8 @@ from torch import Tensor
 from tests.checkpoints import VOCAB_SIZE, random_weights, write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
 
+Shapes = dict[str, tuple[int, ...]]
+
 FIELDS: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "bos_token_id": 0,
@@ -34,18 +36,26 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def write_mtp_model(directory: Path, **fields: Any) -> Any:
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+
+
+def write_mtp_model(directory: Path, family: str = "qwen3_5_text", **fields: Any) -> Any:
     """With such a layer, and a tokenizer. Returns the model as transformers has it, without the layer."""
-    model = write_family_model(directory, "qwen3_5_text", FIELDS | fields)
+    model = write_family_model(directory, family, FIELDS | fields)
     write_tokenizer(directory)
     add_mtp(directory)
     return model
 
 
-def mtp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    hidden, inner, width = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+def mtp_shapes(config: dict[str, Any]) -> Shapes:
+    hidden, width = config["hidden_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
-    of_layer = {
+    of_layer: Shapes = {
         "input_layernorm": (hidden,),
         "self_attn.q_proj": (2 * q, hidden),
         "self_attn.k_proj": (kv, hidden),
@@ -54,11 +64,12 @@ def mtp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "self_attn.q_norm": (width,),
         "self_attn.k_norm": (width,),
         "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
     }
-    own: dict[str, tuple[int, ...]] = {
+    if "num_experts" in config:
+        of_layer |= mixture_shapes(config)
+    else:
+        of_layer |= network_shapes("mlp", hidden, config["intermediate_size"])
+    own: Shapes = {
         "fc": (hidden, 2 * hidden),
         "pre_fc_norm_embedding": (hidden,),
         "pre_fc_norm_hidden": (hidden,),
@@ -66,6 +77,37 @@ def mtp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     }
     own |= {f"layers.0.{name}": shape for name, shape in of_layer.items()}
     return {f"mtp.{name}.weight": shape for name, shape in own.items()}
+
+
+def network_shapes(name: str, hidden: int, inner: int) -> Shapes:
+    up, down = (inner, hidden), (hidden, inner)
+    return {f"{name}.gate_proj": up, f"{name}.up_proj": up, f"{name}.down_proj": down}
+
+
+def mixture_shapes(config: dict[str, Any]) -> Shapes:
+    """Expert by expert, as the hub has Qwen3-Next's."""
+    hidden, count = config["hidden_size"], config["num_experts"]
+    shapes: Shapes = {"mlp.gate": (count, hidden), "mlp.shared_expert_gate": (1, hidden)}
+    shapes |= network_shapes("mlp.shared_expert", hidden, config["shared_expert_intermediate_size"])
+    for number in range(count):
+        shapes |= network_shapes(f"mlp.experts.{number}", hidden, config["moe_intermediate_size"])
+    return shapes
+
+
+def stack_experts(directory: Path) -> None:
+    """The layer's experts in two tensors, as the hub has those of Qwen3.5."""
+    config = json.loads((directory / "config.json").read_text())
+    weights, prefix = load_file(directory / "model.safetensors"), "mtp.layers.0.mlp.experts."
+    single = {name: each for name, each in weights.items() if name.startswith(prefix)}
+
+    def all_of(part: str) -> Tensor:
+        return torch.stack([single[f"{prefix}{number}.{part}.weight"] for number in range(config["num_experts"])])
+
+    stacked = {
+        f"{prefix}gate_up_proj": torch.cat((all_of("gate_proj"), all_of("up_proj")), 1),
+        f"{prefix}down_proj": all_of("down_proj"),
+    }
+    edit_weights(directory, dict.fromkeys(single) | stacked)
 
 
 def add_mtp(directory: Path, *, seed: int = 13) -> None:
@@ -123,9 +165,23 @@ class Mtp:
         x = self._product(torch.cat((embedded, hidden), -1), "mtp.fc")
         x = x + self._attention(self._norm(x, "mtp.layers.0.input_layernorm"))
         normed = self._norm(x, "mtp.layers.0.post_attention_layernorm")
-        gate, up = (self._product(normed, f"mtp.layers.0.mlp.{name}_proj") for name in ("gate", "up"))
-        x = x + self._product(gate * gate.sigmoid() * up, "mtp.layers.0.mlp.down_proj")
-        return self._norm(x, "mtp.norm")
+        of_layer = self._mixture if "num_experts" in self.config else self._network
+        return self._norm(x + of_layer(normed, "mtp.layers.0.mlp"), "mtp.norm")
+
+    def _network(self, x: Tensor, name: str) -> Tensor:
+        gate, up = (self._product(x, f"{name}.{part}_proj") for part in ("gate", "up"))
+        return self._product(gate * gate.sigmoid() * up, f"{name}.down_proj")
+
+    def _mixture(self, x: Tensor, name: str) -> Tensor:
+        """Every expert over every row, weighted; 0 where a row has not chosen it."""
+        chances = self._product(x, f"{name}.gate").softmax(-1)
+        best, chosen = chances.topk(self.config["num_experts_per_tok"], -1)
+        weights = torch.zeros_like(chances).scatter(1, chosen, best / best.sum(-1, keepdim=True))
+        shared = self._product(x, f"{name}.shared_expert_gate").sigmoid()
+        mixed = shared * self._network(x, f"{name}.shared_expert")
+        for number, weight in enumerate(weights.unbind(1)):
+            mixed = mixed + weight[:, None] * self._network(x, f"{name}.experts.{number}")
+        return mixed
 
     def _attention(self, x: Tensor) -> Tensor:
         """Rows of q_proj: of each head a query, then its gate."""

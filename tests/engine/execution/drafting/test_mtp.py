@@ -4,6 +4,7 @@ Planted bugs that these tests have caught: the states before the embedding in th
 target's final norm does not see.
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from safetensors.torch import load_file
 
 from faser.engine.checkpoints.heads import read_mtp_spec
 from faser.engine.execution.drafting.mtp import load_mtp
@@ -19,7 +21,7 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.checkpoints.gguf.gguf_files import convert
-from tests.engine.checkpoints.mtp_models import Mtp, edit_weights, write_mtp_model
+from tests.engine.checkpoints.mtp_models import EXPERTS, Mtp, edit_weights, stack_experts, write_mtp_model
 from tests.engine.execution.drafting.seeded_heads import MAX_POSITIONS, TOKENS, PagedHead, target
 
 
@@ -27,6 +29,13 @@ from tests.engine.execution.drafting.seeded_heads import MAX_POSITIONS, TOKENS, 
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     write_mtp_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("mixture")
+    write_mtp_model(directory, "qwen3_5_moe_text", **EXPERTS)
     return directory
 
 
@@ -75,16 +84,32 @@ def test_the_layer_drafts_what_the_reference_does(model: Path, backend: Backend)
     torch.testing.assert_close(logits.double(), wanted, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "bound"), [("F32", 1e-4), ("Q8_0", 0.04)])
+def test_a_layer_with_experts_drafts_what_the_reference_does(
+    mixture: Path, backend: Backend, tmp_path: Path
+) -> None:
+    tokens, wanted = expected(mixture, 6)
+    stacked = shutil.copytree(mixture, tmp_path / "stacked")
+    stack_experts(stacked)
+    for directory in (mixture, stacked):
+        found, logits = load_paged(directory, backend).draft(TOKENS, stream(len(TOKENS)), 6, chunk=7)
+        assert found == tokens
+        torch.testing.assert_close(logits.double(), wanted, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "bound"),
+    [("qwen35", "F32", 1e-4), ("qwen35", "Q8_0", 0.04), ("qwen35moe", "F32", 1e-4)],
+)
 def test_the_layer_of_a_gguf_file_drafts_what_the_reference_does(
-    kind: str, bound: float, model: Path, backend: Backend, tmp_path: Path
+    architecture: str, kind: str, bound: float, model: Path, mixture: Path, backend: Backend, tmp_path: Path
 ) -> None:
     """Q8_0: next to the reference, whose weights are not rounded."""
-    reference, path = Mtp.of(model), tmp_path / "model.gguf"
+    directory = mixture if architecture == "qwen35moe" else model
+    reference, path = Mtp.of(directory), tmp_path / "model.gguf"
     weights = {name: weight.float().numpy() for name, weight in reference.weights.items()}
-    convert(reference.config, weights, path, "qwen35", quantization=GGMLQuantizationType[kind])
+    convert(reference.config, weights, path, architecture, quantization=GGMLQuantizationType[kind])
     _, logits = load_paged(path, backend).draft(TOKENS, stream(len(TOKENS)), 1, chunk=19)
-    _, wanted = expected(model, 1)
+    _, wanted = expected(directory, 1)
     assert (logits - wanted).norm() / wanted.norm() < bound
 
 
@@ -136,5 +161,27 @@ def test_embedding_and_logits_are_those_of_the_target(model: Path, backend: Back
 def test_tensors_that_do_not_fit_are_named(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     write_mtp_model(tmp_path)
     edit_weights(tmp_path, change)
+    with pytest.raises(ModelError, match=words):
+        load_paged(tmp_path, TorchBackend())
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("qwen3_5_text", "is a mixture of experts; the layers of the model are dense"),
+        ("qwen3_5_moe_text", "is dense; the layers of the model are a mixture of experts"),
+    ],
+)
+def test_a_layer_of_another_kind_than_those_of_the_model_is_refused(
+    family: str, words: str, tmp_path: Path
+) -> None:
+    fields = EXPERTS if family == "qwen3_5_moe_text" else {}
+    write_mtp_model(tmp_path, family, **fields)
+    experts = {
+        name: None
+        for name in load_file(tmp_path / "model.safetensors")
+        if name.startswith("mtp.") and "experts" in name
+    }
+    edit_weights(tmp_path, experts or {"mtp.layers.0.mlp.experts.0.up_proj.weight": torch.zeros(96, 64)})
     with pytest.raises(ModelError, match=words):
         load_paged(tmp_path, TorchBackend())
