@@ -26,6 +26,10 @@ settings.load_profile("seeded")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Engines measure step times for half a second, also in programs that tests start: next to other tests no time is
+# kept anyway.
+os.environ.setdefault("FASER_STEP_TIMES_SECONDS", "0.5")
+
 # Where there is no GPU, Triton's kernels run in its interpreter; this must be said before anything imports Triton.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -55,14 +59,6 @@ def _is_longer(item: pytest.Item) -> bool:
     return any(
         item.name.partition("[")[2][:-1] not in mark.kwargs.get("but", ()) for mark in item.iter_markers("full")
     )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _short_measuring() -> Iterator[None]:
-    """Engines of this process measure step times for half a second: next to other tests no time is kept anyway."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("faser.engine.execution.startup.step_times._CPU_STEPS_S", 0.5)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faser.config.declaration import Setting
+from faser.errors import ConfigError
+
+LONGEST_STEP_TIMES_S = 600.0
 
 
 def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
@@ -20,6 +23,25 @@ def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
 def cpu_isa(environment: Mapping[str, str] = os.environ) -> str | None:
     """The instruction set that FASER_CPU_ISA asks for. None: it asks for none."""
     return environment.get("FASER_CPU_ISA") or None
+
+
+def step_times_s(usual_s: float, environment: Mapping[str, str] = os.environ) -> float:
+    """For how long a start that finds no step times measures them: FASER_STEP_TIMES_SECONDS, else usual_s.
+
+    Raises ConfigError for what is no number of seconds up to LONGEST_STEP_TIMES_S.
+    """
+    text = environment.get("FASER_STEP_TIMES_SECONDS")
+    if not text:
+        return usual_s
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= LONGEST_STEP_TIMES_S:
+        raise ConfigError(
+            f"FASER_STEP_TIMES_SECONDS is {text!r}; it must be above 0 and at most {LONGEST_STEP_TIMES_S:g}"
+        )
+    return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,4 +164,4 @@ def flag_environment(
     return given, unknown
 
 
-_OTHER_VARIABLES = ("FASER_CACHE_DIR", "FASER_CPU_ISA")
+_OTHER_VARIABLES = ("FASER_CACHE_DIR", "FASER_CPU_ISA", "FASER_STEP_TIMES_SECONDS")

@@ -48,6 +48,8 @@ def markdown(settings: Sequence[Setting]) -> str:
         "Switches have a `--no-` form. `FASER_CACHE_DIR` says where models, compiled kernels and measured step\n"
         "times are kept. `FASER_CPU_ISA` names an instruction set that the CPU has, such as avx2: kernels for it\n"
         "compute the same bits on every machine of a mixed fleet. `faser env` shows the one in use.\n"
+        "`FASER_STEP_TIMES_SECONDS` is for how long a first start times steps: 3.5 on a CPU, 30 on a GPU. Fewer\n"
+        "make a shorter start and rougher prices of drafts.\n"
     )
     for group, title in GROUPS.items():
         parts.append(f"## {group.capitalize()}: {title}\n")

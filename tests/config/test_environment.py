@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from faser.config.declaration import settings_of
 from faser.config.engine import EngineConfig
 from faser.config.environment import (
@@ -12,8 +14,10 @@ from faser.config.environment import (
     flag_environment,
     flashinfer_workspace,
     may_compile_kernels,
+    step_times_s,
 )
 from faser.config.server import ServerConfig
+from faser.errors import ConfigError
 
 ALL = settings_of(EngineConfig) + settings_of(ServerConfig)
 
@@ -28,6 +32,16 @@ def test_the_instruction_set_is_the_one_asked_for_if_any() -> None:
     assert cpu_isa({}) is cpu_isa({"FASER_CPU_ISA": ""}) is None
     assert cpu_isa({"FASER_CPU_ISA": "avx2"}) == "avx2"
     assert flag_environment(ALL, {"FASER_CPU_ISA": "avx2"}) == ({}, [])
+
+
+def test_a_start_measures_steps_as_long_as_the_environment_says() -> None:
+    variable = "FASER_STEP_TIMES_SECONDS"
+    assert step_times_s(3.5, {}) == step_times_s(3.5, {variable: ""}) == 3.5
+    assert step_times_s(3.5, {variable: "0.5"}) == 0.5
+    assert flag_environment(ALL, {variable: "1"}) == ({}, [])
+    for text in ("0", "-1", "nan", "601", "long"):
+        with pytest.raises(ConfigError, match=f"{variable} is '{text}'; it must be above 0 and at most 600"):
+            step_times_s(3.5, {variable: text})
 
 
 def test_the_process_of_the_engine_has_no_keys() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from faser import __version__
-from faser.config.environment import cache_dir
+from faser.config.environment import cache_dir, step_times_s
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.startup.executor import EngineParts
 from faser.engine.execution.startup.interference import LanesSetup, measure_lanes
@@ -73,7 +73,8 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
 
     def measure() -> StepTimes:
         meter = BusyMeter()
-        times = profile(profilers, report, budget_s=_GPU_STEPS_S if on_gpu else _CPU_STEPS_S, meter=meter)
+        budget_s = step_times_s(_GPU_STEPS_S if on_gpu else _CPU_STEPS_S)
+        times = profile(profilers, report, budget_s=budget_s, meter=meter)
         if lanes is None:
             return times
         with meter.watch():
