@@ -64,7 +64,9 @@ _VLLM_KINDS = ("serve", "latency", "throughput", "sweep", "startup", "mm-process
 _OFF = "off"
 _MIN_REQUESTS = 4
 _MIN_S = 3.0  # a run without speculation lasts about that long at least
-_LONG_FIRST_RUN = 4.0  # one that takes so many times _MIN_S, prompts included, is not repeated with cached prompts
+_LONG_FIRST_RUN = (
+    4.0  # one that takes this many times _MIN_S, prompts included, is not repeated with cached prompts
+)
 _MAX_ROWS = 1024
 _PAST_ANSWERS = "suffix_decoding_max_cached_requests"
 

@@ -58,7 +58,7 @@ def of_engine(given: Mapping[str, Any] | None, number: int) -> Mapping[str, Any]
 
 
 def shared_ports(given: Mapping[str, Any] | None, engines: int) -> str | None:
-    """A sentence about the first port that two of so many engines would have; None: each has its own."""
+    """A sentence about the first port that two of this number of engines would have; None: each has its own."""
     config = parse_kv_events(given)[0]
     if config is None:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK_ROWS = 1024  # logits of so many rows exist at a time
+_CHUNK_ROWS = 1024  # most rows whose logits exist at a time
 _COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of the iteration of Newton and Schulz
 _ITERATIONS = 5
 _BLOCK = 576  # rows of a matrix that are made orthogonal together, at most

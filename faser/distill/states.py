@@ -77,7 +77,7 @@ class StateFolder:
                     )
 
     def check_room(self, rows: int) -> None:
-        """Raises ConfigError unless the disk has room for the states of so many tokens."""
+        """Raises ConfigError unless the disk has room for the states of this number of tokens."""
         needed = rows * self.width * torch.bfloat16.itemsize + _KEPT_FREE
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -116,7 +116,7 @@ class LiveRecorder:
         self._past: deque[Snapshot] = deque(maxlen=HISTORY_S + 1)
         self._noted_s = self._began_s
         self._steps: deque[ReportedStep] = deque(maxlen=MOST_STEPS + 1)
-        self._latencies: dict[str, Latencies] = {}  # empty while nobody watches
+        self._latencies: dict[str, Latencies] = {}  # empty while no page watches
 
     @property
     def past(self) -> list[Snapshot]:

@@ -1,4 +1,4 @@
-"""The outermost middleware: ids of requests, exceptions that nobody caught, and bodies that are never read.
+"""The outermost middleware: ids of requests, exceptions that no handler caught, and bodies that are never read.
 
 A request's id comes from the X-Request-Id header, or is generated; a route may replace it with the id in the body.
 Every answer repeats it in a header. A request that is answered before its body has been read ends its connection:

@@ -62,7 +62,7 @@ from faser.types import (
 
 _MAX_NAMED = 20  # of the wrong token ids in one message
 _OUTLOOK_PERIOD_S = 5.0
-_MAX_RETRY_AFTER_S = 600  # whoever should wait longer would rather come back another day
+_MAX_RETRY_AFTER_S = 600  # a client that should wait longer would rather come back another day
 
 
 class AsyncEngine:

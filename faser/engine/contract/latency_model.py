@@ -45,8 +45,8 @@ _LEAST_RATE = 1e-6  # requests a second: an idle engine is forecast as an almost
 class Pace:
     """How fast an engine computes. Tuples belong together by place, sequences and rows ascend from 1.
 
-    step_s: seconds from one step to the next in which so many `sequences` decode: drafts and host gaps included.
-    tokens: that such a step brings each of them. rows_s: seconds of a step of so many `rows`, whatever they are.
+    step_s: seconds from one step to the next, drafts and host gaps included, by how many `sequences` decode in it.
+    tokens: that such a step brings each of them. rows_s: seconds of a step by its number of `rows`, of any kind.
     row_token_s: seconds for each earlier token that a prompt's row attends to. most_rows: of a step.
     The last of `sequences` is the number of slots.
     """
@@ -64,15 +64,15 @@ class Pace:
         return self.sequences[-1]
 
     def decoding_s(self, num_sequences: float | Floats) -> Floats:
-        """Seconds of a step in which so many sequences decode; beyond the slots as at the slots."""
+        """Seconds of a step in which this number of sequences decode; beyond the slots as at the slots."""
         return np.asarray(np.interp(num_sequences, self.sequences, self.step_s), dtype=np.float64)
 
     def token_s(self, num_sequences: float | Floats) -> Floats:
-        """Seconds per token of each of so many sequences that decode, without prompts between."""
+        """Seconds per token of each of the sequences that decode, without prompts between."""
         return self.decoding_s(num_sequences) / np.interp(num_sequences, self.sequences, self.tokens)
 
     def prompt_steps(self, num_sequences: float | Floats, prompt: float | Floats) -> Floats:
-        """How many steps compute a prompt of so many tokens next to these sequences."""
+        """How many steps compute a prompt of this number of tokens next to these sequences."""
         return np.ceil(prompt / self._room(num_sequences))
 
     def prompt_s(self, num_sequences: float | Floats, prompt: float | Floats) -> Floats:
@@ -137,7 +137,7 @@ class Lengths:
 
 
 def _divided(asked: Floats, column: int, most: int) -> list[Floats]:
-    """Requests in order of one of their lengths, in at most so many groups."""
+    """Requests in order of one of their lengths, in at most this number of groups."""
     ordered = asked[asked[:, column].argsort(kind="stable")]
     place = np.cumsum(ordered[:, column] / ordered[:, column].sum() + 1 / len(ordered)) / 2
     group = np.minimum((place * most - 1e-9).astype(int), most - 1)
@@ -152,7 +152,7 @@ def capacity(pace: Pace, lengths: Lengths) -> float:
 
 
 def _lone_s(pace: Pace, lengths: Lengths, states: Floats) -> Floats:
-    """[states, N] seconds of steps that each request takes part in, with so many sequences in all of them."""
+    """[states, N] seconds of steps that each request takes part in, by how many sequences are in all of them."""
     prompt_steps = pace.prompt_steps(states[:, None], lengths.prompts)
     return prompt_steps * pace.decoding_s(states)[:, None] + (lengths.answers - 1) * pace.token_s(states)[:, None]
 
@@ -186,7 +186,7 @@ class Forecast:
         self.chances = _chances(rate * own_s / states, most=slots + _MOST_WAITING)
         found = np.arange(len(self.chances))
         self.mean_sequences = float(self.chances @ np.minimum(found, slots))
-        # What a newcomer finds: so many decode next to it, and it waits for so many to end before it has a slot.
+        # What a newcomer finds: how many decode next to it, and how many must end before it has a slot.
         self._beside = np.minimum(found, slots - 1)
         self._slot_wait_s = np.maximum(found - slots + 1, 0) * own_s[-1] / slots
         at = np.minimum(self._beside, slots - 1)  # its own D is that of one sequence more
@@ -311,7 +311,7 @@ class Forecast:
         return np.where(left < 0, 0.0, within)
 
     def _quantile_s(self, within: Callable[[float], Floats], share: float) -> float:
-        """within: [states, N] probability of at most so many seconds."""
+        """within: [states, N] probability of at most these seconds."""
         if not self.is_stable:
             return math.inf
         low, high = 0.0, 1e-3
@@ -386,7 +386,7 @@ def _chances(ratios: Floats, *, most: int) -> Floats:
 
 
 def _within(seconds: float, mean_s: Floats, deviation_s: Floats) -> Floats:
-    """Probability of at most so many seconds where their logarithm is normal; by mean and deviation."""
+    """Probability of at most these seconds where their logarithm is normal; by mean and deviation."""
     variance = np.log1p((np.maximum(deviation_s, 1e-9) / mean_s) ** 2)
     above = (math.log(seconds) - np.log(mean_s) + variance / 2) / np.sqrt(variance)
     # The normal distribution function within 2e-4: Page, Applied Statistics 26 (1977) 75.

@@ -34,11 +34,11 @@ class TargetRoom:
         return _EXPECTED_SHARE * min(self._seen_s) if self._seen_s else None
 
     def fit(self, pace: Pace, token_s: float) -> None:
-        """From now on so many sequences fit as take at most token_s per token at this pace."""
+        """From now on as many sequences fit as take at most token_s per token at this pace."""
         within = np.flatnonzero(pace.token_s(np.arange(1.0, pace.num_slots + 1)) <= token_s)
         self._most = int(within[-1]) + 1 if len(within) else 0
 
     def unpaced(self, num_paced: int) -> int:
-        """How many sequences may be unpaced next to so many paced ones."""
+        """How many sequences may be unpaced next to this number of paced ones."""
         share = max(self._most // _SHARE, 1)
         return max(self._most - num_paced - share, share)

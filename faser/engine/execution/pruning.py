@@ -304,7 +304,7 @@ class PruneGate:
         return flagged
 
     def saving_s(self, num_rows: int, num_leaving: float) -> float:
-        """Seconds that a step of num_rows rows takes less if so many of them leave; parts of a row count in part.
+        """Seconds that a step of num_rows rows takes less without num_leaving of them; parts of rows count in part.
 
         Step times are a staircase: rows that cross no edge of it save nothing.
         """

@@ -1,4 +1,4 @@
-"""Tokens as bytes: what each of them spells, and how few tokens a text of so many bytes can be."""
+"""Tokens as bytes: what each of them spells, and how few tokens a text can be, by its number of bytes."""
 
 import json
 from dataclasses import dataclass

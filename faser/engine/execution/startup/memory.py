@@ -95,7 +95,7 @@ _TEXT_MOST_BYTES = 256 << 20
 _LOW_BIT_SPAN = 256
 _ROUTING_BYTES = 24
 
-# Snapshots of recurrent states, unless their memory is given: one for so many sequences, and for a few
+# Snapshots of recurrent states, unless their memory is given: one for a number of sequences, and for a few
 # conversations at least. Of a KV cache of given size states and one context come first, and snapshots get a part
 # of the rest.
 _SEQUENCES_A_SNAPSHOT = 4

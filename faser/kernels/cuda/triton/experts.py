@@ -172,7 +172,7 @@ def tiles_for(num_pairs: int, num_experts: int) -> Tiles:
 
 
 def most_blocks(num_pairs: int, num_experts: int, rows: int) -> int:
-    """Blocks of so many rows that the pairs of all experts make at most, however they are spread.
+    """Blocks of this number of rows that the pairs of all experts make at most, however they are spread.
 
     Each expert that has any pair may have one block that is not full.
     """
