@@ -304,7 +304,7 @@ class PruneGate:
         return flagged
 
     def saving_s(self, num_rows: int, num_leaving: float) -> float:
-        """Seconds that a step of num_rows rows takes less without num_leaving of them; parts of rows count in part.
+        """Seconds that a step of num_rows rows takes less without num_leaving of them, which may be a fraction.
 
         Step times are a staircase: rows that cross no edge of it save nothing.
         """
