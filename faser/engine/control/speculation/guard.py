@@ -5,8 +5,8 @@ wrong, the guard sees the outcome. At every load it compares phases of steps wit
 
     one pair      | 8 steps with drafts | 24 steps without |       the two in random order
     its gain      log(tokens per second with) - log(tokens per second without)
-    decided       once the mean gain of the pairs is 2.6 standard errors away from 0, or obvious; after 600
-                  pairs: no drafts
+    decided       once the mean gain of the pairs is 2.6 standard errors away from 0, or obvious: a loss by one pair,
+                  a gain by two; after 600 pairs: no drafts
 
 Where the policy expects clearly more of drafts, both phases have 8 steps. Otherwise a quarter of the steps have
 drafts: so a test costs a quarter of what they lose.
@@ -31,7 +31,7 @@ from faser.types import PaidRatio
 PHASE_STEPS, LONG_PHASE_STEPS = 8, 24
 LIKELY = 1.1  # gain that the policy has to expect for phases of equal length; it expects the best of many
 LEAST_PAIRS, MOST_PAIRS = 4, 600
-OBVIOUS = 0.5  # mean gain, or loss, for which one pair is enough: two thirds more tokens, or a third less
+OBVIOUS = 0.5  # mean gain, or loss, for which hardly any pairs are enough: two thirds more tokens, or a third less
 SURE = 2.6  # standard errors
 FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 600.0
 LOOK_SHARE, LEAST_LOOK_STEPS, MOST_LOOK_STEPS = 0.002, 8, 64
@@ -90,8 +90,8 @@ class _Test:
     @property
     def pays(self) -> bool | None:
         """None: not known yet."""
-        if self.num_pairs and abs(self.mean) > OBVIOUS:
-            return self.mean > 0
+        if abs(self.mean) > OBVIOUS and (self.mean < 0 or self.num_pairs > 1):
+            return self.mean > 0  # a program beside this one makes a single pair look as good as that
         if self.num_pairs < LEAST_PAIRS:
             return None
         if abs(self.mean) > SURE * self.error:

@@ -42,6 +42,7 @@ class World:
         self.clock = SimulatedClock()
         self.guard = Guard(self.clock, seed=seed)
         self.growth = 1.0  # of every step: a batch whose context grows
+        self.slowed = 1.0  # of every step: other programs on the machine
         self.expected = 1.1  # gain, by the policy
         self._random = np.random.default_rng(seed)
         self._unseen: list[tuple[GuardedStep, int, float]] = []
@@ -59,7 +60,8 @@ class World:
         if drafts:
             self.guard.expect(self.num_sequences, self.expected)
         accepted = int(self._random.binomial(4 * self.num_sequences, 0.1)) if drafts else 0
-        seconds = plain_s * (1.4 / self.gain if drafts else 1.0) * abs(1 + self.noise * self._random.normal())
+        seconds = plain_s * self.slowed * (1.4 / self.gain if drafts else 1.0)
+        seconds *= abs(1 + self.noise * self._random.normal())
         self.clock.advance(seconds)
         self._unseen.append((step, self.num_sequences + accepted, seconds))
         if len(self._unseen) > self.late:
@@ -85,12 +87,30 @@ def test_what_pays_is_found_and_nothing_else(gain: float, drafts: bool, num_sequ
     assert sum(wrong) <= (0 if abs(gain - 1) > 0.09 else 1)
 
 
-@pytest.mark.parametrize("gain, drafts", [(2.5, True), (0.4, False)])
-def test_what_is_obvious_takes_one_pair(gain: float, drafts: bool) -> None:
+@pytest.mark.parametrize("gain, drafts, pairs", [(2.5, True, 2), (0.4, False, 1)])
+def test_what_is_obvious_takes_a_pair_or_two(gain: float, drafts: bool, pairs: int) -> None:
     world = World(gain=gain, num_sequences=16)
     for _ in world.steps(PAIR_STEPS + 3):  # the first step and one beside each phase do not count
         pass
+    assert world.decided() is (drafts if pairs == 1 else None)
+    for _ in world.steps(PAIR_STEPS + 3):
+        pass
     assert world.decided() is drafts
+
+
+def test_a_program_beside_this_one_makes_no_losing_drafts_look_obvious() -> None:
+    """It takes half of the machine now and then, for as long as a phase or two."""
+    gains = 0
+    for seed in range(100):
+        world, random = World(gain=0.9, num_sequences=16, seed=seed), np.random.default_rng(seed)
+        for _ in range(50):
+            world.slowed = random.choice([1.0, 2.0])
+            for _ in world.steps(int(random.integers(4, LONG_PHASE_STEPS))):
+                pass
+            if world.decided():
+                gains += 1
+                break
+    assert gains < 5
 
 
 @pytest.mark.parametrize("expected, pair_steps", [(LIKELY - 0.05, PAIR_STEPS), (3.0, 2 * PHASE_STEPS)])
