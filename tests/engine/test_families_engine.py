@@ -20,7 +20,7 @@ import torch
 
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.engine import Engine
-from faser.engine.execution.models.decoder import delta_shape
+from faser.engine.execution.models.layers import delta_shape
 from faser.kernels.interface.delta_net import StateShape
 from faser.types import EngineStats, Request
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer

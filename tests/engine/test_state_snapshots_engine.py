@@ -15,7 +15,7 @@ import torch
 
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.engine import Engine
-from faser.engine.execution.models.decoder import delta_shape
+from faser.engine.execution.models.layers import delta_shape
 from faser.errors import ConfigError
 from faser.kernels.interface.delta_net import StateShape
 from faser.types import Request, SamplingParams

@@ -23,7 +23,7 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec
 from faser.engine.checkpoints.files import read_model_config
-from faser.engine.execution.models.decoder import attention_shape
+from faser.engine.execution.models.layers import attention_shape
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.runner.batch import BlockTable, RowBatch

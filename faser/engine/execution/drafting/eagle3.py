@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
-from faser.engine.execution.models.decoder import Buffers, decoder_layer
+from faser.engine.execution.models.decoder import Buffers
+from faser.engine.execution.models.layers import decoder_layer
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import LayerWeights
 from faser.kernels.interface.backend import Backend

@@ -28,7 +28,8 @@ from torch import Tensor
 from faser.engine.checkpoints.heads import MTP_PREFIX, HeadSpec
 from faser.engine.execution.drafting.eagle3 import HeadBuffers
 from faser.engine.execution.drafting.head_weights import LendingSource, rows_of_target
-from faser.engine.execution.models.decoder import Decoder, decoder_layer
+from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.models.layers import decoder_layer
 from faser.engine.execution.models.loader import CheckpointForm, checkpoint_form
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.tensors import EMBEDDING, HEAD, Shape, layer_shapes

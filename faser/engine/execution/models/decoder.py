@@ -9,41 +9,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.families.architecture import (
-    AttentionSpec,
-    DecoderSpec,
-    DeltaNetSpec,
-    LayerSpec,
-)
+from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.execution.models import tensors
+from faser.engine.execution.models.layers import decoder_layer, layer_shape
 from faser.engine.execution.models.rope import RotaryTables
-from faser.engine.execution.models.weights import (
-    DecoderWeights,
-    DeltaNetWeights,
-    ExpertsBesideWeights,
-    ExpertsWeights,
-    LayerWeights,
-    NetworkWeights,
-    TokenLayerWeights,
-    TokenWeights,
-)
+from faser.engine.execution.models.weights import DecoderWeights, TokenWeights
 from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import (
     BlockBuffers,
-    DecoderLayer,
     DecoderStack,
-    Experts,
-    ExpertsBeside,
-    FeedForward,
     LayerBuffers,
-    MixedFeedForward,
     NormedLinear,
-    TokenInputs,
     columns_of,
 )
 from faser.kernels.interface.collectives import Collectives
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateStep
-from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
+from faser.kernels.interface.delta_net import DeltaShape, StateStep
+from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,142 +294,3 @@ class Decoder:
         for rank, part in enumerate(parts or ()):
             first = min(rank * width, last)
             whole[:, first : first + width] = part
-
-
-def attention_shape(spec: AttentionSpec) -> AttentionShape:
-    return AttentionShape(
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        scale=spec.score_scale,
-        window=spec.window,
-        score_cap=spec.score_cap,
-        gated=spec.gated,
-        reads_other=spec.kv_layer is not None,
-    )
-
-
-def layer_shape(spec: AttentionSpec | DeltaNetSpec) -> AttentionShape | DeltaShape:
-    return attention_shape(spec) if isinstance(spec, AttentionSpec) else delta_shape(spec)
-
-
-def delta_shape(spec: DeltaNetSpec) -> DeltaShape:
-    return DeltaShape(
-        num_k_heads=spec.num_k_heads,
-        num_v_heads=spec.num_v_heads,
-        k_head_dim=spec.k_head_dim,
-        v_head_dim=spec.v_head_dim,
-        kernel=spec.kernel,
-        tiled=spec.tiled,
-    )
-
-
-def decoder_layer(
-    spec: DecoderSpec,
-    number: int,
-    weights: LayerWeights,
-    rotary: RotaryTables,
-    *,
-    states: Tensor | None = None,
-    projects: bool = True,
-    inputs: Tensor | None = None,
-) -> DecoderLayer:
-    """A layer with its weights. states: see DecoderLayer. projects: it computes its own qkv.
-
-    inputs: its part of Buffers.token_inputs, [max_rows, 2 P]; None: tokens give nothing.
-    """
-    layer: LayerSpec = spec.layers[number]
-    attention = layer.attention
-    head_norms, wide_norms = (weights.q_norm, weights.k_norm), None
-    if isinstance(attention, AttentionSpec) and attention.wide_qk_norm:
-        assert weights.q_norm is not None
-        assert weights.k_norm is not None
-        head_norms, wide_norms = (None, None), (weights.q_norm, weights.k_norm)
-
-    def normed(norm: Tensor | None, linear: PackedLinear) -> NormedLinear:
-        assert norm is not None, "a layer of a decoder has an input norm"
-        return NormedLinear(norm=norm, eps=spec.rms_norm_eps, linear=linear)
-
-    return DecoderLayer(
-        qkv=normed(weights.input_norm, weights.qkv) if projects else None,
-        shape=layer_shape(attention),
-        angles=rotary.keys(attention) if isinstance(attention, AttentionSpec) else None,
-        query_angles=rotary.queries(attention) if isinstance(attention, AttentionSpec) else None,
-        q_norm=head_norms[0],
-        k_norm=head_norms[1],
-        wide_norms=wide_norms,
-        eps=spec.rms_norm_eps,
-        feed_forward=_feed_forward(spec, layer, weights, inputs),
-        sinks=weights.sinks,
-        states=states,
-        rates=None if weights.delta_net is None else normed(weights.input_norm, weights.delta_net.rates),
-        delta_net=None if weights.delta_net is None else _delta_net(weights.delta_net, spec.rms_norm_eps),
-        v_norm=_value_norm(attention, weights.post_norm.device),
-        kv_layer=attention.kv_layer if isinstance(attention, AttentionSpec) else None,
-    )
-
-
-def _value_norm(attention: AttentionSpec | DeltaNetSpec, device: torch.device) -> Tensor | None:
-    """Without weights: ones. None: values are not normalised, or are another layer's."""
-    if isinstance(attention, DeltaNetSpec) or not attention.v_norm or attention.kv_layer is not None:
-        return None
-    return torch.ones(attention.head_dim, device=device)
-
-
-def _delta_net(weights: DeltaNetWeights, eps: float) -> DeltaNet:
-    return DeltaNet(conv=weights.conv, decay=weights.decay, dt_bias=weights.dt_bias, norm=weights.norm, eps=eps)
-
-
-def _feed_forward(
-    spec: DecoderSpec, layer: LayerSpec, weights: LayerWeights, inputs: Tensor | None
-) -> FeedForward | MixedFeedForward:
-    network, eps = weights.network, spec.rms_norm_eps
-    if isinstance(network, NetworkWeights):
-        return FeedForward(
-            attention_out=weights.attention_out,
-            gate_up=NormedLinear(norm=weights.post_norm, eps=eps, linear=network.gate_up),
-            down=network.down,
-            activation=layer.feed_forward.activation,
-            norm_after_attention=weights.norm_after_attention,
-            norm_after=weights.norm_after,
-            size=layer.feed_forward.size,
-            beside=_beside(layer, weights.beside),
-            token_inputs=_token_inputs(weights.token_inputs, inputs),
-            scale=weights.scale,
-        )
-    experts = _experts(layer, network)
-    return MixedFeedForward(attention_out=weights.attention_out, norm=weights.post_norm, eps=eps, experts=experts)
-
-
-def _experts(layer: LayerSpec, weights: ExpertsWeights, scales: Tensor | None = None) -> Experts:
-    assert layer.mixture is not None, "weights of experts belong to a mixture"
-    shared = weights.shared
-    return Experts(
-        router=weights.router,
-        gate_up=tuple(each.gate_up for each in weights.experts),
-        down=tuple(each.down for each in weights.experts),
-        top_k=layer.mixture.top_k,
-        renormalise=layer.mixture.renormalise,
-        activation=layer.mixture.activation,
-        scales=scales,
-        shared=None if shared is None else (shared.gate_up, shared.down),
-    )
-
-
-def _beside(layer: LayerSpec, weights: ExpertsBesideWeights | None) -> ExpertsBeside | None:
-    if weights is None:
-        return None
-    return ExpertsBeside(
-        experts=_experts(layer, weights.experts, weights.scales),
-        norm=weights.norm,
-        router_norm=weights.router_scale * len(weights.norm) ** -0.5,
-        norm_after=weights.norm_after,
-        norm_after_network=weights.norm_after_network,
-    )
-
-
-def _token_inputs(weights: TokenLayerWeights | None, room: Tensor | None) -> TokenInputs | None:
-    if weights is None:
-        return None
-    assert room is not None, "a model whose tokens give inputs has room for them"
-    return TokenInputs(gate=weights.gate, out=weights.out, norm=weights.norm, room=room)

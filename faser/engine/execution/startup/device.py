@@ -12,7 +12,7 @@ import torch
 from faser.config.declaration import Label, find_problems, flag_label, settings_of
 from faser.config.engine import EngineConfig, gpu_defaults
 from faser.config.environment import cuda_environment
-from faser.engine.execution.models.decoder import attention_shape
+from faser.engine.execution.models.layers import attention_shape
 from faser.engine.execution.startup.memory import CachedModel
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import CudaFacts, cuda_facts, open_cuda

@@ -13,7 +13,7 @@ from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.families.architecture import DecoderSpec, ExpertsSpec
 from faser.engine.checkpoints.files import ModelConfig
 from faser.engine.execution.drafting.text import CORPUS_TOKENS
-from faser.engine.execution.models.decoder import delta_shape
+from faser.engine.execution.models.layers import delta_shape
 from faser.errors import ConfigError
 from faser.kernels.interface.delta_net import StateShape
 from faser.kernels.interface.fp8 import FP8

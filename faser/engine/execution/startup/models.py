@@ -20,7 +20,8 @@ from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.mtp import load_mtp
 from faser.engine.execution.drafting.registry import HeadParts
 from faser.engine.execution.drafting.samplers import WINDOW
-from faser.engine.execution.models.decoder import Decoder, attention_shape
+from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.models.layers import attention_shape
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.shard import Shard
 from faser.engine.execution.models.sources import QUANTIZATIONS

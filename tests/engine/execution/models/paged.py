@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from faser.engine.execution.models.decoder import Decoder, delta_shape
+from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.models.layers import delta_shape
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.state_cache import StateCache
 from faser.kernels.interface.backend import Backend
