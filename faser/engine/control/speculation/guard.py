@@ -5,8 +5,8 @@ wrong, the guard sees the outcome. At every load it compares phases of steps wit
 
     one pair      | 8 steps with drafts | 24 steps without |       the two in random order
     its gain      log(tokens per second with) - log(tokens per second without)
-    decided       once the mean gain of the pairs is 2.6 standard errors away from 0, or obvious: a loss by one pair,
-                  a gain by two; after 600 pairs: no drafts
+    decided       once the mean gain of the pairs is 2.6 standard errors away from 0, or obvious: a loss by one
+                  pair, a gain by two, or by one if it is twice as much; after 600 pairs: no drafts
 
 Where the policy expects clearly more of drafts, both phases have 8 steps. Otherwise a quarter of the steps have
 drafts: so a test costs a quarter of what they lose.
@@ -90,8 +90,10 @@ class _Test:
     @property
     def pays(self) -> bool | None:
         """None: not known yet."""
-        if abs(self.mean) > OBVIOUS and (self.mean < 0 or self.num_pairs > 1):
-            return self.mean > 0  # a program beside this one makes a single pair look as good as that
+        if self.mean < -OBVIOUS:
+            return False
+        if self.mean * min(self.num_pairs, 2) > 2 * OBVIOUS:  # other programs make a single pair look OBVIOUS
+            return True
         if self.num_pairs < LEAST_PAIRS:
             return None
         if abs(self.mean) > SURE * self.error:

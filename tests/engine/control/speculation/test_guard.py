@@ -87,7 +87,7 @@ def test_what_pays_is_found_and_nothing_else(gain: float, drafts: bool, num_sequ
     assert sum(wrong) <= (0 if abs(gain - 1) > 0.09 else 1)
 
 
-@pytest.mark.parametrize("gain, drafts, pairs", [(2.5, True, 2), (0.4, False, 1)])
+@pytest.mark.parametrize("gain, drafts, pairs", [(2.5, True, 2), (4.0, True, 1), (0.4, False, 1)])
 def test_what_is_obvious_takes_a_pair_or_two(gain: float, drafts: bool, pairs: int) -> None:
     world = World(gain=gain, num_sequences=16)
     for _ in world.steps(PAIR_STEPS + 3):  # the first step and one beside each phase do not count
