@@ -41,14 +41,12 @@ setup: $(READY)
 serve: $(READY)
 	@$(BIN)/faser serve $(ARGS)
 
-# Three processes for two cores, since many tests wait for what they have started; a file's tests stay together, as
-# they share what takes long to make. Bytecode is kept even where the environment forbids it: hundreds of processes
-# would compile it anew.
+# A process for each core; a file's tests stay together, as they share what takes long to make. Bytecode is kept even
+# where the environment forbids it: hundreds of processes would compile it anew.
 test: export PYTHONDONTWRITEBYTECODE =
-test: PROCESSES = $(shell $(PYTHON) -c 'import os; print(3 * len(os.sched_getaffinity(0)) // 2)')
 test: $(TEST_READY)
 ifeq ($(strip $(ARGS)),)
-	@$(BIN)/pytest $(FULL) --numprocesses $(PROCESSES) --dist loadfile -m "not alone and not clients and not page and not wheel"
+	@$(BIN)/pytest $(FULL) --numprocesses logical --dist loadfile -m "not alone and not clients and not page and not wheel"
 	@$(BIN)/pytest $(FULL) -m alone $$(grep -rl "mark.alone" tests --include="test_*.py")
 else
 	@$(BIN)/pytest $(ARGS)

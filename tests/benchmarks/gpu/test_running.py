@@ -129,7 +129,7 @@ def killed(folder: Path, name: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.full(but=("checks", "environment"))
+@pytest.mark.full(but=("environment",))
 def test_a_run_that_is_killed_in_any_phase_leaves_an_archive_of_those_before_it(name: str, tmp_path: Path) -> None:
     """Bugs seen caught: packed at the end alone; a phase's process that outlives its run."""
     process = killed(tmp_path, name)

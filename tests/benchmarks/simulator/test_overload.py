@@ -2,6 +2,8 @@
 
 import argparse
 
+import pytest
+
 from benchmarks.simulator.machines import cpu
 from benchmarks.simulator.overload import met, recovered_s, run
 from benchmarks.simulator.simulation import Outcome, Served
@@ -40,6 +42,7 @@ def test_recovery_is_the_first_window_that_is_as_good_as_before() -> None:
     assert recovered_s(Outcome(served=[*kept, *late]), SLO, 100.0) is None
 
 
+@pytest.mark.full
 def test_interactive_requests_keep_their_targets_only_with_admission_and_none_is_lost() -> None:
     without, with_it = (run(cpu(), arm, ASKED, 0) for arm in ("today", "all"))
     assert without["lost"] == with_it["lost"] == 0

@@ -53,6 +53,7 @@ def tokens_of(engine: Engine, asked: list[Request]) -> dict[tuple[str, int], tup
         engine.close()
 
 
+@pytest.mark.full(but=("text",))
 @pytest.mark.parametrize("drafting", list(DRAFTING))
 def test_two_ranks_answer_as_one(drafting: str, pair: tuple[Path, Path]) -> None:
     speculation = DRAFTING[drafting]
