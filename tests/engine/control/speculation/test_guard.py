@@ -2,7 +2,8 @@
 
 Planted bugs that these tests have caught: a gain with its sign turned; seconds that are not divided by those of a
 plain step; long steps that count in full; a decision that is never tested again; a look that is not over once a
-step has had it; hope that was disappointed before and is believed again.
+step has had it; hope that was disappointed before and is believed again; one pair of phases that is
+enough for a gain.
 """
 
 from collections.abc import Iterator

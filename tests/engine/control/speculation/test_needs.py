@@ -2,7 +2,7 @@
 
 Planted bugs that these tests have caught: what is lacking is not spread over the horizon; a draft exceeds its
 limit; the step is taken to last as long as without drafts; throughput drops what targets need; needed tokens count
-twice.
+twice; the step is asked for its time once; tokens below FLOOR count; tokens go to the wrong sequence.
 """
 
 from collections.abc import Iterator
