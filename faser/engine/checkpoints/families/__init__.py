@@ -115,7 +115,8 @@ FAMILIES = (
         to_spec=qwen3_5.moe_spec,
         examples=("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.6-35B-A3B"),
         gguf=("qwen35moe",),
-        note="A mixture of experts with gated delta nets, on a CPU; of checkpoints that also read images "
+        note="A mixture of experts with gated delta nets, on a CPU; the MTP layer of a checkpoint drafts; of "
+        "checkpoints that also read images "
         "(Qwen3_5MoeForConditionalGeneration) the text half loads.",
     ),
     Family(
@@ -125,7 +126,7 @@ FAMILIES = (
         to_spec=qwen3_5.next_spec,
         examples=("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-Coder-Next"),
         gguf=("qwen3next",),
-        note="A mixture of experts with gated delta nets, on a CPU.",
+        note="A mixture of experts with gated delta nets, on a CPU; the MTP layer of a checkpoint drafts.",
     ),
     Family(
         name="SmolLM3",
