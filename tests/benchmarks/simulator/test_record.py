@@ -33,6 +33,7 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot, drafts_of
+from faser.engine.gap_timer import GapTimer
 from faser.errors import ConfigError
 from faser.types import SamplingParams
 from tests.benchmarks.simulator.running import machine
@@ -93,10 +94,11 @@ def target(number: int, position: int) -> int:
 
 
 class ScriptedTarget:
-    """An executor without a model; calls its drafter as the real one does. step_s: least time of a step."""
+    """An executor without a model; calls its drafter as the real one does. step_s: a step's time on the clock."""
 
-    def __init__(self, drafter: Drafter, *, eos_at: int | None = None, step_s: float = 0.0) -> None:
+    def __init__(self, drafter: Drafter, clock: SimulatedClock, *, eos_at: int | None, step_s: float) -> None:
         self.drafter = drafter
+        self.clock = clock
         self.eos_at = eos_at
         self.step_s = step_s
         self.prompts: dict[int, tuple[int, int]] = {}
@@ -120,7 +122,7 @@ class ScriptedTarget:
             self.prompts[start.slot] = (start.token_ids[0], start.prompt_len)
             self.drafter.start(start)
         sampled = [self.verify(rows) for rows in plan.rows]
-        time.sleep(self.step_s)
+        self.clock.advance(self.step_s)
         pairs = zip(plan.rows.slots, sampled, strict=True)
         self.drafter.commit(*committed({slot: token_ids for slot, token_ids in pairs if token_ids}))
         outcomes = [SequenceOutcome(token_ids=token_ids) for token_ids in sampled]
@@ -144,8 +146,15 @@ class ScriptedTarget:
         return EOS if position == self.eos_at else target(number, position)
 
 
-def engine_of(drafter: Drafter, *, eos_at: int | None = None, num_blocks: int = 64, step_s: float = 0.0) -> Engine:
-    clock = SimulatedClock()
+def engine_of(
+    drafter: Drafter,
+    *,
+    eos_at: int | None = None,
+    num_blocks: int = 64,
+    step_s: float = 0.0,
+    clock: SimulatedClock | None = None,
+) -> Engine:
+    clock = clock or SimulatedClock()
     config = SpeculationConfig(method="ngram", policy="fixed", num_speculative_tokens=CAP)
     costs = CostModel(StepTimes.proportional(step_s=0.001, text_s=0.0))
     scheduler = Scheduler(
@@ -157,7 +166,7 @@ def engine_of(drafter: Drafter, *, eos_at: int | None = None, num_blocks: int = 
         clock=clock,
         speculation=SpeculationControl(config, costs, num_slots=4, clock=clock),
     )
-    return Engine(scheduler, ScriptedTarget(drafter, eos_at=eos_at, step_s=step_s))
+    return Engine(scheduler, ScriptedTarget(drafter, clock, eos_at=eos_at, step_s=step_s))
 
 
 PROMPTS = [BenchPrompt(token_ids=(number, 0, 0), category=f"kind {number}") for number in range(1, 7)]
@@ -223,10 +232,16 @@ def test_outputs_that_are_too_short_make_no_trace() -> None:
 
 
 @pytest.mark.parametrize("policy", ["off", "fixed:1", "fixed:4", "goodput", "faser"])
-def test_a_live_run_and_its_simulation_take_the_same_steps(policy: str) -> None:
-    """One client, so that no time decides who shares a step with whom. An exact trace holds for any policy."""
+def test_a_live_run_and_its_simulation_take_the_same_steps(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client, so that no time decides who shares a step with whom. An exact trace holds for any policy.
+
+    Time is simulated: policies that measure their steps would see a busy machine's.
+    """
+    clock = SimulatedClock()
+    monkeypatch.setattr(time, "perf_counter", clock.now)
+    monkeypatch.setattr("faser.engine.engine.GapTimer", lambda: GapTimer(clock.now))
     trace, _ = recorded()
-    live = engine_of(KnowingDrafter(), step_s=0.001)
+    live = engine_of(KnowingDrafter(), step_s=0.001, clock=clock)
     serving = machine(step_s=0.001, row_s=0.0, pass_s=None, text_s=0.0)
     (check,) = check_live(live, trace, serving, [parse_policy(policy, cap=CAP)], clients=1, rounds=1)
     assert check.different == 0
