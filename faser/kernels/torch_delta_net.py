@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
 
-_NORM_EPS = 1e-6  # of the squares of a key or a query
+NORM_EPS = 1e-6  # of the squares of a key or a query
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _recurrence(
 
 
 def _normed(heads: Tensor) -> Tensor:
-    return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + _NORM_EPS)
+    return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + NORM_EPS)
 
 
 def _before(kept: Tensor, first: int, end: int) -> Tensor:

@@ -86,7 +86,7 @@ def test_what_it_cannot_plan_is_refused_before_a_model_is_loaded(
 def test_a_model_is_measured_with_and_without_drafts(
     tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lengths = ["--prompt", "20", "--answer", "10", "--rate", "0.5", "--seconds", "0.1", "--json"]
+    lengths = ["--prompt", "20", "--answer", "10", "--rate", "0.05", "--seconds", "0.1", "--json"]
     engine = ["--max-num-seqs", "2", "--kv-cache-memory", "8MiB", "--max-model-len", "256", "--backend", "torch"]
     targets = ["--slo-ttft-ms", "10000", "--slo-tpot-ms", "5000"]
     assert main(["plan", str(tiny_checkpoint), *lengths, *engine, *targets, "--dtype", "float32"]) == 0

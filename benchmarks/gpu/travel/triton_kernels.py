@@ -73,6 +73,8 @@ SIZES |= {
     "BIASED": False,
     "WIDE": False,
 }
+SIZES |= {"KERNEL": 4, "K_HEADS": 16, "K_DIM": 128, "V_HEADS": 32, "V_DIM": 128, "TILED": False}
+SIZES |= {"NUM_INPUTS": 26, "NUM_KEPT": 23, "SEQUENCES": 64, "BLOCK_K": 128, "BLOCK_V": 32}
 SIZES |= {"RENORMALISE": True, "TOP": 8, "PLACES": 8, "EXPERTS": 128}
 OTHERS = {name: {"sums": "*fp32"} for name in ("_scale", "_gate")}
 _PAIRS = {
@@ -95,6 +97,16 @@ OTHERS |= {
 }
 OTHERS |= {"_add_norm": {"sums": "*fp32", "weight": "*fp32"}, "_rms_norm": {"weight": "*fp32"}}
 OTHERS["_rope_append"] = {"q_weight": "*fp32", "k_weight": "*fp32"}
+_DELTA_NET = {
+    "numbers": "*i64",
+    "stride": "i32",
+    "scale": "fp32",
+    **dict.fromkeys(("num_sequences", "step_stride"), "i64"),
+    **dict.fromkeys(("inputs", "out"), "*bf16"),
+    **dict.fromkeys(["rates", "conv", "convolved", "decay", "dt_bias", "norm", "mixed", "states"], "*fp32"),
+    **dict.fromkeys(("kept_keys", "kept_values", "kept_rates"), "*fp32"),
+}
+OTHERS |= dict.fromkeys(("_convolve", "_chunks", "_finish"), _DELTA_NET)
 
 
 def sizes_of(tiles: Tiles) -> dict[str, Any]:
@@ -112,10 +124,12 @@ VARIANTS_ONLY = ("_gate_up", "_down")  # kernels for which the common sizes make
 # Arguments that are multiples of 16 in a real launch, of kernels whose code depends on it: Triton copies ahead of
 # the computation only what is aligned.
 _PIPELINED = {
+    "_chunks": ("step_stride",),
     "_gate_up": ("stride", "width", "size"),
     "_down": ("width", "size"),
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "_chunks": [{"TILED": True}],
     "_digit_sums": [{"BY_PROB": by_prob, "FIRST": first} for by_prob in (True, False) for first in (True, False)],
     "_gather": [{"BY_PROB": False}],
     "_settle": [{"BY_PROB": False}],

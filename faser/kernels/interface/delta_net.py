@@ -36,6 +36,7 @@ from torch import Tensor
 from faser.kernels.interface.shapes import RowLayout
 
 CHUNK = 16  # tokens
+NUMBERS = 6  # of each sequence, in StateStep.numbers
 States = Any  # opaque but for KeptStates: each backend returns objects of its own class; callers pass them back
 
 
@@ -154,6 +155,8 @@ class StateStep:
     states: of all slots. slots: each sequence's own. ends: tokens in the state that is kept, a multiple of CHUNK.
     starts: position of the first row; rows ends … starts - 1 are kept. counts: rows. num_drafts: how many of them,
     the last ones, may be refused. first_rows: in the step.
+    sent: `numbers` on the device, at a place that stays, for work that a graph captures; the arrays are empty
+    then. None: the backend sends them.
     """
 
     states: States
@@ -163,6 +166,12 @@ class StateStep:
     counts: NDArray[np.int64]
     num_drafts: NDArray[np.int64]
     first_rows: NDArray[np.int64]
+    sent: Tensor | None = None
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """[NUMBERS, S]: slots, ends, starts, counts, new_ends, first_rows, as kernels on a device read them."""
+        return np.stack((self.slots, self.ends, self.starts, self.counts, self.new_ends, self.first_rows))
 
     @property
     def new_ends(self) -> NDArray[np.int64]:

@@ -26,12 +26,14 @@ from faser.engine.execution.sampling.parameters import Purpose, uniforms
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, RunExperts
 from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateStep
 from faser.kernels.interface.experts import routed
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import as_bytes, stored
 from faser.kernels.interface.sampling import NO_TOKEN, DeviceSamplingMetadata, Ints, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionShape
 from faser.kernels.torch_backend import TorchBackend
+from faser.kernels.torch_delta_net import LayerStates, delta_net
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 
@@ -51,6 +53,7 @@ def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
         sampling_kernels=lambda _: TorchSamplingKernels(),
         device_sampling_kernels=lambda max_rows, width: FakeDeviceSamplingKernels(accelerator, max_rows, width),
         experts=partial(_fake_experts, accelerator),
+        delta_net=lambda *arguments: accelerator.launch(partial(_delta_net, *arguments)),
     )
 
 
@@ -61,7 +64,7 @@ def _fake_experts(
         found = x.float() @ matrices.weights[expert].float().T
         return found if matrices.biases is None else found + matrices.biases[expert]
 
-    def run(x: Tensor, logits: Tensor, hidden: Tensor, read: Tensor) -> None:
+    def run(x: Tensor, logits: Tensor, hidden: Tensor, read: Tensor, shared: tuple[Tensor, Tensor] | None) -> None:
         reference, inner, total = TorchBackend(), down.weights[0].shape[1], torch.zeros(x.shape)
         chosen, weights = routed(logits, block)
         for row, place in np.ndindex(*chosen.shape):
@@ -69,10 +72,24 @@ def _fake_experts(
             gated = x.new_empty((1, inner))
             reference.gate(product(x[row : row + 1], gate_up, expert).to(x.dtype), gated, block.activation)
             total[row] += weights[row, place] * product(gated, down, expert)[0]
+        if shared is not None:
+            total += shared[0] * shared[1].sigmoid()[:, None]
         hidden.copy_(hidden + total)
         read += len(set(chosen.flatten().tolist()))
 
     return lambda *tensors: accelerator.launch(partial(run, *tensors))
+
+
+def _delta_net(
+    qkv: Tensor, rates: Tensor, shape: DeltaShape, net: DeltaNet, held: LayerStates, numbers: Tensor, out: Tensor
+) -> None:
+    """The reference's, of the sequences that have rows."""
+    slots, ends, starts, counts, new_ends, first_rows = numbers[:, numbers[3] > 0].numpy()
+    drafts = starts + counts - new_ends  # as many as leave new_ends what it is
+    step = StateStep(
+        states=held, slots=slots, ends=ends, starts=starts, counts=counts, num_drafts=drafts, first_rows=first_rows
+    )
+    delta_net(qkv, rates, shape, net, held, step, out)
 
 
 def _scale_by_sinks(mixed: Tensor, log2_sums: Tensor, sinks: Tensor) -> None:

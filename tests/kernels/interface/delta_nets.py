@@ -1,5 +1,6 @@
 """Random delta nets, and sequences whose rows come in steps, with drafts that are refused."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,12 +16,12 @@ MOST_DRAFTS = 20  # more than a chunk
 
 
 def random_net(shape: DeltaShape, seed: int = 0) -> DeltaNet:
-    random = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     return DeltaNet(
-        conv=torch.randn(shape.kernel, shape.channels, generator=random) / 2,
-        decay=-torch.rand(shape.num_v_heads, generator=random) * 2,
-        dt_bias=torch.randn(shape.num_v_heads, generator=random),
-        norm=1 + torch.randn(shape.v_head_dim, generator=random) / 4,
+        conv=torch.randn(shape.kernel, shape.channels, generator=generator) / 2,
+        decay=-torch.rand(shape.num_v_heads, generator=generator) * 2,
+        dt_bias=torch.randn(shape.num_v_heads, generator=generator),
+        norm=1 + torch.randn(shape.v_head_dim, generator=generator) / 4,
         eps=1e-6,
     )
 
@@ -34,9 +35,15 @@ class Tokens:
 
     @classmethod
     def random(cls, shape: DeltaShape, count: int, dtype: torch.dtype, seed: int) -> "Tokens":
-        random = torch.Generator().manual_seed(seed)
-        qkv = torch.randn(count, shape.columns, generator=random).to(dtype)
-        return cls(qkv, torch.randn(count, 2 * shape.num_v_heads, generator=random))
+        generator = torch.Generator().manual_seed(seed)
+        qkv = torch.randn(count, shape.columns, generator=generator).to(dtype)
+        return cls(qkv, torch.randn(count, 2 * shape.num_v_heads, generator=generator))
+
+    def part(self, first: int, end: int) -> "Tokens":
+        return Tokens(self.qkv[first:end], self.rates[first:end])
+
+    def then(self, other: "Tokens") -> "Tokens":
+        return Tokens(torch.cat((self.qkv, other.qkv)), torch.cat((self.rates, other.rates)))
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,33 @@ class Layer:
         """Outputs of a sequence whose rows come in steps of these sizes, the rest in one."""
         found, start = [], 0
         for size in (*sizes, len(tokens.qkv)):
-            part = Tokens(tokens.qkv[start : start + size], tokens.rates[start : start + size])
+            part = tokens.part(start, start + size)
             if len(part.qkv):
                 found += self.step(Rows(slot, start, part))
             start += len(part.qkv)
         return torch.cat(found)
+
+
+class Life:
+    """A sequence that drafts at random: right tokens, then wrong ones, which are refused."""
+
+    def __init__(self, tokens: Tokens, wrong: Tokens, slot: int, seed: int) -> None:
+        self.tokens, self.slot = tokens, slot
+        self.found: list[Tensor] = []
+        self._wrong, self._random, self.known = wrong, random.Random(seed), 0
+        self.refused = 0
+
+    def rows(self) -> Rows:
+        """What is known next, with right and wrong drafts."""
+        left = len(self.tokens.qkv) - self.known
+        self._new = min(self._random.choice((1, 1, 1, 1, 2, 17)), left)
+        self._right = min(self._random.choice((0, 0, 1, 3, 18)), left - self._new)
+        wrong = self._random.choice((0, 1, 2, 2))
+        end, after = self.known + self._new + self._right, self.known + self._new + self._right + wrong
+        rows = self.tokens.part(self.known, end).then(self._wrong.part(end, after))
+        self.refused += len(rows.qkv) - self._new - self._right
+        return Rows(self.slot, self.known, rows, num_drafts=len(rows.qkv) - self._new)
+
+    def take(self, outputs: Tensor) -> None:
+        self.found.append(outputs[: self._new + self._right])
+        self.known += self._new + self._right

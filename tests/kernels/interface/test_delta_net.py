@@ -9,7 +9,6 @@ the state by the rows that were computed, not by those that are known; inputs on
 in its own sum; queries not scaled; tiled heads read as if they followed each other.
 """
 
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -21,7 +20,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.delta_net import CHUNK, DeltaNet, DeltaShape
 from faser.kernels.torch_backend import TorchBackend
-from tests.kernels.interface.delta_nets import Layer, Rows, Tokens, random_net
+from tests.kernels.interface.delta_nets import Layer, Life, Rows, Tokens, random_net
 
 SHAPES = (
     DeltaShape(num_k_heads=2, num_v_heads=4, k_head_dim=16, v_head_dim=32, kernel=4),
@@ -99,48 +98,11 @@ def test_a_row_has_the_same_bits_in_every_step(
         assert torch.equal(layer.whole(each, (1,) * NUM_TOKENS, slot=2), wanted)
     rows_of: list[list[Tensor]] = [[], [], []]
     for start in range(0, NUM_TOKENS, 5):
-        parts = [
-            Rows(3 - i, start, Tokens(each.qkv[start : start + 5], each.rates[start : start + 5]))
-            for i, each in enumerate(some)
-        ]
+        parts = [Rows(3 - i, start, each.part(start, start + 5)) for i, each in enumerate(some)]
         for outputs, new in zip(rows_of, layer.step(*parts), strict=True):
             outputs.append(new)
     for outputs, wanted in zip(rows_of, alone, strict=True):
         assert torch.equal(torch.cat(outputs), wanted)
-
-
-class Life:
-    """A sequence that drafts at random: right tokens, then wrong ones, which are refused."""
-
-    def __init__(self, tokens: Tokens, wrong: Tokens, slot: int, seed: int) -> None:
-        self.tokens, self.slot = tokens, slot
-        self.found: list[Tensor] = []
-        self._wrong, self._random, self.known = wrong, random.Random(seed), 0
-        self.refused = 0
-
-    def rows(self) -> Rows:
-        """What is known next, with right and wrong drafts."""
-        left = len(self.tokens.qkv) - self.known
-        self._new = min(self._random.choice((1, 1, 1, 1, 2, 17)), left)
-        self._right = min(self._random.choice((0, 0, 1, 3, 18)), left - self._new)
-        wrong = self._random.choice((0, 1, 2, 2))
-        end, after = self.known + self._new + self._right, self.known + self._new + self._right + wrong
-        rows = Tokens(
-            *(
-                torch.cat((right[self.known : end], other[end:after]))
-                for right, other in zip(self._fields(self.tokens), self._fields(self._wrong), strict=True)
-            )
-        )
-        self.refused += len(rows.qkv) - self._new - self._right
-        return Rows(self.slot, self.known, rows, num_drafts=len(rows.qkv) - self._new)
-
-    def take(self, outputs: Tensor) -> None:
-        self.found.append(outputs[: self._new + self._right])
-        self.known += self._new + self._right
-
-    @staticmethod
-    def _fields(tokens: Tokens) -> tuple[Tensor, Tensor]:
-        return tokens.qkv, tokens.rates
 
 
 @pytest.mark.parametrize("seed", range(6))

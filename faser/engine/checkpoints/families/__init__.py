@@ -105,7 +105,7 @@ FAMILIES = (
         to_spec=qwen3_5.spec,
         examples=("Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B"),
         gguf=("qwen35",),
-        note="Gated delta nets, on a CPU; the MTP layer of a checkpoint drafts; of checkpoints that also read "
+        note="Gated delta nets; no GPU has run them. The MTP layer of a checkpoint drafts; of checkpoints that also read "
         "images (Qwen3_5ForConditionalGeneration) the text half loads.",
     ),
     Family(
@@ -115,7 +115,7 @@ FAMILIES = (
         to_spec=qwen3_5.moe_spec,
         examples=("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.6-35B-A3B"),
         gguf=("qwen35moe",),
-        note="A mixture of experts with gated delta nets, on a CPU; the MTP layer of a checkpoint drafts; of "
+        note="A mixture of experts with gated delta nets; no GPU has run them. The MTP layer of a checkpoint drafts; of "
         "checkpoints that also read images "
         "(Qwen3_5MoeForConditionalGeneration) the text half loads.",
     ),
@@ -126,7 +126,7 @@ FAMILIES = (
         to_spec=qwen3_5.next_spec,
         examples=("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-Coder-Next"),
         gguf=("qwen3next",),
-        note="A mixture of experts with gated delta nets, on a CPU; the MTP layer of a checkpoint drafts.",
+        note="A mixture of experts with gated delta nets; no GPU has run them. The MTP layer of a checkpoint drafts.",
     ),
     Family(
         name="SmolLM3",

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
-from faser.engine.execution.runner.graphs import GraphInputs, GraphParts, GraphSizes, StepGraphs
+from faser.engine.execution.runner.graphs import GraphInputs, GraphParts, GraphSizes, StateInputs, StepGraphs
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, PendingTokens
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.delta_net import StateShape
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingMetadata
@@ -50,9 +51,13 @@ class GraphRunner(Runner):
         max_logit_rows: int,
         draft_windows: tuple[float, ...] = (),
         lane_captures: Mapping[DeviceLane, GraphCapture] | None = None,
+        states: StateShape | None = None,
         report: ProgressCallback,
     ) -> None:
-        super().__init__(decoder, backend, kv, token_sampler)
+        super().__init__(decoder, backend, kv, token_sampler, states)
+        self._state_inputs = None
+        if self._states is not None:
+            self._state_inputs = StateInputs(capture, self._states.states, sizes.max_sequences)
         self._most_graph_rows = sizes.rows[-1]
         self._device_sampler = token_sampler
         self._inputs = GraphInputs(capture, sizes.rows[-1])
@@ -65,6 +70,7 @@ class GraphRunner(Runner):
             token_sampler=token_sampler,
             inputs=self._inputs,
             logit_rows=self._logit_rows,
+            state_inputs=self._state_inputs,
         )
         whole = StepGraphs(parts, capture, sizes, max_logit_rows=max_logit_rows)
         lanes: dict[DeviceLane | None, StepGraphs] = {
@@ -97,6 +103,8 @@ class GraphRunner(Runner):
             super().forward(batch)
             return
         self._inputs.send(batch, self._device_sampler)
+        if self._states is not None and self._state_inputs is not None:
+            self._state_inputs.send(self._states.begin(batch.layout))
         graphs.run(backbone, batch.layout)
         self._hidden = self._decoder.hidden[: batch.num_rows]
         self._next_layer = self.num_layers

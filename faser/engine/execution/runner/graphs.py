@@ -22,10 +22,12 @@ from faser.config.speculation import MAX_DRAFT_TOKENS
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
+from faser.kernels.interface.delta_net import NUMBERS, States, StateStep
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
 from faser.kernels.interface.sampling import TruncationFlags
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
+_NO_SEQUENCE = np.array((0, 0, 0, 0, 0, 1 << 40))  # of StateStep.numbers: it has no row, and no row is behind it
 _BACKBONE_BYTES = 4 << 20  # of a graph with some hundred kernels, and what it allocates
 _WRAPPER_BYTES = 256 << 10  # that an attention wrapper keeps for its plans
 # A padding row costs little while a step mostly reads weights. From about 200 rows on it costs as much as any
@@ -152,11 +154,39 @@ class GraphInputs:
         return torch.where(sources >= 0, fed_back, token_ids)
 
 
+class StateInputs:
+    """The numbers of a step's sequences that delta nets read, at a fixed address."""
+
+    def __init__(self, capture: GraphCapture, states: States, max_sequences: int) -> None:
+        self._states = states
+        self._staging: StagingBuffer = capture.staging_buffer(NUMBERS * max_sequences, torch.int64)
+
+    def send(self, step: StateStep) -> None:
+        numbers, count = self._staging.host().reshape(NUMBERS, -1), len(step.slots)
+        numbers[:, :count], numbers[:, count:] = step.numbers, _NO_SEQUENCE[:, None]
+        self._staging.send()
+
+    def read(self, num_sequences: int) -> StateStep:
+        """The step as a graph of this many sequences reads it."""
+        nothing = np.empty(0, dtype=np.int64)
+        return StateStep(
+            states=self._states,
+            slots=nothing,
+            ends=nothing,
+            starts=nothing,
+            counts=nothing,
+            num_drafts=nothing,
+            first_rows=nothing,
+            sent=self._staging.device.view(NUMBERS, -1)[:, :num_sequences],
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphParts:
     """The parts of a runner that its graphs work with, on every lane.
 
-    logit_rows: numbers of the rows of hidden states that the LM head reads.
+    logit_rows: numbers of the rows of hidden states that the LM head reads. state_inputs: None: the model has no
+    recurrent states.
     """
 
     decoder: Decoder
@@ -166,6 +196,7 @@ class GraphParts:
     token_sampler: DeviceTokenSampler
     inputs: GraphInputs
     logit_rows: StagingBuffer
+    state_inputs: StateInputs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,10 +304,14 @@ class StepGraphs:
         )
         plan = self._capture.plan(batch_size, parts.block_size, max_blocks)
 
+        states = parts.state_inputs
+        state_step = None if states is None else states.read(batch_size.sequences)
+
         def run() -> None:
             hidden = parts.decoder.embed(parts.inputs.read(batch_size.rows, parts.token_sampler))
             # The same graphs serve steps with and without rows for a head: what no head reads is not read.
-            parts.decoder.run_layers(hidden, 0, parts.decoder.spec.num_layers, parts.cache, plan, captures=True)
+            last = parts.decoder.spec.num_layers
+            parts.decoder.run_layers(hidden, 0, last, parts.cache, plan, captures=True, state_step=state_step)
 
         return BackboneGraph(batch_size=batch_size, plan=plan, max_blocks=max_blocks, graph=self._captured(run))
 

@@ -206,12 +206,13 @@ def make_runner(
     """
     decoder, backend, most = model.decoder, model.backend, model.files.max_logit_rows
     capture, kernels = backend.graph_capture, backend.device_sampling_kernels(most, decoder.spec.vocab_size)
+    states = state_shape(config, model.files)
     if capture is None or kernels is None:
         sampler = HostTokenSampler(backend.sampling_kernels or TorchSamplingKernels())
-        return Runner(decoder, backend, kv, sampler, states=state_shape(config, model.files))
+        return Runner(decoder, backend, kv, sampler, states=states)
     device_sampler = DeviceTokenSampler(kernels, capture, backend.device, most)
     if not config.records_steps:
-        return Runner(decoder, backend, kv, device_sampler)
+        return Runner(decoder, backend, kv, device_sampler, states=states)
     return GraphRunner(
         decoder,
         backend,
@@ -224,6 +225,7 @@ def make_runner(
         lane_captures={
             each: lane for each in device_lanes if (lane := backend.graph_capture_on(each)) is not None
         },
+        states=states,
         report=lambda stage, done, total: report(f"{stage} of the {model.files.role.value}", done, total),
     )
 

@@ -10,7 +10,6 @@ norm instead would take as many launches and read as much.
 """
 
 from dataclasses import dataclass
-from typing import Never
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,16 +31,17 @@ from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import Experts
-from faser.kernels.interface.delta_net import StateShape
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, PackedLinear, Processors, RowLayout
+from faser.kernels.torch_delta_net import TorchStates
 
 DTYPES = (torch.bfloat16, torch.float16)
+_DELTA_HEAD_DIMS = range(16, 257, 16)
 KV_DTYPES = (*DTYPES, FP8)  # of keys and values
-_NO_STATES = "the flashinfer backend computes no gated delta nets; --device cpu does"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,11 @@ class FlashInferBackend:
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
         self.has_experts = kernels.experts is not None
-        self.has_states = False
+        self.has_states = kernels.delta_net is not None
         self.normalises_values = False
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
+        self._sent_step: tuple[StateStep | None, Tensor] = (None, torch.empty(0))  # the last one, on the device
         self.prefers_low_bit = False
         separate = SeparateBlocks(self)
         self.blocks = separate if fp8 is None else fp8.blocks(separate)
@@ -252,14 +253,29 @@ class FlashInferBackend:
     def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
         """See Backend. Raises ConfigError for weights in 8 bits."""
         assert routed_by is None, "the loader refuses models whose routers see something else"
-        assert block.shared is None, "the loader refuses delta nets, which all models with a shared expert have"
         if self._experts_read is None:
             self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
         run = self._experts.get(block)
         if run is None:
             run = self._experts[block] = self._experts_of(block)
-        logits = torch.empty((len(x), len(block.down)), dtype=torch.float32, device=self.device)
-        run(x, self.linear(x, block.router, logits), hidden, self._experts_read)
+        logits = torch.empty((len(x), block.num_logits), dtype=torch.float32, device=self.device)
+        self.linear(x, block.router, logits)
+        shared = None
+        if block.shared is not None:
+            shared = self._shared_expert(x, block, block.shared), logits[:, -1].contiguous()
+            logits = logits[:, :-1].contiguous()
+        run(x, logits, hidden, self._experts_read, shared)
+
+    def _shared_expert(self, x: Tensor, block: Experts, products: tuple[PackedLinear, PackedLinear]) -> Tensor:
+        """[R, H] float32, of the expert that every row passes. Raises ConfigError for weights in 8 bits."""
+        gate_up, down = (_expert_matrices((each,)).weights[0] for each in products)
+        size = (len(x), len(gate_up))
+        inner = self.gate(
+            self.linear(x, products[0], x.new_empty(size)),
+            x.new_empty((len(x), len(gate_up) // 2)),
+            block.activation,
+        )
+        return self.linear(inner, products[1], x.new_empty((len(x), len(down)), dtype=torch.float32))
 
     def _experts_of(self, block: Experts) -> RunExperts:
         if self._kernels.experts is None:
@@ -270,11 +286,37 @@ class FlashInferBackend:
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
         x.mul_(gate.sigmoid())
 
-    def allocate_states(self, _shape: StateShape) -> Never:
-        raise ConfigError(_NO_STATES)
+    def allocate_states(self, shape: StateShape) -> TorchStates:
+        """See Backend."""
+        dims = {dim for each in shape.layers if each is not None for dim in (each.k_head_dim, each.v_head_dim)}
+        for dim in dims.difference(_DELTA_HEAD_DIMS):
+            raise ConfigError(
+                f"heads of delta nets have {dim} channels; the flashinfer backend has kernels for multiples of "
+                f"{_DELTA_HEAD_DIMS.step} up to {_DELTA_HEAD_DIMS[-1]}"
+            )
+        return TorchStates(shape, self.device)
 
-    def delta_net(self, *_: object) -> Never:
-        raise ConfigError(_NO_STATES)
+    def delta_net(
+        self,
+        qkv: Tensor,
+        rates: Tensor,
+        shape: DeltaShape,
+        net: DeltaNet,
+        layer: int,
+        step: StateStep,
+        out: Tensor,
+    ) -> None:
+        """See Backend. The numbers of an eager step are sent once, by its first layer."""
+        if step.sent is not None:
+            numbers = step.sent
+        else:
+            if self._sent_step[0] is not step:
+                host = self._accelerator.host_numbers(step.numbers.size, torch.int64)
+                host.numpy()[:] = step.numbers.ravel()
+                self._sent_step = step, self._accelerator.upload(host).view(step.numbers.shape)
+            numbers = self._sent_step[1]
+        assert self._kernels.delta_net is not None, "the loader refuses models with states then"
+        self._kernels.delta_net(qkv, rates, shape, net, step.states.layers[layer], numbers, out)
 
     def allocate_kv(self, shape: KvShape) -> _CudaCache:
         """See Backend. Raises ConfigError for a dtype or a head size without kernels."""

@@ -5,20 +5,24 @@ Importing this module does not import Triton; triton_kernels does.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
+from faser.kernels.torch_delta_net import LayerStates
 
 # See triton/layer_ops.py for the arguments of these.
 RopeAppend = Callable[..., Tensor]
 RmsNorm = Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
 Gate = Callable[[Tensor, Tensor, str], Tensor]
-RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor], None]  # of x, logits, hidden, read; see triton/experts.py
+# Of x, logits, hidden, read, and of a shared expert what it gives and its logits; see triton/experts.py.
+RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None], None]
+# Of qkv, rates, shape, net, held, numbers, out; see triton/delta_net.py.
+RunDeltaNet = Callable[[Tensor, Tensor, DeltaShape, DeltaNet, LayerStates, Tensor, Tensor], None]
 ScaleBySinks = Callable[[Tensor, Tensor, Tensor], None]  # see triton/sinks.py
 
 
@@ -38,6 +42,7 @@ class DeviceKernels:
     """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane.
 
     experts: called with a mixture and its products gate_up and down, makes its kernels; None: there are none.
+    delta_net: None: there is none.
     """
 
     rms_norm: RmsNorm
@@ -47,23 +52,34 @@ class DeviceKernels:
     sampling_kernels: Callable[[Accelerator], SamplingKernels]
     device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
     experts: ExpertsKernels | None = None
+    delta_net: RunDeltaNet | None = None
 
 
 def experts_kernels(block: Experts, gate_up: ExpertMatrices, down: ExpertMatrices) -> RunExperts:
     """Those of triton/experts.py. Raises EngineError for matrices that are not alike."""
-    from faser.kernels.cuda.triton.experts import ExpertWeights, experts
+    from faser.kernels.cuda.triton.experts import ExpertWeights, Shared, experts
 
-    return partial(
-        experts,
-        ExpertWeights.of(gate_up.weights, down.weights, gate_up.biases, down.biases),
-        top_k=block.top_k,
-        renormalise=block.renormalise,
-        activation=block.activation,
-    )
+    weights = ExpertWeights.of(gate_up.weights, down.weights, gate_up.biases, down.biases)
+
+    def run(x: Tensor, logits: Tensor, hidden: Tensor, read: Tensor, shared: tuple[Tensor, Tensor] | None) -> None:
+        experts(
+            weights,
+            x,
+            logits,
+            hidden,
+            read,
+            top_k=block.top_k,
+            renormalise=block.renormalise,
+            activation=block.activation,
+            shared=None if shared is None else Shared(given=shared[0], logits=shared[1]),
+        )
+
+    return run
 
 
 def triton_kernels(device: torch.device) -> DeviceKernels:
     """The kernels of triton/, for one device. Raises ImportError without Triton."""
+    from faser.kernels.cuda.triton.delta_net import delta_net
     from faser.kernels.cuda.triton.layer_ops import gate, rms_norm, rope_append
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
     from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
@@ -77,4 +93,5 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
         sampling_kernels=TritonSamplingKernels,
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),
         experts=experts_kernels,
+        delta_net=delta_net,
     )

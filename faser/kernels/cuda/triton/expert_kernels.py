@@ -160,7 +160,8 @@ def _down(inner, first_weight, offsets, biases, pairs, counts, num_rows, num_exp
 
 
 @jit
-def _add(given, weights, hidden, stride, width, TOP: tl.constexpr, BLOCK: tl.constexpr):
+def _add(given, weights, shared, shared_logits, hidden, stride, width,
+         TOP: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Some columns of one row, rounded once."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -169,6 +170,9 @@ def _add(given, weights, hidden, stride, width, TOP: tl.constexpr, BLOCK: tl.con
     for number in tl.static_range(TOP):
         pair = row * TOP + number
         total += tl.load(weights + pair) * tl.load(given + pair * width + column, mask=inside, other=0.0)
+    if SHARES:
+        weight = 1.0 / (1.0 + tl.exp(-tl.load(shared_logits + row)))
+        total += weight * tl.load(shared + row * width + column, mask=inside, other=0.0)
     at = hidden + row * stride + column
     stream = tl.load(at, mask=inside, other=0.0)
     tl.store(at, (stream.to(tl.float32) + total).to(stream.dtype), mask=inside)

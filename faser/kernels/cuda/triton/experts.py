@@ -54,6 +54,14 @@ ALL_TILES = tuple(tiles for _, tiles in _TILES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """given: by an expert that every row passes, [R, H] float32. logits: [R] float32, whose σ weigh that."""
+
+    given: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
     """The matrices of E equal networks, where they lie. gate_up: [2 F, H] each, gate then up; down: [H, F] each.
 
@@ -138,10 +146,12 @@ def experts(
     top_k: int,
     renormalise: bool,
     activation: str,
+    shared: Shared | None = None,
 ) -> None:
     """See Backend.experts. x, hidden: [R, H] bfloat16 or float16, each row contiguous. logits: [R, E] float32.
 
-    read: [1] int64, to which the number of experts that any row has chosen is added.
+    read: [1] int64, to which the number of experts that any row has chosen is added. shared: added last; None:
+    no expert is shared.
     Raises EngineError that names the tensor that does not fit.
     """
     (rows, width), count, size = x.shape, networks.count, networks.size
@@ -155,6 +165,9 @@ def experts(
     for name, bias, outputs in (("gate_up", networks.gate_up_bias, 2 * size), ("down", networks.down_bias, width)):
         if bias is not None:
             expect(f"the biases of {name}", bias, (count, outputs), first.dtype, like=first)
+    if shared is not None:
+        expect("what the shared expert gives", shared.given, (rows, width), torch.float32, like=first)
+        expect("logits of the shared expert", shared.logits, (rows,), torch.float32, like=first)
     assert activation in ACTIVATIONS, activation
     if not 0 < top_k <= count <= _MOST_EXPERTS:
         raise EngineError(f"a row passes {top_k} of {count} experts; the kernel takes 1 to {_MOST_EXPERTS}")
@@ -163,7 +176,7 @@ def experts(
     tiles = tiles_for(rows * top_k, count)
     routes = route(logits, read, top_k=top_k, renormalise=renormalise)
     inner = gate_up(networks, x, routes, activation, tiles)
-    add(down(networks, inner, routes, tiles), routes, hidden)
+    add(down(networks, inner, routes, tiles), routes, hidden, shared)
 
 
 def tiles_for(num_pairs: int, num_experts: int) -> Tiles:
@@ -238,9 +251,11 @@ def _options(rows: Tensor, networks: ExpertWeights, tiles: Tiles) -> dict[str, i
     }
 
 
-def add(given: Tensor, routes: Routes, hidden: Tensor) -> None:
-    """To each row of hidden the weighed sum of its pairs."""
+def add(given: Tensor, routes: Routes, hidden: Tensor, shared: Shared | None = None) -> None:
+    """To each row of hidden the weighed sum of its pairs, and what the shared expert gives."""
     (rows, top_k), width = routes.weights.shape, given.shape[1]
+    beside = (given, given) if shared is None else (shared.given, shared.logits)  # without one never read
     _add[(rows, -(-width // _COLUMNS))](
-        given, routes.weights, hidden, hidden.stride(0), width, TOP=top_k, BLOCK=_COLUMNS, **EXACT
-    )
+        given, routes.weights, *beside, hidden, hidden.stride(0), width, TOP=top_k, SHARES=shared is not None,
+        BLOCK=_COLUMNS, **EXACT,
+    )  # fmt: skip

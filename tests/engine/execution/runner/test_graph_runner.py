@@ -17,6 +17,7 @@ import torch
 from torch.testing import assert_close
 
 from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.models.layers import delta_shape
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.graph_runner import STAGE, GraphRunner
@@ -24,16 +25,19 @@ from faser.engine.execution.runner.graphs import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.interface.delta_net import StateShape
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import DeviceLane
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.engine.checkpoints.family_models import write_family_model
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend
 
 NUM_LAYERS, BLOCK_SIZE, NUM_BLOCKS, SLOTS, WIDTH = 2, 16, 24, 6, 4
 MAX_ROWS, MAX_LOGIT_ROWS, WINDOW = 48, 16, 0.05
+MOST_DRAFTS = 7
 NEAR = 2.0**-5  # a product of another number of rows may round differently
 SIZES = GraphSizes(rows=(1, 2, 4, 8, 16), max_sequences=4, max_blocks_each=WIDTH)
 
@@ -83,9 +87,16 @@ class Side:
             progress=lambda *_: None,
         )
         self.kv = KvShape(
-            heads=((1, 64),) * NUM_LAYERS,
+            heads=self.decoder.spec.kv_heads,
             num_blocks=NUM_BLOCKS,
             block_size=BLOCK_SIZE,
+            dtype=torch.bfloat16,
+        )
+        nets = self.decoder.spec.delta_nets
+        self.states = StateShape(
+            layers=tuple(None if each is None else delta_shape(each) for each in nets),
+            num_slots=SLOTS,
+            most_drafts=MOST_DRAFTS,
             dtype=torch.bfloat16,
         )
         choice = self.backend.device_sampling_kernels(MAX_LOGIT_ROWS, VOCAB_SIZE)
@@ -95,7 +106,7 @@ class Side:
         )
 
     def eager(self) -> Runner:
-        return Runner(self.decoder, self.backend, self.kv, self.token_sampler)
+        return Runner(self.decoder, self.backend, self.kv, self.token_sampler, self._own_states)
 
     def graph_runner(
         self,
@@ -115,8 +126,13 @@ class Side:
             max_logit_rows=MAX_LOGIT_ROWS,
             draft_windows=draft_windows,
             lane_captures=lane_captures,
+            states=self._own_states,
             report=report,
         )
+
+    @property
+    def _own_states(self) -> StateShape | None:
+        return self.states if self.decoder.spec.has_states else None
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +217,45 @@ def test_a_replay_leaves_the_states_that_an_eager_step_leaves(checkpoint: Path, 
         assert_close(states, eager.states(sum(counts)), rtol=NEAR, atol=NEAR)
         assert states.data_ptr() == address, "graphs write to the same buffer"
         assert states[:, : states.shape[1] // 3].float().abs().max() > 0
+
+
+def test_sequences_with_recurrent_states_go_on_behind_what_was_accepted(tmp_path: Path, table: BlockTable) -> None:
+    """Steps with drafts, of which some are refused, in sizes that are padded, and prompts too large for any graph.
+
+    Sequences begin, end and begin anew in their slots. Planted: numbers of the step before; a padding sequence
+    that has the last one's rows; drafts that count as known.
+    """
+    fields = {
+        "vocab_size": VOCAB_SIZE,
+        "head_dim": 64,
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    }
+    write_family_model(tmp_path, "qwen3_5_text", fields)
+    rng, eager, replayed = random.Random(5), Side(tmp_path).eager(), Side(tmp_path).graph_runner(SIZES)
+    known = [0] * SLOTS
+    num_replayed = 0
+    for number in range(150):
+        slots = rng.sample(range(SLOTS), rng.randint(1, 4))
+        starts = [known[slot] if known[slot] < 40 else 0 for slot in slots]
+        new = [rng.choice([1, 1, 20]) if start == 0 else 1 for start in starts]
+        drafts = [rng.randint(0, 3) if start else 0 for start in starts]
+        counts = [one + other for one, other in zip(new, drafts, strict=True)]
+        token_ids = np.random.default_rng(number).integers(0, VOCAB_SIZE, sum(counts))
+        batch = table.lay_out(
+            slots, np.array(starts, np.int32), np.array(counts, np.int32), token_ids, num_drafts=drafts
+        )
+        for slot, start, count, drafted in zip(slots, starts, new, drafts, strict=True):
+            known[slot] = start + count + rng.randint(0, drafted)
+        num_replayed += replayed.rows_replayed(batch) is not None
+        for runner in (eager, replayed):
+            runner.forward(batch)
+        rows = np.arange(min(sum(counts), MAX_LOGIT_ROWS))
+        assert_close(replayed.logits(rows).clone(), eager.logits(rows).clone(), rtol=NEAR, atol=NEAR)
+    assert 50 < num_replayed < 150
 
 
 def test_steps_of_more_blocks_than_the_graphs_have_room_for_are_not_replayed(checkpoint: Path) -> None:

@@ -90,7 +90,7 @@ def steps() -> list[list[Rows]]:
     return [
         [Rows(0, 0, first[:17])],
         [Rows(1, 0, second[:20]), Rows(0, 17, first[17:18])],
-        [Rows(0, 18, first[18:23]), Rows(1, 20, second[20:22])],
+        [Rows(0, 18, first[18:23], num_drafts=4), Rows(1, 20, second[20:22])],
         [Rows(0, 20, second[20:21]), Rows(1, 22, second[22:23])],
         [Rows(1, 23, second[23:27]), Rows(0, 21, first[21:22])],
     ]
@@ -115,6 +115,25 @@ def test_a_mixture_says_what_it_says_on_the_reference_backend(mixture: Path) -> 
     graphs = GraphModel(mixture, torch.float16)
     again = torch.cat([graphs.step(batch) for batch in steps()])
     assert float((again - wanted).square().mean().sqrt()) < 0.02 * float(wanted.std())
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text"])
+def test_delta_nets_and_a_shared_expert_say_what_they_say_on_the_reference_backend(
+    kind: str, tmp_path: Path
+) -> None:
+    """Planted: no shared expert, its logit as one of the others, states of the layer before."""
+    fields = {"vocab_size": VOCAB_SIZE, "head_dim": 64, "num_hidden_layers": 4, "linear_num_value_heads": 4}
+    fields |= {"linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 32}
+    if kind == "qwen3_5_moe_text":
+        fields |= {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+        fields |= {"shared_expert_intermediate_size": 48}
+    write_family_model(tmp_path, kind, fields)
+    wanted = logits(TorchBackend(), tmp_path, torch.float32)
+
+    def error(backend: Backend) -> float:
+        return float((logits(backend, tmp_path, torch.float16) - wanted).square().mean().sqrt())
+
+    assert error(fake_backend()) <= 2 * error(TorchBackend()) < 0.05 * float(wanted.std())
 
 
 def test_attention_sinks_and_biases_of_experts_say_what_they_say_on_the_reference_backend(tmp_path: Path) -> None:
