@@ -9,7 +9,7 @@ and stores, the gate. A product adds the residual in place, so that nothing is c
 norm instead would take as many launches and read as much.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Never
 from weakref import WeakKeyDictionary
 
@@ -136,7 +136,6 @@ class FlashInferBackend:
         self.has_low_bit = False
         self.has_experts = kernels.experts is not None
         self.has_states = False
-        self.normalises_values = False
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         self.prefers_low_bit = False
@@ -251,7 +250,6 @@ class FlashInferBackend:
 
     def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
         """See Backend. Raises ConfigError for weights in 8 bits."""
-        assert routed_by is None, "the loader refuses models whose routers see something else"
         assert block.shared is None, "the loader refuses delta nets, which all models with a shared expert have"
         if self._experts_read is None:
             self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -259,7 +257,8 @@ class FlashInferBackend:
         if run is None:
             run = self._experts[block] = self._experts_of(block)
         logits = torch.empty((len(x), len(block.down)), dtype=torch.float32, device=self.device)
-        run(x, self.linear(x, block.router, logits), hidden, self._experts_read)
+        self.linear(x if routed_by is None else routed_by, block.router, logits)
+        run(x, logits, hidden, self._experts_read)
 
     def _experts_of(self, block: Experts) -> RunExperts:
         if self._kernels.experts is None:
@@ -311,12 +310,11 @@ class FlashInferBackend:
         v_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
-        """See Backend. Takes q_norm and k_norm together, or neither."""
-        assert v_norm is None, "the loader refuses models that normalise values"
+        """See Backend. Takes k_norm with q_norm only, and v_norm with both."""
         keys, values = cache.layers[layer]
         rows = plan.device
         return self._kernels.rope_append(
-            qkv, angles, rows.positions, rows.slots, keys, values, shape, q_norm, k_norm, eps, query_angles
+            qkv, angles, rows.positions, rows.slots, keys, values, shape, q_norm, k_norm, eps, query_angles, v_norm
         )
 
     def attend(
@@ -334,6 +332,8 @@ class FlashInferBackend:
         assert plan.block_size == cache.block_size, (plan.block_size, cache.block_size)
         assert out.is_contiguous(), out.stride()
         pages = cache.layers[layer]
+        if shape.reads_other:
+            shape = replace(shape, reads_other=False)  # its plan is that of the layers with keys of their own
         wrapper = plan.attention(AttentionKind(shape, q.dtype, pages[0].dtype, plan.one_row_each))
         size = (len(q), shape.num_heads, shape.head_dim)
         mixed = out.view(size)

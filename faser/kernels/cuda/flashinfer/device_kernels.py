@@ -59,6 +59,7 @@ def experts_kernels(block: Experts, gate_up: ExpertMatrices, down: ExpertMatrice
         top_k=block.top_k,
         renormalise=block.renormalise,
         activation=block.activation,
+        scales=block.scales,
     )
 
 

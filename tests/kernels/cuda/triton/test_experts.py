@@ -67,15 +67,20 @@ class Mixture:
         found: Tensor = backend.linear(x, backend.pack(self.router), torch.empty(len(x), COUNT))
         return found
 
-    def added(self, x: Tensor, *, renormalise: bool = True, activation: str = "silu") -> Tensor:
+    def added(
+        self, x: Tensor, *, renormalise: bool = True, activation: str = "silu", scales: Tensor | None = None
+    ) -> Tensor:
         hidden = torch.ones_like(x).to(DEVICE)
         experts(
             self.weights, x.to(DEVICE), self.logits(x).to(DEVICE), hidden, self.read,
             top_k=TOP, renormalise=renormalise, activation=activation,
+            scales=None if scales is None else scales.to(DEVICE),
         )  # fmt: skip
         return hidden.cpu()
 
-    def wanted(self, x: Tensor, *, renormalise: bool = True, activation: str = "silu") -> tuple[Tensor, int]:
+    def wanted(
+        self, x: Tensor, *, renormalise: bool = True, activation: str = "silu", scales: Tensor | None = None
+    ) -> tuple[Tensor, int]:
         backend, hidden = TorchBackend(), torch.ones_like(x)
         block = Experts(
             router=backend.pack(self.router),
@@ -84,6 +89,7 @@ class Mixture:
             top_k=TOP,
             renormalise=renormalise,
             activation=activation,
+            scales=scales,
         )
         backend.experts(x, block, hidden)
         return hidden, backend.experts_read
@@ -111,6 +117,17 @@ def test_a_mixture_is_that_of_one_expert_after_the_other(
     assert_close(found, wanted, rtol=NEAR[dtype], atol=4 * NEAR[dtype])
     assert not torch.equal(wanted, torch.ones_like(wanted))
     assert mixture.read.tolist() == [read]
+
+
+def test_weights_are_scaled_after_they_are_renormalised() -> None:
+    """Planted: scaled before, by the next expert's scale, not at all."""
+    mixture, scales = Mixture(torch.bfloat16), 0.2 + 0.4 * torch.arange(COUNT)
+    x = mixture.rows(5)
+    for renormalise in (True, False):
+        found = mixture.added(x, renormalise=renormalise, scales=scales)
+        wanted, _ = mixture.wanted(x, renormalise=renormalise, scales=scales)
+        assert_close(found, wanted, rtol=NEAR[torch.bfloat16], atol=4 * NEAR[torch.bfloat16])
+        assert not torch.allclose(found, mixture.added(x, renormalise=renormalise), atol=0.1)
 
 
 @pytest.mark.parametrize("dtype", NEAR)
