@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from faser.errors import EngineError
+from faser.kernels.cuda.flashinfer.device_kernels import ExpertMatrices, experts_kernels
 from faser.kernels.cuda.triton.experts import (
     ExpertWeights,
     Tiles,
@@ -70,13 +71,24 @@ class Mixture:
     def added(
         self, x: Tensor, *, renormalise: bool = True, activation: str = "silu", scales: Tensor | None = None
     ) -> Tensor:
-        hidden = torch.ones_like(x).to(DEVICE)
-        experts(
-            self.weights, x.to(DEVICE), self.logits(x).to(DEVICE), hidden, self.read,
-            top_k=TOP, renormalise=renormalise, activation=activation,
+        """As the backend calls the kernels."""
+        block = Experts(
+            router=None,
+            gate_up=self.gate_up,
+            down=self.down,
+            top_k=TOP,
+            renormalise=renormalise,
+            activation=activation,
             scales=None if scales is None else scales.to(DEVICE),
-        )  # fmt: skip
+        )
+        gate_up = self._matrices(self.gate_up, self.gate_up_biases)
+        run = experts_kernels(block, gate_up, self._matrices(self.down, self.down_biases))
+        hidden = torch.ones_like(x).to(DEVICE)
+        run(x.to(DEVICE), self.logits(x).to(DEVICE), hidden, self.read)
         return hidden.cpu()
+
+    def _matrices(self, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...]) -> ExpertMatrices:
+        return ExpertMatrices(weights=_there(weights), biases=_there(biases) if self.biased else None)
 
     def wanted(
         self, x: Tensor, *, renormalise: bool = True, activation: str = "silu", scales: Tensor | None = None
