@@ -194,8 +194,8 @@ FAMILIES = (
         to_spec=gemma4.spec,
         examples=("google/gemma-4-E2B-it", "google/gemma-4-26B-A4B-it", "google/gemma-4-31B-it"),
         gguf=("gemma4",),
-        note="On a CPU; 26B-A4B is a mixture of experts. Of checkpoints that also read images and sound "
-        "(Gemma4ForConditionalGeneration) the text half loads.",
+        note="No GPU has run it yet. 26B-A4B is a mixture of experts. Of checkpoints that also read images and "
+        "sound (Gemma4ForConditionalGeneration) the text half loads.",
     ),
     Family(
         name="Gemma 4, unified",
@@ -204,8 +204,8 @@ FAMILIES = (
         to_spec=gemma4.unified_spec,
         examples=("google/gemma-4-12B-it",),
         gguf=("gemma4",),
-        note="On a CPU; of checkpoints that also read images and sound (Gemma4UnifiedForConditionalGeneration) "
-        "the text half loads.",
+        note="No GPU has run it yet. Of checkpoints that also read images and sound "
+        "(Gemma4UnifiedForConditionalGeneration) the text half loads.",
     ),
     Family(
         name="GLM-4",
