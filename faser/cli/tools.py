@@ -23,6 +23,7 @@ from faser.errors import ConfigError
 from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, NativeLibrary, chosen_isa, find_library
 from faser.kernels.cuda.flashinfer.build import (
     ARCH,
+    HEAD_DIMS,
     MODULES,
     build_modules,
     modules_dir,
@@ -39,7 +40,8 @@ Show versions, device and backend, or compile CUDA kernels in advance.
   --build-kernels   compile FlashInfer's modules, a minute each; needs no GPU, keeps existing modules
   --arch            compute capability of the target GPU: {ARCH} is an H100 or H200
   --out             folder for the modules [the cache folder]
-  --only            some of {", ".join(MODULES)},
+  --only            some of {", ".join(MODULES[: len(HEAD_DIMS)])},
+                    {", ".join(MODULES[len(HEAD_DIMS) :])},
                     and these with endings, in this order: _window for layers with a sliding window, _capped
                     for models that cap scores, _fp8 for --kv-cache-dtype fp8; thus decode_256_window_capped"""
 

@@ -89,7 +89,6 @@ class TorchBackend:
         self.has_low_bit = True
         self.has_experts = True
         self.has_states = True
-        self.normalises_values = True
         self.experts_read = 0
         self.prefers_low_bit = False
         self._fp8 = ReferenceFp8()

@@ -9,7 +9,6 @@ from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.shard import Shard
 from faser.errors import ConfigError
-from faser.kernels.interface.backend import Backend
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
@@ -48,17 +47,14 @@ def test_layers_that_read_the_keys_of_others_cost_no_memory(model: Path) -> None
     assert (info.num_blocks, info.kv_cache_bytes) == (60, 60 * BLOCK_BYTES)
 
 
-def test_what_cannot_compute_it_is_refused_by_name(model: Path) -> None:
-    def load_on(backend: Backend, shard: Shard | None = None) -> None:
-        load_decoder(
-            model, backend, torch.float32, max_model_len=64, max_rows=8, progress=lambda *_: None, shard=shard
-        )
-
-    without = TorchBackend()
-    without.normalises_values = False
-    with pytest.raises(
-        ConfigError, match="normalises the values of attention, as Gemma 4 does; the torch backend"
-    ):
-        load_on(without)
+def test_ranks_cannot_share_it(model: Path) -> None:
     with pytest.raises(ConfigError, match="ranks cannot share it; tensor_parallel_size is 2, it must be 1"):
-        load_on(TorchBackend(), Shard(rank=0, size=2))
+        load_decoder(
+            model,
+            TorchBackend(),
+            torch.float32,
+            max_model_len=64,
+            max_rows=8,
+            progress=lambda *_: None,
+            shard=Shard(rank=0, size=2),
+        )

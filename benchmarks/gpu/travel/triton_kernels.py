@@ -56,10 +56,11 @@ SIZES |= {
     "BY_PROB": True,
     "WRITE": True,
     "FIRST": False,
-    "NORM": True,
+    "NORMED": 40,
     "ROTATE": True,
     "GIVEN": False,
     "AS_FP8": False,
+    "SCALED": False,
 }
 SIZES |= {
     "MOST": 4096,
@@ -96,7 +97,7 @@ OTHERS |= {
     | dict.fromkeys(("num_heads", "head_dim"), "i32"),
 }
 OTHERS |= {"_add_norm": {"sums": "*fp32", "weight": "*fp32"}, "_rms_norm": {"weight": "*fp32"}}
-OTHERS["_rope_append"] = {"q_weight": "*fp32", "k_weight": "*fp32"}
+OTHERS["_rope_append"] = dict.fromkeys(("q_weight", "k_weight", "v_weight"), "*fp32")
 _DELTA_NET = {
     "numbers": "*i64",
     "stride": "i32",
@@ -137,7 +138,13 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_draw": [{"GIVEN": True}],
     "_drawn_draft": [{"GIVEN": True}],
     "_chunk_draft": [{"GIVEN": True}],
-    "_rope_append": [{"AS_FP8": True}],
+    "_rope_append": [
+        {"AS_FP8": True},
+        {"NORMED": 0},
+        {"NORMED": 48, "HALF": 256},  # values too
+        {"NORMED": 32, "HALF": 256, "NUM_KV_HEADS": 0},  # queries alone
+    ],
+    "_route": [{"SCALED": True}],
     "_rms_norm": [{"BLOCK": 4096, "num_warps": 8}, {"HAS_RESIDUAL": False}],
     "_gate_rows": [{"ACTIVATION": "gelu_tanh"}, {"ACTIVATION": "swigluoai"}],
     "_add_norm": [{"HAS_SUMS": False}, {"BLOCK": 4096, "num_warps": 8}],

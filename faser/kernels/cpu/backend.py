@@ -100,7 +100,6 @@ class NativeBackend:
         self.has_low_bit = True
         self.has_experts = True
         self.has_states = True
-        self.normalises_values = True
         self._read_one_by_one = 0  # experts
         self.prefers_low_bit = True
         self.num_threads = num_threads

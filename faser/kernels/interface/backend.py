@@ -108,11 +108,6 @@ class Backend(Protocol):
         ...
 
     @property
-    def normalises_values(self) -> bool:
-        """Whether rope_append takes v_norm and layers that read another one's keys and values."""
-        ...
-
-    @property
     def experts_read(self) -> int:
         """How many experts' weights it has read so far; those of each layer and each call count by themselves.
 

@@ -153,10 +153,11 @@ class FakeRopeAppend:
         k_norm: Tensor | None,
         eps: float,
         query_angles: Tensor | None,
+        v_norm: Tensor | None,
     ) -> Tensor:
         self.calls += 1
-        rows, heads = len(qkv), shape.num_heads + 2 * shape.num_kv_heads
-        assert qkv.shape == (rows, heads * shape.head_dim), qkv.shape
+        rows, num_kv_heads = len(qkv), 0 if shape.reads_other else shape.num_kv_heads
+        assert qkv.shape == (rows, shape.qkv_size), qkv.shape
         assert qkv.stride(1) == 1
         for each in (positions, slots):
             assert each.dtype is torch.int64, each.dtype
@@ -164,12 +165,11 @@ class FakeRopeAppend:
             assert each.is_contiguous()
         for each in (keys, values):
             assert each.dtype in (qkv.dtype, FP8), (each.dtype, qkv.dtype)
-            assert each.shape[2:] == (shape.num_kv_heads, shape.head_dim), each.shape
+            assert each.shape[2:] == (num_kv_heads, shape.head_dim), each.shape
             assert each.is_contiguous()
+        norms = (q_norm, k_norm, v_norm)
         self._accelerator.launch(
-            partial(
-                _rope_append, qkv, angles, positions, slots, keys, values, shape, q_norm, k_norm, eps, query_angles
-            )
+            partial(_rope_append, qkv, angles, positions, slots, keys, values, shape, norms, eps, query_angles)
         )
         return qkv[:, : shape.num_heads * shape.head_dim]
 
@@ -182,16 +182,14 @@ def _rope_append(
     keys: Tensor,
     values: Tensor,
     shape: AttentionShape,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
+    norms: tuple[Tensor | None, ...],
     eps: float,
     query_angles: Tensor | None,
 ) -> None:
     parts = qkv.view(len(qkv), -1, shape.head_dim)
-    queries = parts[:, : shape.num_heads]
-    new_keys = parts[:, shape.num_heads : -shape.num_kv_heads]
-    new_values = parts[:, -shape.num_kv_heads :]
-    for heads, weight in ((queries, q_norm), (new_keys, k_norm)):
+    queries, others = parts[:, : shape.num_heads], parts[:, shape.num_heads :]
+    new_keys, new_values = others.chunk(2, dim=1)
+    for heads, weight in zip((queries, new_keys, new_values), norms, strict=True):
         if weight is not None:
             _normalise(heads, weight, eps)
     if angles is not None:

@@ -105,8 +105,8 @@ FAMILIES = (
         to_spec=qwen3_5.spec,
         examples=("Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B"),
         gguf=("qwen35",),
-        note="Gated delta nets; no GPU has run them. The MTP layer of a checkpoint drafts; of checkpoints that also read "
-        "images (Qwen3_5ForConditionalGeneration) the text half loads.",
+        note="Gated delta nets; no GPU has run them. The MTP layer of a checkpoint drafts; of checkpoints that "
+        "also read images (Qwen3_5ForConditionalGeneration) the text half loads.",
     ),
     Family(
         name="Qwen3.5-MoE",
@@ -115,9 +115,8 @@ FAMILIES = (
         to_spec=qwen3_5.moe_spec,
         examples=("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.6-35B-A3B"),
         gguf=("qwen35moe",),
-        note="A mixture of experts with gated delta nets; no GPU has run them. The MTP layer of a checkpoint drafts; of "
-        "checkpoints that also read images "
-        "(Qwen3_5MoeForConditionalGeneration) the text half loads.",
+        note="A mixture of experts with gated delta nets; no GPU has run them. The MTP layer of a checkpoint "
+        "drafts; of checkpoints that also read images (Qwen3_5MoeForConditionalGeneration) the text half loads.",
     ),
     Family(
         name="Qwen3-Next",
@@ -126,7 +125,8 @@ FAMILIES = (
         to_spec=qwen3_5.next_spec,
         examples=("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-Coder-Next"),
         gguf=("qwen3next",),
-        note="A mixture of experts with gated delta nets; no GPU has run them. The MTP layer of a checkpoint drafts.",
+        note="A mixture of experts with gated delta nets; no GPU has run them. The MTP layer of a checkpoint "
+        "drafts.",
     ),
     Family(
         name="SmolLM3",
@@ -194,8 +194,8 @@ FAMILIES = (
         to_spec=gemma4.spec,
         examples=("google/gemma-4-E2B-it", "google/gemma-4-26B-A4B-it", "google/gemma-4-31B-it"),
         gguf=("gemma4",),
-        note="On a CPU; 26B-A4B is a mixture of experts. Of checkpoints that also read images and sound "
-        "(Gemma4ForConditionalGeneration) the text half loads.",
+        note="No GPU has run it yet. 26B-A4B is a mixture of experts. Of checkpoints that also read images and "
+        "sound (Gemma4ForConditionalGeneration) the text half loads.",
     ),
     Family(
         name="Gemma 4, unified",
@@ -204,8 +204,8 @@ FAMILIES = (
         to_spec=gemma4.unified_spec,
         examples=("google/gemma-4-12B-it",),
         gguf=("gemma4",),
-        note="On a CPU; of checkpoints that also read images and sound (Gemma4UnifiedForConditionalGeneration) "
-        "the text half loads.",
+        note="No GPU has run it yet. Of checkpoints that also read images and sound "
+        "(Gemma4UnifiedForConditionalGeneration) the text half loads.",
     ),
     Family(
         name="GLM-4",

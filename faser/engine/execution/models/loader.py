@@ -87,8 +87,11 @@ def load_decoder(
         )
     if spec.has_states:
         _check_states(directory, backend, shard)
-    if spec.normalises_values:
-        _check_values(directory, backend, shard)
+    if spec.normalises_values and shard is not None:
+        raise ConfigError(
+            f"{directory} normalises the values of attention, as Gemma 4 does; ranks cannot share it; "
+            f"tensor_parallel_size is {shard.size}, it must be 1"
+        )
     if config.wrapper is not None:
         _log.info("%s is a %s: its text half is loaded, images are not served", directory, config.wrapper)
     form = checkpoint_form(directory, backend, dtype, quantization=quantization, source=source)
@@ -127,15 +130,6 @@ def _check_states(directory: Path, backend: Backend, shard: Shard | None) -> Non
         raise ConfigError(f"{named}; the {backend.name} backend computes none; --device cpu does")
     if shard is not None:
         raise ConfigError(f"{named}, which ranks cannot share; tensor_parallel_size is {shard.size}, it must be 1")
-
-
-def _check_values(directory: Path, backend: Backend, shard: Shard | None) -> None:
-    """Raises ConfigError where Gemma 4 cannot be computed: no other family normalises values."""
-    named = f"{directory} normalises the values of attention, as Gemma 4 does"
-    if not backend.normalises_values:
-        raise ConfigError(f"{named}; the {backend.name} backend does not; --device cpu does")
-    if shard is not None:
-        raise ConfigError(f"{named}; ranks cannot share it; tensor_parallel_size is {shard.size}, it must be 1")
 
 
 def _check_quantization(quantization: str | None, backend: Backend, path: Path) -> None:

@@ -9,7 +9,7 @@ and stores, the gate. A product adds the residual in place, so that nothing is c
 norm instead would take as many launches and read as much.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -136,7 +136,6 @@ class FlashInferBackend:
         self.has_low_bit = False
         self.has_experts = kernels.experts is not None
         self.has_states = kernels.delta_net is not None
-        self.normalises_values = False
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         self._sent_step: tuple[StateStep | None, Tensor] = (None, torch.empty(0))  # the last one, on the device
@@ -252,14 +251,13 @@ class FlashInferBackend:
 
     def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
         """See Backend. Raises ConfigError for weights in 8 bits."""
-        assert routed_by is None, "the loader refuses models whose routers see something else"
         if self._experts_read is None:
             self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
         run = self._experts.get(block)
         if run is None:
             run = self._experts[block] = self._experts_of(block)
         logits = torch.empty((len(x), block.num_logits), dtype=torch.float32, device=self.device)
-        self.linear(x, block.router, logits)
+        self.linear(x if routed_by is None else routed_by, block.router, logits)
         shared = None
         if block.shared is not None:
             shared = self._shared_expert(x, block, block.shared), logits[:, -1].contiguous()
@@ -353,12 +351,11 @@ class FlashInferBackend:
         v_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
-        """See Backend. Takes q_norm and k_norm together, or neither."""
-        assert v_norm is None, "the loader refuses models that normalise values"
+        """See Backend. Takes k_norm with q_norm only, and v_norm with both."""
         keys, values = cache.layers[layer]
         rows = plan.device
         return self._kernels.rope_append(
-            qkv, angles, rows.positions, rows.slots, keys, values, shape, q_norm, k_norm, eps, query_angles
+            qkv, angles, rows.positions, rows.slots, keys, values, shape, q_norm, k_norm, eps, query_angles, v_norm
         )
 
     def attend(
@@ -376,6 +373,8 @@ class FlashInferBackend:
         assert plan.block_size == cache.block_size, (plan.block_size, cache.block_size)
         assert out.is_contiguous(), out.stride()
         pages = cache.layers[layer]
+        if shape.reads_other:
+            shape = replace(shape, reads_other=False)  # its plan is that of the layers with keys of their own
         wrapper = plan.attention(AttentionKind(shape, q.dtype, pages[0].dtype, plan.one_row_each))
         size = (len(q), shape.num_heads, shape.head_dim)
         mixed = out.view(size)

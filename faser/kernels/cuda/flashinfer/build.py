@@ -24,7 +24,7 @@ from faser.kernels.cpu.build import find_compiler
 
 VERSION = "0.7.2.post1"  # modules of one version do not load into another, and its plans are read by their places
 ARCH = "9.0a"
-HEAD_DIMS = (64, 128, 256)
+HEAD_DIMS = (64, 128, 256, 512)
 # Attention is compiled for each head size; sliding windows, caps on scores and 8-bit keys and values each need
 # modules of their own.
 MODULES = tuple(f"{kind}_{size}" for kind in ("decode", "prefill") for size in HEAD_DIMS)

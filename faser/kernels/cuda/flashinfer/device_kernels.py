@@ -71,6 +71,7 @@ def experts_kernels(block: Experts, gate_up: ExpertMatrices, down: ExpertMatrice
             top_k=block.top_k,
             renormalise=block.renormalise,
             activation=block.activation,
+            scales=block.scales,
             shared=None if shared is None else Shared(given=shared[0], logits=shared[1]),
         )
 

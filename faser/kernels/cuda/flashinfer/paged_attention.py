@@ -32,7 +32,7 @@ _WORKSPACE_BYTES = 128 << 20  # what FlashInfer recommends for the partial resul
 # From this many query heads per KV head on, one row fills a tile of the tensor cores well enough.
 _TENSOR_CORE_GROUP = 4
 _MOST_BLOCKS_PER_PROCESSOR = 32  # of the decode kernel; the hardware limit
-_WIDEST_TILE = 128  # packed query rows; see _tile
+_MANY_ROWS = 128  # packed query rows, that fill the widest tile
 _SLACK_BYTES = 64  # for the alignment of two arrays in a workspace
 
 
@@ -216,8 +216,9 @@ def split_bytes(
     if not kind.uses_tensor_cores:
         return _partial_bytes(kind, _MOST_BLOCKS_PER_PROCESSOR * num_processors // kind.shape.num_kv_heads)
     if not rows:
-        return _partial_bytes(kind, -(-_blocks_at_once(kind, num_processors) * _WIDEST_TILE // kind.group))
-    tile = _tile((rows_each or rows - sequences + 1) * kind.group)
+        tile = _tile(_MANY_ROWS, kind.shape.head_dim)
+        return _partial_bytes(kind, -(-_blocks_at_once(kind, num_processors) * tile // kind.group))
+    tile = _tile((rows_each or rows - sequences + 1) * kind.group, kind.shape.head_dim)
     if rows_each is None:
         tiles = -(-rows * kind.group // tile) + sequences - 1
     else:
@@ -247,8 +248,13 @@ def _partial_bytes(kind: AttentionKind, rows: int) -> int:
     return rows * kind.shape.num_heads * (kind.shape.head_dim + 1) * 4 + _SLACK_BYTES
 
 
-def _tile(packed_rows: int) -> int:
-    """Query rows of one block. packed_rows: rows times query heads per KV head, of the longest sequence."""
-    if packed_rows > 64:
-        return _WIDEST_TILE
+def _tile(packed_rows: int, head_dim: int) -> int:
+    """Query rows of one block: utils.cuh, FA2DetermineCtaTileQ. The larger heads are, the fewer fit.
+
+    packed_rows: rows times query heads per KV head, of the longest sequence.
+    """
+    if head_dim >= 512:
+        return 16 if packed_rows <= 32 else 32
+    if packed_rows > 64 and head_dim < 256:
+        return 128
     return 64 if packed_rows > 16 else 16

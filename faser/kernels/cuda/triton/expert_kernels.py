@@ -12,8 +12,8 @@ _ALIGNED = tl.constexpr(8)  # elements: weights begin at multiples of 16 bytes
 
 
 @jit
-def _route(logits, num_experts, chosen, weights,
-           RENORMALISE: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _route(logits, num_experts, scales, chosen, weights, RENORMALISE: tl.constexpr, SCALED: tl.constexpr,
+           TOP: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """One row. Of equal logits the lower expert comes first. Experts differ, also where no logit is a number."""
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
@@ -34,7 +34,10 @@ def _route(logits, num_experts, chosen, weights,
     if RENORMALISE:
         total = tl.sum(weight)
     tl.store(chosen + row * TOP + place, found, mask=place < TOP)
-    tl.store(weights + row * TOP + place, weight / total, mask=place < TOP)
+    weight = weight / total
+    if SCALED:
+        weight *= tl.load(scales + found, mask=place < TOP, other=0.0)
+    tl.store(weights + row * TOP + place, weight, mask=place < TOP)
 
 
 @jit_for_any("num_pairs", "num_rows")

@@ -1,6 +1,6 @@
 """Mixtures of experts on a GPU: each row passes the networks that its router chooses, in five launches.
 
-    route      the experts of each row, and their weights
+    route      the experts of each row, and their weights, scaled
     gather     the pairs (row, place among its experts) of each expert, in the order of rows
     gate_up    gate · up of each pair; a program has some outputs of some pairs of one expert
     down       the expert's results of each pair, in float32
@@ -146,12 +146,13 @@ def experts(
     top_k: int,
     renormalise: bool,
     activation: str,
+    scales: Tensor | None = None,
     shared: Shared | None = None,
 ) -> None:
     """See Backend.experts. x, hidden: [R, H] bfloat16 or float16, each row contiguous. logits: [R, E] float32.
 
-    read: [1] int64, to which the number of experts that any row has chosen is added. shared: added last; None:
-    no expert is shared.
+    read: [1] int64, to which the number of experts that any row has chosen is added. scales: [E] float32. shared:
+    added last; None: no expert is shared.
     Raises EngineError that names the tensor that does not fit.
     """
     (rows, width), count, size = x.shape, networks.count, networks.size
@@ -162,6 +163,8 @@ def experts(
     expect("down", networks.down[0], (width, size), first.dtype, like=first)
     expect("gate_up", first, (2 * size, width), *_TYPES, like=first)
     expect("read", read, (1,), torch.int64, like=first)
+    if scales is not None:
+        expect("scales", scales, (count,), torch.float32, like=first)
     for name, bias, outputs in (("gate_up", networks.gate_up_bias, 2 * size), ("down", networks.down_bias, width)):
         if bias is not None:
             expect(f"the biases of {name}", bias, (count, outputs), first.dtype, like=first)
@@ -174,7 +177,7 @@ def experts(
     if not rows:
         return
     tiles = tiles_for(rows * top_k, count)
-    routes = route(logits, read, top_k=top_k, renormalise=renormalise)
+    routes = route(logits, read, top_k=top_k, renormalise=renormalise, scales=scales)
     inner = gate_up(networks, x, routes, activation, tiles)
     add(down(networks, inner, routes, tiles), routes, hidden, shared)
 
@@ -192,15 +195,15 @@ def most_blocks(num_pairs: int, num_experts: int, rows: int) -> int:
     return (num_pairs + min(num_pairs, num_experts) * (rows - 1)) // rows
 
 
-def route(logits: Tensor, read: Tensor, *, top_k: int, renormalise: bool) -> Routes:
+def route(logits: Tensor, read: Tensor, *, top_k: int, renormalise: bool, scales: Tensor | None = None) -> Routes:
     rows, count = logits.shape
     chosen, pairs, counts = (
         logits.new_empty(each, dtype=torch.int32) for each in ((rows, top_k), (count, rows), count)
     )
     weights = torch.empty_like(chosen, dtype=torch.float32)
     _route[(rows,)](
-        logits, count, chosen, weights, RENORMALISE=renormalise, TOP=top_k, PLACES=next_power_of_2(top_k),
-        BLOCK=next_power_of_2(count), **EXACT,
+        logits, count, logits if scales is None else scales, chosen, weights, RENORMALISE=renormalise,
+        SCALED=scales is not None, TOP=top_k, PLACES=next_power_of_2(top_k), BLOCK=next_power_of_2(count), **EXACT,
     )  # fmt: skip
     _gather_pairs[(count,)](chosen, rows * top_k, rows, pairs, counts, read, BLOCK=_PAIRS)
     return Routes(weights=weights, pairs=pairs, counts=counts)

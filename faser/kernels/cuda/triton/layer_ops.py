@@ -27,7 +27,7 @@ from faser.kernels.cuda.triton.common import (
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.shapes import AttentionShape
 
-HEAD_DIMS = (64, 128, 256)
+HEAD_DIMS = (64, 128, 256, 512)
 _BLOCK = 1024
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -108,29 +108,32 @@ def gate(gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
 
 @jit
 def _rope_append(
-    qkv, stride, angles, query_angles, positions, slots, keys, values, q_weight, k_weight, eps,
+    qkv, stride, angles, query_angles, positions, slots, keys, values, q_weight, k_weight, v_weight, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
-    NORM: tl.constexpr, ROTATE: tl.constexpr, AS_FP8: tl.constexpr,
+    NORMED: tl.constexpr, ROTATE: tl.constexpr, AS_FP8: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row. A row of slot NO_SLOT stores nothing. AS_FP8: keys and values are codes, uint8."""
+    """One head of one row. A row of slot NO_SLOT stores nothing. AS_FP8: keys and values are codes, uint8.
+
+    NORMED: how many heads of a row are normalised, the first ones. NUM_KV_HEADS: 0: the row has queries alone.
+    """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, HALF)
     place = qkv + row * stride + head * 2 * HALF + channel
     first, second = tl.load(place), tl.load(place + HALF)
     kind = first.dtype
-    if head < NUM_HEADS + NUM_KV_HEADS:
-        if NORM:
+    if NORMED:
+        weight = tl.where(head < NUM_HEADS, q_weight + channel, k_weight + channel)
+        weight = tl.where(head < NUM_HEADS + NUM_KV_HEADS, weight, v_weight + channel)
+        if head < NORMED:
             wide, other = first.to(tl.float32), second.to(tl.float32)
             mean = (tl.sum(wide * wide) + tl.sum(other * other)) / (2 * HALF)
             factor = 1.0 / tl.sqrt(mean + eps)
-            weight = tl.where(head < NUM_HEADS, tl.load(q_weight + channel), tl.load(k_weight + channel))
-            second_weight = tl.where(
-                head < NUM_HEADS, tl.load(q_weight + HALF + channel), tl.load(k_weight + HALF + channel)
-            )
-            first = ((wide * factor).to(kind).to(tl.float32) * weight.to(tl.float32)).to(kind)
-            second = ((other * factor).to(kind).to(tl.float32) * second_weight.to(tl.float32)).to(kind)
-        if ROTATE:
-            place_of_angle = tl.load(positions + row) * 2 * HALF + channel
+            factors, second_factors = tl.load(weight).to(tl.float32), tl.load(weight + HALF).to(tl.float32)
+            first = ((wide * factor).to(kind).to(tl.float32) * factors).to(kind)
+            second = ((other * factor).to(kind).to(tl.float32) * second_factors).to(kind)
+    if ROTATE:
+        place_of_angle = tl.load(positions + row) * 2 * HALF + channel
+        if head < NUM_HEADS + NUM_KV_HEADS:
             angle = tl.where(head < NUM_HEADS, query_angles + place_of_angle, angles + place_of_angle)
             cosine, sine = tl.load(angle), tl.load(angle + HALF)
             wide, other = first.to(tl.float32), second.to(tl.float32)
@@ -166,18 +169,20 @@ def rope_append(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     query_angles: Tensor | None = None,
+    v_norm: Tensor | None = None,
 ) -> Tensor:
     """Returns queries [R, Hq * D], a view of qkv; stores keys and values in the cache.
 
     qkv: [R, (Hq + 2 Hkv) * D] float32, bfloat16 or float16, each row contiguous; its queries are overwritten.
     angles, query_angles: [P, D] float32, as in Backend.rope_append; None rotates nothing. positions: [R] int64,
     below P. slots: [R] int64, distinct; NO_SLOT (flashinfer/paged_layout.py) stores nothing. keys, values:
-    [blocks, block_size, Hkv, D] of one layer, contiguous, of the dtype of qkv or float8_e4m3fn. q_norm, k_norm:
-    [D] float32, or the dtype of qkv; both or neither.
+    [blocks, block_size, Hkv, D] of one layer, contiguous, of the dtype of qkv or float8_e4m3fn. q_norm, k_norm,
+    v_norm: [D] float32, or the dtype of qkv; each but the first one needs the one before it. Hkv is 0, in rows and
+    cache, for a shape that reads another layer's keys.
 
     Raises EngineError that names the tensor that does not fit, or a head_dim outside HEAD_DIMS.
     """
-    dim, num_kv = shape.head_dim, shape.num_kv_heads
+    dim, num_kv = shape.head_dim, 0 if shape.reads_other else shape.num_kv_heads
     if dim not in HEAD_DIMS:
         raise EngineError(f"head_dim is {dim}; rope_append has kernels for {HEAD_DIMS}")
     num_heads = shape.num_heads + 2 * num_kv
@@ -193,13 +198,14 @@ def rope_append(
     if of_queries is not None:
         expect("query_angles", of_queries, (len(of_queries), dim), torch.float32, like=qkv)
         assert angles is not None, "query_angles without angles"
-    weights = (qkv, qkv)  # never read
-    if q_norm is not None or k_norm is not None:
-        assert q_norm is not None, "k_norm without q_norm"
-        assert k_norm is not None, "q_norm without k_norm"
-        expect("q_norm", q_norm, (dim,), torch.float32, qkv.dtype, like=qkv)
-        expect("k_norm", k_norm, (dim,), q_norm.dtype, like=qkv)
-        weights = (q_norm, k_norm)
+    assert k_norm is None or q_norm is not None, "k_norm without q_norm"
+    assert v_norm is None or k_norm is not None, "v_norm without k_norm"
+    weights = [each for each in (q_norm, k_norm, v_norm) if each is not None]
+    for name, each in zip(("q_norm", "k_norm", "v_norm"), weights, strict=False):
+        types = (torch.float32, qkv.dtype) if each is q_norm else (weights[0].dtype,)
+        expect(name, each, (dim,), *types, like=qkv)
+    normed = (0, shape.num_heads, shape.num_heads + num_kv, num_heads)[len(weights)]
+    weights += [weights[0] if weights else qkv] * (3 - len(weights))  # never read
     as_fp8 = keys.dtype is FP8
     if as_fp8:
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
@@ -207,7 +213,7 @@ def rope_append(
         _rope_append[(len(qkv), num_heads)](
             qkv, qkv.stride(0), qkv if angles is None else angles, qkv if of_queries is None else of_queries,
             positions, slots, keys, values, *weights, eps,
-            NUM_HEADS=shape.num_heads, NUM_KV_HEADS=num_kv, HALF=dim // 2, NORM=q_norm is not None,
+            NUM_HEADS=shape.num_heads, NUM_KV_HEADS=num_kv, HALF=dim // 2, NORMED=normed,
             ROTATE=angles is not None, AS_FP8=as_fp8, num_warps=1, **EXACT,
         )  # fmt: skip
     return qkv[:, : shape.num_heads * dim]

@@ -34,6 +34,7 @@ from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_lla
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend
+from tests.kernels.cuda.flashinfer.test_model import write_gemma4
 
 NUM_LAYERS, BLOCK_SIZE, NUM_BLOCKS, SLOTS, WIDTH = 2, 16, 24, 6, 4
 MAX_ROWS, MAX_LOGIT_ROWS, WINDOW = 48, 16, 0.05
@@ -182,9 +183,18 @@ def test_capturing_reports_its_progress(replaying: tuple[GraphRunner, list[tuple
 def test_random_steps_give_what_eager_ones_give(
     checkpoint: Path, replaying: tuple[GraphRunner, list[tuple[str, int, int]]], table: BlockTable, seed: int
 ) -> None:
+    compare(Side(checkpoint).eager(), replaying[0], table, seed)
+
+
+def test_random_steps_of_a_gemma_4_give_what_eager_ones_give(tmp_path: Path, table: BlockTable) -> None:
+    """Its tokens give to every layer, layers read keys of others, and heads have two sizes."""
+    write_gemma4(tmp_path, "as E2B")
+    compare(Side(tmp_path).eager(), Side(tmp_path).graph_runner(SIZES), table, seed=6)
+
+
+def compare(eager: Runner, replayed: GraphRunner, table: BlockTable, seed: int) -> None:
     """Some steps are too large for any graph; rejected drafts are computed again."""
     rng = random.Random(seed)
-    eager, replayed = Side(checkpoint).eager(), replaying[0]
     lengths = [0] * SLOTS
     for number in range(12):
         slots = rng.sample(range(SLOTS), rng.randint(1, SLOTS))

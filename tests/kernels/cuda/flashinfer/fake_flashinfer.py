@@ -259,7 +259,9 @@ class FakeWrapper:
         static, group = self.static, self.static.num_heads // self.static.num_kv_heads
         most, sequences = self.most_rows or 0, len(rows) - 1
         longest = (self.rows_each or most - sequences + 1) * group
-        tile = 128 if longest > 64 else 64 if longest > 16 else 16
+        tile = 128 if longest > 64 and static.head_dim < 256 else 64 if longest > 16 else 16
+        if static.head_dim == 512:
+            tile = 32 if longest > 32 else 16
         tiles = math.ceil(most * group / tile) + sequences - 1
         if self.rows_each is not None:
             tiles = sequences * math.ceil(self.rows_each * group / tile)

@@ -61,7 +61,7 @@ def stand_in(folder: Path) -> ctypes.CDLL:
 class Layout:
     """rows, pages: of every sequence. most_rows: of a captured graph; None: an eager plan.
 
-    rows_each: that every sequence of every plan has; 0: any number.
+    rows_each: that every sequence of every plan has; 0: any number. head_dim: any that a module could have.
     """
 
     rows: tuple[int, ...]
@@ -71,6 +71,7 @@ class Layout:
     most_rows: int | None = None
     window_left: int = -1
     rows_each: int = 0
+    head_dim: int = HEAD_DIM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +124,8 @@ class Planner:
             layout.num_kv_heads,
             PAGE_SIZE,
             layout.most_rows is not None,
-            HEAD_DIM,
-            HEAD_DIM,
+            layout.head_dim,
+            layout.head_dim,
             True,
             layout.window_left,
             -1,

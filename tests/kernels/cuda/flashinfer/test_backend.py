@@ -136,23 +136,21 @@ def test_steps_over_8_bit_keys_and_values_give_what_the_reference_gives(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_head_norms_come_before_the_rotation(head_dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("head_dim, num_norms", [(64, 2), (128, 2), (512, 3)])
+def test_head_norms_come_before_the_rotation(head_dim: int, num_norms: int, dtype: torch.dtype) -> None:
     backend, _, _ = fake()
     shape = attention_shape(4, 2, head_dim)
     layout = layout_of(
         [Span(sequence=0, start=0, rows=9), Span(sequence=1, start=0, rows=1)], shuffled_table(2, 1)
     )
-    weights = [torch.randn(head_dim).to(dtype) for _ in range(2)]
+    weights = [torch.randn(head_dim).to(dtype) for _ in range(num_norms)]
     qkv = torch.randn(10, qkv_width(shape)).to(dtype)
 
     def run(backend: Backend, qkv: Tensor) -> list[Tensor]:
         cache = backend.allocate_kv(kv_shape(shape, 2, qkv.dtype))
         plan = backend.plan(layout, BLOCK_SIZE)
-        q_norm, k_norm = (each.to(qkv.dtype) for each in weights)
-        queries = backend.rope_append(
-            qkv, rotary_angles(head_dim), cache, 0, shape, plan, q_norm=q_norm, k_norm=k_norm, eps=1e-3
-        )
+        norms = dict(zip(("q_norm", "k_norm", "v_norm"), (each.to(qkv.dtype) for each in weights), strict=False))
+        queries = backend.rope_append(qkv, rotary_angles(head_dim), cache, 0, shape, plan, **norms, eps=1e-3)
         assert queries.data_ptr() == qkv.data_ptr()
         out = torch.empty(10, 4 * 2 * head_dim, dtype=qkv.dtype)
         return [queries, backend.attend(queries, cache, 0, shape, plan, out)]
@@ -211,6 +209,29 @@ def test_a_step_is_planned_once_for_all_layers_of_a_kind_and_sent_once() -> None
         backend.attend(queries, cache, layer, shape, plan, torch.empty(5, 4 * 64, dtype=torch.float16))
     assert (library.calls[f"{PREFILL}.plan"], library.calls[f"{PREFILL}.run"]) == (2, 4)
     assert accelerator.uploads == 1
+
+
+def test_a_layer_that_reads_the_keys_of_another_takes_its_plan() -> None:
+    """And stores nothing. Planted: a plan of its own; the keys of the layer itself."""
+    shape = attention_shape(4, 1, 512)
+    other = replace(shape, reads_other=True)
+    layout = layout_of([Span(sequence=0, start=0, rows=5)], shuffled_table(1, 2))
+    qkv = torch.randn(5, shape.qkv_size).half()
+    queries = torch.randn(5, shape.q_size).half()
+
+    def run(backend: Backend, dtype: torch.dtype) -> Tensor:
+        size = replace(kv_shape(shape, 2, dtype), heads=((1, 512), (0, 512)))
+        cache, plan = backend.allocate_kv(size), backend.plan(layout, BLOCK_SIZE)
+        out = torch.empty(5, shape.q_size, dtype=dtype)
+        own = backend.rope_append(qkv.to(dtype), None, cache, 0, shape, plan)
+        backend.attend(own, cache, 0, shape, plan, out)
+        rotated = backend.rope_append(queries.to(dtype), None, cache, 1, other, plan)
+        found: Tensor = backend.attend(rotated, cache, 0, other, plan, out)
+        return found
+
+    backend, library, _ = fake()
+    check(run(backend, torch.float16), run(REFERENCE, torch.float32))
+    assert (library.calls[f"{PREFILL}.plan"], library.calls[f"{PREFILL}.run"]) == (1, 2)
 
 
 def test_plans_that_take_turns_do_not_mix() -> None:
@@ -337,7 +358,7 @@ def test_cores_are_refused() -> None:
 
 @pytest.mark.parametrize("head_dim", [32, 96])
 def test_a_head_size_without_kernels_is_refused(head_dim: int) -> None:
-    with pytest.raises(ConfigError, match=f"heads of 64, 128, 256, not {head_dim}"):
+    with pytest.raises(ConfigError, match=f"heads of 64, 128, 256, 512, not {head_dim}"):
         fake()[0].allocate_kv(kv_shape(attention_shape(1, 1, head_dim), 1, torch.bfloat16))
 
 

@@ -216,7 +216,7 @@ def test_modules_of_each_version_and_arch_have_a_folder(capability: tuple[int, i
 
 
 def test_windows_caps_and_8_bit_keys_need_modules_of_their_own() -> None:
-    bases = {f"{kind}_{size}" for kind in ("decode", "prefill") for size in (64, 128, 256)}
+    bases = {f"{kind}_{size}" for kind in ("decode", "prefill") for size in (64, 128, 256, 512)}
     endings = {
         "",
         "_window",

@@ -1,8 +1,8 @@
 """What is said of FlashInfer's planner, held against the planner itself. Needs no GPU, but the compiled module.
 
 Bugs these tests have been seen to catch: idle processors counted once; a workspace without the row that a tile
-only begins, without the tiles of short sequences, of tiles of another size, or without the blocks that run at
-once.
+only begins, without the tiles of short sequences, of tiles of another size (as heads of 128 have them, for heads
+of 512), or without the blocks that run at once.
 """
 
 import json
@@ -23,12 +23,13 @@ from faser.kernels.cuda.flashinfer.library import BLOCKS_PER_PROCESSOR
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, most_pieces, split_bytes
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.flashinfer import planned_wrappers
-from tests.kernels.cuda.flashinfer.planner import HEAD_DIM, MODULES, PAGE_SIZE, Layout, Plan, Planner, missing
+from tests.kernels.cuda.flashinfer.planner import MODULES, PAGE_SIZE, Layout, Plan, Planner, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
 ROOT = Path(__file__).parents[4]
 ALL, LANES = 132, (120, 96, 36, 20, 12)
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
+HEAD_DIMS = (128, 256, 512)  # of which tiles have other widths
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def kind_of(layout: Layout, *, one_row_each: bool) -> AttentionKind:
     shape = AttentionShape(
         num_heads=layout.num_heads,
         num_kv_heads=layout.num_kv_heads,
-        head_dim=HEAD_DIM,
+        head_dim=layout.head_dim,
         scale=1.0,
         window=None if layout.window_left < 0 else layout.window_left + 1,
     )
@@ -113,7 +114,7 @@ def test_nothing_that_a_graph_captures_changes_from_plan_to_plan(
         num_kv_heads, group = draw.choice([1, 2, 4, 8, 16, 32]), draw.choice(GROUPS)
         sequences = draw.choice([1, 2, 7, 33, 64, 256])
         most_rows = sequences + (0 if one_row_each else draw.choice([1, 20, sequences, 4 * sequences, 300]))
-        window_left = draw.choice([-1, 127])
+        window_left, head_dim = draw.choice([-1, 127]), draw.choice(HEAD_DIMS)
         launch_arguments = set()
         for number in range(4):
             num_rows = most_rows if one_row_each else draw.randint(sequences, most_rows)
@@ -125,6 +126,7 @@ def test_nothing_that_a_graph_captures_changes_from_plan_to_plan(
                 num_kv_heads=num_kv_heads,
                 most_rows=most_rows,
                 window_left=window_left,
+                head_dim=head_dim,
             )
             kind = kind_of(layout, one_row_each=one_row_each)
             plan = planner.plan(layout, colocated=left_out_blocks(kind, num_processors, sequences))
@@ -184,6 +186,7 @@ def test_nothing_that_a_uniform_graph_captures_changes_and_its_workspace_is_as_c
     for _ in range(30):
         num_kv_heads, group = draw.choice([1, 2, 4, 8]), draw.choice(GROUPS)
         sequences, each = draw.choice([2, 7, 33, 64, 100]), draw.choice([2, 3, 5, 6])
+        head_dim = draw.choice(HEAD_DIMS)
         launch_arguments = set()
         for _ in range(3):
             layout = Layout(
@@ -193,6 +196,7 @@ def test_nothing_that_a_uniform_graph_captures_changes_and_its_workspace_is_as_c
                 num_kv_heads=num_kv_heads,
                 most_rows=each * sequences,
                 rows_each=each,
+                head_dim=head_dim,
             )
             kind = kind_of(layout, one_row_each=False)
             plan = planner.plan(layout, colocated=left_out_blocks(kind, num_processors, sequences))
@@ -278,14 +282,17 @@ def read_by_kernel(
     return found
 
 
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("num_processors", [ALL, *LANES])
-def test_plans_of_any_size_find_room_for_what_they_split(planner: Planner, num_processors: int) -> None:
+def test_plans_of_any_size_find_room_for_what_they_split(
+    planner: Planner, num_processors: int, head_dim: int
+) -> None:
     draw, fullest = random.Random(num_processors), 0.0
     for _ in range(150):
         num_kv_heads, sequences = draw.choice([1, 2, 4, 8, 16]), draw.choice([1, 1, 2, 7, 33])
         rows, pages = drawn(draw, sequences, sequences * draw.choice([1, 4, 40, 300]))
         heads = num_kv_heads * draw.choice(GROUPS)
-        layout = Layout(rows=rows, pages=pages, num_heads=heads, num_kv_heads=num_kv_heads)
+        layout = Layout(rows=rows, pages=pages, num_heads=heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
         taken = planner.plan(layout, colocated=idle_blocks(num_processors)).bytes
         room = split_bytes(kind_of(layout, one_row_each=False), num_processors)
         assert taken <= room

@@ -17,7 +17,7 @@ from faser.errors import EngineError
 from faser.kernels.cuda.triton.delta_net import delta_net
 from faser.kernels.interface.delta_net import NUMBERS, DeltaNet, DeltaShape, StateShape, StateStep
 from faser.kernels.torch_backend import TorchBackend
-from faser.kernels.torch_delta_net import TorchStates
+from faser.kernels.torch_delta_net import LayerStates, TorchStates
 from tests.kernels.interface.delta_nets import Layer, Life, Rows, Tokens, random_net
 from tests.kernels.interface.test_delta_net import formula
 
@@ -66,7 +66,12 @@ def test_refused_drafts_leave_outputs_and_states_of_a_run_without_drafts() -> No
     shape, count = SHAPES[0], 80
     net = random_net(shape)
     lives = [
-        Life(*(Tokens.random(shape, count + 40 * i, torch.float32, 10 * slot + i) for i in (0, 1)), slot, 3)
+        Life(
+            Tokens.random(shape, count, torch.float32, 10 * slot),
+            Tokens.random(shape, count + 40, torch.float32, 10 * slot + 1),
+            slot,
+            seed=3,
+        )
         for slot in range(2)
     ]
     layer = Layer(TritonStates(), shape, net, num_slots=2, dtype=torch.float32)
@@ -91,29 +96,29 @@ def test_a_chunk_that_refused_drafts_would_complete_does_not_enter_the_state() -
     assert torch.equal(found, plain.whole(right, (30, 1))[31:])
 
 
+def layer_states(shape: DeltaShape, num_slots: int) -> LayerStates:
+    states = StateShape(layers=(shape,), num_slots=num_slots, most_drafts=3, dtype=torch.float32)
+    (found,) = filter(None, TorchStates(states, torch.device("cpu")).layers)
+    return found
+
+
 def test_padding_keeps_nothing_and_harms_nothing() -> None:
     """Of a graph with room for more rows and sequences than a step has."""
     shape, net = SHAPES[1], random_net(SHAPES[1])
     tokens = Tokens.random(shape, 20, torch.float32, 1)
-    plain, padded = (
-        TorchStates(
-            StateShape(layers=(shape,), num_slots=2, most_drafts=3, dtype=torch.float32), torch.device("cpu")
-        )
-        for _ in range(2)
-    )
+    plain, padded = (layer_states(shape, 2) for _ in range(2))
     step = torch.tensor([[1], [0], [0], [20], [16], [0]])
     wanted = torch.empty(20, shape.q_size)
-    delta_net(tokens.qkv, tokens.rates, shape, net, plain.layers[0], step, wanted)
+    delta_net(tokens.qkv, tokens.rates, shape, net, plain, step, wanted)
     numbers = torch.zeros(NUMBERS, 4, dtype=torch.int64)
     numbers[:, :1], numbers[5, 1:] = step, 1 << 40
-    more = Tokens.random(shape, 24, torch.float32, 2)
-    more.qkv[:20], more.rates[:20] = tokens.qkv, tokens.rates
+    more = tokens.then(Tokens.random(shape, 4, torch.float32, 2))
     found = torch.full((24, shape.q_size), 7.0)
-    delta_net(more.qkv, more.rates, shape, net, padded.layers[0], numbers[:, :3], found)
+    delta_net(more.qkv, more.rates, shape, net, padded, numbers[:, :3], found)
     assert torch.equal(found[:20], wanted)
     assert (found[20:] == 7).all()
     for name in ("state", "inputs", "keys", "values", "rates"):
-        one, other = (getattr(each.layers[0], name) for each in (plain, padded))
+        one, other = (getattr(each, name) for each in (plain, padded))
         assert one.abs().max() > 0
         assert torch.equal(one, other), name
 
@@ -127,14 +132,14 @@ def test_padding_keeps_nothing_and_harms_nothing() -> None:
 )
 def test_what_does_not_fit_is_named(changes: dict[str, int], message: str) -> None:
     shape = SHAPES[0]
-    fields = {name: getattr(shape, name) for name in ("num_k_heads", "num_v_heads", "k_head_dim", "v_head_dim")}
-    other = DeltaShape(**fields | changes, kernel=4)
-    states = TorchStates(
-        StateShape(layers=(shape,), num_slots=1, most_drafts=0, dtype=torch.float32), torch.device("cpu")
-    )
-    tokens = Tokens.random(shape, 2, torch.float32, 1)
-    numbers = torch.zeros(NUMBERS, 1, dtype=torch.int64)
+    tokens, numbers = Tokens.random(shape, 2, torch.float32, 1), torch.zeros(NUMBERS, 1, dtype=torch.int64)
     with pytest.raises(EngineError, match=message):
         delta_net(
-            tokens.qkv, tokens.rates, other, random_net(shape), states.layers[0], numbers, torch.empty(2, 64)
+            tokens.qkv,
+            tokens.rates,
+            replace(shape, **changes),
+            random_net(shape),
+            layer_states(shape, 1),
+            numbers,
+            torch.empty(2, 64),
         )

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from faser.errors import EngineError
+from faser.kernels.cuda.flashinfer.device_kernels import ExpertMatrices, experts_kernels
 from faser.kernels.cuda.triton.experts import (
     ExpertWeights,
     Tiles,
@@ -67,15 +68,38 @@ class Mixture:
         found: Tensor = backend.linear(x, backend.pack(self.router), torch.empty(len(x), COUNT))
         return found
 
-    def added(self, x: Tensor, *, renormalise: bool = True, activation: str = "silu") -> Tensor:
+    def added(
+        self,
+        x: Tensor,
+        *,
+        renormalise: bool = True,
+        activation: str = "silu",
+        scales: Tensor | None = None,
+        shared: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """As the backend calls the kernels. shared: what a shared expert gives, and its logits."""
+        block = Experts(
+            router=None,
+            gate_up=self.gate_up,
+            down=self.down,
+            top_k=TOP,
+            renormalise=renormalise,
+            activation=activation,
+            scales=None if scales is None else scales.to(DEVICE),
+        )
+        gate_up = self._matrices(self.gate_up, self.gate_up_biases)
+        run = experts_kernels(block, gate_up, self._matrices(self.down, self.down_biases))
         hidden = torch.ones_like(x).to(DEVICE)
-        experts(
-            self.weights, x.to(DEVICE), self.logits(x).to(DEVICE), hidden, self.read,
-            top_k=TOP, renormalise=renormalise, activation=activation,
-        )  # fmt: skip
+        beside = None if shared is None else (shared[0].to(DEVICE), shared[1].to(DEVICE))
+        run(x.to(DEVICE), self.logits(x).to(DEVICE), hidden, self.read, beside)
         return hidden.cpu()
 
-    def wanted(self, x: Tensor, *, renormalise: bool = True, activation: str = "silu") -> tuple[Tensor, int]:
+    def _matrices(self, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...]) -> ExpertMatrices:
+        return ExpertMatrices(weights=_there(weights), biases=_there(biases) if self.biased else None)
+
+    def wanted(
+        self, x: Tensor, *, renormalise: bool = True, activation: str = "silu", scales: Tensor | None = None
+    ) -> tuple[Tensor, int]:
         backend, hidden = TorchBackend(), torch.ones_like(x)
         block = Experts(
             router=backend.pack(self.router),
@@ -84,6 +108,7 @@ class Mixture:
             top_k=TOP,
             renormalise=renormalise,
             activation=activation,
+            scales=scales,
         )
         backend.experts(x, block, hidden)
         return hidden, backend.experts_read
@@ -111,6 +136,27 @@ def test_a_mixture_is_that_of_one_expert_after_the_other(
     assert_close(found, wanted, rtol=NEAR[dtype], atol=4 * NEAR[dtype])
     assert not torch.equal(wanted, torch.ones_like(wanted))
     assert mixture.read.tolist() == [read]
+
+
+def test_what_a_shared_expert_gives_is_weighed_by_its_own_logit() -> None:
+    """In float32, with the others: the sum is rounded once."""
+    mixture, random = Mixture(torch.bfloat16), torch.Generator().manual_seed(1)
+    x = mixture.rows(5)
+    given, logits = torch.randn(5, HIDDEN, generator=random), torch.randn(5, generator=random)
+    alone = mixture.added(x).float()
+    found = mixture.added(x, shared=(given, logits)).float()
+    assert_close(found, alone + logits.sigmoid()[:, None] * given, rtol=2**-6, atol=2**-6)
+
+
+def test_weights_are_scaled_after_they_are_renormalised() -> None:
+    """Planted: scaled before, by the next expert's scale, not at all."""
+    mixture, scales = Mixture(torch.bfloat16), 0.2 + 0.4 * torch.arange(COUNT)
+    x = mixture.rows(5)
+    for renormalise in (True, False):
+        found = mixture.added(x, renormalise=renormalise, scales=scales)
+        wanted, _ = mixture.wanted(x, renormalise=renormalise, scales=scales)
+        assert_close(found, wanted, rtol=NEAR[torch.bfloat16], atol=4 * NEAR[torch.bfloat16])
+        assert not torch.allclose(found, mixture.added(x, renormalise=renormalise), atol=0.1)
 
 
 @pytest.mark.parametrize("dtype", NEAR)

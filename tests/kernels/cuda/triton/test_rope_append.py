@@ -8,6 +8,8 @@ Rotation alone is the same bits in float32. RMS norms sum in another order: with
 within 2**-5: three roundings stand in a row, and the interpreter cuts off where a GPU rounds.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -38,29 +40,32 @@ def shape_of(head_dim: int, num_kv_heads: int = 2) -> AttentionShape:
     return AttentionShape(num_heads=4, num_kv_heads=num_kv_heads, head_dim=head_dim, scale=1.0)
 
 
+def stored_heads(shape: AttentionShape) -> int:
+    return 0 if shape.reads_other else shape.num_kv_heads
+
+
 def random_qkv(shape: AttentionShape, dtype: torch.dtype) -> Tensor:
-    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    return torch.randn(3, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+    return torch.randn(3, shape.qkv_size, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
 def by_backend(
     qkv: Tensor,
     shape: AttentionShape,
     angles: Tensor | None,
-    norms: tuple[Tensor, Tensor] | None,
+    norms: tuple[Tensor, ...],
     kv_dtype: torch.dtype | None = None,
     query_angles: Tensor | None = None,
 ) -> Outcome:
-    """kv_dtype: of the cache; None: that of qkv."""
+    """norms: of queries, keys, values, as far as they go. kv_dtype: of the cache; None: that of qkv."""
     backend = TorchBackend("cpu")
     kv = KvShape(
-        heads=((shape.num_kv_heads, shape.head_dim),),
+        heads=((stored_heads(shape), shape.head_dim),),
         num_blocks=7,
         block_size=BLOCK_SIZE,
         dtype=kv_dtype or qkv.dtype,
     )
     cache = backend.allocate_kv(kv)
-    q_norm, k_norm = norms or (None, None)
+    q_norm, k_norm, v_norm = (*norms, None, None, None)[:3]
     plan = backend.plan(LAYOUT, BLOCK_SIZE)
     queries = backend.rope_append(
         qkv.clone(),
@@ -72,6 +77,7 @@ def by_backend(
         query_angles=query_angles,
         q_norm=q_norm,
         k_norm=k_norm,
+        v_norm=v_norm,
         eps=EPS,
     )
     return queries, cache.keys[0], cache.values[0]
@@ -81,13 +87,13 @@ def by_kernel(
     qkv: Tensor,
     shape: AttentionShape,
     angles: Tensor | None,
-    norms: tuple[Tensor, Tensor] | None,
+    norms: tuple[Tensor, ...],
     kv_dtype: torch.dtype | None = None,
     query_angles: Tensor | None = None,
 ) -> Outcome:
-    size, dtype = (7, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim), kv_dtype or qkv.dtype
+    size, dtype = (7, BLOCK_SIZE, stored_heads(shape), shape.head_dim), kv_dtype or qkv.dtype
     keys, values = (torch.zeros(size, dtype=dtype, device=DEVICE) for _ in range(2))
-    q_norm, k_norm = (None, None) if norms is None else (each.to(DEVICE) for each in norms)
+    q_norm, k_norm, v_norm = (*(each.to(DEVICE) for each in norms), None, None, None)[:3]
     queries = rope_append(
         qkv.clone().to(DEVICE),
         None if angles is None else angles.to(DEVICE),
@@ -100,13 +106,14 @@ def by_kernel(
         k_norm,
         EPS,
         None if query_angles is None else query_angles.to(DEVICE),
+        v_norm,
     )
     return queries.cpu(), keys.cpu(), values.cpu()
 
 
 def test_queries_may_have_angles_of_their_own() -> None:
     shape, angles = shape_of(64), angles_of(64)
-    case = (random_qkv(shape, torch.float32), shape, angles, None, None, 2 * angles)
+    case = (random_qkv(shape, torch.float32), shape, angles, (), None, 2 * angles)
     found, usual = by_kernel(*case), by_kernel(*case[:-1])
     for mine, theirs in zip(found, by_backend(*case), strict=True):
         assert torch.equal(mine, theirs)
@@ -118,16 +125,16 @@ def angles_of(head_dim: int) -> Tensor:
     return rotary_angles(RopeSpec(theta=10000.0, scaling=None), head_dim=head_dim, num_positions=16)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 def test_rotated_heads_are_the_same_bits_whatever_the_group(head_dim: int, num_kv_heads: int) -> None:
     shape = shape_of(head_dim, num_kv_heads)
-    case = (random_qkv(shape, torch.float32), shape, angles_of(head_dim), None)
+    case = (random_qkv(shape, torch.float32), shape, angles_of(head_dim), ())
     for found, wanted in zip(by_kernel(*case), by_backend(*case), strict=True):
         assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rotates", [False, True])
 def test_stored_8_bit_floats_are_the_bits_of_a_saturating_cast(
@@ -136,7 +143,7 @@ def test_stored_8_bit_floats_are_the_bits_of_a_saturating_cast(
     """Oracle: torch's conversion, of what a cache of the inputs' type would get. Queries stay as they are."""
     shape = shape_of(head_dim)
     qkv = random_qkv(shape, dtype) * torch.tensor([[2.0**-7], [1.0], [200.0]], dtype=dtype)
-    case = (qkv, shape, angles_of(head_dim) if rotates else None, None)
+    case = (qkv, shape, angles_of(head_dim) if rotates else None, ())
     found = by_kernel(*case, FP8)
     queries, keys, values = by_kernel(*case)
     assert torch.equal(found[0], queries)
@@ -185,19 +192,35 @@ def test_a_cache_of_another_type_is_refused() -> None:
 
 def test_without_angles_nothing_is_rotated() -> None:
     shape = shape_of(64)
-    case = (random_qkv(shape, torch.float32), shape, None, None)
+    case = (random_qkv(shape, torch.float32), shape, None, ())
     for found, wanted in zip(by_kernel(*case), by_backend(*case), strict=True):
         assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 2**-5)])
-def test_heads_are_normalised_before_they_are_rotated(dtype: torch.dtype, tolerance: float) -> None:
-    shape = shape_of(64)
+@pytest.mark.parametrize("num_norms, head_dim", [(1, 64), (2, 64), (3, 128), (3, 512)])
+def test_heads_are_normalised_before_they_are_rotated(
+    num_norms: int, head_dim: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Queries alone, keys too, values too, which are not rotated. Planted: values left out, with keys' weight."""
+    shape = shape_of(head_dim)
     generator = torch.Generator().manual_seed(2)
-    q_norm, k_norm = ((1 + torch.randn(64, generator=generator) / 4).to(dtype) for _ in range(2))
-    case = (random_qkv(shape, dtype), shape, angles_of(64), (q_norm, k_norm))
+    norms = tuple((1 + torch.randn(head_dim, generator=generator) / 4).to(dtype) for _ in range(num_norms))
+    case = (3 * random_qkv(shape, dtype), shape, angles_of(head_dim), norms)
     for found, wanted in zip(by_kernel(*case), by_backend(*case), strict=True):
         torch.testing.assert_close(found.float(), wanted.float(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, FP8])
+def test_a_shape_that_reads_the_keys_of_others_has_queries_alone(kv_dtype: torch.dtype) -> None:
+    """There is no room in the cache for anything else."""
+    shape = replace(shape_of(512), reads_other=True)
+    norms = (1 + torch.arange(512) / 512,)
+    case = (random_qkv(shape, torch.float32), shape, angles_of(512), norms, kv_dtype)
+    found, wanted = by_kernel(*case), by_backend(*case)
+    assert found[0].shape == wanted[0].shape == (3, 4 * 512)
+    torch.testing.assert_close(found[0], wanted[0], rtol=2e-6, atol=2e-6)
+    assert not found[1].numel()
 
 
 def test_a_row_without_a_slot_stores_nothing() -> None:
@@ -214,5 +237,5 @@ def test_a_head_size_without_a_kernel_is_refused() -> None:
     shape = shape_of(80)
     keys = torch.zeros(1, BLOCK_SIZE, 2, 80, device=DEVICE)
     slots = torch.zeros(3, dtype=torch.int64, device=DEVICE)
-    with pytest.raises(EngineError, match=r"head_dim is 80; rope_append has kernels for \(64, 128, 256\)"):
+    with pytest.raises(EngineError, match=r"head_dim is 80; rope_append has kernels for \(64, 128, 256, 512\)"):
         rope_append(random_qkv(shape, torch.float32).to(DEVICE), None, slots, slots, keys, keys.clone(), shape)
