@@ -124,20 +124,20 @@ def test_padding_keeps_nothing_and_harms_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("other", "message"),
     [
-        ({"k_head_dim": 24}, "a head has 24 channels"),
-        ({"num_k_heads": 2}, "qkv has shape"),
+        (replace(SHAPES[0], k_head_dim=24), "a head has 24 channels"),
+        (replace(SHAPES[0], num_k_heads=2), "qkv has shape"),
     ],
 )
-def test_what_does_not_fit_is_named(changes: dict[str, int], message: str) -> None:
+def test_what_does_not_fit_is_named(other: DeltaShape, message: str) -> None:
     shape = SHAPES[0]
     tokens, numbers = Tokens.random(shape, 2, torch.float32, 1), torch.zeros(NUMBERS, 1, dtype=torch.int64)
     with pytest.raises(EngineError, match=message):
         delta_net(
             tokens.qkv,
             tokens.rates,
-            replace(shape, **changes),
+            other,
             random_net(shape),
             layer_states(shape, 1),
             numbers,
