@@ -3,11 +3,14 @@
 That of gpt-oss is as ggml-org's: experts in MXFP4, all other matrices in Q8_0.
 
     python -m benchmarks.models.random_gguf OUT.gguf VOCABULARY.gguf [--shape qwen2.5-1.5b] [--layers 28]
-        [--weights q8_0]
+        [--weights q8_0] [--mtp wrong]
 
 The vocabulary and its merges come from another file: llama.cpp has models/ggml-vocab-qwen2.gguf, which has no
 tensors, and ggml-vocab-qwen35.gguf; it may as well be a whole model's. What the model says means nothing; its
 start and its steps take as long as those of the real one.
+
+With --mtp the file has a layer that drafts, all wrong or all right: it is random, or the model says
+its last token again and the layer knows that. A step takes as long with either.
 """
 
 from dataclasses import dataclass, replace
@@ -17,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGUFWriter, RopeScalingType
 from gguf import GGMLQuantizationType as Kind
+from gguf.quants import quantize
 
 from benchmarks.runner import command_line
 from faser.engine.checkpoints.gguf.file import GgufFile
@@ -71,6 +75,17 @@ SHAPES = {
         delta_heads=(16, 16, 128),
         vocabulary=248_320,
     ),
+    "qwen3.5-4b": Shape(
+        architecture="qwen35",
+        hidden=2560,
+        inner=9216,
+        heads=16,
+        kv_heads=4,
+        head_dim=256,
+        layers=32,
+        delta_heads=(16, 32, 128),
+        vocabulary=248_320,
+    ),
     "qwen3.5-35b-a3b": Shape(
         architecture="qwen35moe",
         hidden=2048,
@@ -105,7 +120,7 @@ _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_STD = 0.02  # of a weight, about
+_STD, _LITTLE = 0.02, 1e-4  # of a weight, about; of one that adds next to nothing
 _COPIED = ("model", "pre", "tokens", "token_type", "merges")
 _Bytes = npt.NDArray[np.uint8]
 
@@ -117,23 +132,30 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-1.5b", help="[qwen2.5-1.5b]")
     parser.add_argument("--layers", type=int, help="fewer than the shape has, where memory is short [all]")
     parser.add_argument("--weights", choices=("q8_0",), help="of all matrices [as described above]")
+    parser.add_argument("--mtp", choices=("wrong", "right"), help="a layer that drafts, of models with delta nets")
     options = parser.parse_args()
+    if options.mtp and not SHAPES[options.shape].delta_heads:
+        parser.error(f"--mtp is of models with delta nets, which {options.shape} is none of")
     shape = SHAPES[options.shape]
     if options.weights:
         shape = replace(shape, kinds=(Kind.Q8_0, Kind.Q8_0, Kind.Q8_0, None))
-    write(options.out, GgufFile(options.vocabulary), shape, options.layers or shape.layers)
+    write(options.out, GgufFile(options.vocabulary), shape, options.layers or shape.layers, options.mtp)
     print(f"{options.out}: {options.out.stat().st_size / 1e9:.2f} GB")
 
 
-def write(out: Path, vocabulary: GgufFile, shape: Shape, num_layers: int) -> None:
-    """vocabulary: filled up with unused tokens to the model's size."""
+def write(out: Path, vocabulary: GgufFile, shape: Shape, num_layers: int, mtp: str | None = None) -> None:
+    """vocabulary: filled up with unused tokens to the model's size. mtp: wrong, right; None: no layer drafts."""
     writer = GGUFWriter(out, shape.architecture)
-    _add_keys(writer, shape, num_layers)
+    _add_keys(writer, shape, num_layers + (mtp is not None))
+    if mtp is not None:
+        writer.add_uint32(f"{shape.architecture}.nextn_predict_layers", 1)
     _add_vocabulary(writer, vocabulary, shape.vocabulary)
-    tensors = _Tensors(writer, shape)
+    tensors = _Tensors(writer, shape, repeats=mtp == "right")
     tensors.add_outer()
     for layer in range(num_layers):
-        tensors.add_layer(layer)
+        tensors.add_layer(layer, drafts=False)
+    if mtp is not None:
+        tensors.add_layer(num_layers, drafts=True)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -177,8 +199,11 @@ def _add_keys(writer: GGUFWriter, shape: Shape, num_layers: int) -> None:
 
 
 class _Tensors:
-    def __init__(self, writer: GGUFWriter, shape: Shape) -> None:
+    """repeats: layers add next to nothing to the residual stream, so that a token is followed by itself."""
+
+    def __init__(self, writer: GGUFWriter, shape: Shape, *, repeats: bool) -> None:
         self._writer, self._shape, self._rng = writer, shape, np.random.default_rng(0)
+        self._repeats = repeats
         self._is_gpt_oss = shape.architecture == "gpt-oss"
         self._of_embedding, self._usual, self._of_half, self._of_experts = shape.kinds
 
@@ -189,10 +214,12 @@ class _Tensors:
         if self._is_gpt_oss:
             self._add("output", shape.vocabulary, shape.hidden, self._of_embedding)
 
-    def add_layer(self, layer: int) -> None:
+    def add_layer(self, layer: int, *, drafts: bool) -> None:
         shape, prefix = self._shape, f"blk.{layer}."
         wide = self._of_half if layer % 2 else self._usual
-        if shape.delta_heads and (layer + 1) % _INTERVAL:
+        if drafts:
+            self._add_mtp(f"{prefix}nextn.")
+        if shape.delta_heads and (layer + 1) % _INTERVAL and not drafts:
             self._add_delta_net(prefix, *shape.delta_heads)
         else:
             self._add_attention(prefix, wide)
@@ -203,6 +230,17 @@ class _Tensors:
         second = "post_attention_norm" if self._is_gpt_oss or shape.delta_heads else "ffn_norm"
         for name in ("attn_norm", second):
             self._add_vector(f"{prefix}{name}.weight", shape.hidden, 1.0)
+
+    def _add_mtp(self, prefix: str) -> None:
+        """What makes the layer's input of a token and the state before it: that state, where drafts are right."""
+        hidden = self._shape.hidden
+        for name in ("enorm", "hnorm", "shared_head_norm"):
+            self._add_vector(f"{prefix}{name}.weight", hidden, 1.0)
+        if self._repeats:
+            of_state = np.concatenate((np.zeros((hidden, hidden)), np.eye(hidden)), 1).astype(np.float32)
+            self._writer.add_tensor(f"{prefix}eh_proj.weight", quantize(of_state, Kind.Q8_0), raw_dtype=Kind.Q8_0)
+        else:
+            self._add(f"{prefix}eh_proj", hidden, 2 * hidden, Kind.Q8_0)
 
     def _add_attention(self, prefix: str, wide: Kind) -> None:
         """Of models with delta nets, gated: a query has a gate."""
@@ -262,7 +300,8 @@ class _Tensors:
         self._add(name.format("down"), hidden, size, wide)
 
     def _add(self, name: str, columns: int, depth: int, kind: Kind) -> None:
-        blocks = random_blocks(self._rng, columns, depth, kind)
+        adds = name.endswith(("attn_output", "ssm_out", "ffn_down", "ffn_down_shexp"))
+        blocks = random_blocks(self._rng, columns, depth, kind, _LITTLE if adds and self._repeats else _STD)
         self._writer.add_tensor(f"{name}.weight", blocks, raw_dtype=kind)
 
     def _add_vector(self, name: str, size: int, value: float) -> None:
@@ -272,20 +311,20 @@ class _Tensors:
         self._writer.add_tensor(name, self._rng.standard_normal(sizes, np.float32) * np.float32(std))
 
 
-def random_blocks(rng: np.random.Generator, columns: int, depth: int, kind: Kind) -> _Bytes:
-    """[columns, bytes of a row]: random codes and scales; the block's own scale makes weights of about _STD."""
+def random_blocks(rng: np.random.Generator, columns: int, depth: int, kind: Kind, std: float = _STD) -> _Bytes:
+    """[columns, bytes of a row]: random codes and scales; the block's own scale makes weights of about std."""
     values, num_bytes = GGML_QUANT_SIZES[kind]
     count = columns * depth // values
     blocks = rng.integers(0, 256, (count, num_bytes), np.uint8)
     if kind is Kind.Q4_K:  # scale * 6 bits * code - minimum * 6 bits, centred
-        scale = _STD / (32 * 4.6)
+        scale = std / (32 * 4.6)
         blocks[:, :4] = np.array([scale, 7.5 * scale], np.float16).view(np.uint8)
     elif kind is Kind.Q6_K:  # scale * 8 signed bits * (code - 32)
-        blocks[:, -2:] = np.array([_STD / (74 * 18.5)], np.float16).view(np.uint8)
+        blocks[:, -2:] = np.array([std / (74 * 18.5)], np.float16).view(np.uint8)
     elif kind is Kind.Q8_0:  # scale * 8 signed bits
-        blocks[:, :2] = np.array([_STD / 74], np.float16).view(np.uint8)
+        blocks[:, :2] = np.array([std / 74], np.float16).view(np.uint8)
     elif kind is Kind.MXFP4:  # 2^(byte - 127) * a float of four bits
-        blocks[:, 0] = round(np.log2(_STD / 2.9)) + 127
+        blocks[:, 0] = round(np.log2(std / 2.9)) + 127
     else:
         raise ValueError(f"random blocks are of Q4_K, Q6_K, Q8_0 and MXFP4, not of {kind.name}")
     return blocks.reshape(columns, -1)

@@ -230,6 +230,13 @@ def _llamacpp(precision: str, conditions: Conditions) -> System:
     )
 
 
+def _llamacpp_mtp(precision: str, conditions: Conditions) -> System:
+    """Drafts with the layer that the file has for it, as many tokens as it does by default."""
+    plain = _llamacpp(precision, conditions)
+    arguments = (*plain.arguments, "--spec-type", "draft-mtp")
+    return replace(plain, name=f"llamacpp-mtp-{precision}", arguments=arguments)
+
+
 def _llamacpp_weights(precision: str, conditions: Conditions) -> Path:
     weights = llamacpp.weights_path(conditions.directory / "llamacpp", conditions.model, precision)
     if not weights.exists():
@@ -264,6 +271,7 @@ SYSTEMS: dict[str, Callable[[Conditions], System]] = {
     "transformers": _transformers,
     "transformers-generate": _transformers_generate,
     **{f"llamacpp-{precision}": partial(_llamacpp, precision) for precision in llamacpp.PRECISIONS},
+    **{f"llamacpp-mtp-{precision}": partial(_llamacpp_mtp, precision) for precision in llamacpp.QUANTISED},
     **{
         f"faser-{'' if drafts else 'off-'}{precision}": partial(_faser_file, precision, drafts=drafts)
         for drafts in (True, False)
