@@ -138,7 +138,8 @@ class FlashInferBackend:
         self.has_states = kernels.delta_net is not None
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
-        self._sent_step: tuple[StateStep | None, Tensor] = (None, torch.empty(0))  # the last one, on the device
+        # The last step's numbers, by its counts: the step itself would keep all states.
+        self._sent_numbers: tuple[object, Tensor] = (None, torch.empty(0))
         self.prefers_low_bit = False
         separate = SeparateBlocks(self)
         self.blocks = separate if fp8 is None else fp8.blocks(separate)
@@ -308,11 +309,12 @@ class FlashInferBackend:
         if step.sent is not None:
             numbers = step.sent
         else:
-            if self._sent_step[0] is not step:
-                host = self._accelerator.host_numbers(step.numbers.size, torch.int64)
-                host.numpy()[:] = step.numbers.ravel()
-                self._sent_step = step, self._accelerator.upload(host).view(step.numbers.shape)
-            numbers = self._sent_step[1]
+            if self._sent_numbers[0] is not step.counts:
+                found = step.numbers
+                host = self._accelerator.host_numbers(found.size, torch.int64)
+                host.numpy()[:] = found.ravel()
+                self._sent_numbers = step.counts, self._accelerator.upload(host).view(found.shape)
+            numbers = self._sent_numbers[1]
         assert self._kernels.delta_net is not None, "the loader refuses models with states then"
         self._kernels.delta_net(qkv, rates, shape, net, step.states.layers[layer], numbers, out)
 

@@ -28,6 +28,7 @@ from tests.engine.execution.runner.test_graph_runner import (
     WIDTH,
     Side,
     write_heads_of_64,
+    write_recurrent,
 )
 
 SLOTS, NUM_TOKENS = 4, 14
@@ -39,13 +40,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_heads_of_64(tmp_path_factory.mktemp("heads-of-64"))
 
 
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with gated delta nets."""
+    return write_recurrent(tmp_path_factory.mktemp("recurrent"))
+
+
 def engine_over(side: Side, runner: Runner, *, schedules_async: bool) -> Engine:
     sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), side.backend.sampling_kernels)
     executor = ModelExecutor(
         runner, sampler, BlockTable(SLOTS, WIDTH), max_logit_rows=MAX_LOGIT_ROWS, samples_in_runner=schedules_async
     )
     scheduler = Scheduler(
-        kv=KvManager(NUM_BLOCKS, BLOCK_SIZE),
+        kv=KvManager(NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=not side.decoder.spec.has_states),
         max_num_seqs=SLOTS,
         max_num_batched_tokens=MAX_ROWS,
         max_model_len=BLOCK_SIZE * WIDTH,
@@ -82,7 +89,11 @@ def answers(engine: Engine, count: int = 9, num_tokens: int = NUM_TOKENS) -> dic
     return said
 
 
-def test_answers_are_those_of_an_engine_that_calls_kernel_after_kernel(checkpoint: Path) -> None:
+@pytest.mark.parametrize("model", ["checkpoint", "recurrent"])
+def test_answers_are_those_of_an_engine_that_calls_kernel_after_kernel(
+    model: str, request: pytest.FixtureRequest
+) -> None:
+    checkpoint: Path = request.getfixturevalue(model)
     eager, replayed = Side(checkpoint), Side(checkpoint)
     wanted = answers(engine_over(eager, eager.eager(), schedules_async=False))
 

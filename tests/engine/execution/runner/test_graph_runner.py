@@ -61,6 +61,21 @@ def write_heads_of_64(directory: Path, *, noise: float = 0.0) -> Path:
     return directory
 
 
+def write_recurrent(directory: Path) -> Path:
+    """Gated delta nets, and attention in every fourth layer."""
+    fields = {
+        "vocab_size": VOCAB_SIZE,
+        "head_dim": 64,
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    }
+    write_family_model(directory, "qwen3_5_text", fields)
+    return directory
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_heads_of_64(tmp_path_factory.mktemp("heads-of-64"))
@@ -235,16 +250,7 @@ def test_sequences_with_recurrent_states_go_on_behind_what_was_accepted(tmp_path
     Sequences begin, end and begin anew in their slots. Planted: numbers of the step before; a padding sequence
     that has the last one's rows; drafts that count as known.
     """
-    fields = {
-        "vocab_size": VOCAB_SIZE,
-        "head_dim": 64,
-        "num_hidden_layers": 4,
-        "linear_num_key_heads": 1,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    }
-    write_family_model(tmp_path, "qwen3_5_text", fields)
+    write_recurrent(tmp_path)
     rng, eager, replayed = random.Random(5), Side(tmp_path).eager(), Side(tmp_path).graph_runner(SIZES)
     known = [0] * SLOTS
     num_replayed = 0
