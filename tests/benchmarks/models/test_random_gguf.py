@@ -13,6 +13,8 @@ from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.engine.text.tokenizer import load_tokenizer
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 from tests.engine.execution.models.paged import load, prompt
+from tests.engine.losslessness.equality import answers
+from tests.engine.test_mtp_engine import asked, built, fixed, outcome
 
 VOCABULARY = 600
 
@@ -65,3 +67,16 @@ def test_a_file_is_the_model_that_its_shape_describes(name: str, weights: Kind |
     assert torch.isfinite(logits).all()
     assert logits.std() > 0.01
     assert load_tokenizer(path).vocab_size == VOCABULARY
+
+
+@pytest.mark.parametrize("mtp", ["right", "wrong"])
+def test_drafts_of_its_mtp_layer_are_all_accepted_or_all_refused(mtp: str, tmp_path: Path) -> None:
+    """But for a chance of one in the vocabulary. Planted: layers that add to the residual stream as usual."""
+    write_gguf(tmp_path / "vocabulary.gguf", tokenizer="gpt2")
+    path = tmp_path / "m.gguf"
+    write(path, GgufFile(tmp_path / "vocabulary.gguf"), small(SHAPES["qwen3.5-0.8b"]), 4, mtp)
+    engine = built(path, fixed()).engine
+    answers(engine, asked())
+    verified, accepted = outcome(engine)
+    assert verified > 50
+    assert accepted == verified if mtp == "right" else accepted < 0.05 * verified
