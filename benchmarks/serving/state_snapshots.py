@@ -14,8 +14,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -37,7 +38,7 @@ def main() -> None:
         frozen_servers({arm: (*flags, *more) for arm, more in ARMS.items()}, Path(folder), 1) as servers,
     ):
 
-        def run(_setting: Json, arm: str, number: int) -> Json:
+        def run(_setting: Mapping[str, Any], arm: str, number: int) -> Json:
             with servers[arm].awake():
                 return asked(servers[arm], documents, options.questions, salt=f"{number}-{arm}")
 
@@ -70,7 +71,8 @@ def ask(client: httpx.Client, text: str, salt: str) -> Json:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    began_s, ttft_s, usage = time.perf_counter(), None, {}
+    began_s, ttft_s = time.perf_counter(), None
+    usage: Json = {}
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         response.raise_for_status()
         for line in response.iter_lines():
@@ -85,7 +87,7 @@ def ask(client: httpx.Client, text: str, salt: str) -> Json:
     return {"ttft_s": ttft_s, "prompt_tokens": usage["prompt_tokens"], "cached_tokens": cached}
 
 
-def summary(runs: dict[str, list[Json]]) -> Json:
+def summary(runs: Mapping[str, list[Json]]) -> Json:
     """Medians over documents and rounds, and the ratio of the arms for later questions."""
     found: dict[str, Json] = {
         arm: {
@@ -111,7 +113,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--flags", nargs="*", default=[], help="more flags of faser serve")
     made.add_argument(
-        "--prompts", type=Path, default=os.environ.get(PROMPTS_VARIABLE), help=f"[${PROMPTS_VARIABLE}]"
+        "--prompts",
+        type=Path,
+        default=os.environ.get(PROMPTS_VARIABLE),
+        required=PROMPTS_VARIABLE not in os.environ,
+        help=f"[${PROMPTS_VARIABLE}]",
     )
     return made
 
