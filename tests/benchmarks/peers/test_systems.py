@@ -41,8 +41,9 @@ def test_every_system_serves_the_same_model_on_the_loopback_address(tmp_path: Pa
     assert command[0] == str(system.program)
     assert command[-4:] == ("--host", "127.0.0.1", "--port", "18123")
     if name.startswith("llamacpp"):
-        precision = name.removeprefix("llamacpp-")
+        precision = name.removeprefix("llamacpp-").removeprefix("mtp-")
         assert f"--model {tmp_path}/llamacpp/small-{precision}.gguf" in " ".join(command)
+        assert ("--spec-type draft-mtp" in " ".join(command)) == name.startswith("llamacpp-mtp-")
     elif name.startswith("faser-") and name != "faser-off":
         precision = name.removeprefix("faser-").removeprefix("off-")
         assert f"serve {tmp_path}/llamacpp/small-{precision}.gguf" in " ".join(command)

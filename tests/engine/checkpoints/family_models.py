@@ -37,15 +37,10 @@ def write_family_model(directory: Path, model_type: str, fields: dict[str, Any])
 
 @torch.no_grad()
 def shake_norms(model: torch.nn.Module) -> None:
-    """Norms, scales, biases, made as ones and zeros, would hide mistakes; so would gates that no clamp reaches.
-
-    And recurrent states that fade within a token.
-    """
+    """Norms, scales, biases, made as ones and zeros, would hide mistakes; so would gates that no clamp reaches."""
     for name, parameter in model.named_parameters():
         if name.endswith(("gate_up_proj_bias", "sinks")):
             parameter.add_(3 * torch.randn_like(parameter))
-        elif name.endswith("A_log"):
-            parameter.sub_(4.0)
         elif "norm" in name or name.endswith(("bias", "router.scale", "per_expert_scale")):
             parameter.add_(0.3 * torch.randn_like(parameter))
     for name, buffer in model.named_buffers():
