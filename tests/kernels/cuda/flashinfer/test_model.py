@@ -122,7 +122,7 @@ def test_a_mixture_says_what_it_says_on_the_reference_backend(mixture: Path) -> 
 def test_delta_nets_and_a_shared_expert_say_what_they_say_on_the_reference_backend(
     kind: str, tmp_path: Path
 ) -> None:
-    """Planted: no shared expert, its logit as one of the others, states of the layer before."""
+    """Planted: no shared expert, another one's logit for it, states of the layer before, numbers sent but once."""
     fields = {"vocab_size": VOCAB_SIZE, "head_dim": 64, "num_hidden_layers": 4, "linear_num_value_heads": 4}
     fields |= {"linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 32}
     if kind == "qwen3_5_moe_text":

@@ -1,8 +1,8 @@
 """Delta nets of the GPU against the formula in float64, in Triton's interpreter, which rounds no factor.
 
 Planted bugs that these tests have caught: a chunk that drafts complete enters the state; rows that are kept are
-read one position off; a row's own decay left out of its sum; inputs of the convolution read from the step's rows
-of another sequence; changes that are not solved for; padding that has a sequence.
+read one position off; the last row's decay left out of a chunk's; inputs of earlier steps left out of the
+convolution; changes that are not solved for; padding rows that belong to a sequence.
 """
 
 from collections.abc import Sequence
