@@ -76,7 +76,7 @@ SIZES |= {
 }
 SIZES |= {"KERNEL": 4, "K_HEADS": 16, "K_DIM": 128, "V_HEADS": 32, "V_DIM": 128, "TILED": False}
 SIZES |= {"NUM_INPUTS": 26, "NUM_KEPT": 23, "SEQUENCES": 64, "BLOCK_K": 128, "BLOCK_V": 32}
-SIZES |= {"RENORMALISE": True, "TOP": 8, "PLACES": 8, "EXPERTS": 128}
+SIZES |= {"SHARES": False, "RENORMALISE": True, "TOP": 8, "PLACES": 8, "EXPERTS": 128}
 OTHERS = {name: {"sums": "*fp32"} for name in ("_scale", "_gate")}
 _PAIRS = {
     "pairs": "*i32",
@@ -92,7 +92,7 @@ OTHERS |= {
     "_gather_pairs": {"chosen": "*i32", "pairs": "*i32", "read": "*i64", "num_pairs": "i32"},
     "_gate_up": _PAIRS,
     "_down": _PAIRS | {"given": "*fp32"},
-    "_add": {"given": "*fp32", "weights": "*fp32"},
+    "_add": dict.fromkeys(("given", "weights", "shared", "shared_logits"), "*fp32"),
     "_scale_by_sinks": {"mixed": "*bf16", "log2_sums": "*fp32", "sinks": "*fp32"}
     | dict.fromkeys(("num_heads", "head_dim"), "i32"),
 }
@@ -130,6 +130,7 @@ _PIPELINED = {
     "_down": ("width", "size"),
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "_add": [{"SHARES": True}],
     "_chunks": [{"TILED": True}],
     "_digit_sums": [{"BY_PROB": by_prob, "FIRST": first} for by_prob in (True, False) for first in (True, False)],
     "_gather": [{"BY_PROB": False}],

@@ -5,6 +5,7 @@ Importing this module does not import Triton; triton_kernels does.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -57,25 +58,16 @@ class DeviceKernels:
 
 def experts_kernels(block: Experts, gate_up: ExpertMatrices, down: ExpertMatrices) -> RunExperts:
     """Those of triton/experts.py. Raises EngineError for matrices that are not alike."""
-    from faser.kernels.cuda.triton.experts import ExpertWeights, Shared, experts
+    from faser.kernels.cuda.triton.experts import ExpertWeights, experts
 
-    weights = ExpertWeights.of(gate_up.weights, down.weights, gate_up.biases, down.biases)
-
-    def run(x: Tensor, logits: Tensor, hidden: Tensor, read: Tensor, shared: tuple[Tensor, Tensor] | None) -> None:
-        experts(
-            weights,
-            x,
-            logits,
-            hidden,
-            read,
-            top_k=block.top_k,
-            renormalise=block.renormalise,
-            activation=block.activation,
-            scales=block.scales,
-            shared=None if shared is None else Shared(given=shared[0], logits=shared[1]),
-        )
-
-    return run
+    return partial(
+        experts,
+        ExpertWeights.of(gate_up.weights, down.weights, gate_up.biases, down.biases),
+        top_k=block.top_k,
+        renormalise=block.renormalise,
+        activation=block.activation,
+        scales=block.scales,
+    )
 
 
 def triton_kernels(device: torch.device) -> DeviceKernels:

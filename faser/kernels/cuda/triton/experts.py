@@ -21,6 +21,8 @@ from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import ACTIVATIONS, EXACT, expect, expect_lines, next_power_of_2
 from faser.kernels.cuda.triton.expert_kernels import _add, _down, _gate_up, _gather_pairs, _route
 
+# Of an expert that every row passes: what it gives, [R, H] float32, and logits, [R] float32, whose σ weigh that.
+SharedOutput = tuple[Tensor, Tensor]
 _TYPES = (torch.bfloat16, torch.float16)
 _MOST_EXPERTS = 4096  # whose logits one program keeps in registers
 _PAIRS, _COLUMNS = 512, 1024  # of a piece of work without products
@@ -51,14 +53,6 @@ _TILES = (
     (math.inf, Tiles(rows=128, outputs=64, depth=64, weights_first=True)),
 )
 ALL_TILES = tuple(tiles for _, tiles in _TILES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """given: by an expert that every row passes, [R, H] float32. logits: [R] float32, whose σ weigh that."""
-
-    given: Tensor
-    logits: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,17 +136,17 @@ def experts(
     logits: Tensor,
     hidden: Tensor,
     read: Tensor,
+    shared: SharedOutput | None = None,
     *,
     top_k: int,
     renormalise: bool,
     activation: str,
     scales: Tensor | None = None,
-    shared: Shared | None = None,
 ) -> None:
     """See Backend.experts. x, hidden: [R, H] bfloat16 or float16, each row contiguous. logits: [R, E] float32.
 
-    read: [1] int64, to which the number of experts that any row has chosen is added. scales: [E] float32. shared:
-    added last; None: no expert is shared.
+    read: [1] int64, to which the number of experts that any row has chosen is added. shared: added
+    last; None: no expert is shared. scales: [E] float32.
     Raises EngineError that names the tensor that does not fit.
     """
     (rows, width), count, size = x.shape, networks.count, networks.size
@@ -169,8 +163,9 @@ def experts(
         if bias is not None:
             expect(f"the biases of {name}", bias, (count, outputs), first.dtype, like=first)
     if shared is not None:
-        expect("what the shared expert gives", shared.given, (rows, width), torch.float32, like=first)
-        expect("logits of the shared expert", shared.logits, (rows,), torch.float32, like=first)
+        given, shared_logits = shared
+        expect("what the shared expert gives", given, (rows, width), torch.float32, like=first)
+        expect("logits of the shared expert", shared_logits, (rows,), torch.float32, like=first)
     assert activation in ACTIVATIONS, activation
     if not 0 < top_k <= count <= _MOST_EXPERTS:
         raise EngineError(f"a row passes {top_k} of {count} experts; the kernel takes 1 to {_MOST_EXPERTS}")
@@ -254,10 +249,10 @@ def _options(rows: Tensor, networks: ExpertWeights, tiles: Tiles) -> dict[str, i
     }
 
 
-def add(given: Tensor, routes: Routes, hidden: Tensor, shared: Shared | None = None) -> None:
+def add(given: Tensor, routes: Routes, hidden: Tensor, shared: SharedOutput | None = None) -> None:
     """To each row of hidden the weighed sum of its pairs, and what the shared expert gives."""
     (rows, top_k), width = routes.weights.shape, given.shape[1]
-    beside = (given, given) if shared is None else (shared.given, shared.logits)  # without one never read
+    beside = shared or (given, given)  # without one never read
     _add[(rows, -(-width // _COLUMNS))](
         given, routes.weights, *beside, hidden, hidden.stride(0), width, TOP=top_k, SHARES=shared is not None,
         BLOCK=_COLUMNS, **EXACT,

@@ -202,16 +202,16 @@ def test_capturing_reports_its_progress(replaying: tuple[GraphRunner, list[tuple
 def test_random_steps_give_what_eager_ones_give(
     checkpoint: Path, replaying: tuple[GraphRunner, list[tuple[str, int, int]]], table: BlockTable, seed: int
 ) -> None:
-    compare(Side(checkpoint).eager(), replaying[0], table, seed)
+    assert_replays_are_eager_steps(Side(checkpoint).eager(), replaying[0], table, seed)
 
 
 def test_random_steps_of_a_gemma_4_give_what_eager_ones_give(tmp_path: Path, table: BlockTable) -> None:
     """Its tokens give to every layer, layers read keys of others, and heads have two sizes."""
     write_gemma4(tmp_path, "as E2B")
-    compare(Side(tmp_path).eager(), Side(tmp_path).graph_runner(SIZES), table, seed=6)
+    assert_replays_are_eager_steps(Side(tmp_path).eager(), Side(tmp_path).graph_runner(SIZES), table, seed=6)
 
 
-def compare(eager: Runner, replayed: GraphRunner, table: BlockTable, seed: int) -> None:
+def assert_replays_are_eager_steps(eager: Runner, replayed: GraphRunner, table: BlockTable, seed: int) -> None:
     """Some steps are too large for any graph; rejected drafts are computed again."""
     rng = random.Random(seed)
     lengths = [0] * SLOTS
