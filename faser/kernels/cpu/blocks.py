@@ -130,6 +130,7 @@ class NativeBlocks:
             assert each.shape[0] == plan.num_rows, (each.shape, plan.num_rows)
             assert each.dtype is hidden.dtype, (each.dtype, hidden.dtype)
         assert cache.shape.dtype in (hidden.dtype, torch.int8), (hidden.dtype, cache.shape.dtype)
+        assert state_step is not None or buffers.rates is None, "a model with delta nets has states"
         self._layers_call(
             self._pools.address,
             address,
