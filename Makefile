@@ -13,7 +13,7 @@ CLIENTS := .clients
 WHEEL := .wheel
 WHEEL_READY := $(WHEEL)/.ready
 CLIENTS_READY := $(CLIENTS)/.ready
-SOURCES := faser tests benchmarks deploy
+SOURCES := faser tests benchmarks deploy examples
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve check test page-tests clients flashinfer deploy-tools ray wheel try-wheel format docs clean

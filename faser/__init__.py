@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from faser.offline import LLM
-    from faser.types import SamplingParams
+    from faser.sampling_params import SamplingParams
 
 __all__ = ["LLM", "SamplingParams"]
 __version__ = "0.1.0"
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> object:
 
         return LLM
     if name == "SamplingParams":
-        from faser.types import SamplingParams
+        from faser.sampling_params import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module 'faser' has no attribute {name!r}")

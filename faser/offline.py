@@ -1,27 +1,32 @@
 """LLM, the offline API: `LLM(model).generate(prompts, SamplingParams(...))`, without a server.
 
+Names and results are those of vLLM's LLM, so that a script written for it runs after a change of the import.
 The engine runs in a thread of this process; the same AsyncEngine serves HTTP.
 """
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
+from rich.console import Console
 from rich.progress import Progress
 
-from faser.api.requests.chat_template import ChatTemplate
-from faser.config.engine import EngineConfig
+from faser.api.requests.chat_renderer import ChatRenderer
 from faser.config.environment import cache_dir
+from faser.config.server import ServerConfig
+from faser.config.sources import engine_options
 from faser.engine.checkpoints.source import resolve
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
-from faser.errors import ConfigError, RequestError
+from faser.errors import RequestError
+from faser.sampling_params import SamplingParams
 from faser.types import (
     DEFAULT_CLASS,
     FinishReason,
@@ -29,63 +34,85 @@ from faser.types import (
     OutputDelta,
     PositionLogprobs,
     Request,
-    SamplingParams,
     SpeculationSummary,
 )
+from faser.types import SamplingParams as EngineSamplingParams
 
 _log = logging.getLogger("faser")
 
 _T = TypeVar("_T")
 
-Prompt = str | Sequence[int]
-Message = dict[str, Any]
+Sampling = SamplingParams | EngineSamplingParams
+Prompt = Any  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprob:
+    """Log probability of one token, before temperature. rank: 1 is the most likely; None: not known."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
 
 
 @dataclass(slots=True, kw_only=True)
-class Sample:
-    """One answer. logprobs: one entry per token, if requested. speculation: None without a drafter."""
+class CompletionOutput:
+    """One answer to a prompt. logprobs: of each token, by token id. speculation: None without drafts."""
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     speculation: SpeculationSummary | None = None
 
-    def _add(self, delta: OutputDelta) -> None:
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def _add(self, delta: OutputDelta, tokenizer: Tokenizer) -> None:
         self.text += delta.text
         self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs or ()
+        if delta.logprobs:
+            self.logprobs = (self.logprobs or []) + [_by_token(each, tokenizer) for each in delta.logprobs]
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + sum(
+                each.logprob for each in delta.logprobs
+            )
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
         self.speculation = delta.speculation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """The result for one prompt: SamplingParams.n samples."""
+class RequestOutput:
+    """The answers to one prompt, SamplingParams.n of them. prompt: None where token ids were given."""
 
-    prompt_token_ids: tuple[int, ...]
-    samples: tuple[Sample, ...]
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
     num_cached_tokens: int
-    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    finished: bool = True
 
     @property
     def text(self) -> str:
-        """Text of the first sample."""
-        return self.samples[0].text
+        """Text of the first answer."""
+        return self.outputs[0].text
 
 
 class LLM:
-    """A loaded model. model: a directory, a GGUF file, a hub id, or None for the embedded model.
+    """A loaded model. model: a directory, a GGUF file, a hub id, or None for the default model.
 
-    options: fields of EngineConfig. speculative_config is a dict with vLLM's keys; speculative_policy="off"
-    disables speculation. Close it, or use it in a `with`, to free the model.
+    options: the flags of `faser serve` that concern the engine, vLLM's among them, with dashes as underscores.
+    speculative_config is a dict with vLLM's keys; speculative_policy="off" disables speculation. Close it, or use
+    it in a `with`, to free the model.
     Raises ConfigError if the model cannot be served.
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self._config = EngineConfig(model=model, **options)
+        self._config = engine_options({"model": model, **options})
         self._speculation = self._config.speculation
         self._warn()
         self._loop = asyncio.new_event_loop()
@@ -93,9 +120,9 @@ class LLM:
         self._thread.start()
         self._closed = False
         try:
-            directory = resolve(model, cache_dir(), revision=self._config.revision, progress=_no_progress)
-            self.tokenizer: Tokenizer = load_tokenizer(Path(self._config.tokenizer or directory))
-            self._engine = AsyncEngine(self._config, directory, self.tokenizer, transport="thread")
+            self._directory = resolve(model, cache_dir(), revision=self._config.revision, progress=_no_progress)
+            self.tokenizer: Tokenizer = load_tokenizer(Path(self._config.tokenizer or self._directory))
+            self._engine = AsyncEngine(self._config, self._directory, self.tokenizer, transport="thread")
             self._await(self._engine.start())
             self.info: ModelInfo = self._await(self._engine.wait_ready())
         except BaseException:
@@ -105,48 +132,73 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
-        progress: bool = False,
-    ) -> list[Generation]:
+        use_tqdm: bool = True,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
         """Answer all prompts as one batch; results have the order of the prompts.
 
-        sampling: one for all, or one per prompt. progress: show a progress bar.
+        sampling_params: one for all, or one per prompt; None: the model's own defaults. use_tqdm: show a progress
+        bar on a terminal. priority: of each prompt; lower ones run first.
         Raises RequestError if a prompt or its parameters cannot be served.
         """
-        batch = _as_batch(prompts)
-        each = (
-            [sampling or SamplingParams()] * len(batch) if not isinstance(sampling, Sequence) else list(sampling)
+        if lora_request is not None:
+            raise RequestError("`lora_request` is not supported: FASER has no adapters", param="lora_request")
+        batch = [self._read(each) for each in _as_batch(prompts)]
+        return self._await(
+            self._generate_all(batch, self._sampling(sampling_params, len(batch)), priority, use_tqdm)
         )
-        if len(each) != len(batch):
-            raise RequestError(
-                f"{len(each)} sampling parameters for {len(batch)} prompts; give one, or one per prompt"
-            )
-        token_ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]
-        return self._await(self._generate_all(token_ids, each, progress))
 
     def chat(
         self,
-        conversations: Sequence[Sequence[Message]],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
-        progress: bool = False,
-    ) -> list[Generation]:
-        """Answer conversations, lists of {"role", "content"} messages, with the model's chat template."""
-        source = self.tokenizer.chat_template
-        if not isinstance(source, str):
-            raise ConfigError("this model has no chat template; use generate()")
-        template = ChatTemplate(source, bos_token=self.tokenizer.bos_token, eos_token=self.tokenizer.eos_token)
-        prompts = [
-            self.tokenizer.encode(
-                template.render(
-                    list(messages), add_generation_prompt=True, continue_final_message=False, extra={}
-                ),
-                add_special_tokens=False,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several, with the model's chat template or another one.
+
+        messages: {"role", "content"} dicts, or lists of them. tools: functions that the template describes to the
+        model; calls are in the text. The other arguments are those of the route for chats, and of `generate`.
+        """
+        renderer = ChatRenderer(self.tokenizer, chat_template)
+        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        texts = [
+            renderer.render(
+                [dict(each) for each in conversation],
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=chat_template_kwargs,
+                template_fields={},
+                tools=tools or (),
             )
-            for messages in conversations
+            for conversation in conversations
         ]
-        return self.generate(prompts, sampling, progress=progress)
+        batch = [(text, self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        return self._await(self._generate_all(batch, self._sampling(sampling_params, len(batch)), None, use_tqdm))
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer: `encode(text)` gives token ids, `decode(ids)` text."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of a request that names none: those of the model's generation_config.json."""
+        from faser.cli.application import sampling_defaults  # imports the parts of a server
+
+        return SamplingParams(**sampling_defaults(self._directory, ServerConfig()))
+
+    def encode(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse vLLM's pooling API by name."""
+        raise RequestError(
+            "LLM.encode is not supported: FASER has no pooling models; get_tokenizer().encode tokenises"
+        )
 
     def close(self) -> None:
         """Free the model. Idempotent."""
@@ -174,39 +226,82 @@ class LLM:
     def _await(self, work: Coroutine[Any, Any, _T]) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """The text, if there is one, and its token ids."""
+        if isinstance(prompt, Mapping):
+            if unknown := sorted(set(prompt) - {"prompt", "prompt_token_ids"}):
+                raise RequestError(
+                    f"the prompt has the key {unknown[0]!r}; FASER reads prompt and prompt_token_ids"
+                )
+            if not prompt:
+                raise RequestError("the prompt is an empty dict; it needs the key prompt or prompt_token_ids")
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            return text, self.tokenizer.encode(text or "") if ids is None else list(ids)
+        return (prompt, self.tokenizer.encode(prompt)) if isinstance(prompt, str) else (None, list(prompt))
+
+    def _sampling(
+        self, given: Sampling | Sequence[Sampling] | None, num_prompts: int
+    ) -> list[EngineSamplingParams]:
+        """The engine's parameters of each prompt."""
+        each = (
+            list(given)
+            if isinstance(given, Sequence)
+            else [given or self.get_default_sampling_params()] * num_prompts
+        )
+        if len(each) != num_prompts:
+            raise RequestError(
+                f"{len(each)} sampling parameters for {num_prompts} prompts; give one, or one per prompt"
+            )
+        limit = self._config.max_logprobs
+        return [
+            params.resolve(self.tokenizer, max_logprobs=limit) if isinstance(params, SamplingParams) else params
+            for params in each
+        ]
+
     async def _generate_all(
-        self, prompts: list[list[int]], sampling: list[SamplingParams], progress: bool
-    ) -> list[Generation]:
-        with Progress(disable=not progress) as bar:
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        sampling: list[EngineSamplingParams],
+        priority: Sequence[int] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        priorities = [0] * len(prompts) if priority is None else priority
+        if len(priorities) != len(prompts):
+            raise RequestError(f"{len(priorities)} priorities for {len(prompts)} prompts; give one per prompt")
+        with Progress(console=Console(stderr=True), disable=not (use_tqdm and sys.stderr.isatty())) as bar:
             task = bar.add_task("prompts", total=len(prompts))
             room = self._config.max_num_seqs + self._config.max_num_queued_reqs
             free, turn = asyncio.Semaphore(room), asyncio.Lock()
 
-            async def answer(prompt: list[int], params: SamplingParams) -> Generation:
+            async def answer(
+                prompt: tuple[str | None, list[int]], params: EngineSamplingParams, level: int
+            ) -> RequestOutput:
                 num_samples = min(params.n, room)  # more are refused by the engine
                 async with turn:
                     for _ in range(num_samples):
                         await free.acquire()
                 try:
-                    generation = await self._generate(prompt, params)
+                    answered = await self._generate(*prompt, params, level)
                 finally:
                     for _ in range(num_samples):
                         free.release()
                 bar.advance(task)
-                return generation
+                return answered
 
-            work = [answer(prompt, params) for prompt, params in zip(prompts, sampling, strict=True)]
-            return list(await asyncio.gather(*work))
+            return list(await asyncio.gather(*map(answer, prompts, sampling, priorities)))
 
-    async def _generate(self, prompt: list[int], sampling: SamplingParams) -> Generation:
+    async def _generate(
+        self, text: str | None, prompt: list[int], sampling: EngineSamplingParams, priority: int
+    ) -> RequestOutput:
         request = Request(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=tuple(prompt),
             sampling=sampling,
+            priority=priority,
             arrival_s=time.monotonic(),
             speculation=self._speculation.params_of(DEFAULT_CLASS),
         )
-        samples = tuple(Sample(index=index) for index in range(sampling.n))
+        outputs = [CompletionOutput(index=index) for index in range(sampling.n)]
         num_cached_tokens = 0
         prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
         async with self._engine.submit(request) as stream:
@@ -214,19 +309,33 @@ class LLM:
                 num_cached_tokens = max(num_cached_tokens, output.num_cached_tokens)
                 prompt_logprobs = output.prompt_logprobs or prompt_logprobs
                 for delta in output.deltas:
-                    samples[delta.index]._add(delta)
-        return Generation(
-            prompt_token_ids=request.prompt_token_ids,
-            samples=samples,
+                    outputs[delta.index]._add(delta, self.tokenizer)
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=text,
+            prompt_token_ids=prompt,
+            outputs=outputs,
             num_cached_tokens=num_cached_tokens,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=None
+            if prompt_logprobs is None
+            else [None if each is None else _by_token(each, self.tokenizer) for each in prompt_logprobs],
         )
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]
+    return list(prompts)
+
+
+def _by_token(found: PositionLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    """The chosen token, then the likeliest ones."""
+    chosen = Logprob(logprob=found.logprob, rank=found.rank, decoded_token=tokenizer.token_text(found.token_id))
+    top = {
+        token_id: Logprob(logprob=logprob, rank=rank, decoded_token=tokenizer.token_text(token_id))
+        for rank, (token_id, logprob) in enumerate(found.top, start=1)
+    }
+    return {found.token_id: chosen} | top
 
 
 def _no_progress(_stage: str, _done: int, _total: int) -> None:

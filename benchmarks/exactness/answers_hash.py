@@ -4,7 +4,7 @@
         [--prompts 240] [--tokens 48]
 
 Every prompt is asked four times: greedily, drawn at temperature 1 with a seed, with penalties and a bias, and with
-log probabilities. It uses the public `faser.LLM` only, so it also runs in older checkouts.
+log probabilities. It uses the public `faser.LLM` only.
 """
 
 import hashlib
@@ -83,10 +83,10 @@ def main() -> None:
                 answers = model.chat(
                     [[{"role": "user", "content": text}] for text, _, _ in asked],
                     [sampling for _, _, sampling in asked],
-                    progress=True,
+                    use_tqdm=True,
                 )
                 for (_, name, _), answer in zip(asked, answers, strict=True):
-                    sample = answer.samples[0]
+                    sample = answer.outputs[0]
                     parts.setdefault(name, []).append(
                         repr((sample.token_ids, sample.logprobs, str(sample.finish_reason)))
                     )

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.engines import model_directory
 from benchmarks.runner import about, command_line, write_json
 from faser import LLM, SamplingParams
-from faser.offline import Sample
+from faser.offline import CompletionOutput
 
 CARD = {"temperature": 0.2, "top_p": 0.9}
 ARMS: dict[str, dict[str, float]] = {
@@ -108,9 +108,9 @@ def _arm(sampling: dict[str, float], tries: int, num_tokens: int) -> dict[str, A
     with LLM(str(model_directory(None))) as model:
         for number in range(tries):
             for question in QUESTIONS:
-                params = SamplingParams(**sampling, seed=number, max_tokens=num_tokens)  # type: ignore[arg-type]
+                params = SamplingParams(**sampling, seed=number, max_tokens=num_tokens)
                 (answer,) = model.chat([[{"role": "user", "content": question.text}]], params)
-                sample = answer.samples[0]
+                sample = answer.outputs[0]
                 answers.append(_judged(question, sample, number))
     return {
         "sampling": sampling,
@@ -123,7 +123,7 @@ def _arm(sampling: dict[str, float], tries: int, num_tokens: int) -> dict[str, A
     }
 
 
-def _judged(question: Question, sample: Sample, seed: int) -> dict[str, Any]:
+def _judged(question: Question, sample: CompletionOutput, seed: int) -> dict[str, Any]:
     found = faults(sample.text, ended=sample.finish_reason == "stop")
     return {
         "question": question.text,

@@ -20,7 +20,7 @@ from benchmarks.prompts import load_prompts
 from benchmarks.runner import about, command_line, write_json
 from faser import LLM, SamplingParams
 from faser.engine.execution.models.loader import open_source
-from faser.offline import Generation
+from faser.offline import RequestOutput
 
 CONCURRENCY, CHUNK = 16, 32
 
@@ -59,7 +59,7 @@ def main() -> None:
         "max_num_batched_tokens": CHUNK,
         "prefix_caching": True,
         "prompts": len(prompts),
-        "tokens": sum(len(each.samples[0].token_ids) for each in generations),
+        "tokens": sum(len(each.outputs[0].token_ids) for each in generations),
         "prompts_equal": len(prompts) - len(diverged),
         "answered_s": round(answered_s, 1),
         "diverged": [
@@ -70,7 +70,7 @@ def main() -> None:
     print(f"{result['prompts_equal']} of {result['prompts']} prompts equal over {options.tokens} tokens")
 
 
-def answer(directory: Path, texts: list[str], num_tokens: int) -> list[Generation]:
+def answer(directory: Path, texts: list[str], num_tokens: int) -> list[RequestOutput]:
     """Greedy answers through the chat template, all of the same length."""
     sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     with LLM(
@@ -80,7 +80,7 @@ def answer(directory: Path, texts: list[str], num_tokens: int) -> list[Generatio
         max_num_seqs=CONCURRENCY,
         max_num_batched_tokens=CHUNK,
     ) as model:
-        return model.chat([[{"role": "user", "content": text}] for text in texts], sampling, progress=True)
+        return model.chat([[{"role": "user", "content": text}] for text in texts], sampling, use_tqdm=True)
 
 
 def load_oracle(directory: Path) -> torch.nn.Module:
@@ -99,8 +99,8 @@ def load_oracle(directory: Path) -> torch.nn.Module:
 
 
 @torch.inference_mode()
-def divergence(question_id: int, generation: Generation, oracle: torch.nn.Module) -> Divergence | None:
-    prompt, answered = generation.prompt_token_ids, torch.tensor(generation.samples[0].token_ids)
+def divergence(question_id: int, generation: RequestOutput, oracle: torch.nn.Module) -> Divergence | None:
+    prompt, answered = generation.prompt_token_ids, torch.tensor(generation.outputs[0].token_ids)
     tokens = torch.cat((torch.tensor(prompt), answered))[None]
     logits = oracle(tokens, logits_to_keep=len(answered) + 1).logits[0, :-1]
     wrong = (logits.argmax(-1) != answered).nonzero()

@@ -16,7 +16,7 @@ import jsonschema
 from benchmarks.exactness.schemas import NamedSchema, all_schemas
 from benchmarks.runner import command_line, write_json
 from faser import LLM
-from faser.offline import Sample
+from faser.offline import CompletionOutput
 from faser.types import FinishReason, SamplingParams, StructuredOutput, StructureKind
 
 OFF = "off"
@@ -51,7 +51,7 @@ def main() -> None:
 
 def _answers(
     asked: argparse.Namespace, schemas: tuple[NamedSchema, ...], policy: str
-) -> dict[float, list[Sample]]:
+) -> dict[float, list[CompletionOutput]]:
     """By temperature, one sample for each schema."""
     settings: dict[str, Any] = {"dtype": "float32", "max_num_seqs": asked.at_once, "speculative_policy": policy}
     if policy == "fixed":
@@ -59,11 +59,11 @@ def _answers(
     with LLM(asked.model, **settings) as llm:
         return {
             temperature: [
-                generation.samples[0]
+                generation.outputs[0]
                 for generation in llm.chat(
                     [[{"role": "user", "content": _question(each)}] for each in schemas],
                     [_sampling(each, temperature, i, asked.max_tokens) for i, each in enumerate(schemas)],
-                    progress=True,
+                    use_tqdm=True,
                 )
             ]
             for temperature in TEMPERATURES
@@ -79,7 +79,9 @@ def _sampling(each: NamedSchema, temperature: float, seed: int, max_tokens: int)
     return SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, structured_output=structure)
 
 
-def _compared(schemas: tuple[NamedSchema, ...], speculated: list[Sample], plain: list[Sample]) -> dict[str, Any]:
+def _compared(
+    schemas: tuple[NamedSchema, ...], speculated: list[CompletionOutput], plain: list[CompletionOutput]
+) -> dict[str, Any]:
     invalid: dict[str, str] = {}
     completed = 0
     for each, sample in zip(schemas, speculated, strict=True):

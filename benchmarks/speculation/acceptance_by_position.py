@@ -59,7 +59,7 @@ def main() -> None:
                         [[{"role": "user", "content": text}] for text in texts],
                         SamplingParams(temperature=options.temperature, max_tokens=options.tokens, seed=1),
                     )
-                    said = [each.samples[0].speculation for each in answers]
+                    said = [each.outputs[0].speculation for each in answers]
                     found[kind][name] = shares([each for each in said if each is not None], options.length)
                     bar.advance(task)
     asked = {name: getattr(options, name) for name in ("model", "count", "tokens", "temperature", "length")}

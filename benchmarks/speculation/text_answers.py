@@ -27,7 +27,7 @@ from faser.api.requests.chat_template import ChatTemplate
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.ngram_model import LONGEST, count, save
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.offline import Generation
+from faser.offline import RequestOutput
 from faser.types import Request, SamplingParams
 
 CHAT_CATEGORIES = (
@@ -90,7 +90,7 @@ def _record(options: argparse.Namespace) -> None:
                 for number in range(len(prompts))
             ]
             chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
-            done = llm.chat(chats, sampling, progress=True)
+            done = llm.chat(chats, sampling, use_tqdm=True)
             write(options.out, _answers(done, sampling))
 
 
@@ -110,20 +110,22 @@ def _self_made(options: argparse.Namespace) -> None:
             for number in range(options.count)
         ]
         prompt = tokenizer.encode(opening, add_special_tokens=False)
-        asked = [each.samples[0].text for each in llm.generate([prompt] * options.count, asking, progress=True)]
+        asked = [each.outputs[0].text for each in llm.generate([prompt] * options.count, asking, use_tqdm=True)]
         questions = [text.strip() for text in dict.fromkeys(asked) if len(text.split()) >= _FEWEST_WORDS]
         sampling = [
             SamplingParams(temperature=0.0 if number % 2 else 0.8, max_tokens=_ANSWER_TOKENS, seed=number)
             for number in range(len(questions))
         ]
-        done = llm.chat([[{"role": "user", "content": each}] for each in questions], sampling, progress=True)
+        done = llm.chat([[{"role": "user", "content": each}] for each in questions], sampling, use_tqdm=True)
         write(options.out, _answers(done, sampling))
 
 
-def _answers(done: Sequence[Generation], sampling: Sequence[SamplingParams]) -> list[Answer]:
+def _answers(done: Sequence[RequestOutput], sampling: Sequence[SamplingParams]) -> list[Answer]:
     return [
         Answer(
-            temperature=asked.temperature, prompt=each.prompt_token_ids, tokens=tuple(each.samples[0].token_ids)
+            temperature=asked.temperature,
+            prompt=tuple(each.prompt_token_ids),
+            tokens=tuple(each.outputs[0].token_ids),
         )
         for each, asked in zip(done, sampling, strict=True)
     ]

@@ -9,6 +9,7 @@ is accepted or refused with its own reason.
 import argparse
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ from faser.config.environment import flag_environment
 from faser.config.server import ServerConfig
 from faser.config.vllm_names import FOREIGN_FLAGS, Foreign
 from faser.errors import ConfigError
+
+_log = logging.getLogger("faser")
 
 SETTINGS = settings_of(EngineConfig) + settings_of(ServerConfig)
 
@@ -341,12 +344,36 @@ def add_file(findings: Findings, path: str, settings: Sequence[Setting]) -> None
     if not isinstance(content, dict):
         findings.problems.append(f"--config is {path}; it must contain keys and values, like port: 8000")
         return
+    _add_keys(findings, content, settings, f"{path}: ", "key")
+
+
+def engine_options(options: Mapping[str, Any]) -> EngineConfig:
+    """Build an engine's settings from the keyword arguments of a script, by the names of the flags.
+
+    Raises UsageError with every problem, in the words that the command line has for it.
+    """
+    findings = Findings()
+    engine, server = settings_of(EngineConfig), settings_of(ServerConfig)
+    of_server = {name: options[name] for name in options if any(name == each.name for each in server)}
+    findings.problems += [
+        f"{name} is a setting of `faser serve`; LLM has no server. Remove it." for name in of_server
+    ]
+    _add_keys(findings, {name: options[name] for name in options if name not in of_server}, engine, "", "option")
+    for warning in findings.warnings:
+        _log.warning("%s", warning)
+    return engine_config(findings)
+
+
+def _add_keys(
+    findings: Findings, content: Mapping[Any, Any], settings: Sequence[Setting], origin: str, kind: str
+) -> None:
+    """Add the values of keys that are names of flags, with dashes or underscores. kind: their name."""
     names = {alias.lstrip("-"): each.name for each in settings for alias in (each.flag, *each.aliases)}
     foreign = {each.key: each for each in FOREIGN_FLAGS}
     source = {}
     for key, value in content.items():
         name = str(key).replace("_", "-")
-        label = f"{path}: {key}"
+        label = f"{origin}{key}"
         try:
             texts = _texts(value)
         except (TypeError, ValueError, RecursionError):  # a binary value, a set, or a list that contains itself
@@ -358,7 +385,7 @@ def add_file(findings: Findings, path: str, settings: Sequence[Setting]) -> None
         elif name in foreign:
             findings.add_foreign(foreign[name], label, texts[0])
         else:
-            findings.problems.append(f"{path}: unknown key '{key}'.{did_you_mean(name, [*names, *foreign])}")
+            findings.problems.append(f"{origin}unknown {kind} '{key}'.{did_you_mean(name, [*names, *foreign])}")
     findings.fill(source)
 
 
@@ -373,15 +400,13 @@ class _Loader(yaml.SafeLoader):
 
 def _texts(value: Any) -> tuple[str, ...]:
     """A YAML value as texts, like the values of a flag."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return tuple(_text(each) for each in value) or ("",)
     return (_text(value),)
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
+    return str(value) if isinstance(value, str | Path) else json.dumps(value)
 
 
 def _reason(error: Exception) -> str:

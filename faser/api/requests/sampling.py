@@ -5,12 +5,11 @@ limits itself; this module adds only those of HTTP. A parameter that needs no tr
 declaration in SamplingParams makes the field of the bodies (bodies/fields.py), which is taken as it is.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from faser.api.bodies.body import shown
 from faser.api.bodies.fields import SAMPLING_FIELDS, GenerationBody
-from faser.api.requests.service import ApiSettings
 from faser.api.requests.structured_output import structured_output_of
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
@@ -21,16 +20,30 @@ _MAX_ID_DIGITS = 20
 _MAX_NAMED = 20  # of the wrong keys in one message
 
 
+class SamplingSettings(Protocol):
+    """The operator's part: defaults of fields that a request leaves out, and a limit of log probabilities."""
+
+    @property
+    def generation_defaults(self) -> Mapping[str, float]: ...
+
+    @property
+    def max_logprobs(self) -> int: ...
+
+
 def sampling_params(
     body: GenerationBody,
-    settings: ApiSettings,
-    tokenizer: Tokenizer,
+    settings: SamplingSettings,
+    tokenizer: Tokenizer | None,
     *,
     max_tokens: int | None,
     logprobs: int | None,
     scores_prompt: bool = False,
 ) -> SamplingParams:
-    """max_tokens, logprobs: as the route means them. scores_prompt: logprobs are those of the prompt as well."""
+    """Return the engine's parameters of a checked body.
+
+    tokenizer: None where the body has no bad_words. max_tokens, logprobs: as the route means them. scores_prompt:
+    logprobs are those of the prompt as well.
+    """
     n = 1 if body.n is None else body.n
     if body.best_of not in (None, n):
         raise RequestError(f"best_of is {body.best_of}; it must be absent or equal to n, {n}", param="best_of")
@@ -61,14 +74,14 @@ def sampling_params(
     return SamplingParams(**values)
 
 
-def server_default(name: str, settings: ApiSettings) -> int | float:
+def server_default(name: str, settings: SamplingSettings) -> int | float:
     """The number for requests without the field: the operator's or the model's, else OpenAI's."""
     fallback: int | float = SAMPLING_DEFAULTS[name]
     given = settings.generation_defaults.get(name)
     return fallback if given is None else type(fallback)(given)
 
 
-def check_alternatives(name: str, asked: int | None, settings: ApiSettings) -> None:
+def check_alternatives(name: str, asked: int | None, settings: SamplingSettings) -> None:
     if asked is not None and not 0 <= asked <= settings.max_logprobs:
         raise RequestError(
             f"{name} is {asked}; it must be at least 0 and at most {settings.max_logprobs}", param=name
@@ -86,13 +99,14 @@ def _read_logit_bias(by_id: dict[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple((int(key), bias) for key, bias in by_id.items())
 
 
-def read_bad_words(words: Sequence[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+def read_bad_words(words: Sequence[str] | None, tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
     """Sequences of tokens: a word is banned as it is tokenised at the beginning of a text, and after a space.
 
     Raises RequestError for a word that is empty or too long.
     """
     if not words:
         return ()
+    assert tokenizer is not None, "words are tokens of a vocabulary"
     if len(words) > MAX_BAD_WORDS:
         raise RequestError(
             f"bad_words has {len(words)} strings; at most {MAX_BAD_WORDS} are allowed", param="bad_words"

@@ -26,7 +26,7 @@ def answers(checkpoint: str) -> dict[str, object]:
         with LLM(checkpoint, backend="native", dtype=dtype, num_threads=2, kv_cache_memory=64 << 20) as model:
             for each in sampling:
                 for generation in model.generate(PROMPTS, each):
-                    (sample,) = generation.samples
+                    (sample,) = generation.outputs
                     found.append([dtype, sample.token_ids, repr(sample.logprobs)])
     return {"isa": library.isa, "origin": library.origin, "answers": found}
 
