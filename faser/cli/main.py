@@ -3,6 +3,7 @@
 Exit status: 0 success, 1 an error of FASER, 2 an error of the operator (flag, file, model), 130 interrupted.
 """
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -25,7 +26,23 @@ COMMANDS = {
     "env": "show versions, device and backend, for bug reports",
 }
 _ALIASES = {"collect-env": "env"}
-_VLLM_COMMANDS = ("complete",)
+# Of other programs: whose, and what to use here.
+_OTHERS_COMMANDS = {
+    "complete": ("vLLM", "faser chat, or POST /v1/completions"),
+    "run": ("Ollama", "faser chat --in-process MODEL, or faser serve MODEL"),
+    "list": (
+        "Ollama",
+        "faser models, for what can be loaded; fetched models are in ~/.cache/faser and the hub's cache",
+    ),
+    "ps": ("Ollama", "GET /v1/models of a server, or its page"),
+    "show": ("Ollama", "faser models MODEL"),
+    "stop": ("Ollama", "Ctrl-C or SIGTERM"),
+    "rm": ("Ollama", "rm in ~/.cache/faser or the hub's cache"),
+    "create": ("Ollama", "faser serve with flags or --config FILE.yaml"),
+    "llama-server": ("llama.cpp", "faser serve"),
+    "llama-cli": ("llama.cpp", "faser chat --in-process MODEL"),
+    "server": ("llama.cpp", "faser serve"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = _ALIASES.get(arguments[0], arguments[0])
     try:
-        return _command(name)(arguments[1:])
+        status = _command(name)(arguments[1:])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # of a reader that has seen enough, as in `faser models | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return 0
     except UsageError as error:
         for problem in error.problems:
             print(f"faser {name}: {problem}" if name in COMMANDS else f"faser: {problem}", file=sys.stderr)
@@ -91,8 +113,9 @@ def _command(name: str) -> Command:
             from faser.cli.tools import env
 
             return env
-    if name in _VLLM_COMMANDS:
-        raise UsageError([f"'{name}' is known from vLLM but not supported by FASER {__version__}"])
+    if name in _OTHERS_COMMANDS:
+        origin, instead = _OTHERS_COMMANDS[name]
+        raise UsageError([f"'{name}' is known from {origin} but is no command of FASER. Use {instead}."])
     raise UsageError([f"unknown command '{name}'.{did_you_mean(name, COMMANDS)} Commands: {', '.join(COMMANDS)}"])
 
 

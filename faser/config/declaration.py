@@ -4,7 +4,6 @@ Owns how a setting is described, read from text and checked. engine.py and serve
 speculation_keys.py those in the JSON of `--speculative-config`; sources.py and help.py use them.
 """
 
-import difflib
 import json
 import math
 import os
@@ -16,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from faser.config.vllm_names import Foreign
+from faser.config.foreign import Foreign
 from faser.errors import ConfigError
 
 MODEL, ENGINE, SPECULATION, SERVER, OUTPUT = "model", "engine", "speculation", "server", "output"
@@ -67,6 +66,9 @@ _MEANING = {
     Kind.LIST: 'text, or a JSON list such as ["a", "b"]',
 }
 _LONGEST_SHOWN = 80  # characters of a value in a message
+_PARTS = re.compile(r"[^-_.]+")  # of a name
+_LONG = 8  # characters of a name in which two errors still say which one is meant
+_SHORTEST_BEGINNING = 3  # characters of a part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +155,7 @@ def _read(each: Setting, texts: tuple[str, ...]) -> Any:
             return dict(each.synonyms).get(text, text)
         case Kind.INTEGER:
             return int(text)
-        case Kind.COUNT if each.default is None and text in ("auto", "-1"):
+        case Kind.COUNT if each.default is None and text in ("auto", "-1", *dict(each.synonyms)):
             return None
         case Kind.COUNT:
             return _scaled(r"(?P<number>-?\d{1,999}(\.\d+)?)(?P<unit>[kmgKMG])?", _UNITS, text)
@@ -344,9 +346,39 @@ def shortened(text: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ " Did you mean 'x'?", or nothing if no known word is near."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f" Did you mean '{near[0]}'?" if near else ""
+    """ " Did you mean 'x'?", or nothing: a hint at another thing misleads.
+
+    A known word is near if two typing errors lead to it, one in a short word, or if it has all parts of the word,
+    longer or shorter (max-model-length), and at most one more (max-seqs).
+    """
+    parts, most = _PARTS.findall(word), 1 if len(word.strip("-")) < _LONG else 2
+    ranked = []
+    for each in known:
+        theirs = _PARTS.findall(each)
+        if (errors := _typing_errors(word, each)) <= most:
+            ranked.append((errors, each))
+        elif len(theirs) <= len(parts) + 1 and all(
+            any(_begin_alike(one, other) for other in theirs) for one in parts
+        ):
+            ranked.append((most + len(theirs), each))
+    return f" Did you mean '{min(ranked)[1]}'?" if ranked else ""
+
+
+def _begin_alike(one: str, other: str) -> bool:
+    shorter = min(len(one), len(other))
+    return one == other or (one[:shorter] == other[:shorter] and shorter >= _SHORTEST_BEGINNING)
+
+
+def _typing_errors(word: str, other: str) -> int:
+    """Damerau and Levenshtein's distance: characters missing, wrong, too many or exchanged with the next."""
+    before, row = list[int](), [*range(len(other) + 1)]
+    for i, char in enumerate(word, start=1):
+        earlier, before, row = before, row, [i]
+        for j, theirs in enumerate(other, start=1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (char != theirs)))
+            if i > 1 and j > 1 and (char, word[i - 2]) == (other[j - 2], theirs):
+                row[j] = min(row[j], earlier[j - 2] + 1)
+    return row[-1]
 
 
 def show_bytes(size: int) -> str:

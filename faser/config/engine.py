@@ -139,6 +139,7 @@ class EngineConfig:
         None,
         "Model directory, .gguf file or hub id. None: the embedded SmolLM2-135M-Instruct.",
         metavar="model",
+        aliases=("-m", "--hf-repo", "-hf", "-hfr"),
         common=True,
     )
     tokenizer: str | None = setting(
@@ -162,10 +163,11 @@ class EngineConfig:
         None,
         "Weights as they are multiplied. int8, int4: all of them, rounded while loading (on a CPU). gguf: what a "
         "GGUF file stores in blocks, as stored (on a CPU). fp8: those of the layers, rounded while loading (on a "
-        "GPU). none: in --dtype. Not given: as a quantized checkpoint or, on a CPU, a GGUF file stores them.",
+        "GPU). awq, gptq, compressed-tensors, mxfp4: as the checkpoint stores them, which must be so. none: in "
+        "--dtype. Not given: as a quantized checkpoint or, on a CPU, a GGUF file stores them.",
         aliases=("-q",),
-        choices=("none", "fp8", "gguf", "int8", "int4"),
-        synonyms=(("None", None), ("null", None)),
+        choices=("none", "fp8", "gguf", "int8", "int4", "awq", "gptq", "compressed-tensors", "mxfp4"),
+        synonyms=(("None", None), ("null", None), ("awq_marlin", "awq"), ("gptq_marlin", "gptq")),
         refused=REFUSED_QUANTIZATIONS,
     )
     max_model_len: int | None = setting(
@@ -173,6 +175,8 @@ class EngineConfig:
         Kind.COUNT,
         None,
         "Longest context, prompt and answer together, in tokens. None or auto: the model's own.",
+        aliases=("--ctx-size", "-c"),
+        synonyms=(("0", None),),
         low=1,
         high=1 << 24,
         common=True,
@@ -207,6 +211,7 @@ class EngineConfig:
         Kind.INTEGER,
         None,
         "Threads that compute, of each rank. None: the cores this process may use, divided among the ranks.",
+        aliases=("--threads", "-t"),
         low=1,
         high=1024,
         common=True,
@@ -226,6 +231,7 @@ class EngineConfig:
         Kind.COUNT,
         DEVICE_DEFAULTS["max_num_seqs"],
         "Most sequences that run at the same time. On a GPU the default is 256.",
+        aliases=("--parallel", "-np"),
         low=1,
         high=4096,
         common=True,
@@ -236,6 +242,7 @@ class EngineConfig:
         DEVICE_DEFAULTS["max_num_batched_tokens"],
         "Most tokens that one step computes. Longer prompts are computed in pieces. On a GPU the default is 8192, "
         "on one of less than 64 GiB 2048.",
+        aliases=("--batch-size", "-b"),
         low=1,
         high=1 << 20,
         common=True,

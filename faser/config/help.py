@@ -5,10 +5,11 @@ import textwrap
 from collections.abc import Sequence
 
 from faser.config.declaration import GROUPS, Kind, Setting, did_you_mean, limits, shown
-from faser.config.sources import UsageError
+from faser.config.foreign import Foreign, Support
+from faser.config.sources import FOREIGN_FLAGS, UsageError
 from faser.config.speculation import SpeculationConfig
 from faser.config.speculation_keys import FIELDS, KEYS
-from faser.config.vllm_names import FOREIGN_FLAGS, FOREIGN_KEYS, Foreign, Support
+from faser.config.vllm_names import FOREIGN_KEYS
 
 _DEFAULTS = SpeculationConfig()
 _INDENT = 32
@@ -65,7 +66,7 @@ def markdown(settings: Sequence[Setting]) -> str:
     parts.append("Known by name and refused, or accepted with a warning where they can only change speed:\n")
     parts.append("| key | accepted | because |\n| --- | --- | --- |")
     parts.append("\n".join(_foreign_key_rows()) + "\n")
-    parts.append("## Flags of vLLM, and earlier ones\n")
+    parts.append("## Flags of vLLM and llama.cpp, and earlier ones\n")
     parts.append(
         "Known by name. A value that means off, one or the default is accepted for each of them.\n\n"
         "| flag | else | because |\n| --- | --- | --- |"

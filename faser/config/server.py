@@ -45,6 +45,7 @@ class ServerConfig:
         Kind.TEXTS,
         (),
         "Names of the model in requests; answers have the first one. Empty: the model's own name.",
+        aliases=("--alias", "-a"),
         one_flag_many=True,
         common=True,
     )
@@ -83,6 +84,7 @@ class ServerConfig:
         True,
         "Show a page at / with a chat and a view of the server at work. Its files need no API key; what they ask "
         "of the server does.",
+        aliases=("--webui",),
     )
     root_path: str | None = setting(
         SERVER,
@@ -92,10 +94,20 @@ class ServerConfig:
         metavar="path",
     )
     ssl_keyfile: str | None = setting(
-        SERVER, Kind.FILE, None, "Private key for HTTPS. SIGHUP reads it again.", metavar="file"
+        SERVER,
+        Kind.FILE,
+        None,
+        "Private key for HTTPS. SIGHUP reads it again.",
+        aliases=("--ssl-key-file",),
+        metavar="file",
     )
     ssl_certfile: str | None = setting(
-        SERVER, Kind.FILE, None, "Certificate for HTTPS. SIGHUP reads it again.", metavar="file"
+        SERVER,
+        Kind.FILE,
+        None,
+        "Certificate for HTTPS. SIGHUP reads it again.",
+        aliases=("--ssl-cert-file",),
+        metavar="file",
     )
     allowed_origins: tuple[str, ...] = setting(
         SERVER,
@@ -233,7 +245,11 @@ class ServerConfig:
         metavar="file",
     )
     chat_template: str | None = setting(
-        OUTPUT, Kind.FILE, None, "Jinja file that turns messages into a prompt. None: the model's."
+        OUTPUT,
+        Kind.FILE,
+        None,
+        "Jinja file that turns messages into a prompt. None: the model's.",
+        aliases=("--chat-template-file",),
     )
     tool_call_parser: str = setting(
         OUTPUT,

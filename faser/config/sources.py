@@ -30,13 +30,16 @@ from faser.config.declaration import (
 )
 from faser.config.engine import EngineConfig
 from faser.config.environment import flag_environment
+from faser.config.foreign import Foreign
+from faser.config.llamacpp_names import LLAMACPP_FLAGS
 from faser.config.server import ServerConfig
-from faser.config.vllm_names import FOREIGN_FLAGS, Foreign
+from faser.config.vllm_names import VLLM_FLAGS
 from faser.errors import ConfigError
 
 _log = logging.getLogger("faser")
 
 SETTINGS = settings_of(EngineConfig) + settings_of(ServerConfig)
+FOREIGN_FLAGS = VLLM_FLAGS + LLAMACPP_FLAGS
 
 ReadEnvironment = Callable[[Sequence[Setting]], tuple[dict[str, tuple[str, str]], list[str]]]
 Number = TypeVar("Number", int, float)
@@ -159,6 +162,11 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, **options: str) -> None:
         super().__init__(prog=prog, add_help=False, allow_abbrev=False, **options)  # type: ignore[arg-type]
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Allow no abbreviation of a flag with one dash either; allow_abbrev is about two. So -c is not -cc."""
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return [each for each in found if each[1] == option_string[:2]]
 
     def error(self, message: str) -> NoReturn:
         """argparse says "argument --rounds: it is 0; …" for "--rounds is 0; …"."""
@@ -297,7 +305,6 @@ def _unknown(rest: Sequence[str], settings: Sequence[Setting]) -> list[str]:
     An argument next to an unknown flag may be its value, so it is not reported.
     """
     known = [flag for each in settings for flag in (each.flag, *each.aliases)]
-    known += [flag for foreign in FOREIGN_FLAGS for flag in foreign.names]
     unknown = [argument.partition("=")[0] for argument in rest if argument.startswith("-")]
     if not unknown:
         return [f"unexpected argument '{argument}'" for argument in rest]
@@ -385,7 +392,7 @@ def _add_keys(
         elif name in foreign:
             findings.add_foreign(foreign[name], label, texts[0])
         else:
-            findings.problems.append(f"{origin}unknown {kind} '{key}'.{did_you_mean(name, [*names, *foreign])}")
+            findings.problems.append(f"{origin}unknown {kind} '{key}'.{did_you_mean(name, names)}")
     findings.fill(source)
 
 

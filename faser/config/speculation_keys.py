@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from faser.config.declaration import SPECULATION, Kind, Setting, as_given, did_you_mean, read_keys
+from faser.config.foreign import not_supported
 from faser.config.speculation import (
     AUTO,
     DRAFT_SAMPLE_METHODS,
@@ -32,7 +33,6 @@ from faser.config.vllm_names import (
     OLD_REJECTION_METHODS,
     REFUSED_HEADS,
     REMOVED_METHODS,
-    not_supported,
 )
 from faser.types import DEFAULT_CLASS, NO_TARGETS, REFUSE, WAIT, Slo, SpeculationParams
 

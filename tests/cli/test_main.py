@@ -40,7 +40,7 @@ def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
             ["srve"],
             "faser: unknown command 'srve'. Did you mean 'serve'? Commands: serve, chat, models, pull, ",
         ),
-        (["complete"], f"faser: 'complete' is known from vLLM but not supported by FASER {__version__}"),
+        (["complete"], "faser: 'complete' is known from vLLM but is no command of FASER. Use faser chat"),
         (["serve", "--port", "99999"], "faser serve: --port is 99999; it must be at least 0 and at most 65535"),
         (["serve", "--help=prot"], "faser serve: --help=prot: no such topic. Did you mean 'port'? Groups: "),
         (["env", "--jsn"], "faser env: unrecognized arguments: --jsn"),

@@ -52,15 +52,6 @@ def test_an_engine_config_survives_the_pipe() -> None:
             {"device": "cpu", "backend": "flashinfer"},
             "backend is flashinfer; it computes on cuda, and device is cpu",
         ),
-        (
-            {"quantization": "awq"},
-            "quantization is awq; the type of a quantized checkpoint is read from its files; leave it out",
-        ),
-        (
-            {"quantization": "compressed-tensors"},
-            "quantization is compressed-tensors; the type of a quantized checkpoint is read from its files; leave "
-            "it out",
-        ),
         *(
             (
                 {"quantization": name, "device": "cuda"},
@@ -97,7 +88,11 @@ def test_an_engine_config_survives_the_pipe() -> None:
             )
             for backend in ("auto", "native")
         ),
-        ({"quantization": "int3"}, "quantization is int3; it must be one of none, fp8, gguf, int8, int4"),
+        (
+            {"quantization": "int3"},
+            "quantization is int3; it must be one of none, fp8, gguf, int8, int4, awq, gptq, compressed-tensors, "
+            "mxfp4",
+        ),
         (
             {"cudagraph_capture_sizes": (8, 0)},
             "cudagraph_capture_sizes is 8 0; it must be at least 1 and at most 8192",

@@ -8,10 +8,19 @@ import pytest
 
 from faser.config.engine import EngineConfig
 from faser.config.environment import flag_environment
+from faser.config.foreign import Foreign, Support
 from faser.config.server import ServerConfig
-from faser.config.sources import SETTINGS, Findings, UsageError, add_environment, add_file, parse, settle
+from faser.config.sources import (
+    FOREIGN_FLAGS,
+    SETTINGS,
+    Findings,
+    UsageError,
+    add_environment,
+    add_file,
+    parse,
+    settle,
+)
 from faser.config.speculation import SpeculationConfig
-from faser.config.vllm_names import FOREIGN_FLAGS, Foreign, Support
 from faser.types import Slo
 
 

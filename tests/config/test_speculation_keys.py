@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from faser import __version__
 from faser.config.declaration import Kind, Setting
 from faser.config.engine import EngineConfig
+from faser.config.foreign import Support
 from faser.config.speculation import METHODS, PASS_METHODS, POLICIES, TEXT_METHODS, SpeculationConfig
 from faser.config.speculation_keys import FIELDS, KEYS, parse_speculation
-from faser.config.vllm_names import FOREIGN_KEYS, FOREIGN_METHODS, Support
+from faser.config.vllm_names import FOREIGN_KEYS, FOREIGN_METHODS
 from faser.errors import ConfigError, RequestError
 from faser.types import Slo, SpeculationParams
 

@@ -47,6 +47,7 @@ from faser.kernels.interface.fp8 import quantise_weight
 
 _log = logging.getLogger("faser")
 _LOW_BIT = ("gguf", *QUANTIZATIONS)
+_STORED = ("awq", "gptq", "compressed-tensors", "mxfp4")  # of checkpoints, which say so themselves
 
 
 def load_decoder(
@@ -177,10 +178,17 @@ def checkpoint_form(
 
     shapes: of the tensors to read; None: those of the model. For the other arguments and errors see load_decoder.
     """
+    config = read_model_config(directory)
+    if quantization in _STORED:
+        stored_as = "16 or 32 bits, or GGUF" if config.quantization is None else config.quantization.method
+        if not stored_as.startswith(quantization):
+            raise ConfigError(
+                f"--quantization is {quantization}; {directory} is stored in {stored_as}; leave it out"
+            )
+        quantization = None
     _check_quantization(quantization, backend, directory)
     if quantization is None and source is None and backend.prefers_low_bit and gguf_file(directory) is not None:
         quantization = "gguf"
-    config = read_model_config(directory)
     source = source or open_source(directory)
     stored = config.quantization
     if quantization == "gguf":

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.quantized import StoredLowBit
 from faser.engine.execution.models.decoder import Decoder
-from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.models.loader import checkpoint_form, load_decoder
 from faser.engine.execution.models.stored_codes import CodeSource, awq_codes, codes_of_bytes, codes_of_words
 from faser.engine.execution.models.tensors import tensor_shapes
 from faser.errors import ConfigError, ModelError
@@ -243,6 +243,19 @@ def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path, quantizat
     low_bit, _ = write_pair(tmp_path, KINDS["awq"])
     with pytest.raises(ConfigError, match=rf"--quantization is {quantization}; .* is quantised already \(awq\)"):
         decoder(low_bit, TorchBackend(), quantization=quantization)
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq", "w4a16"])
+def test_the_name_of_what_the_checkpoint_is_changes_nothing(tmp_path: Path, kind: str) -> None:
+    low_bit, plain = write_pair(tmp_path, KINDS[kind])
+    name = "compressed-tensors" if kind == "w4a16" else kind
+    loaded = [checkpoint_form(low_bit, TorchBackend(), torch.float32, quantization=each) for each in (name, None)]
+    assert [type(each.source) for each in loaded] == [CodeSource, CodeSource]
+    for wrong, stored in ((low_bit, "awq" if kind == "gptq" else "gptq"), (plain, name)):
+        with pytest.raises(
+            ConfigError, match=rf"--quantization is {stored}; {wrong} is stored in .*; leave it out"
+        ):
+            checkpoint_form(wrong, TorchBackend(), torch.float32, quantization=stored)
 
 
 def test_integers_that_the_config_does_not_speak_of_are_refused(tmp_path: Path) -> None:
