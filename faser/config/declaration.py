@@ -371,7 +371,8 @@ def _begin_alike(one: str, other: str) -> bool:
 
 def _typing_errors(word: str, other: str) -> int:
     """Damerau and Levenshtein's distance: characters missing, wrong, too many or exchanged with the next."""
-    before, row = list[int](), [*range(len(other) + 1)]
+    before: list[int] = []
+    row = list(range(len(other) + 1))
     for i, char in enumerate(word, start=1):
         earlier, before, row = before, row, [i]
         for j, theirs in enumerate(other, start=1):
