@@ -31,6 +31,7 @@ from faser.engine.contract.latency_model import (
 )
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError
+from faser.machine import BusyMeter
 from faser.types import NO_TARGETS, Request, SamplingParams, Slo
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ capacity the numbers of a rate are not known, and left out."""
 
 SHARES = (0.9, 0.99)
 GAMMAS = (1, 2, 4, 8, 16)  # fixed lengths that are compared, up to the engine's cap
+BUSY_SHARE = 0.1  # of the cores, taken by other processes, from which on figures are disturbed
 _OFF, _FIXED = "off", "fixed"
 _WITHOUT, _WITH = "without drafts", "with drafts"
 _LONGEST_RUN = 4096  # tokens of an answer: no sequence ends while it is measured
@@ -107,11 +109,13 @@ def plan(arguments: Sequence[str]) -> int:
         raise UsageError(
             [f"{findings.label('speculative_policy')} is off; both ways are planned, so leave it out"]
         )
-    held, crossed = _planned(own, config)
+    meter = BusyMeter()
+    held, crossed = _planned(own, config, meter)
     if own.json:
-        print(_as_json(own, config, held, crossed))
+        print(_as_json(own, config, held, crossed, meter.share))
     else:
-        print(table(own, config.speculation.slo, held), *sentences(crossed), sep="\n")
+        lines = [table(own, config.speculation.slo, held), *sentences(crossed), *busy_line(meter.share)]
+        print(*lines, sep="\n")
     return 0
 
 
@@ -128,7 +132,7 @@ def _own_parser() -> CommandParser:
     return parser
 
 
-def _planned(own: argparse.Namespace, config: EngineConfig) -> tuple[list[Held], Crossovers]:
+def _planned(own: argparse.Namespace, config: EngineConfig, meter: BusyMeter) -> tuple[list[Held], Crossovers]:
     from faser.engine.build import build  # imports torch
 
     lengths = Lengths.of([(own.prompt, own.answer)])
@@ -146,13 +150,17 @@ def _planned(own: argparse.Namespace, config: EngineConfig) -> tuple[list[Held],
         prompts = read_prompts(own.prompts, load_tokenizer(Path(config.tokenizer or directory)))
 
         def measured(policy: str, gamma: int | None = None) -> Pace:
-            return measured_pace(built, prompts, slots, own.seconds, policy, report, gamma=gamma)
+            with meter.watch():
+                return measured_pace(built, prompts, slots, own.seconds, policy, report, gamma=gamma)
 
         paces = {_WITHOUT: measured(_OFF), _WITH: measured(config.speculation.policy)}
         by_gamma = {0: paces[_WITHOUT]}
         by_gamma |= {gamma: measured(_FIXED, gamma) for gamma in GAMMAS if gamma <= config.speculation.cap}
     found = [held(name, pace, lengths, config.speculation.slo, own.rate) for name, pace in paces.items()]
-    crossed = Crossovers(by_sequences=crossovers_by_sequences(by_gamma), by_rate=crossovers(by_gamma, lengths))
+    crossed = Crossovers(
+        by_sequences=crossovers_by_sequences(by_gamma, paces[_WITH]),
+        by_rate=crossovers(by_gamma, paces[_WITH], lengths),
+    )
     return found, crossed
 
 
@@ -168,7 +176,8 @@ def measured_pace(
 ) -> Pace:
     """The pace of this engine with a policy: runs 1, 4, 16, … sequences, up to the slots, for `seconds` each.
 
-    gamma: of policy fixed.
+    Each sequence has a cache of its own: nothing that was answered before, here or with another policy, is drafted
+    from. gamma: of policy fixed.
     """
     engine, fit = built.engine, built.pace
     assert fit is not None, "an engine that speculates has a pace"
@@ -187,6 +196,7 @@ def measured_pace(
                     prompt_token_ids=prompt,
                     sampling=SamplingParams(temperature=0.0, max_tokens=min(_LONGEST_RUN, room), ignore_eos=True),
                     arrival_s=time.monotonic(),
+                    cache_salt=f"{name}/{count}/{index}",
                 )
             )
         began_s = None
@@ -261,6 +271,13 @@ def sentences(crossed: Crossovers) -> list[str]:
     ]
 
 
+def busy_line(share: float) -> list[str]:
+    """A warning, where other processes have disturbed the measurements. share: of the cores that they took."""
+    if share < BUSY_SHARE:
+        return []
+    return [f"Other processes took {share:.0%} of the cores meanwhile: run this again on a quiet machine."]
+
+
 def _best(loads: Sequence[tuple[float, int]], form: str) -> str:
     names = [f"{gamma} tokens" if gamma else "none" for _, gamma in loads]
     if len(loads) == 1:
@@ -271,7 +288,9 @@ def _best(loads: Sequence[tuple[float, int]], form: str) -> str:
     return ", ".join([*bounds, f"{names[-1]} from there on"])
 
 
-def _as_json(own: argparse.Namespace, config: EngineConfig, held: Sequence[Held], crossed: Crossovers) -> str:
+def _as_json(
+    own: argparse.Namespace, config: EngineConfig, held: Sequence[Held], crossed: Crossovers, busy_share: float
+) -> str:
     slo = config.speculation.slo
     content = {
         "prompt": own.prompt,
@@ -288,6 +307,7 @@ def _as_json(own: argparse.Namespace, config: EngineConfig, held: Sequence[Held]
             }
             for each in held
         ],
+        "busy_share": busy_share,
         "best_draft_length": {
             "by_sequences": [{"from": load, "tokens": gamma} for load, gamma in crossed.by_sequences],
             "by_rate": [{"from": load, "tokens": gamma} for load, gamma in crossed.by_rate],

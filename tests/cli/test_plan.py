@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from faser.cli.main import main
-from faser.cli.plan import SHARES, Crossovers, held, sentences, table
+from faser.cli.plan import SHARES, Crossovers, busy_line, held, sentences, table
 from faser.engine.contract.latency_model import Forecast, Lengths, Pace, capacity, highest_rate
 from faser.types import NO_TARGETS, Slo
 
@@ -57,6 +57,13 @@ def test_it_says_up_to_which_load_each_length_of_drafts_is_best() -> None:
     assert sentences(crossed) == [
         "Best length of drafts by sequences at a time: 4 tokens below 3, 2 tokens below 12, none from there on.",
         "Best length of drafts by requests a second: 2 tokens at every load.",
+    ]
+
+
+def test_it_asks_for_a_quiet_machine_where_others_took_its_cores() -> None:
+    assert busy_line(0.05) == []
+    assert busy_line(0.45) == [
+        "Other processes took 45% of the cores meanwhile: run this again on a quiet machine."
     ]
 
 

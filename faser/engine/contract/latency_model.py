@@ -340,28 +340,33 @@ def highest_rate(pace: Pace, lengths: Lengths, slo: Slo, share: float) -> float:
     return low
 
 
-def crossovers_by_sequences(paces: Mapping[int, Pace]) -> tuple[tuple[int, int], ...]:
+def crossovers_by_sequences(paces: Mapping[int, Pace], adaptive: Pace) -> tuple[tuple[int, int], ...]:
     """(sequences, γ): from how many decoding sequences on which draft length brings the most tokens a second; the
     first from 1 on.
 
-    paces: by γ, all with as many slots.
+    paces: by γ, 0 among them, all with as many slots. adaptive: with lengths that are chosen; where it is slower
+    than no drafts, no length is advised.
     """
     gammas = sorted(paces)
-    sequences = np.arange(1.0, paces[gammas[0]].num_slots + 1)
+    sequences = np.arange(1.0, paces[0].num_slots + 1)
     best = np.argmin([paces[gamma].token_s(sequences) for gamma in gammas], axis=0)
+    best[adaptive.token_s(sequences) > paces[0].token_s(sequences)] = 0  # the first of gammas
     changes = [0, *(np.flatnonzero(np.diff(best)) + 1).tolist()]
     return tuple((at + 1, gammas[best.item(at)]) for at in changes)
 
 
-def crossovers(paces: Mapping[int, Pace], lengths: Lengths) -> tuple[tuple[float, int], ...]:
+def crossovers(paces: Mapping[int, Pace], adaptive: Pace, lengths: Lengths) -> tuple[tuple[float, int], ...]:
     """(rate, γ): from which rate on which draft length has the shortest mean latency; the first from 0 on.
 
-    paces: by γ.
+    paces: by γ, 0 among them. adaptive: as of crossovers_by_sequences.
     """
     most = max(capacity(each, lengths) for each in paces.values())
 
     def best(rate: float) -> int:
-        return min(paces, key=lambda gamma: (Forecast(paces[gamma], lengths, rate).latency_s, gamma))
+        latencies = {gamma: Forecast(pace, lengths, rate).latency_s for gamma, pace in paces.items()}
+        if Forecast(adaptive, lengths, rate).latency_s >= latencies[0]:  # beyond both capacities, too
+            return 0
+        return min(latencies, key=lambda gamma: (latencies[gamma], gamma))
 
     rates = [share / _CROSSOVER_STEPS * most for share in range(_CROSSOVER_STEPS)]
     found = [(0.0, best(0.0))]

@@ -164,7 +164,7 @@ def test_long_drafts_are_best_for_few_requests_and_none_for_many() -> None:
     """A step of drafts brings more tokens, and takes longer the more sequences have some."""
     plain, drafts = pace(sequence_s=0.0005), pace(sequence_s=0.0015, tokens=2.0)
     asked = lengths()
-    found = crossovers({0: plain, 2: drafts}, asked)
+    found = crossovers({0: plain, 2: drafts}, drafts, asked)
     assert [gamma for _, gamma in found] == [2, 0]
     (_, _), (rate, _) = found
     below, above = 0.95 * rate, 1.05 * rate
@@ -181,8 +181,16 @@ def test_draft_lengths_cross_over_where_their_tokens_take_equally_long() -> None
         2: pace(sequence_s=0.0016, tokens=1.6),
         4: pace(sequence_s=0.0036, tokens=2.0),
     }
-    assert crossovers_by_sequences(paces) == ((1, 4), (2, 2), (8, 0))
-    assert crossovers_by_sequences({0: paces[0], 1: paces[0]}) == ((1, 0),)
+    assert crossovers_by_sequences(paces, paces[2]) == ((1, 4), (2, 2), (8, 0))
+    assert crossovers_by_sequences({0: paces[0], 1: paces[0]}, paces[0]) == ((1, 0),)
+
+
+def test_no_length_is_advised_where_chosen_lengths_lose() -> None:
+    """Chosen ones lose from 8 sequences on, whatever was measured of fixed ones there."""
+    plain, fixed, chosen = pace(sequence_s=0.0005), pace(tokens=3.0), pace(sequence_s=0.0016, tokens=1.6)
+    assert crossovers_by_sequences({0: plain, 4: fixed}, chosen) == ((1, 4), (8, 0))
+    assert crossovers_by_sequences({0: plain, 4: fixed}, pace(sequence_s=0.001)) == ((1, 0),)
+    assert crossovers({0: plain, 4: fixed}, pace(sequence_s=0.001), lengths()) == ((0.0, 0),)
 
 
 def test_kinds_of_requests_keep_the_tokens_of_all_requests() -> None:
