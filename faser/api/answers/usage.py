@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from faser.types import OutputDelta, SpeculationParams, SpeculationSummary, StepTrace
+from faser.types import NO_TARGETS, OutputDelta, SpeculationParams, SpeculationSummary, StepTrace
 
 _RUN = 3  # shorter runs of equal tokens are taken for coincidence
 NONE, SUMMARY, DETAILED = "none", "summary", "detailed"
-WITHHELD = "counts would tell of other clients' answers; send a cache_salt to have past answers of your own"
+WITHHELD = (
+    "draft counts are not shown to anonymous requests, since they could reveal other clients' answers. "
+    "Send a cache_salt or use an API key to see them."
+)
 ACCEPTED, CORRECTED, BONUS, PLAIN = "accepted", "corrected", "bonus", "plain"
 
 
@@ -203,8 +206,9 @@ class SpeculationReport:
             "policy": summaries[0].policy,
             "max_tokens": self._params.max_tokens,
             "class": self._params.class_name,
-            "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms},
         }
+        if slo != NO_TARGETS:
+            fields["slo"] = {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}
         if self._shares_cache:
             return {**fields, "withheld": WITHHELD}
         fields |= _counts(*summaries)

@@ -51,7 +51,8 @@ class ChatFormatter:
             "finish_reason": self._finish_reason(state, delta),
             "stop_reason": delta.stop_reason,
         }
-        choice["token_ids"] = delta.token_ids if self.return_token_ids else None
+        if self.return_token_ids:
+            choice["token_ids"] = delta.token_ids
         return choice
 
     def chunks(self, state: ChoiceState, delta: OutputDelta) -> list[Choice]:
@@ -90,20 +91,20 @@ class ChatFormatter:
         return chunks
 
     def first_chunk_fields(self) -> dict[str, Any]:
-        return {name: value for name, value in self._prompt_fields().items() if value is not None}
+        """The fields about the prompt that the request asks for."""
+        fields: dict[str, Any] = {}
+        if self.return_token_ids:
+            fields["prompt_token_ids"] = self.prompt.token_ids
+        if self.return_prompt_text:
+            fields["prompt_text"] = self.prompt.text
+        return fields
 
     def top_level_fields(self, states: Sequence[ChoiceState]) -> dict[str, Any]:
         """A chat has one prompt, so the fields about the prompt belong to the whole answer."""
-        first = states[0]
-        scores = first.prompt_logprobs or () if self.asks_prompt_logprobs else None
-        scored = None if scores is None else prompt_logprobs(scores, self.token_formatter)
-        return {"prompt_logprobs": scored, **self._prompt_fields()}
-
-    def _prompt_fields(self) -> dict[str, Any]:
-        return {
-            "prompt_token_ids": self.prompt.token_ids if self.return_token_ids else None,
-            "prompt_text": self.prompt.text if self.return_prompt_text else None,
-        }
+        fields = self.first_chunk_fields()
+        if self.asks_prompt_logprobs:
+            fields["prompt_logprobs"] = prompt_logprobs(states[0].prompt_logprobs or (), self.token_formatter)
+        return fields
 
     def _events(self, state: ChoiceState, delta: OutputDelta, *, complete: bool) -> list[AnswerEvent]:
         if state.parser is None:

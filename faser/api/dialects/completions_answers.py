@@ -27,11 +27,8 @@ class CompletionFormatter:
 
     def choice(self, state: ChoiceState, delta: OutputDelta) -> Choice:
         choice = self._choice(state, delta)
-        positions = state.prompt_logprobs
-        asked = self.asks_prompt_logprobs and positions is not None
-        choice["prompt_logprobs"] = prompt_logprobs(positions or (), self.token_formatter) if asked else None
-        choice.setdefault("token_ids", None)
-        choice.setdefault("prompt_token_ids", None)
+        if self.asks_prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(state.prompt_logprobs or (), self.token_formatter)
         return choice
 
     def chunks(self, state: ChoiceState, delta: OutputDelta) -> list[Choice]:
