@@ -5,7 +5,7 @@ ARGS ?=
 FULL ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SETTINGS := pyproject.toml constraints.txt
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-for-tests
@@ -130,9 +130,8 @@ $(BIN)/python:
 	@$(PYTHON) -m venv --clear $(VENV)
 
 $(READY): $(SETTINGS) | $(BIN)/python
-	@echo "installing torch; a first time this may take minutes"
+	@echo "installing torch and FASER into $(VENV), 700 MB on a CPU; this takes a minute or two the first time"
 	@$(PIP) torch
-	@echo "installing FASER"
 	@$(PIP) --editable .
 	@touch $@
 
