@@ -3,6 +3,7 @@
 Exit status: 0 success, 1 an error of FASER, 2 an error of the operator (flag, file, model), 130 interrupted.
 """
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = _ALIASES.get(arguments[0], arguments[0])
     try:
+        _check_working_directory()
         return _command(name)(arguments[1:])
     except UsageError as error:
         for problem in error.problems:
@@ -50,6 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"faser {name}: interrupted", file=sys.stderr)
         return 130
+
+
+def _check_working_directory() -> None:
+    """Raises ConfigError where it has been removed: libraries that compute look themselves up from there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError(
+            f"there is no working directory ({error.strerror}); cd to a folder that exists"
+        ) from None
 
 
 def _command(name: str) -> Command:
