@@ -6,6 +6,7 @@ its trace) is in every line that is logged for it, where lines are JSON.
 
 import json
 import logging
+import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -20,15 +21,17 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 _bound: ContextVar[Mapping[str, str]] = ContextVar("faser_log_fields", default=_NOTHING)
 _ACCESS = "uvicorn.access"
 _ACCESS_FIELDS = ("client", "method", "path", "http_version", "status")
+_QUERY = re.compile(r"(\?|%3F).*")  # encoded too: a client that quotes a whole URL sends it so
 _OF_A_REQUEST = ("request_id", "trace_id", "span_id")
 LogFormat = Literal["text", "json"]
 _log = logging.getLogger("faser")
 
 
 def start_logging(level: str, log_format: str, process: str) -> None:
-    """level: as logging names it, in any case. process: FRONT_END or ENGINE.
+    """Send the lines of this process to standard error.
 
-    As JSON, warnings of libraries and exceptions that nothing catches are lines of the log too.
+    level: as logging names it, in any case. process: FRONT_END or ENGINE. As JSON, warnings of libraries and
+    exceptions that nothing catches are lines of the log too.
     """
     handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
@@ -39,6 +42,16 @@ def start_logging(level: str, log_format: str, process: str) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.getLogger(_ACCESS).addFilter(without_query)
+
+
+def without_query(record: logging.LogRecord) -> bool:
+    """Leave the query string out of a line of the access log: some clients put their key there. Drops no line."""
+    parts = record.args
+    if isinstance(parts, tuple) and len(parts) == len(_ACCESS_FIELDS):
+        named = zip(_ACCESS_FIELDS, parts, strict=True)
+        record.args = tuple(_QUERY.sub("", str(part)) if name == "path" else part for name, part in named)
+    return True
 
 
 def log_format() -> LogFormat:

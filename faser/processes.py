@@ -1,6 +1,6 @@
 """Helper programs that can be cancelled: pip, a hub download, a compiler. And SIGTERM as what cancels them.
 
-Processes that end with their parent.
+The commands of Python children; processes that end with their parent.
 """
 
 import contextlib
@@ -12,7 +12,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+_CHILD = str(Path(__file__).resolve().with_name("child.py"))
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _END_S = 1.0  # for a program to remove its own temporary files after SIGTERM
@@ -25,6 +27,14 @@ class Ended:
     status: int
     stdout: str
     stderr: str
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module with this interpreter, as `python -m` does.
+
+    Unlike there nothing is imported from the working directory, and `faser` is this very package (child.py).
+    """
+    return [sys.executable, "-P", _CHILD, module, *arguments]
 
 
 def run_watched(

@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parent.parent / "faser"
 class Layer(Enum):
     """Folders and modules of each layer. The longest prefix that fits a module's name decides."""
 
-    VALUES = ("types", "errors", "machine", "files", "processes", "logs")
+    VALUES = ("types", "errors", "machine", "files", "processes", "child", "logs")
     CONFIG = ("config",)
     METRICS = ("metrics",)
     TRACING = ("tracing", "tracing_sdk")
@@ -207,6 +207,20 @@ def environment_readers(package: Path) -> set[str]:
     }
 
 
+def child_starters(package: Path) -> set[str]:
+    """Modules that could start a Python child that imports from the working directory."""
+    return imports_of(package, "multiprocessing") | {
+        module
+        for module, tree in modules(package).items()
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable")
+        or (isinstance(node, ast.alias) and node.name in ("executable", "ProcessPoolExecutor"))
+        or (
+            isinstance(node, ast.List | ast.Tuple) and "-m" in (getattr(each, "value", None) for each in node.elts)
+        )
+    }
+
+
 def loads_heavy(module_names: list[str], heavy: tuple[str, ...], path: Path) -> list[str]:
     """Which of the modules, imported one after the other by a fresh interpreter, bring in a heavy library."""
     program = """
@@ -256,6 +270,10 @@ def test_flashinfer_is_imported_by_kernels_only() -> None:
 
 def test_the_environment_is_read_in_config_only() -> None:
     assert environment_readers(PACKAGE) <= {"config.environment"}
+
+
+def test_python_children_are_started_by_one_function() -> None:
+    assert child_starters(PACKAGE) == {"processes"}
 
 
 def test_every_prefix_of_a_layer_names_a_module_or_a_folder() -> None:
@@ -377,3 +395,18 @@ def test_an_import_of_flashinfer_is_found(tmp_path: Path, text: str) -> None:
 )
 def test_a_look_at_the_environment_is_found(tmp_path: Path, text: str) -> None:
     assert environment_readers(plant(tmp_path, {"engine.runner": text})) == {"engine.runner"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys\ncommand = [sys.executable, '-P']",
+        "from sys import executable",
+        "def f(python):\n    return [python, '-m', 'faser.engine.worker']",
+        "import multiprocessing.pool",
+        "from multiprocessing import get_context",
+        "from concurrent.futures import ProcessPoolExecutor",
+    ],
+)
+def test_a_python_child_that_another_module_starts_is_found(tmp_path: Path, text: str) -> None:
+    assert child_starters(plant(tmp_path, {"engine.runner": text})) == {"engine.runner"}

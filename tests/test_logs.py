@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from faser.logs import JsonLines, begin, bind
+from faser.logs import JsonLines, begin, bind, without_query
 
 
 def formatted(record: logging.LogRecord) -> dict[str, Any]:
@@ -66,3 +66,20 @@ def test_the_access_log_has_its_parts_as_fields() -> None:
     line = formatted(record_of('%s - "%s %s HTTP/%s" %d', *parts, name="uvicorn.access"))
     assert line["message"] == '127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200'
     assert (line["client"], line["method"], line["path"], line["status"]) == (parts[0], parts[1], parts[2], 200)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/v1/models", "/v1/models?", "/v1/models?api_key=sk-1", "/v1/models?a=b?c=d", "/v1/models%3Fapi_key=sk-1"],
+)
+def test_the_access_log_has_no_query_string(target: str) -> None:
+    record = record_of('%s - "%s %s HTTP/%s" %d', "127.0.0.1:5", "GET", target, "1.1", 200, name="uvicorn.access")
+    assert without_query(record)
+    assert record.getMessage() == '127.0.0.1:5 - "GET /v1/models HTTP/1.1" 200'
+    assert formatted(record)["path"] == "/v1/models"
+
+
+def test_other_lines_of_the_access_log_stay_as_they_are() -> None:
+    record = record_of("%s - refused: %d %s", ("127.0.0.1", 5), 400, "why?", name="uvicorn.access")
+    assert without_query(record)
+    assert record.getMessage() == "('127.0.0.1', 5) - refused: 400 why?"

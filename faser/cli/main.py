@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = _ALIASES.get(arguments[0], arguments[0])
     try:
+        _check_working_directory()
         status = _command(name)(arguments[1:])
         sys.stdout.flush()
         return status
@@ -72,6 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"faser {name}: interrupted", file=sys.stderr)
         return 130
+
+
+def _check_working_directory() -> None:
+    """Raises ConfigError where it has been removed: libraries that compute look themselves up from there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError(
+            f"there is no working directory ({error.strerror}); cd to a folder that exists"
+        ) from None
 
 
 def _command(name: str) -> Command:

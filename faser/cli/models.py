@@ -16,7 +16,14 @@ from faser.config.declaration import show_bytes
 from faser.config.environment import cache_dir
 from faser.config.sources import CommandParser, UsageError
 from faser.engine.checkpoints.families import FAMILIES, Family, find_family
-from faser.engine.checkpoints.files import ModelConfig, gguf_file, read_config, read_model_config, tensor_headers
+from faser.engine.checkpoints.files import (
+    ModelConfig,
+    gguf_file,
+    read_config,
+    read_model_config,
+    refuse_special_files,
+    tensor_headers,
+)
 from faser.engine.checkpoints.gguf.checkpoint import open_gguf
 from faser.engine.checkpoints.gguf.file import READABLE
 from faser.engine.checkpoints.source import SMOLLM2_ID, cached, check_source
@@ -219,6 +226,9 @@ def inspect(path: Path, model: str) -> ModelReport:
 
     from faser.engine.text.tokenizer import load_tokenizer
 
+    tried(lambda: refuse_special_files(path))
+    if problems:
+        return ModelReport(model=model, path=str(path), problems=tuple(problems))
     content = tried(lambda: read_config(path)) or {}
     family = tried(lambda: find_family(content)) if content else None
     config = tried(lambda: read_model_config(path)) if family else None

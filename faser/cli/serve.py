@@ -26,7 +26,7 @@ from faser.cli.preparation import (
 )
 from faser.config.declaration import Label, find_problems, settings_of
 from faser.config.engine import EngineConfig
-from faser.config.environment import rank_place
+from faser.config.environment import child_environment, rank_place
 from faser.config.help import help_text
 from faser.config.kv_events import shared_ports
 from faser.config.server import ServerConfig
@@ -35,7 +35,7 @@ from faser.engine.client.engine_host import LaunchedEngine, launch
 from faser.errors import FaserError
 from faser.logs import FRONT_END, start_logging
 from faser.machine import may_have_gpu
-from faser.processes import exit_on_sigterm
+from faser.processes import exit_on_sigterm, python_command
 
 PROG = "faser serve"
 
@@ -71,7 +71,8 @@ def serve(arguments: Sequence[str]) -> int:
 def _follow(config: ServerConfig) -> NoReturn:
     """Become a rank of the model that the first one serves. It says what to load."""
     module = "faser.engine.execution.startup.follower"
-    os.execv(sys.executable, [sys.executable, "-m", module, config.log_level.upper(), config.log_format])
+    command = python_command(module, config.log_level.upper(), config.log_format)
+    os.execve(command[0], command, child_environment())
 
 
 def _listen_and_serve(

@@ -15,8 +15,9 @@ def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
     """The folder of models, compiled kernels and step times: FASER_CACHE_DIR, else in the user's cache folder."""
     if own := environment.get("FASER_CACHE_DIR"):
         return Path(own).expanduser()
-    if shared := environment.get("XDG_CACHE_HOME"):
-        return Path(shared) / "faser"
+    shared = Path(environment.get("XDG_CACHE_HOME", ""))
+    if shared.is_absolute():  # its specification ignores others: kernels must not come from the working directory
+        return shared / "faser"
     return Path.home() / ".cache" / "faser"
 
 
@@ -80,11 +81,14 @@ def talk_on_this_machine(environment: MutableMapping[str, str] = os.environ) -> 
 
 
 def child_environment(environment: Mapping[str, str] = os.environ, *, gpu: int | None = None) -> dict[str, str]:
-    """The environment of the engine's process: this one's without keys, which the engine does not use.
+    """Return the environment of a child: this one's without keys, which children do not use.
+
+    Python programs that the child starts, such as build tools, import nothing from the working directory either.
 
     gpu: the one of those that are visible here that the process sees; None: all of them.
     """
     found = {name: value for name, value in environment.items() if name not in _SECRETS}
+    found["PYTHONSAFEPATH"] = "1"
     if gpu is not None:
         visible = found.get(_GPUS, "").split(",") if found.get(_GPUS) else []
         found[_GPUS] = visible[gpu] if gpu < len(visible) else str(gpu)

@@ -373,12 +373,13 @@ def _traces_problems(endpoint: str | None, named: str) -> list[str]:
         return []
     try:
         url = urlsplit(endpoint)
-        fits = url.scheme in ("http", "https") and url.hostname and url.port != 0 and not url.query
+        fits = url.scheme in ("http", "https") and url.hostname and url.port != 0
     except ValueError:
         fits = False
     else:
-        if url.username is not None:
-            return [f"{named} has a user; send credentials in the variable OTEL_EXPORTER_OTLP_TRACES_HEADERS"]
+        if url.username is not None or url.query:
+            variable = "OTEL_EXPORTER_OTLP_TRACES_HEADERS"
+            return [f"{named} has a user or a query; send credentials in the variable {variable}"]
     if not fits:
         return [f"{named} is {endpoint}; it must be a URL such as http://127.0.0.1:4318/v1/traces"]
     if url.path in ("", "/"):  # 4317 is where collectors take gRPC

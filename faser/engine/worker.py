@@ -1,7 +1,7 @@
 """The engine's loop, in a child process or a thread: messages in, steps, deltas out.
 
-Run as `python -m faser.engine.worker FD LEVEL FORMAT`: the engine's end of the socket, and how it logs. The loop
-catches exceptions once, at its top, and sends them to the front-end, which then fails every open request. When the
+Run by python_command with FD LEVEL FORMAT: the engine's end of the socket, and how it logs. The loop catches
+exceptions once, at its top, and sends them to the front-end, which then fails every open request. When the
 front-end closes the socket, the engine ends, also while it loads.
 """
 

@@ -33,6 +33,19 @@ def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"faser {__version__}\n"
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_without_a_working_directory_it_says_so(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert main([name]) == 2
+    wanted = "there is no working directory (No such file or directory); cd to a folder that exists"
+    assert capsys.readouterr().err == f"faser {name}: {wanted}\n"
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

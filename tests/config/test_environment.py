@@ -25,6 +25,7 @@ ALL = settings_of(EngineConfig) + settings_of(ServerConfig)
 def test_the_cache_is_where_the_environment_says() -> None:
     assert cache_dir({}) == Path.home() / ".cache" / "faser"
     assert cache_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/faser")
+    assert cache_dir({"XDG_CACHE_HOME": "x"}) == cache_dir({"XDG_CACHE_HOME": ""}) == cache_dir({})
     assert cache_dir({"XDG_CACHE_HOME": "/x", "FASER_CACHE_DIR": "/own"}) == Path("/own")
 
 
@@ -44,10 +45,10 @@ def test_a_start_measures_steps_as_long_as_the_environment_says() -> None:
             step_times_s(3.5, {variable: text})
 
 
-def test_the_process_of_the_engine_has_no_keys() -> None:
+def test_a_child_has_no_keys_and_its_own_children_import_nothing_from_the_working_directory() -> None:
     environment = {"FASER_API_KEY": "secret", "VLLM_API_KEY": "secret", "FASER_CACHE_DIR": "/own"}
     environment |= {"OTEL_EXPORTER_OTLP_HEADERS": "k=secret", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "k=secret"}
-    assert child_environment(environment) == {"FASER_CACHE_DIR": "/own"}
+    assert child_environment(environment) == {"FASER_CACHE_DIR": "/own", "PYTHONSAFEPATH": "1"}
 
 
 def test_our_own_key_variable_wins_over_vllms() -> None:

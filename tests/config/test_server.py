@@ -38,7 +38,13 @@ def test_every_default_is_sound() -> None:
         ),
         (
             {"otlp_traces_endpoint": "https://user:secret@collector/v1/traces"},
-            "otlp_traces_endpoint has a user; send credentials in the variable OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+            "otlp_traces_endpoint has a user or a query; send credentials in the variable "
+            "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+        ),
+        (
+            {"otlp_traces_endpoint": "https://collector/v1/traces?key=secret"},
+            "otlp_traces_endpoint has a user or a query; send credentials in the variable "
+            "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
         ),
         ({"log_format": "xml"}, "log_format is xml; it must be one of text, json"),
         ({"root_path": "x"}, "root_path is x; it must begin with /"),

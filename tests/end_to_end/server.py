@@ -6,7 +6,6 @@ Owns the process and what is read off /metrics. Knows nothing of what tests ask 
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ import openai
 import psutil
 
 from faser.config.environment import cache_dir
+from faser.processes import python_command
 
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 180.0
@@ -87,11 +87,12 @@ def start(
     key: str = "none",
     variables: Mapping[str, str] | None = None,
     compiled: bool = True,
+    cwd: Path = ROOT,
 ) -> Server:
     """A server that has just been started; it must be ended by `end`. folder: where its log and its cache go.
 
     model: None: the default model. variables: of its environment, besides this process's. compiled: it finds the
-    kernels that this run of the tests has compiled; False: its cache is empty.
+    kernels that this run of the tests has compiled; False: its cache is empty. cwd: where it is started.
     """
     kernels = folder / "cache" / "kernels"
     if compiled and not kernels.exists():
@@ -103,8 +104,8 @@ def start(
     named = [] if model is None else [str(model)]
     with open(descriptor, "wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "faser", "serve", *named, *_COMMON_FLAGS, *flags],
-            cwd=ROOT,
+            python_command("faser", "serve", *named, *_COMMON_FLAGS, *flags),
+            cwd=cwd,
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -1,6 +1,7 @@
 """What a server cannot start with: one line that names it, exit status 2, and no process left."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -26,6 +27,11 @@ def break_tokenizer(model: Path) -> None:
     (model / "tokenizer.json").write_text('{"version": "1.0", "model": ')
 
 
+def pipe_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    os.mkfifo(model / "tokenizer.json")
+
+
 def break_config(model: Path) -> None:
     (model / "config.json").write_text("{")
 
@@ -44,6 +50,7 @@ def enlarge_tokenizer(model: Path) -> None:
 DAMAGES: dict[Callable[[Path], None], str] = {
     truncate_weights: "model.safetensors",
     break_tokenizer: "tokenizer.json is not a usable tokenizer",
+    pipe_tokenizer: "tokenizer.json is a FIFO, a device or a socket; put a regular file in its place",
     break_config: "config.json",
     break_template: "the chat template does not compile: line 1",
     enlarge_tokenizer: "the tokenizer has 601 tokens, but the model's vocabulary has 512",

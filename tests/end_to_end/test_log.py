@@ -30,6 +30,7 @@ REQUESTS: list[tuple[str, Any]] = [
     ("/tokenize", {"prompt": WORD}),
     ("/tokenize", {"messages": [{"role": "user", "content": WORD}]}),
 ]
+QUERIED = ("/health", "/v1/models", "/metrics", "/", "/nowhere", "/v1/completions")  # 200, 404 and 405
 
 
 def test_neither_prompts_nor_keys_are_logged(tiny_checkpoint: Path, folder: Path) -> None:
@@ -39,10 +40,14 @@ def test_neither_prompts_nor_keys_are_logged(tiny_checkpoint: Path, folder: Path
             statuses = [http.post(path, json=body).status_code for path, body in REQUESTS]
             http.post(TEXT, content=f'{{"prompt": "{WORD}'.encode(), headers={"Content-Type": "application/json"})
             http.get("/v1/models", headers={"Authorization": f"Bearer wrong-{WORD}"})
+            for path in QUERIED:
+                http.get(f"{path}?api_key={KEY}&{WORD}", headers={"Referer": f"http://page/?key={KEY}"})
+            http.post(f"{TEXT}?key={KEY}", json={"prompt": "hello", "max_tokens": 2, "stream": True})
         server.process.send_signal(signal.SIGTERM)
         server.wait_end()
         assert {200, 400, 404} <= set(statuses)
         assert "unknown_field" in server.log  # names of fields are; so it is this server's log
         assert "POST /v1/completions" in server.log
+        assert all(f'"GET {path} HTTP/1.1"' in server.log for path in QUERIED)
         assert WORD not in server.log.lower()
         assert KEY not in server.log

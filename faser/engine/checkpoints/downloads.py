@@ -1,11 +1,10 @@
 """Downloads: wheels from pip's package index, snapshots from the Hugging Face hub.
 
 Each download is a program of its own, so that it can be cancelled at any moment. Proxies, indexes, certificates
-and the hub's cache are those that pip and the hub are set up with. This module is the program for the hub:
-
-`python -m faser.engine.checkpoints.downloads MODEL REVISION PATTERN…`, where an empty REVISION is the main branch,
-prints "DONE TOTAL" in bytes while it downloads, then the path of the snapshot; or, with exit status 1, the reason
-for which it cannot be had.
+and the hub's cache are those that pip and the hub are set up with. This module is the program for the hub: run by
+python_command with MODEL REVISION PATTERN…, where an empty REVISION is the main branch, it prints "DONE TOTAL" in
+bytes while it downloads, then the path of the snapshot; or, with exit status 1, the reason for which it cannot be
+had.
 """
 
 import errno
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 
 from faser.config.environment import child_environment, proxy
 from faser.errors import ModelError
-from faser.processes import run_watched
+from faser.processes import python_command, run_watched
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 ByteProgress = Callable[[int, int], None]  # (bytes done, bytes in all); 0 in all: not known yet
@@ -56,7 +55,7 @@ class PublicDownloads:
     """Downloads from pip's package index and the Hugging Face hub."""
 
     def wheel(self, requirement: str, directory: Path, num_bytes: int, progress: ByteProgress) -> Path:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+        command = python_command("pip", "download", "--quiet", "--disable-pip-version-check", "--no-input")
         command += ["--no-cache-dir", "--no-deps", "--only-binary=:all:", "--dest", str(directory), requirement]
 
         def watch(_: str) -> None:
@@ -73,8 +72,7 @@ class PublicDownloads:
     def snapshot(
         self, model_id: str, revision: str | None, patterns: tuple[str, ...], progress: ByteProgress
     ) -> Path:
-        command = [sys.executable, "-m", "faser.engine.checkpoints.downloads", model_id, revision or ""]
-        command += patterns
+        command = python_command("faser.engine.checkpoints.downloads", model_id, revision or "", *patterns)
 
         def watch(said: str) -> None:
             counts = re.findall(r"^(\d+) (\d+)\n", said, re.MULTILINE)

@@ -28,6 +28,8 @@ SAMPLING_ADVICE: Mapping[str, Mapping[str, float]] = {
     # would wait for the one before.
     "SmolLM2-135M-Instruct": {"temperature": 0.0},
 }
+TEMPLATES = "additional_chat_templates/*.jinja"
+_READ = ("*.json", "*.jinja", TEMPLATES, "*.safetensors", GGUF_WEIGHTS, TORCH_WEIGHTS)
 _DTYPES = ("float32", "float16", "bfloat16")
 _LENGTH_BYTES = 8  # the first bytes of a file: the length of its header
 _LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
@@ -47,6 +49,13 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     quantization: StoredQuantization | None = None
     wrapper: str | None = None
+
+
+def refuse_special_files(directory: Path) -> None:
+    """Raise ModelError for a FIFO, a device or a socket where a checkpoint has files: a read might never end."""
+    for path in sorted(path for pattern in _READ for path in directory.glob(pattern)):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelError(f"{path} is a FIFO, a device or a socket; put a regular file in its place")
 
 
 def read_model_config(path: Path) -> ModelConfig:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from faser.engine.checkpoints.downloads import Downloads, PublicDownloads, cached_snapshot
-from faser.engine.checkpoints.files import GGUF_WEIGHTS, TORCH_WEIGHTS, gguf_file
+from faser.engine.checkpoints.files import GGUF_WEIGHTS, TEMPLATES, TORCH_WEIGHTS, gguf_file, refuse_special_files
 from faser.errors import ModelError
 from faser.types import ProgressCallback
 
@@ -27,7 +27,7 @@ _HUB_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
-    "additional_chat_templates/*.jinja",
+    TEMPLATES,
 )
 
 
@@ -111,6 +111,7 @@ def _checked(path: Path, *, named: str | None = None) -> Path:
             raise ModelError(f"{path} is a file but not a .gguf file; give that or a checkpoint directory")
         _refuse_pointers([path])
         return path
+    refuse_special_files(path)
     if not (path / "config.json").is_file():
         raise ModelError(f"{named or path} has no config.json; it is not a checkpoint")
     gguf = gguf_file(path)

@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Literal, Protocol
 
 from faser.config.environment import child_environment
 from faser.logs import log_format
+from faser.processes import python_command
 
 Transport = Literal["process", "thread"]
 
@@ -84,14 +84,7 @@ class _ProcessHost:
     def __init__(self, connection: socket.socket, place: Place) -> None:
         with connection:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "faser.engine.worker",
-                    str(connection.fileno()),
-                    _log_level(),
-                    log_format(),
-                ],
+                python_command("faser.engine.worker", str(connection.fileno()), _log_level(), log_format()),
                 pass_fds=[connection.fileno()],
                 env=child_environment(gpu=place.gpu),
                 start_new_session=True,  # Ctrl-C reaches only the front-end, which drains

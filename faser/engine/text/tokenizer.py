@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tokenizers
 
+from faser.engine.checkpoints.files import refuse_special_files
 from faser.engine.text.tokenizer_settings import TokenizerSettings, read_settings
 from faser.engine.text.vocabulary import LengthBound, TokenSpelling
 from faser.errors import ModelError, RequestError
@@ -151,6 +152,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         from faser.engine.text.gguf_tokenizer import read_gguf_tokenizer  # imports the gguf library
 
         return Tokenizer(*read_gguf_tokenizer(path))
+    refuse_special_files(path)
     vocabulary_path = path / "tokenizer.json"
     if not vocabulary_path.is_file():
         found = next((name for name in ("tokenizer.model", "tekken.json") if (path / name).is_file()), None)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from faser.engine.checkpoints.files import TEMPLATES
 from faser.errors import ModelError
 
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -83,7 +84,7 @@ def _content(entry: Any) -> str | None:
 def _read_chat_template(directory: Path, configured: Any) -> str | dict[str, str] | None:
     """The template file if it exists, else the configured template or named templates."""
     named = _named_templates(directory, configured) if isinstance(configured, list) else {}
-    named |= {path.stem: _read_text(path) for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
+    named |= {path.stem: _read_text(path) for path in sorted(directory.glob(TEMPLATES))}
     default = configured if isinstance(configured, str) else named.get("default")
     if (path := directory / "chat_template.jinja").is_file():
         default = _read_text(path)

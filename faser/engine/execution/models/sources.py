@@ -95,9 +95,13 @@ def _files_by_tensor(directory: Path) -> dict[str, Path]:
         raise ModelError(f"{directory} holds neither {_SINGLE} nor {_INDEX}; only safetensors weights are read")
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {str(name): directory / file for name, file in weight_map.items()}
+        found = {str(name): directory / file for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is not a safetensors index: {type(error).__name__}: {error}") from error
+    for path in set(found.values()):
+        if path.parent != directory or path.suffix != ".safetensors":
+            raise ModelError(f"{index} names {path}; weights are .safetensors files in the folder of their index")
+    return found
 
 
 def _open(path: Path) -> Any:

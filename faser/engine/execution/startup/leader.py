@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from faser.engine.execution.ranks.group import RankGroup, meeting_place, torchru
 from faser.engine.execution.ranks.relay import LeadingRunner
 from faser.errors import ConfigError, EngineError
 from faser.logs import log_format
+from faser.processes import python_command
 
 FOLLOWER = "faser.engine.execution.startup.follower"
 CONFIGURE, BLOCKS = "configure", "blocks"  # what rank 0 leaves for the others
@@ -93,5 +93,5 @@ class Ranks:
 
 def _start(rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
     level = logging.getLevelName(logging.getLogger("faser").getEffectiveLevel())
-    command = [sys.executable, "-m", FOLLOWER, level, log_format(), *map(str, (rank, size, port, os.getpid()))]
+    command = python_command(FOLLOWER, level, log_format(), *map(str, (rank, size, port, os.getpid())))
     return subprocess.Popen(command, env=child_environment(), stdin=subprocess.DEVNULL)

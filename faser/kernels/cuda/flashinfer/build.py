@@ -2,8 +2,8 @@
 
 Owns the list of modules that the flashinfer backend loads, their names and places, the call of the compiler. The
 results are in DIR/NAME/NAME.so, where FlashInfer looks for modules before it compiles any. Existing modules are
-kept, so an interrupted build continues where it stopped. `python -m faser.kernels.cuda.flashinfer.build` is the
-child process that compiles: FlashInfer reads its settings from the environment when it is imported.
+kept, so an interrupted build continues where it stopped. As a program this module is the child process that
+compiles: FlashInfer reads its settings from the environment when it is imported.
 """
 
 import json
@@ -21,6 +21,7 @@ from typing import Any
 
 from faser.errors import ConfigError
 from faser.kernels.cpu.build import find_compiler
+from faser.processes import python_command
 
 VERSION = "0.7.2.post1"  # modules of one version do not load into another, and its plans are read by their places
 ARCH = "9.0a"
@@ -220,7 +221,7 @@ def _driver_stub(cuda_home: Path, work: Path) -> Path:
 
 def _child(request: dict[str, Any], environment: dict[str, str]) -> Iterator[BuiltModule]:
     """The results that the child process prints, as they come. Ends the child when the generator is closed."""
-    command = [sys.executable, "-m", "faser.kernels.cuda.flashinfer.build", json.dumps(request)]
+    command = python_command("faser.kernels.cuda.flashinfer.build", json.dumps(request))
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         try:
