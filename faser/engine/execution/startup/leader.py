@@ -89,7 +89,7 @@ class Ranks:
                 each.wait()
 
     def _start(self, size: int, meeting: int) -> None:
-        """Start the processes of the other ranks. Raises ConfigError if one cannot be started; then none is left."""
+        """Start the processes of the other ranks. Raises ConfigError if one cannot start; then none is left."""
         level = logging.getLevelName(logging.getLogger("faser").getEffectiveLevel())
         for rank in range(1, size):
             place = map(str, (rank, size, meeting, os.getpid()))
