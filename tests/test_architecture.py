@@ -216,7 +216,8 @@ def child_starters(package: Path) -> set[str]:
         if (isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable")
         or (isinstance(node, ast.alias) and node.name in ("executable", "ProcessPoolExecutor"))
         or (
-            isinstance(node, ast.List | ast.Tuple) and "-m" in (getattr(each, "value", None) for each in node.elts)
+            isinstance(node, ast.List | ast.Tuple)
+            and "-m" in (getattr(each, "value", None) for each in node.elts[1:])
         )
     }
 

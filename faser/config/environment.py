@@ -75,11 +75,6 @@ def ranks_here(size: int, environment: Mapping[str, str] = os.environ) -> int:
     return int(environment.get("LOCAL_WORLD_SIZE", size)) if started else size
 
 
-def talk_on_this_machine(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let ranks find each other where a machine's own name leads nowhere. What is set already stays."""
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-
-
 def child_environment(environment: Mapping[str, str] = os.environ, *, gpu: int | None = None) -> dict[str, str]:
     """Return the environment of a child: this one's without keys, which children do not use.
 

@@ -39,7 +39,7 @@ from faser.engine.contract.messages import (
 )
 from faser.engine.engine import Engine
 from faser.engine.preparation import Preparation, Prepared
-from faser.errors import ConfigError, RequestError
+from faser.errors import ConfigError, FaserError, RequestError
 from faser.logs import ENGINE, start_logging
 from faser.types import EngineState, EngineStats, Request
 
@@ -105,9 +105,14 @@ def serve(connection: socket.socket, *, own_process: bool) -> None:
             raise
         except BaseException as error:
             _log.exception("the engine failed")
-            connection.sendall(frame(Failed(f"{type(error).__name__}: {error}", operator_error=False)))
+            connection.sendall(frame(Failed(words_for_clients(error), operator_error=False)))
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)  # wakes the inbox thread
+
+
+def words_for_clients(error: BaseException) -> str:
+    """What clients are told of an error. Texts of libraries may name files of this machine: the log has them."""
+    return str(error) if isinstance(error, FaserError) else f"{type(error).__name__}; the log has the details"
 
 
 def _serve(connection: socket.socket, own_process: bool) -> None:

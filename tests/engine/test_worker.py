@@ -1,7 +1,13 @@
-"""The engine's statistics leave it ten times a second while it works, and at once when its work is done."""
+"""The engine's statistics leave it ten times a second while it works, and at once when its work is done.
+
+Clients get FASER's words for what ends the engine, never a library's.
+"""
+
+import pytest
 
 from faser.engine.control.clock import SimulatedClock
-from faser.engine.worker import StatsReport
+from faser.engine.worker import StatsReport, words_for_clients
+from faser.errors import EngineError
 from faser.types import EngineStats
 
 
@@ -36,3 +42,15 @@ def test_a_second_of_steps_has_ten_statistics_and_the_last_step_has_them_too() -
     assert report.due() is None
     report.watched = True
     assert [report.due(), report.due()] == [EngineStats(num_steps=13), EngineStats(num_steps=14)]
+
+
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (EngineError("rank 1 does not answer"), "rank 1 does not answer"),
+        (RuntimeError("[/build/gloo/tcp/pair.cc:81] Connection reset"), "RuntimeError; the log has the details"),
+        (OSError(28, "No space left on device", "/home/someone/x"), "OSError; the log has the details"),
+    ],
+)
+def test_clients_do_not_get_the_words_of_libraries(error: BaseException, words: str) -> None:
+    assert words_for_clients(error) == words

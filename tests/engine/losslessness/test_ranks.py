@@ -96,20 +96,39 @@ def test_mixtures_and_blocks_are_divided_too(kind: str, tmp_path: Path) -> None:
     assert tokens_of(build((path, path), DRAFTING["text"], **settings, **RANKS), asked) == wanted
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_dies_or_hangs_ends_the_engine_within_ten_seconds(
-    number: signal.Signals, pair: tuple[Path, Path]
+@pytest.mark.parametrize(
+    "number, size, what",
+    [
+        (signal.SIGKILL, 4, r"has ended \(signal 9\)"),
+        (signal.SIGSTOP, 2, "does not answer: it is stopped, or cannot be reached"),
+    ],
+)
+def test_a_rank_that_dies_or_hangs_is_named_within_ten_seconds(
+    number: signal.Signals, size: int, what: str, pair: tuple[Path, Path]
 ) -> None:
-    engine = build(pair, None, **RANKS)
-    (rank,) = (each for each in psutil.Process().children() if any("follower" in part for part in each.cmdline()))
+    """The others, which lose it too, are not taken for it. All listen on loopback alone."""
+    engine = build(pair, None, tensor_parallel_size=size, num_threads=1)
+    ranks = {int(each.cmdline()[-4]): each for each in followers()}
+    assert sorted(ranks) == list(range(1, size))
     try:
         engine.step()  # idle: all ranks live
-        os.kill(rank.pid, number)
+        addresses = {
+            connection.laddr.ip
+            for process in (psutil.Process(), *ranks.values())
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert addresses == {"127.0.0.1"}
+        os.kill(ranks[size // 2].pid, number)
         began_s = time.monotonic()
-        named = r"rank 1 of the tensor-parallel model has ended \(signal 9\)"
-        with pytest.raises(EngineError, match=named if number is signal.SIGKILL else "has not answered for 8 s"):
+        with pytest.raises(EngineError, match=f"^rank {size // 2} of the tensor-parallel model {what}$"):
             engine.step()
         assert time.monotonic() - began_s < 10
     finally:
         engine.close()
-    assert not rank.is_running()
+    assert not any(each.is_running() for each in ranks.values())
+
+
+def followers() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [each for each in children if any("follower" in part for part in each.cmdline())]

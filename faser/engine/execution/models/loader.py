@@ -86,20 +86,17 @@ def load_decoder(
             f"{directory} is a mixture of experts; the {backend.name} backend computes none; "
             "--backend native, on a CPU, does"
         )
-    if spec.has_states:
-        _check_states(directory, backend, shard)
-    if spec.normalises_values and shard is not None:
+    if spec.has_states and not backend.has_states:
         raise ConfigError(
-            f"{directory} normalises the values of attention, as Gemma 4 does; ranks cannot share it; "
-            f"tensor_parallel_size is {shard.size}, it must be 1"
+            f"{directory} has gated delta nets; the {backend.name} backend computes none; --device cpu does"
         )
     if config.wrapper is not None:
         _log.info("%s is a %s: its text half is loaded, images are not served", directory, config.wrapper)
     form = checkpoint_form(directory, backend, dtype, quantization=quantization, source=source)
     shapes = None
     if shard is not None:
-        form, shapes = _sharded(form, spec, shard), local_shapes(spec, shard)
-        spec = local_spec(spec, shard)
+        shapes = local_shapes(spec, shard)
+        form, spec = _sharded(form, spec, shard), local_spec(spec, shard)
     weights = pack_weights(
         form.source,
         spec,
@@ -122,15 +119,6 @@ def load_decoder(
         head_rows=None if shard is None else shard.head_rows(spec.vocab_size),
     )
     return Decoder(spec, backend, weights, rotary, buffers, ranks)
-
-
-def _check_states(directory: Path, backend: Backend, shard: Shard | None) -> None:
-    """Raises ConfigError where a model with recurrent states cannot be computed."""
-    named = f"{directory} has gated delta nets"
-    if not backend.has_states:
-        raise ConfigError(f"{named}; the {backend.name} backend computes none; --device cpu does")
-    if shard is not None:
-        raise ConfigError(f"{named}, which ranks cannot share; tensor_parallel_size is {shard.size}, it must be 1")
 
 
 def _check_quantization(quantization: str | None, backend: Backend, path: Path) -> None:

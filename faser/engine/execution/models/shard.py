@@ -98,6 +98,13 @@ class Shard:
 
 def local_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
     """The decoder that this rank computes, but for its head. Raises ConfigError naming what cannot be split."""
+    alone = f"tensor_parallel_size is {shard.size}, it must be 1"
+    if spec.has_states:
+        raise ConfigError(f"the model has gated delta nets, which ranks cannot share; {alone}")
+    if spec.normalises_values:
+        raise ConfigError(
+            f"the model normalises the values of attention, as Gemma 4 does; ranks cannot share it; {alone}"
+        )
     return replace(
         spec, layers=tuple(_local_layer(each, shard) for each in spec.layers), tie_word_embeddings=False
     )
@@ -120,7 +127,7 @@ def _local_layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
 
 
 def _shared_out(layer: LayerSpec) -> AttentionSpec:
-    assert isinstance(layer.attention, AttentionSpec), "the loader refuses delta nets on several ranks"
+    assert isinstance(layer.attention, AttentionSpec), "local_spec refuses delta nets"
     return layer.attention
 
 

@@ -4,6 +4,7 @@ Knows in which order the parts are made, since each one's memory depends on thos
 uses them.
 """
 
+import contextlib
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -130,12 +131,29 @@ def load_parts(
     sources: Sources | None,
 ) -> EngineParts:
     """Load the model in directory and what drafts for it by the config. Arguments as in build."""
+    with contextlib.ExitStack() as undo:
+        parts = _load_parts(config, directory, report, partition, sources, undo)
+        undo.pop_all()
+        return parts
+
+
+def _load_parts(
+    config: EngineConfig,
+    directory: Path,
+    report: ProgressCallback,
+    partition: Partition | None,
+    sources: Sources | None,
+    undo: contextlib.ExitStack,
+) -> EngineParts:
+    """As load_parts. undo: what to do if it fails."""
     torch.set_num_threads(config.threads)
     config, files = find_models(config, directory, report)
     grammars = _grammars(config, files[0])
     ngram_model = find_ngram_model(config.speculation, directory, files[0].spec.vocab_size)
     backend = engine_backend(config, report)
     ranks = None if config.tensor_parallel_size == 1 else Ranks(config, directory)
+    if ranks is not None:
+        undo.callback(ranks.close)
     group = None if ranks is None else ranks.group
     memory = CudaMemory(backend.device) if backend.device.type == "cuda" else None
     free_bytes = 0 if memory is None else memory.free_bytes()

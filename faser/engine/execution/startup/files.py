@@ -16,6 +16,7 @@ from faser.config.speculation import AUTO, MTP
 from faser.engine.checkpoints.files import ModelConfig, read_model_config
 from faser.engine.checkpoints.heads import EAGLE3, HeadSpec, is_head, read_head_spec, read_mtp_spec
 from faser.engine.checkpoints.source import resolve
+from faser.engine.execution.models.shard import Shard, local_spec
 from faser.engine.execution.startup.memory import (
     CachedModel,
     compute_dtype,
@@ -85,8 +86,10 @@ def find_models(
 
 
 def target_files(config: EngineConfig, directory: Path) -> ModelFiles:
-    """The model that is served."""
+    """The model that is served. Raises ConfigError if the ranks that are asked for cannot share it."""
     model = read_model_config(directory)
+    if config.tensor_parallel_size > 1:
+        local_spec(model.spec, Shard(rank=0, size=config.tensor_parallel_size))
     return _files(
         config,
         ModelRole.TARGET,

@@ -11,18 +11,21 @@ import time
 from pathlib import Path
 
 from faser.config.engine import EngineConfig
-from faser.config.environment import child_environment, rank_place
+from faser.config.environment import child_environment, rank_place, ranks_here
 from faser.engine.contract.messages import Configure, to_text
-from faser.engine.execution.ranks.group import RankGroup, meeting_place, torchrun_group
+from faser.engine.execution.ranks.group import group_here, torchrun_group
+from faser.engine.execution.ranks.meeting import open_meeting
 from faser.engine.execution.ranks.relay import LeadingRunner
 from faser.errors import ConfigError, EngineError
 from faser.logs import log_format
+from faser.machine import usable_cores
 from faser.processes import python_command
 
 FOLLOWER = "faser.engine.execution.startup.follower"
 CONFIGURE, BLOCKS = "configure", "blocks"  # what rank 0 leaves for the others
-_END_S = 2.0  # for a rank to end by itself
-_NOTICE_S = 0.5  # until the system says that a process has ended whose connection has broken
+_END_S = 2.0  # for ranks to end by themselves
+
+_log = logging.getLogger("faser.engine")
 
 
 def loaded(rank: int) -> str:
@@ -31,16 +34,20 @@ def loaded(rank: int) -> str:
 
 
 class Ranks:
-    """The other ranks of the target. Raises ConfigError where they cannot meet."""
+    """The other ranks of the target. Raises ConfigError where they cannot meet.
+
+    They end with the thread that makes it. The model in directory can be divided among them: see find_models.
+    """
 
     def __init__(self, config: EngineConfig, directory: Path) -> None:
         size, place = config.tensor_parallel_size, rank_place()
         self.runner: LeadingRunner | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
+        warn_of_few_cores(ranks_here(size), usable_cores())
         if place is None:
-            store = meeting_place(0, size, 0)
-            self.group = RankGroup(0, size, store, self._check)
-            self._processes = [_start(rank, size, store.port) for rank in range(1, size)]
+            meeting = open_meeting()
+            self.group = group_here(0, size, meeting, self._check)
+            self._start(size, meeting)
         elif place.size == size:
             self.group = torchrun_group(place)
         else:
@@ -67,31 +74,54 @@ class Ranks:
 
     def close(self) -> None:
         """End the other ranks."""
-        if self.runner is not None and all(each.poll() is None for each in self._processes):
+        until_s = time.monotonic()
+        runner, self.runner = self.runner, None
+        if runner is not None and not self.group.is_broken:
             with contextlib.suppress(EngineError):
-                self.runner.close()
+                runner.close()
+            until_s += _END_S
         self.group.close()
         for each in self._processes:
             try:
-                each.wait(_END_S)
+                each.wait(max(0.0, until_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 each.kill()
                 each.wait()
 
+    def _start(self, size: int, meeting: int) -> None:
+        """Start the processes of the other ranks. Raises ConfigError if one cannot start; then none is left."""
+        level = logging.getLevelName(logging.getLogger("faser").getEffectiveLevel())
+        for rank in range(1, size):
+            place = map(str, (rank, size, meeting, os.getpid()))
+            command = python_command(FOLLOWER, level, log_format(), *place)
+            try:
+                self._processes.append(
+                    subprocess.Popen(
+                        command, env=child_environment(), stdin=subprocess.DEVNULL, pass_fds=[meeting]
+                    )
+                )
+            except OSError as error:
+                self.close()
+                raise ConfigError(
+                    f"tensor_parallel_size is {size}; the process of rank {rank} cannot be started: "
+                    f"{error.strerror}"
+                ) from None
+
     def _check(self) -> None:
         """Raises EngineError that names a rank that has ended."""
-        until_s = time.monotonic() + _NOTICE_S
-        while True:
-            for rank, each in enumerate(self._processes, start=1):
-                if (status := each.poll()) is not None:
-                    how = f"signal {-status}" if status < 0 else f"exit status {status}"
-                    raise EngineError(f"rank {rank} of the tensor-parallel model has ended ({how})")
-            if time.monotonic() >= until_s:
-                return
-            time.sleep(_NOTICE_S / 10)
+        for rank, each in enumerate(self._processes, start=1):
+            if (status := each.poll()) is not None:
+                how = f"signal {-status}" if status < 0 else f"exit status {status}"
+                raise EngineError(f"rank {rank} of the tensor-parallel model has ended ({how})")
 
 
-def _start(rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
-    level = logging.getLevelName(logging.getLogger("faser").getEffectiveLevel())
-    command = python_command(FOLLOWER, level, log_format(), *map(str, (rank, size, port, os.getpid())))
-    return subprocess.Popen(command, env=child_environment(), stdin=subprocess.DEVNULL)
+def warn_of_few_cores(here: int, cores: int) -> None:
+    """Log it if the ranks of this machine have to share its cores."""
+    if here > cores:
+        _log.warning(
+            "tensor_parallel_size puts %d ranks on this machine, where FASER has %d cores: ranks that share a "
+            "core wait for each other in every layer; use %d ranks or fewer here, or more machines (torchrun)",
+            here,
+            cores,
+            cores,
+        )
