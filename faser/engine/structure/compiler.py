@@ -20,7 +20,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from faser.engine.structure.grammar_checks import LIMITS, fault, json_options, schema_grammar
 from faser.engine.structure.structural_tags import SpecialTokens, structural_tag_grammar
-from faser.engine.structure.trials import Budget, Trials
+from faser.engine.structure.trials import COSTLY, Budget, Trials
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import GrammarCostError, ModelError, RequestError
 from faser.machine import return_free_memory
@@ -28,7 +28,6 @@ from faser.types import StructuredOutput, StructureKind
 
 MAX_CACHED = 128  # grammars
 _WORD = 64  # the vocabulary is filled up to a multiple: masks are read in words of 64 bits
-_ANY_TIME = Budget()
 
 
 class GrammarCompiler:
@@ -68,7 +67,7 @@ class GrammarCompiler:
         thread.start()
         return thread
 
-    def matcher(self, asked: StructuredOutput, budget: Budget = _ANY_TIME) -> LLMatcher:
+    def matcher(self, asked: StructuredOutput, budget: Budget = COSTLY) -> LLMatcher:
         """A matcher at the start of an answer; the caller may advance it.
 
         Raises RequestError for what cannot be compiled, that says where; its param is that of the request. It is a

@@ -23,7 +23,6 @@ from faser.engine.structure.grammar_checks import LIMITS, fault, place_of_fault
 LENGTH = struct.Struct("!Q")  # of the JSON text that asks for a trial
 MOST_BYTES = 256 << 20  # that a compilation may add to the process
 _STACK_BYTES = 4 << 20  # half of what the engine's threads have, which compile the same grammar after it
-_NICE = 5  # steps of the engine come first
 
 
 def main() -> None:
@@ -55,7 +54,7 @@ def _supervise(trial: socket.socket, tokenizer: LLTokenizer) -> None:
     child = os.fork()
     if child == 0:
         os.close(running)
-        _limit(asked["cpu_s"])
+        _limit(asked["cpu_s"], asked["nice"])
         _compile(asked, tokenizer, trial)
         os._exit(0)
     os.close(ended)
@@ -63,10 +62,12 @@ def _supervise(trial: socket.socket, tokenizer: LLTokenizer) -> None:
     if running not in ready:  # the engine wants it no longer
         os.kill(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
-    _answer(trial, signal=os.WTERMSIG(status), exit_status=os.WEXITSTATUS(status), peak_bytes=usage.ru_maxrss << 10)
+    _answer(
+        trial, signal=os.WTERMSIG(status), exit_status=os.WEXITSTATUS(status), peak_bytes=usage.ru_maxrss << 10
+    )
 
 
-def _limit(cpu_s: float) -> None:
+def _limit(cpu_s: float, nice: int) -> None:
     """Bound the processor time, memory and stack of this process."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         size = int(statm.read().split()[0]) * resource.getpagesize()
@@ -79,7 +80,7 @@ def _limit(cpu_s: float) -> None:
         soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(which, (soft, hard))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a crash is reported by its signal
-    os.nice(_NICE)
+    os.nice(nice)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 

@@ -27,10 +27,15 @@ _POLL_S = 0.05  # how often a trial asks whether it is still wanted
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """cpu_s: processor time of one trial. is_wanted: asked while it runs; False ends it."""
+    """What one trial may use. nice: other processes come first. is_wanted: asked meanwhile; False ends the trial."""
 
-    cpu_s: float = 0.5
+    cpu_s: float
+    nice: int = 0
     is_wanted: Callable[[], bool] = lambda: True
+
+
+QUICK = Budget(0.05)  # ordinary grammars take up to 0.015
+COSTLY = Budget(0.5, nice=5)
 
 
 class TrialUnwantedError(Exception):
@@ -52,7 +57,8 @@ class Trials:
 
         Raises GrammarCostError beyond the budget, TrialUnwantedError when it is not wanted any more.
         """
-        asked = {"grammar": grammar, "schema": schema, "cpu_s": budget.cpu_s, "any_whitespace": any_whitespace}
+        limits = {"cpu_s": budget.cpu_s, "nice": budget.nice}
+        asked = {"grammar": grammar, "schema": schema, "any_whitespace": any_whitespace, **limits}
         found = self._ask(json.dumps(asked).encode(), budget.is_wanted)
         if "fault" in found:
             reason = found["fault"]
@@ -109,6 +115,7 @@ class Trials:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is the front-end's
             )
+        self._process = process
         self._end = weakref.finalize(self, _end_process, process, ours)
         assert process.stdin is not None
         with process.stdin:
