@@ -181,14 +181,14 @@ class Engine:
     def prepare(self, request: Request, budget: Budget = COSTLY) -> None:
         """Compile what the answers to a request must match. May be called from any thread, before `add`.
 
-        Raises what GrammarCompiler.matcher raises.
+        Raises what GrammarCompiler.hold raises.
         """
         asked = request.sampling.structured_output
         if asked is None:
             return
         if self._grammars is None:
             raise RequestError("this engine has no grammars", param=asked.param)
-        self._grammars.matcher(asked, budget)
+        self._grammars.hold(asked, budget)
 
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError if the engine can never serve it."""

@@ -1,10 +1,10 @@
 """Preparation: the grammars of requests are compiled in threads, off the step loop, and fairly.
 
-Two lines, a thread each. A request joins the quick line, where its grammar gets the budget QUICK; one that needs more
-joins the costly line, with COSTLY. The costly line's thread helps with the quick line when it has
-nothing to do, never the other way round, so an ordinary grammar waits for ordinary ones alone. In both lines tenants
-take turns, and a tenant has one grammar in work at a time: a hundred of one tenant's hold no other up. A request that
-is aborted leaves at once; one that waits for longer than WAIT_S is refused with a time to try again.
+There are two lines with a thread each. A request joins the quick line, where its grammar gets the budget QUICK; one
+that needs more joins the costly line and gets COSTLY. The costly line's thread helps with the quick line when it has
+nothing to do, never the other way round, so an ordinary grammar never waits for a costly one to end. In both lines
+tenants take turns, and a tenant has one grammar in work at a time: a hundred grammars of one tenant delay another
+tenant's by one. A request that is aborted leaves at once; one that has waited for WAIT_S is refused with Retry-After.
 """
 
 import threading
@@ -132,7 +132,7 @@ class Preparation:
                 self._join(self._costly, job)
                 return
             error = found
-        except RequestError as found:
+        except (RequestError, OverloadError) as found:
             error = found
         except Exception as found:  # a fault of ours; its request fails, and no other
             error = RequestError(f"the structured output cannot be prepared: {type(found).__name__}: {found}")

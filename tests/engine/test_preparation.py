@@ -18,7 +18,7 @@ def request(name: str, tenant: str = "") -> Request:
 
 
 class Grammars:
-    """Prepares requests as a test says: those named "costly…" need the larger budget, and each waits to be let go."""
+    """Prepares requests: those named "costly…" need the larger budget; hold: which of them wait to be let go."""
 
     def __init__(self, *, hold: Callable[[str], bool] = lambda _: True) -> None:
         self.messages: SimpleQueue[Prepared] = SimpleQueue()

@@ -2,17 +2,19 @@
 
 A StructuredOutput is translated to JSON text or to Lark's notation (`grammar_text`), with only its form checked;
 whether the grammar makes sense is found when it is compiled. That takes llguidance milliseconds, with the
-interpreter lock released; it builds the states of its lexer while masks are computed. Each grammar is first compiled
-in a process that may be killed (trials.py), and here only if that stayed within its budget of processor time, memory
-and stack. Lower limits of llguidance would not do: `multipleOf` and schemas that must hold together use no fuel, and
-deep references overflow the stack. Nor would a list of costly keywords, since their cost depends on their numbers.
+interpreter lock released; it builds the states of its lexer while masks are computed. Each grammar is first
+compiled in a process that can be killed (trials.py), and then here if it stayed within its budget of processor time,
+memory and stack. llguidance's own limits cannot replace that: `multipleOf` and `allOf` use no fuel, and deep
+references overflow the stack. A list of costly keywords cannot either: their cost depends on their numbers.
 """
 
 import contextlib
 import json
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
@@ -22,11 +24,14 @@ from faser.engine.structure.grammar_checks import LIMITS, fault, json_options, s
 from faser.engine.structure.structural_tags import SpecialTokens, structural_tag_grammar
 from faser.engine.structure.trials import COSTLY, Budget, Trials
 from faser.engine.text.tokenizer import Tokenizer
-from faser.errors import GrammarCostError, ModelError, RequestError
+from faser.errors import GrammarCostError, ModelError, OverloadError, RequestError
 from faser.machine import return_free_memory
 from faser.types import StructuredOutput, StructureKind
 
 MAX_CACHED = 128  # grammars
+MAX_CACHED_BYTES = 128 << 20  # of them together; ordinary ones take less than a megabyte, the largest 80
+MAX_HELD_BYTES = 512 << 20  # of the grammars of open requests
+_RETRY_HELD_S = 5
 _WORD = 64  # the vocabulary is filled up to a multiple: masks are read in words of 64 bits
 
 
@@ -53,7 +58,8 @@ class GrammarCompiler:
         self._preparing = threading.Lock()
         self._prepared: tuple[LLTokenizer, dict[str, int], Trials] | None = None
         self._failure: RequestError | None = None
-        self._cached: OrderedDict[tuple[StructureKind, str], LLMatcher] = OrderedDict()
+        self._cached: OrderedDict[tuple[StructureKind, str], _Compiled] = OrderedDict()
+        self._held: dict[int, _Compiled] = {}  # by the id of what asks for it
 
     @property
     def mask_words(self) -> int:
@@ -67,12 +73,31 @@ class GrammarCompiler:
         thread.start()
         return thread
 
+    def hold(self, asked: StructuredOutput, budget: Budget) -> None:
+        """Compile a grammar, and keep it for as long as `asked` exists, so that no step compiles it again.
+
+        Raises what `matcher` raises, and OverloadError where the grammars of open requests take too much memory.
+        """
+        compiled = self._find(asked, budget)
+        held = {id(each): each.num_bytes for each in [*self._held.values(), compiled]}
+        if (num_bytes := sum(held.values())) > MAX_HELD_BYTES:
+            raise OverloadError(
+                f"with this one the grammars of open requests take {num_bytes >> 20} MB; "
+                f"the limit is {MAX_HELD_BYTES >> 20} MB; try again when some of them have ended",
+                retry_after_s=_RETRY_HELD_S,
+            )
+        self._held[id(asked)] = compiled
+        weakref.finalize(asked, self._held.pop, id(asked), None).atexit = False
+
     def matcher(self, asked: StructuredOutput, budget: Budget = COSTLY) -> LLMatcher:
         """A matcher at the start of an answer; the caller may advance it.
 
         Raises RequestError for what cannot be compiled, that says where; its param is that of the request. It is a
         GrammarCostError for what is beyond the budget. Raises TrialUnwantedError as Trials.run does.
         """
+        return (self._held.get(id(asked)) or self._find(asked, budget)).matcher.deep_copy()
+
+    def _find(self, asked: StructuredOutput, budget: Budget) -> "_Compiled":
         key = asked.kind, asked.text
         with self._lock:
             found = self._cached.get(key)
@@ -82,9 +107,12 @@ class GrammarCompiler:
             found = self._compile(asked, budget)
             with self._lock:
                 self._cached[key] = found
-                while len(self._cached) > MAX_CACHED:
+                while len(self._cached) > MAX_CACHED or self._cached_bytes() > MAX_CACHED_BYTES:
                     self._cached.popitem(last=False)
-        return found.deep_copy()
+        return found
+
+    def _cached_bytes(self) -> int:
+        return sum([each.num_bytes for each in self._cached.values()])
 
     def _prepare(self) -> None:
         with contextlib.suppress(RequestError):
@@ -120,22 +148,31 @@ class GrammarCompiler:
         return_free_memory()
         return found, special_tokens, Trials(setup)
 
-    def _compile(self, asked: StructuredOutput, budget: Budget) -> LLMatcher:
+    def _compile(self, asked: StructuredOutput, budget: Budget) -> "_Compiled":
         tokenizer, special_tokens, trials = self._tokenizer()
         try:
             text = grammar_text(asked, any_whitespace=self._any_whitespace, special_tokens=special_tokens)
             schema = read_json(asked) if asked.kind is StructureKind.JSON else None
-            reason = trials.run(text, schema, budget, any_whitespace=self._any_whitespace)
+            trial = trials.run(text, schema, budget, any_whitespace=self._any_whitespace)
         except GrammarCostError as error:
             raise GrammarCostError(f"{asked.kind} cannot be compiled: {error}", param=asked.param) from None
         except RequestError as error:
             raise RequestError(str(error), param=asked.param) from None
+        reason = trial.fault
         if reason is None:
-            matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
-            reason = fault(matcher)
+            compiled = _Compiled(LLMatcher(tokenizer, text, log_level=0, limits=LIMITS), trial.num_bytes)
+            reason = fault(compiled.matcher)
         if reason is not None:
             raise RequestError(f"{asked.kind} cannot be compiled: {reason}", param=asked.param)
-        return matcher
+        return compiled
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A grammar. matcher: at its start. num_bytes: memory that it takes."""
+
+    matcher: LLMatcher
+    num_bytes: int
 
 
 def grammar_text(asked: StructuredOutput, *, any_whitespace: bool, special_tokens: SpecialTokens) -> str:

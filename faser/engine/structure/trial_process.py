@@ -1,9 +1,9 @@
 """Trial compilations: a grammar is compiled in a process that the kernel kills when it takes too much.
 
-Run as `python -m faser.engine.structure.trial_process FD`, with the tokenizer on standard input. FD is a socket that
-carries one end of a further socket for each trial. A trial has two processes, forked from this one: one compiles,
-the other waits for it and kills it when the engine closes its end. Both are gone after the trial, so a grammar that
-overflows the stack ends neither the engine nor this process.
+Run as `python -m faser.engine.structure.trial_process FD`, with the tokenizer on standard input. FD is a socket
+that carries one end of a further socket for each trial. A trial has two processes, forked from this one: one
+compiles, the other waits for it and kills it when the engine closes its end. Both are gone after the trial, so a
+grammar that overflows the stack ends neither the engine nor this process.
 """
 
 import json
@@ -61,10 +61,8 @@ def _supervise(trial: socket.socket, tokenizer: LLTokenizer) -> None:
     ready, _, _ = select.select([running, trial], [], [])
     if running not in ready:  # the engine wants it no longer
         os.kill(child, signal.SIGKILL)
-    _, status, usage = os.wait4(child, 0)
-    _answer(
-        trial, signal=os.WTERMSIG(status), exit_status=os.WEXITSTATUS(status), peak_bytes=usage.ru_maxrss << 10
-    )
+    _, status = os.waitpid(child, 0)
+    _answer(trial, signal=os.WTERMSIG(status), exit_status=os.WEXITSTATUS(status))
 
 
 def _limit(cpu_s: float, nice: int) -> None:
@@ -86,12 +84,19 @@ def _limit(cpu_s: float, nice: int) -> None:
 
 def _compile(asked: dict[str, Any], tokenizer: LLTokenizer, trial: socket.socket) -> None:
     """Compile, and say what is wrong with the grammar; for a JSON schema also where, if that is found in time."""
-    reason = fault(LLMatcher(tokenizer, asked["grammar"], log_level=0, limits=LIMITS))
-    _answer(trial, fault=reason)
+    before = _private_bytes()
+    matcher = LLMatcher(tokenizer, asked["grammar"], log_level=0, limits=LIMITS)
+    reason = fault(matcher)
+    _answer(trial, fault=reason, num_bytes=_private_bytes() - before)
     if reason is not None and asked["schema"] is not None:
         signal.setitimer(signal.ITIMER_PROF, asked["cpu_s"])
         schema, any_whitespace = asked["schema"], asked["any_whitespace"]
         _answer(trial, place=place_of_fault(schema, reason, tokenizer, any_whitespace=any_whitespace))
+
+
+def _private_bytes() -> int:
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
 
 
 def _answer(trial: socket.socket, **members: Any) -> None:

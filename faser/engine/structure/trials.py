@@ -1,9 +1,9 @@
 """Trials: whether a grammar compiles within a budget, tried in a process that can be killed.
 
-llguidance compiles with the interpreter lock released, but cannot be interrupted, and its limits leave gaps: schemas of
-sixty bytes compile for minutes, and chains of a few thousand references overflow the stack. A trial costs ordinary
-grammars a few milliseconds more and finds all of that, in one mechanism, for keywords that we do not know of too.
-The process holds the tokenizer: 55 MB for 49,000 tokens. It starts with the first trial.
+llguidance compiles with the interpreter lock released, but cannot be interrupted, and its limits leave gaps: schemas
+of sixty bytes compile for hours, and chains of a thousand references overflow the stack. A trial finds both, and
+whatever other keyword is costly, for a few milliseconds more with an ordinary grammar. Its process holds the
+tokenizer, 50 MB for 49,000 tokens, and starts with the first trial.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _POLL_S = 0.05  # how often a trial asks whether it is still wanted
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one trial may use. nice: other processes come first. is_wanted: asked meanwhile; False ends the trial."""
+    """Limits of one trial. nice: as of a process. is_wanted: asked meanwhile; False ends the trial."""
 
     cpu_s: float
     nice: int = 0
@@ -36,6 +36,14 @@ class Budget:
 
 QUICK = Budget(0.05)  # ordinary grammars take up to 0.015
 COSTLY = Budget(0.5, nice=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Outcome of a trial. fault: what is wrong with the grammar; None: nothing is. num_bytes: of its matcher."""
+
+    fault: str | None
+    num_bytes: int
 
 
 class TrialUnwantedError(Exception):
@@ -52,8 +60,8 @@ class Trials:
         self._control: socket.socket | None = None
         self._end: Callable[[], object] = lambda: None
 
-    def run(self, grammar: str, schema: Any, budget: Budget, *, any_whitespace: bool) -> str | None:
-        """Return what is wrong with the grammar, with the place if it is that of a JSON schema; None: nothing is.
+    def run(self, grammar: str, schema: Any, budget: Budget, *, any_whitespace: bool) -> Trial:
+        """Compile a grammar. schema: whose grammar it is, to find the place of a fault; None: no schema's.
 
         Raises GrammarCostError beyond the budget, TrialUnwantedError when it is not wanted any more.
         """
@@ -62,7 +70,7 @@ class Trials:
         found = self._ask(json.dumps(asked).encode(), budget.is_wanted)
         if "fault" in found:
             reason = found["fault"]
-            return None if reason is None else f"{found.get('place', '')}{reason}"
+            return Trial(None if reason is None else f"{found.get('place', '')}{reason}", found["num_bytes"])
         match found.get("signal"):
             case signal.SIGPROF:
                 raise GrammarCostError(

@@ -1,4 +1,4 @@
-"""A grammar that takes too much is refused by name of the limit; whatever it does ends its trial and nothing else."""
+"""A grammar that takes too much is refused with the limit; a crash ends its trial and nothing else."""
 
 import json
 import os
