@@ -1,10 +1,11 @@
 """Preparation: the grammars of requests are compiled in threads, off the step loop, and fairly.
 
-There are two lines with a thread each. A request joins the quick line, where its grammar gets the budget QUICK; one
-that needs more joins the costly line and gets COSTLY. The costly line's thread helps with the quick line when it has
-nothing to do, never the other way round, so an ordinary grammar never waits for a costly one to end. In both lines
-tenants take turns, and a tenant has one grammar in work at a time: a hundred grammars of one tenant delay another
-tenant's by one. A request that is aborted leaves at once; one that has waited for WAIT_S is refused with Retry-After.
+There are two lines with a thread each. A request joins the quick line, where its grammar gets the budget QUICK;
+one that needs more joins the costly line and gets COSTLY. The costly line's thread helps with the quick line
+when it has nothing to do, never the other way round, so an ordinary grammar never waits for a costly one to end.
+In both lines tenants take turns, and a tenant has one grammar in work at a time: a hundred grammars of one
+tenant delay another tenant's by one. A request that is aborted leaves at once; one that has waited for WAIT_S is
+refused with Retry-After.
 """
 
 import threading

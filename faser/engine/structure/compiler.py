@@ -3,9 +3,9 @@
 A StructuredOutput is translated to JSON text or to Lark's notation (`grammar_text`), with only its form checked;
 whether the grammar makes sense is found when it is compiled. That takes llguidance milliseconds, with the
 interpreter lock released; it builds the states of its lexer while masks are computed. Each grammar is first
-compiled in a process that can be killed (trials.py), and then here if it stayed within its budget of processor time,
-memory and stack. llguidance's own limits cannot replace that: `multipleOf` and `allOf` use no fuel, and deep
-references overflow the stack. A list of costly keywords cannot either: their cost depends on their numbers.
+compiled in a process that can be killed (trials.py), and then here if it stayed within its budget of processor
+time, memory and stack. llguidance's own limits cannot replace that: `multipleOf` and `allOf` use no fuel, and
+deep references overflow the stack. A list of costly keywords cannot either: their cost depends on their numbers.
 """
 
 import contextlib

@@ -58,7 +58,7 @@ def _supervise(trial: socket.socket, tokenizer: LLTokenizer) -> None:
         _compile(asked, tokenizer, trial)
         os._exit(0)
     os.close(ended)
-    ready, _, _ = select.select([running, trial], [], [])
+    ready, _, _ = select.select([running, trial.fileno()], [], [])
     if running not in ready:  # the engine wants it no longer
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)

@@ -1,9 +1,9 @@
 """Trials: whether a grammar compiles within a budget, tried in a process that can be killed.
 
-llguidance compiles with the interpreter lock released, but cannot be interrupted, and its limits leave gaps: schemas
-of sixty bytes compile for hours, and chains of a thousand references overflow the stack. A trial finds both, and
-whatever other keyword is costly, for a few milliseconds more with an ordinary grammar. Its process holds the
-tokenizer, 50 MB for 49,000 tokens, and starts with the first trial.
+llguidance compiles with the interpreter lock released, but cannot be interrupted, and its limits leave gaps:
+schemas of sixty bytes compile for hours, and chains of a thousand references overflow the stack. A trial finds
+both, and whatever other keyword is costly, for a few milliseconds more with an ordinary grammar. Its process
+holds the tokenizer, 50 MB for 49,000 tokens, and starts with the first trial.
 """
 
 import contextlib
