@@ -1,8 +1,14 @@
 """The engine's statistics leave it ten times a second while it works, and at once when its work is done."""
 
+import socket
+
+import pytest
+
+from faser.engine.contract.messages import Rejected, frame
 from faser.engine.control.clock import SimulatedClock
-from faser.engine.worker import StatsReport
-from faser.types import EngineStats
+from faser.engine.worker import StatsReport, _reject
+from faser.errors import OverloadError, RequestError
+from faser.types import EngineStats, Request, SamplingParams
 
 
 class CountingEngine:
@@ -36,3 +42,19 @@ def test_a_second_of_steps_has_ten_statistics_and_the_last_step_has_them_too() -
     assert report.due() is None
     report.watched = True
     assert [report.due(), report.due()] == [EngineStats(num_steps=13), EngineStats(num_steps=14)]
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (RequestError("no such key", param="x"), Rejected("a", "no such key", "x")),
+        (OverloadError("others are before it", retry_after_s=3), Rejected("a", "others are before it", None, 3)),
+    ],
+)
+def test_a_refusal_says_which_field_is_wrong_or_when_to_try_again(
+    error: RequestError | OverloadError, told: Rejected
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        _reject(theirs, Request(request_id="a", prompt_token_ids=(1,), sampling=SamplingParams()), error)
+        assert ours.recv(1 << 16) == frame(told)
