@@ -117,6 +117,18 @@ def test_tenants_take_turns_with_one_grammar_in_work_each(grammars: Grammars) ->
     assert order.index("b1") <= 5
 
 
+def test_tenants_alternate_in_one_thread() -> None:
+    opened = threading.Event()
+    grammars = Grammars(hold=lambda name: name.startswith("costly") or (name == "gate" and not opened.is_set()))
+    for name in ("costly", "gate"):  # one for each thread
+        grammars.preparation.begin(request(name, name))
+        assert grammars.next_begun() == name
+    for name in ("a0", "a1", "a2", "b0", "b1", "c0"):
+        grammars.preparation.begin(request(name, name[0]))
+    opened.set()
+    assert [grammars.next_begun() for _ in range(6)] == ["a0", "b0", "c0", "a1", "b1", "a2"]
+
+
 def test_a_whole_request_that_waits_is_dropped_when_it_is_aborted(grammars: Grammars) -> None:
     for name in ("a", "b", "c"):
         grammars.preparation.begin(request(name))

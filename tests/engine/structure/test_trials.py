@@ -1,10 +1,13 @@
 """A grammar that takes too much is refused with the limit; a crash ends its trial and nothing else."""
 
+import contextlib
 import json
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,10 @@ from faser.types import StructuredOutput, StructureKind
 from tests.engine.structure.languages import EOS, the_compiler, the_tokenizer
 
 _NEVER = {"type": "integer", "multipleOf": 9_999_991}  # compiles for hours
+_LONG = {
+    "type": "object",
+    "properties": {f"p{i}": {"type": "integer", "multipleOf": 9_001 + i} for i in range(300)},
+}
 
 
 def asked(schema: Any) -> StructuredOutput:
@@ -28,6 +35,14 @@ def chain(length: int) -> dict[str, Any]:
         f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(length)
     }
     return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{length}": {"type": "integer"}}}
+
+
+def in_session(session: int) -> Iterator[int]:
+    """Processes of a session."""
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getsid(int(each.name)) == session:
+                yield int(each.name)
 
 
 @pytest.mark.parametrize("number", [99_991, 99_989, 9_999_991])
@@ -83,9 +98,16 @@ def test_a_trial_that_is_not_wanted_any_more_is_killed() -> None:
         asks.append(1)
         return len(asks) < 3
 
+    compiler = GrammarCompiler(the_tokenizer, vocab_size=512, eos_token_ids=(EOS,))
     with pytest.raises(TrialUnwantedError):
-        the_compiler().matcher(asked(_NEVER), Budget(1e6, is_wanted=is_wanted))
+        compiler.matcher(asked(_LONG), Budget(1e6, is_wanted=is_wanted))
     assert len(asks) == 3
+    process = compiler._tokenizer()[2]._process
+    assert process is not None
+    deadline_s = time.monotonic() + 2  # that schema takes longer
+    while [*in_session(process.pid)] != [process.pid]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def test_trials_run_side_by_side() -> None:
