@@ -4,6 +4,7 @@
     ├── ConfigError            the operator's: a flag, a file, a checkpoint      → exit status 2
     │   └── ModelError         the checkpoint or tokenizer cannot be used
     ├── RequestError           the caller's: names the field and the limit       → 400
+    │   ├── GrammarCostError   the caller's: a grammar that costs too much       → 400
     │   └── UnknownModelError  the caller's: no such model                       → 404
     ├── OverloadError          the load's: the queue is full                     → 503 + Retry-After
     │   └── TargetError        the load's: a latency target cannot be met        → 429 + Retry-After
@@ -34,6 +35,10 @@ class RequestError(FaserError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class GrammarCostError(RequestError):
+    """A grammar that takes more time, memory or stack to compile than one may."""
 
 
 class UnknownModelError(RequestError):

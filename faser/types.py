@@ -75,7 +75,7 @@ class StructureKind(StrEnum):
     STRUCTURAL_TAG = "structural_tag"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class StructuredOutput:
     """What every answer to a request must match. param: the field that asks for it, for messages.
 

@@ -21,6 +21,7 @@ from faser.engine.gap_timer import GapTimer
 from faser.engine.kv_events import KvEventPublisher
 from faser.engine.step_trace import StepTraceFile
 from faser.engine.structure.compiler import GrammarCompiler
+from faser.engine.structure.trials import COSTLY, Budget
 from faser.errors import RequestError
 from faser.types import EngineStats, Request
 
@@ -177,17 +178,17 @@ class Engine:
         if self._ranks is not None:
             self._ranks.close()
 
-    def prepare(self, request: Request) -> None:
+    def prepare(self, request: Request, budget: Budget = COSTLY) -> None:
         """Compile what the answers to a request must match. May be called from any thread, before `add`.
 
-        Raises RequestError for what cannot be compiled.
+        Raises what GrammarCompiler.hold raises.
         """
         asked = request.sampling.structured_output
         if asked is None:
             return
         if self._grammars is None:
             raise RequestError("this engine has no grammars", param=asked.param)
-        self._grammars.matcher(asked)
+        self._grammars.hold(asked, budget)
 
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError if the engine can never serve it."""

@@ -39,7 +39,7 @@ from faser.engine.contract.messages import (
 )
 from faser.engine.engine import Engine
 from faser.engine.preparation import Preparation, Prepared
-from faser.errors import ConfigError, FaserError, RequestError
+from faser.errors import ConfigError, FaserError, OverloadError, RequestError
 from faser.logs import ENGINE, start_logging
 from faser.types import EngineState, EngineStats, Request
 
@@ -188,7 +188,7 @@ def _take_messages(
             case Prepared(request, error):
                 aborts = preparation.end(request)
                 if error is not None:
-                    _send(connection, Rejected(request.request_id, str(error), error.param))
+                    _reject(connection, request, error)
                 elif all(abort.index is not None for abort in aborts):
                     _add(engine, request, connection)
                 for abort in aborts:
@@ -210,7 +210,13 @@ def _add(engine: Engine, request: Request, connection: socket.socket) -> None:
     try:
         engine.add(request)
     except RequestError as error:
-        _send(connection, Rejected(request.request_id, str(error), error.param))
+        _reject(connection, request, error)
+
+
+def _reject(connection: socket.socket, request: Request, error: RequestError | OverloadError) -> None:
+    param = error.param if isinstance(error, RequestError) else None
+    retry_after_s = error.retry_after_s if isinstance(error, OverloadError) else None
+    _send(connection, Rejected(request.request_id, str(error), param, retry_after_s))
 
 
 def _end_loading(told_to_end: threading.Event, loaded: threading.Event) -> None:

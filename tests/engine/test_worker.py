@@ -3,12 +3,15 @@
 Clients get FASER's words for what ends the engine, never a library's.
 """
 
+import socket
+
 import pytest
 
+from faser.engine.contract.messages import Rejected, frame
 from faser.engine.control.clock import SimulatedClock
-from faser.engine.worker import StatsReport, words_for_clients
-from faser.errors import EngineError
-from faser.types import EngineStats
+from faser.engine.worker import StatsReport, _reject, words_for_clients
+from faser.errors import EngineError, OverloadError, RequestError
+from faser.types import EngineStats, Request, SamplingParams
 
 
 class CountingEngine:
@@ -54,3 +57,19 @@ def test_a_second_of_steps_has_ten_statistics_and_the_last_step_has_them_too() -
 )
 def test_clients_do_not_get_the_words_of_libraries(error: BaseException, words: str) -> None:
     assert words_for_clients(error) == words
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (RequestError("no such key", param="x"), Rejected("a", "no such key", "x")),
+        (OverloadError("others are before it", retry_after_s=3), Rejected("a", "others are before it", None, 3)),
+    ],
+)
+def test_a_refusal_says_which_field_is_wrong_or_when_to_try_again(
+    error: RequestError | OverloadError, told: Rejected
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        _reject(theirs, Request(request_id="a", prompt_token_ids=(1,), sampling=SamplingParams()), error)
+        assert ours.recv(1 << 16) == frame(told)

@@ -300,8 +300,10 @@ class AsyncEngine:
                 self._take_info(info)
             case StateChange(state):
                 self._enter(state, "")
-            case Rejected(request_id, text, param):
+            case Rejected(request_id, text, param, None):
                 self._fail_one(request_id, RequestError(text, param=param))
+            case Rejected(request_id, text, _, int(retry_after_s)):
+                self._fail_one(request_id, OverloadError(text, retry_after_s=retry_after_s))
 
     def _look_out(self, pace: Pace) -> None:
         """Compute what is to be expected, in a thread and only now and then."""

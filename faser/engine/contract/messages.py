@@ -71,11 +71,15 @@ class Deltas(msgspec.Struct, frozen=True, tag=True):
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
-    """The engine refused a request that the front-end had accepted."""
+    """The engine refused a request that the front-end had accepted.
+
+    retry_after_s: when it has a chance, if the load is the reason; None: never.
+    """
 
     request_id: str
     message: str
     param: str | None
+    retry_after_s: int | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -2,49 +2,37 @@
 
 A StructuredOutput is translated to JSON text or to Lark's notation (`grammar_text`), with only its form checked;
 whether the grammar makes sense is found when it is compiled. That takes llguidance milliseconds, with the
-interpreter lock released; it builds the states of its lexer while masks are computed. The limits here bound both:
-a grammar beyond them is refused, so no request can hold up a step.
+interpreter lock released; it builds the states of its lexer while masks are computed. Each grammar is first
+compiled in a process that can be killed (trials.py), and then here if it stayed within its budget of processor
+time, memory and stack. llguidance's own limits cannot replace that: `multipleOf` and `allOf` use no fuel, and
+deep references overflow the stack. A list of costly keywords cannot either: their cost depends on their numbers.
 """
 
 import contextlib
 import json
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
+from faser.engine.structure.grammar_checks import LIMITS, fault, json_options, schema_grammar
 from faser.engine.structure.structural_tags import SpecialTokens, structural_tag_grammar
+from faser.engine.structure.trials import COSTLY, Budget, Trials
 from faser.engine.text.tokenizer import Tokenizer
-from faser.errors import ModelError, RequestError
+from faser.errors import GrammarCostError, ModelError, OverloadError, RequestError
 from faser.machine import return_free_memory
 from faser.types import StructuredOutput, StructureKind
 
-# The keys of a JSON schema that hold further schemas: one, a list of them, or one for each name.
-_SCHEMA_KEYS = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
-_SCHEMA_LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMA_MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-
 MAX_CACHED = 128  # grammars
+MAX_CACHED_BYTES = 128 << 20  # of them together; ordinary ones take less than a megabyte, the largest 80
+MAX_HELD_BYTES = 512 << 20  # of the grammars of open requests
+_RETRY_HELD_S = 5
 _WORD = 64  # the vocabulary is filled up to a multiple: masks are read in words of 64 bits
-_LIMITS = LLParserLimits(
-    max_items_in_row=2_000,
-    initial_lexer_fuel=1_000_000,  # 20 ms
-    step_lexer_fuel=200_000,  # 15 ms
-    step_max_items=20_000,  # 1 ms
-    max_lexer_states=50_000,  # up to 100 MB
-    max_grammar_size=50_000,
-    verbose_errors=False,
-)
-_MOST_CHECKED = 200  # schemas within a schema that are compiled by themselves to find the faulty one
-_LONGEST_REASON = 600  # characters
-
-
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
 
 
 class GrammarCompiler:
@@ -68,14 +56,15 @@ class GrammarCompiler:
         self.eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
         self._preparing = threading.Lock()
-        self._prepared: tuple[LLTokenizer, dict[str, int]] | None = None
+        self._prepared: tuple[LLTokenizer, dict[str, int], Trials] | None = None
         self._failure: RequestError | None = None
-        self._cached: OrderedDict[tuple[StructureKind, str], LLMatcher] = OrderedDict()
+        self._cached: OrderedDict[tuple[StructureKind, str], _Compiled] = OrderedDict()
+        self._held: dict[int, _Compiled] = {}  # by the id of what asks for it
 
     @property
     def mask_words(self) -> int:
         """Words of 64 bits in a mask."""
-        tokenizer, _ = self._tokenizer()
+        tokenizer, _, _ = self._tokenizer()
         return int(tokenizer.vocab_size) // _WORD
 
     def prepare(self) -> threading.Thread:
@@ -84,30 +73,53 @@ class GrammarCompiler:
         thread.start()
         return thread
 
-    def matcher(self, asked: StructuredOutput) -> LLMatcher:
+    def hold(self, asked: StructuredOutput, budget: Budget) -> None:
+        """Compile a grammar, and keep it for as long as `asked` exists, so that no step compiles it again.
+
+        Raises what `matcher` raises, and OverloadError where the grammars of open requests take too much memory.
+        """
+        compiled = self._find(asked, budget)
+        held = {id(each): each.num_bytes for each in [*self._held.values(), compiled]}
+        if (num_bytes := sum(held.values())) > MAX_HELD_BYTES:
+            raise OverloadError(
+                f"with this one the grammars of open requests take {num_bytes >> 20} MB; "
+                f"the limit is {MAX_HELD_BYTES >> 20} MB; try again when some of them have ended",
+                retry_after_s=_RETRY_HELD_S,
+            )
+        self._held[id(asked)] = compiled
+        weakref.finalize(asked, self._held.pop, id(asked), None).atexit = False
+
+    def matcher(self, asked: StructuredOutput, budget: Budget = COSTLY) -> LLMatcher:
         """A matcher at the start of an answer; the caller may advance it.
 
-        Raises RequestError for what cannot be compiled, that says where; its param is that of the request.
+        Raises RequestError for what cannot be compiled, that says where; its param is that of the request. It is a
+        GrammarCostError for what is beyond the budget. Raises TrialUnwantedError as Trials.run does.
         """
+        return (self._held.get(id(asked)) or self._find(asked, budget)).matcher.deep_copy()
+
+    def _find(self, asked: StructuredOutput, budget: Budget) -> "_Compiled":
         key = asked.kind, asked.text
         with self._lock:
             found = self._cached.get(key)
             if found is not None:
                 self._cached.move_to_end(key)
         if found is None:
-            found = self._compile(asked)
+            found = self._compile(asked, budget)
             with self._lock:
                 self._cached[key] = found
-                while len(self._cached) > MAX_CACHED:
+                while len(self._cached) > MAX_CACHED or self._cached_bytes() > MAX_CACHED_BYTES:
                     self._cached.popitem(last=False)
-        return found.deep_copy()
+        return found
+
+    def _cached_bytes(self) -> int:
+        return sum([each.num_bytes for each in self._cached.values()])
 
     def _prepare(self) -> None:
         with contextlib.suppress(RequestError):
             self._tokenizer()
 
-    def _tokenizer(self) -> tuple[LLTokenizer, dict[str, int]]:
-        """llguidance's view of the tokenizer, and the special tokens."""
+    def _tokenizer(self) -> tuple[LLTokenizer, dict[str, int], Trials]:
+        """llguidance's view of the tokenizer, the special tokens, and trials with the same tokenizer."""
         with self._preparing:
             if self._failure is not None:
                 raise RequestError(str(self._failure), param=self._failure.param)
@@ -119,96 +131,48 @@ class GrammarCompiler:
                     raise
             return self._prepared
 
-    def _read_tokenizer(self) -> tuple[LLTokenizer, dict[str, int]]:
+    def _read_tokenizer(self) -> tuple[LLTokenizer, dict[str, int], Trials]:
         try:
             tokenizer = self._load_tokenizer()
             size = max(tokenizer.vocab_size, self.vocab_size)
-            found = LLTokenizer(
-                tokenizer.to_json(),
-                n_vocab=-(-size // _WORD) * _WORD,
-                eos_token=[each for each in self.eos_token_ids if each < size] or None,
-            )
+            text, num_tokens = tokenizer.to_json(), -(-size // _WORD) * _WORD
+            eos_token = [each for each in self.eos_token_ids if each < size] or None
+            found = LLTokenizer(text, n_vocab=num_tokens, eos_token=eos_token)
         except (ModelError, ValueError) as error:
             raise RequestError(
                 f"structured output is not possible with this model's tokenizer: {error}"
             ) from error
         special_tokens = tokenizer.special_tokens()
-        del tokenizer
+        setup = json.dumps({"tokenizer": text, "n_vocab": num_tokens, "eos_token": eos_token}).encode()
+        del tokenizer, text
         return_free_memory()
-        return found, special_tokens
+        return found, special_tokens, Trials(setup)
 
-    def _compile(self, asked: StructuredOutput) -> LLMatcher:
-        tokenizer, special_tokens = self._tokenizer()
+    def _compile(self, asked: StructuredOutput, budget: Budget) -> "_Compiled":
+        tokenizer, special_tokens, trials = self._tokenizer()
         try:
             text = grammar_text(asked, any_whitespace=self._any_whitespace, special_tokens=special_tokens)
+            schema = read_json(asked) if asked.kind is StructureKind.JSON else None
+            trial = trials.run(text, schema, budget, any_whitespace=self._any_whitespace)
+        except GrammarCostError as error:
+            raise GrammarCostError(f"{asked.kind} cannot be compiled: {error}", param=asked.param) from None
         except RequestError as error:
             raise RequestError(str(error), param=asked.param) from None
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
-        failed = _failed(matcher)
-        if failed is None:
-            return matcher
-        reason = _reason(failed)
-        where = ""
-        if asked.kind is StructureKind.JSON:
-            where = _place_of_fault(read_json(asked), reason, tokenizer, any_whitespace=self._any_whitespace)
-        raise RequestError(f"{asked.kind} cannot be compiled: {where}{reason}", param=asked.param)
+        reason = trial.fault
+        if reason is None:
+            compiled = _Compiled(LLMatcher(tokenizer, text, log_level=0, limits=LIMITS), trial.num_bytes)
+            reason = fault(compiled.matcher)
+        if reason is not None:
+            raise RequestError(f"{asked.kind} cannot be compiled: {reason}", param=asked.param)
+        return compiled
 
 
-def _failed(matcher: LLMatcher) -> LLMatcher | None:
-    """The matcher, or a copy of it that has taken a token, if it is in error; some faults show only then.
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A grammar. matcher: at its start. num_bytes: memory that it takes."""
 
-    What the first token needs is computed here, not in a step.
-    """
-    if matcher.is_error():
-        return matcher
-    mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-    if matcher.is_error():
-        return matcher
-    after = matcher.deep_copy()
-    allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
-    if len(allowed) and after.consume_token(int(allowed[-1])):
-        after.compute_bitmask()
-    return after if after.is_error() else None
-
-
-def _reason(matcher: LLMatcher) -> str:
-    """What is wrong, without the state of the parser."""
-    text = str(matcher.get_error()).partition("<state>")[0].strip()
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
-
-
-def _place_of_fault(schema: Any, reason: str, tokenizer: LLTokenizer, *, any_whitespace: bool) -> str:
-    """ "at /properties/a: ", the innermost schema that fails for the same reason by itself; empty at the top."""
-    if not isinstance(schema, dict):
-        return ""
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    path, left = "", _MOST_CHECKED
-    descends = True
-    while descends:
-        descends = False
-        for name, inner in _schemas_in(schema):
-            left -= 1
-            text = json_grammar({**definitions, **inner}, any_whitespace=any_whitespace)
-            error, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer, limits=_LIMITS)
-            if error and any(reason[:80] in each for each in messages):
-                path, schema, descends = f"{path}/{name}", inner, True
-                break
-            if left <= 0:
-                return f"at {path}: " if path else ""
-    return f"at {path}: " if path else ""
-
-
-def _schemas_in(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas directly within one, with their places."""
-    for key in _SCHEMA_KEYS:
-        if isinstance(schema.get(key), dict):
-            yield key, schema[key]
-    for key in _SCHEMA_LIST_KEYS:
-        if isinstance(schema.get(key), list):
-            yield from ((f"{key}/{i}", each) for i, each in enumerate(schema[key]) if isinstance(each, dict))
-    for key in _SCHEMA_MAP_KEYS:
-        if isinstance(schema.get(key), dict):
-            yield from ((f"{key}/{name}", each) for name, each in schema[key].items() if isinstance(each, dict))
+    matcher: LLMatcher
+    num_bytes: int
 
 
 def grammar_text(asked: StructuredOutput, *, any_whitespace: bool, special_tokens: SpecialTokens) -> str:
@@ -236,19 +200,7 @@ def json_grammar(schema: Any, *, any_whitespace: bool) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise RequestError(f"the JSON schema is {json.dumps(schema)[:80]}; it must be an object")
-    text = json.dumps(schema)
-    return str(LLMatcher.grammar_from_json_schema(text, overrides=json_options(any_whitespace=any_whitespace)))
-
-
-def json_options(*, any_whitespace: bool) -> "JsonCompileOptions":
-    """How llguidance writes JSON.
-
-    any_whitespace: between values there may be any. Otherwise it is as in json.dumps: a space follows each comma
-    and colon, so that the text between two values is known, and a model cannot fill its answer with blanks.
-    """
-    if any_whitespace:
-        return {"whitespace_flexible": True}
-    return {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    return schema_grammar(schema, any_whitespace=any_whitespace)
 
 
 def lark_grammar(text: str) -> str:

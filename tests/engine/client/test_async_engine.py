@@ -21,6 +21,7 @@ from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import Transport
 from faser.engine.client.output_stream import OutputStream
 from faser.engine.client.supervisor import Supervision
+from faser.engine.contract.messages import Rejected
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.engine.worker import HEARTBEAT_S
 from faser.errors import (
@@ -228,6 +229,52 @@ def test_what_cannot_be_served_is_refused_with_the_value_and_the_limit(
             unlimited = replace(GREEDY, max_tokens=None)
             deltas = await answer(engine, Request(request_id="e", prompt_token_ids=(7,) * 250, sampling=unlimited))
             assert sum(len(delta.token_ids) for delta in deltas) == 6
+
+    asyncio.run(scenario())
+
+
+def test_grammars_that_never_compile_hold_up_no_other_client(tiny_checkpoint: Path, tokenizer: Tokenizer) -> None:
+    """Nor do those that overflow the stack; one whose client leaves is dropped."""
+
+    def structured(schema: object, tenant: str) -> Request:
+        structure = StructuredOutput(kind=StructureKind.JSON, text=json.dumps(schema), param="response_format")
+        sampling = replace(GREEDY, structured_output=structure, ignore_eos=False)
+        return replace(request("the", tokenizer, sampling), tenant=tenant)
+
+    links = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}, "type": "array"} for i in range(4_000)}
+    deep = {"$ref": "#/$defs/d0", "$defs": {**links, "d4000": {}}}
+
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, "thread") as engine:
+            numbers = range(9_999_991, 9_999_971, -1)
+            endless = [structured({"type": "integer", "multipleOf": number}, "hostile") for number in numbers]
+            first, second, *others = [engine.submit(each) for each in endless]
+            assert await answer(engine, structured({"enum": ["fox"]}, "bystander"))
+            for stream in others:
+                async with stream:
+                    pass  # its client leaves
+            for stream in (first, second):
+                with pytest.raises(RequestError, match="takes more than 500 ms of processor time") as refused:
+                    await read(stream)
+                assert refused.value.param == "response_format"
+            with pytest.raises(RequestError, match="overflows the stack"):
+                await answer(engine, structured(deep, "hostile"))
+            assert await answer(engine, structured({"enum": ["fox"]}, "hostile"))
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_the_engine_has_no_room_for_is_told_when_to_try_again(
+    tiny_checkpoint: Path, tokenizer: Tokenizer
+) -> None:
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, "thread") as engine:
+            asked = request("the", tokenizer)
+            stream = engine.submit(asked)
+            engine._handle(Rejected(asked.request_id, "grammars are waiting", None, 7))
+            with pytest.raises(OverloadError, match="grammars are waiting") as refused:
+                await read(stream)
+            assert refused.value.retry_after_s == 7
 
     asyncio.run(scenario())
 

@@ -2,13 +2,15 @@
 
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from faser.engine.structure.compiler import MAX_CACHED, GrammarCompiler
+from faser.engine.structure.compiler import MAX_CACHED, MAX_CACHED_BYTES, MAX_HELD_BYTES, GrammarCompiler
+from faser.engine.structure.trials import COSTLY
 from faser.engine.text.tokenizer import Tokenizer
-from faser.errors import ModelError, RequestError
+from faser.errors import ModelError, OverloadError, RequestError
 from faser.types import MAX_STRUCTURE_CHARS, StructuredOutput, StructureKind
 from tests.engine.structure.languages import EOS, LANGUAGES, the_compiler, the_tokenizer
 
@@ -105,6 +107,40 @@ def test_the_oldest_grammars_are_forgotten() -> None:
     for i in range(MAX_CACHED + 10):
         compiler.matcher(StructuredOutput(kind=StructureKind.REGEX, text=f"a{{{i}}}"))
     assert len(compiler._cached) == MAX_CACHED
+
+
+def test_the_grammar_of_an_open_request_is_not_compiled_again() -> None:
+    """Whatever else is compiled before it starts to run, so that no step has to compile."""
+    compiler = GrammarCompiler(the_tokenizer, vocab_size=512, eos_token_ids=(EOS,))
+    asked = StructuredOutput(kind=StructureKind.REGEX, text="held")
+    compiler.hold(asked, COSTLY)
+    compiler._cached.clear()
+    assert not compiler.matcher(asked).is_error()
+    assert not compiler._cached
+    del asked
+    assert not compiler._held
+
+
+def test_large_grammars_are_forgotten_earlier() -> None:
+    compiler = GrammarCompiler(the_tokenizer, vocab_size=512, eos_token_ids=(EOS,))
+    compiler.matcher(LANGUAGES["choice"].asked)
+    for key, found in [*compiler._cached.items()]:
+        assert 0 < found.num_bytes < 8 << 20
+        compiler._cached[key] = replace(found, num_bytes=MAX_CACHED_BYTES)
+    compiler.matcher(LANGUAGES["regex"].asked)
+    assert [kind for kind, _ in compiler._cached] == [StructureKind.REGEX]
+
+
+def test_grammars_of_open_requests_have_a_limit_of_memory() -> None:
+    compiler = GrammarCompiler(the_tokenizer, vocab_size=512, eos_token_ids=(EOS,))
+    first, second, third = LANGUAGES["choice"].asked, LANGUAGES["regex"].asked, replace(LANGUAGES["choice"].asked)
+    compiler.hold(first, COSTLY)
+    (key,) = compiler._cached
+    large = replace(compiler._cached[key], num_bytes=MAX_HELD_BYTES)
+    compiler._cached[key] = compiler._held[id(first)] = large
+    compiler.hold(third, COSTLY)  # an equal one takes nothing more
+    with pytest.raises(OverloadError, match=r"the limit is 512 MB; try again when some of them have ended"):
+        compiler.hold(second, COSTLY)
 
 
 def test_the_tokenizer_is_loaded_once_by_many_threads() -> None:
