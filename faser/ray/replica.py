@@ -34,6 +34,7 @@ _KEPT = frozenset(
         "api_key_file",
         "share_cache_across_keys",
         "metrics_require_key",
+        "allowed_hosts",
         "allowed_origins",
         "allowed_methods",
         "allowed_headers",
