@@ -3,8 +3,8 @@
 Pages of any site can send requests to a server that their visitor's browser reaches. They cannot read answers from
 another origin, but their requests would be served; and a page that gives the server's address to its own name (DNS
 rebinding) is of the server's origin, and reads the answers. No page can choose the headers Host, Origin and
-Sec-Fetch-Site, so these tell such requests apart. Where keys are required nothing is checked here: a page of another
-site knows no key.
+Sec-Fetch-Site, so these tell such requests apart. Where keys are required nothing is checked here: a page of
+another site knows no key.
 """
 
 import logging
