@@ -88,8 +88,7 @@ class Replica:
                 yield each
                 continue
             status, headers = each
-            ready = self._application.engine.state is EngineState.READY
-            elsewhere = status == _UNAVAILABLE or (status == _ERROR and not ready)
+            elsewhere = status == _UNAVAILABLE
             yield AnswerStart(status=status, headers=headers, replica=self._id, elsewhere=elsewhere)
 
     async def whole_answer(self, call: Call) -> tuple[int, bytes]:

@@ -62,6 +62,7 @@ from faser.types import (
 
 _MAX_NAMED = 20  # of the wrong token ids in one message
 _OUTLOOK_PERIOD_S = 5.0
+_DEAD_RETRY_S = 5  # whatever supervises the server starts it again, or another server answers
 _MAX_RETRY_AFTER_S = 600  # a client that should wait longer would rather come back another day
 
 
@@ -106,6 +107,7 @@ class AsyncEngine:
         )
         self._state = EngineState.LOADING
         self._reason = "the model is being loaded"
+        self._restarted_s = 0.0  # when the next engine should be ready
         self._failure: FaserError | None = None
         self._info: ModelInfo | None = None
         self._stats = EngineStats()
@@ -177,7 +179,13 @@ class AsyncEngine:
         TargetError (a latency target cannot be met, and its class refuses then) or NotReadyError.
         """
         if self._state is not EngineState.READY:
-            raise NotReadyError(f"the engine is {self._state}: {self._reason}")
+            message = f"the engine is {self._state}: {self._reason}"
+            restarts = self._state is EngineState.RESTARTING
+            raise (
+                NotReadyError(message, retry_after_s=self._restart_wait_s())
+                if restarts
+                else NotReadyError(message)
+            )
         request = self._with_token_limit(request)
         now_s, asked = time.monotonic(), request.speculation
         self._monitor.arrived(asked.class_name, asked.slo, now_s)
@@ -220,7 +228,7 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """End the engine now. Unfinished requests fail. Idempotent."""
-        self._lose(EngineError("the engine was stopped"), restarts=False)
+        self._lose(EngineError("the engine was stopped"), None)
         await self._supervisor.stop()
 
     def _with_token_limit(self, request: Request) -> Request:
@@ -435,21 +443,29 @@ class AsyncEngine:
             self._end(stream, FinishReason.ERROR)
             stream.fail(error)
 
-    def _lose(self, error: FaserError, restarts: bool) -> None:
-        """The engine has ended, and with it all accepted requests. restarts: it is started again."""
+    def _lose(self, error: FaserError, restart_s: float | None) -> None:
+        """The engine has ended, and with it all accepted requests. restart_s: as of EngineSupervisor's on_end."""
         if self._state is EngineState.DEAD:
             return
-        if restarts:
+        if restart_s is not None:
+            self._restarted_s = time.monotonic() + restart_s
             self._enter(EngineState.RESTARTING, str(error))
+            wait_s = self._restart_wait_s()
         else:
             self._failure = error
             self._enter(EngineState.DEAD, str(error))
+            wait_s = _DEAD_RETRY_S
         for stream in list(self._streams.values()):
             self._end(stream, FinishReason.ERROR)
-            stream.fail(EngineDiedError(f"request {stream.request.request_id}: {error}"))
+            message = f"request {stream.request.request_id}: {error}"
+            stream.fail(EngineDiedError(message, retry_after_s=wait_s))
         self._stats = EngineStats()
         self._admission.forget()
-        self._metrics.engine_ended(restarts=restarts)
+        self._metrics.engine_ended(restarts=restart_s is not None)
+
+    def _restart_wait_s(self) -> int:
+        """Seconds until the engine that is started again should be ready."""
+        return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(self._restarted_s - time.monotonic())))
 
 
 def _check_token_ids(request: Request, vocab_size: int) -> None:

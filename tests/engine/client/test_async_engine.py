@@ -552,13 +552,15 @@ def test_a_killed_engine_is_restarted_and_counts_and_answers_as_before(
         (pid,) = children()
         os.kill(pid, signal.SIGKILL)
         for stream in streams:
-            with pytest.raises(EngineDiedError, match="signal 9"):
+            with pytest.raises(EngineDiedError, match="signal 9") as died:
                 async for _ in stream:
                     pass
+            assert died.value.retry_after_s >= 2  # a pause of a second, and a start
         assert engine.state is EngineState.RESTARTING
         assert engine.info.max_model_len == 256
-        with pytest.raises(NotReadyError, match="restarting"):
+        with pytest.raises(NotReadyError, match="restarting") as refused:
             engine.submit(request("the", tokenizer))
+        assert refused.value.retry_after_s <= died.value.retry_after_s
         assert engine.stats == EngineStats()
         for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             assert series(f"vllm:{gauge}") == 0
