@@ -30,6 +30,7 @@ from faser.engine.contract.messages import (
     FromEngine,
     Loaded,
     Progress,
+    Reclassify,
     Rejected,
     StateChange,
     Submit,
@@ -210,6 +211,10 @@ class AsyncEngine:
         )
         return stream
 
+    def shortfall(self, request: Request) -> int:
+        """How far from its latency targets a request would be served here, as of Admission; 0: they can be met."""
+        return self._admission.shortfall(request, time.monotonic())
+
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, wait at most timeout_s for accepted ones, then abort the rest.
 
@@ -301,6 +306,7 @@ class AsyncEngine:
                 if pace is not None:
                     self._admission.pace = pace
                     self._look_out(pace)
+                self._restore()
             case Progress(stage, done, total):
                 if self._on_progress is not None and self._state is EngineState.LOADING:
                     self._on_progress(stage, done, total)
@@ -310,6 +316,12 @@ class AsyncEngine:
                 self._enter(state, "")
             case Rejected(request_id, text, param):
                 self._fail_one(request_id, RequestError(text, param=param))
+
+    def _restore(self) -> None:
+        """Give requests that wait the targets back that they can keep after all."""
+        for request in self._admission.restore(time.monotonic()):
+            self._streams[request.request_id].request = request
+            self._supervisor.send(Reclassify(request))
 
     def _look_out(self, pace: Pace) -> None:
         """Compute what is to be expected, in a thread and only now and then."""
