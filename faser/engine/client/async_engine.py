@@ -319,6 +319,8 @@ class AsyncEngine:
 
     def _restore(self) -> None:
         """Give requests that wait the targets back that they can keep after all."""
+        if self._state is not EngineState.READY:
+            return
         for request in self._admission.restore(time.monotonic()):
             self._streams[request.request_id].request = request
             self._supervisor.send(Reclassify(request))
@@ -448,6 +450,7 @@ class AsyncEngine:
                 ttft_s=timing.first_token_s - timing.arrival_s,
                 tpot_s=timing.tpot_s,
             )
+        self._restore()  # before the engine takes the next one from the line
 
     def _fail_one(self, request_id: str, error: FaserError) -> None:
         stream = self._streams.get(request_id)

@@ -333,10 +333,10 @@ def test_few_predictions_are_made_at_a_time_and_nobody_is_forgotten() -> None:
     """Forty in line, of which the last one alone could be served in time now."""
     made, _ = admission()
     made.pace = replace(PACE, sequences=(1, 64))
-    made.admit(asked("first", "mild", prompt=1950), 0.0)
     slow = SpeculationParams(slo=Slo(ttft_ms=2000), admission="batch")
+    assert made.admit(replace(asked("first", prompt=1700), speculation=slow), 0.0).due_s == 2.0
     for number in range(40):
-        request = asked(f"{number}", prompt=80 if number == 39 else 1950)
+        request = asked(f"{number}", prompt=200 if number == 39 else 1950)
         assert made.admit(replace(request, speculation=slow), 0.0).due_s is None
     made.end("first", num_tokens=0, tpot_s=None)
     found: list[Request] = []

@@ -35,6 +35,7 @@ from faser.errors import (
 )
 from faser.metrics.server import Metrics
 from faser.types import (
+    Decision,
     EngineState,
     EngineStats,
     FinishReason,
@@ -43,6 +44,7 @@ from faser.types import (
     SamplingParams,
     StructuredOutput,
     StructureKind,
+    Target,
 )
 
 CONFIG = EngineConfig(dtype="float32", backend="torch", max_model_len=256, max_num_seqs=4, kv_cache_memory=1 << 20)
@@ -332,6 +334,47 @@ def test_a_target_that_cannot_be_met_is_refused_once_the_engine_has_a_pace(
                 engine.submit(fast)
             assert await answer(engine, request("the", tokenizer))
             assert engine.stats.num_running == 0
+
+    asyncio.run(scenario())
+
+
+@mostly_alike
+def test_a_degraded_request_gets_its_class_back_while_it_waits(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    """One slot, held by a long answer: the target is out of reach until that is aborted."""
+    decisions: list[tuple[str, str]] = []
+
+    class Watched(Metrics):
+        def admission(self, class_name: str, decision: Decision, target: Target) -> None:
+            decisions.append((class_name, decision.value))
+            super().admission(class_name, decision, target)
+
+    async def scenario() -> None:
+        classes = {"agent": {"slo": {"ttft_ms": 60_000}, "admission": "batch"}, "batch": {}}
+        config = replace(CONFIG, max_num_seqs=1, speculative_config={"classes": classes})
+        metrics = Watched(model_name="tiny", max_model_len=256, speculation=config.speculation)
+        engine = AsyncEngine(config, tiny_checkpoint, tokenizer, transport=transport, metrics=metrics)
+        agent = replace(
+            request("the", tokenizer, replace(GREEDY, max_tokens=2)),
+            speculation=config.speculation.params_of("agent"),
+        )
+        await engine.start()
+        try:
+            await engine.wait_ready()
+            await answer(engine, request("the quick", tokenizer))
+            await until(lambda: engine.has_pace)
+            held = engine.submit(request("the", tokenizer, replace(GREEDY, max_tokens=250)))
+            await anext(held)
+            engine._admission.first_margin.value = 1e9  # nothing is met while anything else is in flight
+            stream = engine.submit(agent)
+            assert stream.request.speculation.class_name == "batch"
+            held.close()
+            assert [output async for output in stream]
+            assert decisions == [("agent", "degraded"), ("agent", "restored")]
+            assert stream.request.speculation.class_name == "agent"
+        finally:
+            await engine.stop()
 
     asyncio.run(scenario())
 
