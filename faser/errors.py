@@ -11,7 +11,7 @@
     ├── NotReadyError          ours or the load's: loading, restarting, draining → 503 + Retry-After
     ├── DeadlineError          the load's: not finished by the deadline          → 504
     └── EngineError            ours: a bug struck a request                      → 500
-        └── EngineDiedError    ours: the engine died or hung                     → 500
+        └── EngineDiedError    ours: the engine died or hung                     → 503 + Retry-After
 
 Exceptions of libraries are translated into these once, where the library is called.
 """
@@ -74,4 +74,11 @@ class EngineError(FaserError):
 
 
 class EngineDiedError(EngineError):
-    """The engine ended, or hung and was killed. One death fails many requests; the log has it once."""
+    """The engine ended, or hung and was killed. One death fails many requests; the log has it once.
+
+    retry_after_s: seconds until a retry has a chance.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

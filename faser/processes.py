@@ -1,4 +1,4 @@
-"""Helper programs that can be cancelled: pip, a hub download, a compiler. And SIGTERM as what cancels them.
+"""Helper programs that can be cancelled: pip, a hub download, a compiler. And signals as what cancels them.
 
 The commands of Python children; processes that end with their parent.
 """
@@ -137,7 +137,7 @@ def _wait_for_any(programs: Sequence[_Program]) -> None:
 
 @contextlib.contextmanager
 def exit_on_sigterm(status: int) -> Iterator[None]:
-    """Make SIGTERM raise SystemExit, so that what runs is cleaned up.
+    """Make SIGTERM raise SystemExit, so that what runs is cleaned up; SIGHUP too, unless it is ignored (nohup).
 
     By default the first process of a container ignores SIGTERM.
     """
@@ -146,11 +146,14 @@ def exit_on_sigterm(status: int) -> Iterator[None]:
         del number, frame
         sys.exit(status)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, leave)}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def end_with_parent(parent: int) -> None:

@@ -556,12 +556,16 @@ class SpeculationStats:
 
 
 class Decision(StrEnum):
-    """What became of a request with targets when it arrived. MET: all of them should be met."""
+    """What became of a request with targets when it arrived. MET: all of them should be met.
+
+    RESTORED: later; targets that were given up should be met after all.
+    """
 
     MET = "met"
     WAITS = "waits"
     REFUSED = "refused"
     DEGRADED = "degraded"
+    RESTORED = "restored"
 
 
 class Target(StrEnum):

@@ -1,12 +1,13 @@
 """Helper programs end with their children when they are cancelled, whatever cancels them."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from faser.processes import run_all_watched, run_watched
+from faser.processes import exit_on_sigterm, run_all_watched, run_watched
 from tests.processes import has_ended
 
 
@@ -79,3 +80,31 @@ def test_an_exception_of_the_watcher_ends_all_programs(tmp_path: Path) -> None:
     with pytest.raises(Enough):
         run_all_watched(commands, watch, at_once=2)
     assert all(has_ended(int(path.read_text())) for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_helper_and_the_program_with_the_given_status(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """A closed terminal reaches no helper: it has a process group of its own."""
+    before, own = signal.getsignal(number), tmp_path / "own"
+
+    def watch(_: str) -> None:
+        if own.exists() and own.read_text():
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(SystemExit) as raised, exit_on_sigterm(7):
+        run_watched(["sh", "-c", f"echo $$ > {own}; sleep 60"], watch)
+    assert raised.value.code == 7
+    assert has_ended(int(own.read_text()))
+    assert signal.getsignal(number) is before
+
+
+def test_a_hangup_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with exit_on_sigterm(7):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

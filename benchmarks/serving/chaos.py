@@ -8,8 +8,8 @@ waits for an answer or a stream, leaves one, disconnects, stalls in the middle o
 of prompt or headers, or asks the probes. Meanwhile engines are killed (SIGKILL) and frozen (SIGSTOP), in the first
 half of the time. Choices follow from the seed; moments do not.
 
-Promised, and checked: every request of a client that behaves ends in tokens or in a well-formed error; a 500
-comes of an engine's end alone; /health stays 200; the server is ready again within 30 s after a kill (after a
+Promised, and checked: every request of a client that behaves ends in tokens or in a well-formed error, which is
+never a 500; /health stays 200; the server is ready again within 30 s after a kill (after a
 hang: plus --engine-timeout); no block, task, thread or descriptor is held at the end; the memory of both
 processes is flat within 5 % after warm-up (the front-end's: in the second half; the engine's: in its last life);
 SIGTERM ends it with status 0. The exit status is 1 if a promise is broken. OUT.json and a picture, OUT.svg, are

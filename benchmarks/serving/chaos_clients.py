@@ -24,7 +24,6 @@ _WORDS = (
     *("answer", "token", "street", "blue", "if", "until", "and", "prime", "what", "of"),
 )
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
-_ENGINE_ENDED = ("the engine died", "the engine hung")
 
 
 class Violation(Exception):
@@ -199,7 +198,7 @@ async def act(action: Action, visit: Visit) -> str:
 def honest_error(status: int, content: bytes) -> str:
     """The end of a request that was right: an error says that the engine ended, or that there is no room now."""
     message = _message(status, json.loads(content))
-    if status in (429, 503) or (status == 500 and any(each in message for each in _ENGINE_ENDED)):
+    if status in (429, 503):
         return ERROR
     raise Violation(f"a right request was answered with {status}: {message}")
 

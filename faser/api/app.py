@@ -12,6 +12,7 @@ from faser.api.dialects.messages_requests import messages_router
 from faser.api.dialects.render import render_router
 from faser.api.dialects.responses_requests import responses_router
 from faser.api.http.paths import PathMiddleware
+from faser.api.middleware.hosts import AllowedHosts, HostMiddleware
 from faser.api.middleware.key_limits import KeyLimitsMiddleware
 from faser.api.middleware.keys import ApiKeyMiddleware, ApiKeys
 from faser.api.middleware.outer import REQUEST_ID_HEADER, RequestIdMiddleware, UnreadBodyMiddleware
@@ -82,6 +83,10 @@ def create_app(
         open_metrics=not settings.enable_metrics_auth,
         open_routes=frozenset() if page is None else page.routes,
     )
+    if not keys.required and "*" not in settings.cors.origins:
+        app.add_middleware(
+            HostMiddleware, hosts=AllowedHosts(settings.allowed_hosts), origins=settings.cors.origins
+        )
     if settings.cors.origins:  # outside of the keys: preflights have none, and pages can read a 401
         app.add_middleware(
             CORSMiddleware,

@@ -108,6 +108,7 @@ async def build_application(
         enable_metrics_auth=server_config.metrics_require_key,
         key_limits=_key_limits(server_config),
         cors=_cors(server_config),
+        allowed_hosts=allowed_hosts(server_config),
         request_timeout_s=server_config.request_timeout,
         speculation=engine_config.speculation,
         spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
@@ -211,6 +212,11 @@ def _cors(config: ServerConfig) -> CorsSettings:
         headers=config.allowed_headers,
         credentials=config.allow_credentials,
     )
+
+
+def allowed_hosts(config: ServerConfig) -> tuple[str, ...]:
+    """Return all names where FASER has a certificate: browsers accept it for the server's own names only."""
+    return ("*",) if config.ssl_certfile is not None else config.allowed_hosts
 
 
 def sampling_defaults(directory: Path, config: ServerConfig) -> dict[str, float]:

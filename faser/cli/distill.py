@@ -254,14 +254,17 @@ def head_costs(config: EngineConfig, directory: Path, head: Path) -> CostModel:
 
 @contextmanager
 def _stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM or Ctrl-C has come: training stops after the batch that runs, and keeps what it has."""
+    """Whether a signal to stop has come: training stops after the batch that runs, and keeps what it has."""
     asked = []
 
     def note(number: int, frame: object) -> None:
         del frame
         asked.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    stops = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        stops.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in stops}
     try:
         yield lambda: bool(asked)
     finally:

@@ -1,9 +1,10 @@
 """A server from the fetch of its model to its end.
 
 HTTP opens before the model is fetched, answers 503 until the engine is ready, and closes after the last request is
-drained. Owns signals and exit statuses. The first SIGTERM or SIGINT drains; a second SIGINT quits at once; SIGHUP
-reads the key file and the certificate again, and closes no connection. Before the server is ready a signal ends it
-at once: SIGINT with status 130, SIGTERM with 0. Knows no routes.
+drained. Owns signals and exit statuses. The first SIGTERM or SIGINT drains; a second one quits at once. SIGHUP
+reads the key file and the certificate again, and closes no connection; without such files it drains, since a
+terminal was closed. Before the server is ready a signal ends it at once: SIGINT with status 130, others with 0.
+Knows no routes.
 """
 
 import asyncio
@@ -50,6 +51,7 @@ from faser.types import ModelInfo
 
 _CLOSE_TIMEOUT_S = 5
 _INTERRUPTED = 130
+SAME_S = 0.05  # signals closer together are one: some programs signal a process, and then its group
 
 # While a thread reads a large body the event loop gets its turns this much later, each time it waits for a socket.
 _SWITCH_S = 0.001
@@ -168,7 +170,7 @@ def url_of(listener: socket.socket, config: ServerConfig) -> str:
 
 
 def has_files(config: ServerConfig) -> bool:
-    """Whether there is anything to read again. If not, SIGHUP ends the server, as it does most programs."""
+    """Whether there is anything to read again. If not, SIGHUP drains the server."""
     return config.api_key_file is not None or config.ssl_certfile is not None
 
 
@@ -232,7 +234,7 @@ def run_until_stopped(
 ) -> int:
     """Serve on the servers' listeners until a signal; returns the exit status.
 
-    on_ready: is called once the engine is ready. on_hangup: is called for each SIGHUP; None: it ends the program.
+    on_ready: is called once the engine is ready. on_hangup: is called for each SIGHUP; None: it drains.
     Raises the error with which prepare or the engine's start fails, or with which the engine ends for good.
     """
     raise_open_files_limit()
@@ -248,9 +250,7 @@ async def _serve_until_signal(
     on_ready: Callable[[ModelInfo], None],
     on_hangup: Callable[[], None] | None,
 ) -> int:
-    stop = _Stop()
-    if on_hangup is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
+    stop = _Stop(on_hangup)
     serving = asyncio.create_task(_serve_all(servers))
     stopping = asyncio.create_task(stop.requested.wait())
     preparing = asyncio.ensure_future(prepare())
@@ -289,23 +289,35 @@ async def _serve_all(servers: Sequence[tuple[HttpServer, socket.socket]]) -> Non
 
 
 class _Stop:
-    """What signals ask for. requested: the first SIGTERM or SIGINT sets it. ready: the server has been ready."""
+    """What signals ask for. requested: a signal sets it. ready: the server has been ready."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_hangup: Callable[[], None] | None) -> None:
+        """on_hangup: is called for SIGHUP; None: SIGHUP asks for a stop too, unless it is ignored (nohup)."""
         self.requested = asyncio.Event()
         self.ready = False
         self.status = 0
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
+        self._asked_s: float | None = None  # when SIGTERM or SIGINT came first
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
+            self._loop.add_signal_handler(number, self._on_signal, number)
+        if on_hangup is not None:
+            self._loop.add_signal_handler(signal.SIGHUP, on_hangup)
+        elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._loop.add_signal_handler(signal.SIGHUP, self._request, signal.SIGHUP)
 
     def _on_signal(self, number: signal.Signals) -> None:
+        now_s = self._loop.time()
+        if self._asked_s is None:
+            self._asked_s = now_s
+        elif now_s - self._asked_s >= SAME_S:
+            os._exit(128 + number)
+        self._request(number)
+
+    def _request(self, number: signal.Signals) -> None:
         if self.requested.is_set():
-            if number is signal.SIGINT:
-                os._exit(_INTERRUPTED)
             return
         if self.ready:
-            said = "finishing running requests; Ctrl-C again quits at once"
+            said = "finishing running requests; a second Ctrl-C or SIGTERM quits at once"
         else:
             self.status = _INTERRUPTED if number is signal.SIGINT else 0
             said = "stopped before it was ready"

@@ -109,6 +109,16 @@ class ServerConfig:
         aliases=("--ssl-cert-file",),
         metavar="file",
     )
+    allowed_hosts: tuple[str, ...] = setting(
+        SERVER,
+        Kind.LIST,
+        (),
+        "Further names in Host headers that a server without API keys answers to, such as a proxy's. May be "
+        "repeated, or a JSON list. *.example.org: all names below example.org; *: all names. Always answered: IP "
+        "addresses, this machine's name, names without a dot, and those that end in .localhost, .local, .internal "
+        "or .home.arpa.",
+        metavar="name",
+    )
     allowed_origins: tuple[str, ...] = setting(
         SERVER,
         Kind.LIST,
@@ -322,6 +332,7 @@ class ServerConfig:
                 f"{label('share_cache_across_keys')}: requests of one key are kept from other clients, and "
                 "nothing would be recorded"
             )
+        found += _host_problems(values["allowed_hosts"] or (), label("allowed_hosts"))
         found += _cors_problems(values, label)
         found += _traces_problems(values["otlp_traces_endpoint"], label("otlp_traces_endpoint"))
         found += sampling_problems(values["override_generation_config"] or {}, label("override_generation_config"))
@@ -387,6 +398,18 @@ def _traces_problems(endpoint: str | None, named: str) -> list[str]:
         usual = f"{url.scheme}://{url.hostname}:{port}/v1/traces"
         return [f"{named} is {endpoint}; it must be a URL with a path, mostly {usual}: spans are sent over HTTP"]
     return []
+
+
+_HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*")
+
+
+def _host_problems(names: Iterable[str], named: str) -> list[str]:
+    return [
+        f"{named} has {name}; it must be a name without scheme and port, such as llm.example.org or "
+        "*.example.org, or *"
+        for name in names
+        if name != "*" and not _HOST.fullmatch(name)
+    ]
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # as browsers send it: without a path

@@ -196,6 +196,10 @@ class Engine:
             self._auditor.pause()
         self._scheduler.add(request)
 
+    def reclassify(self, request: Request) -> None:
+        """Serve a request that still waits with other targets and limits. See Scheduler.reclassify."""
+        self._scheduler.reclassify(request)
+
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or one of its samples. Unknown ones have just ended and are ignored."""
         self._scheduler.abort(request_id, index)

@@ -28,6 +28,7 @@ from faser.engine.contract.messages import (
     FromEngine,
     Loaded,
     Progress,
+    Reclassify,
     Rejected,
     Shutdown,
     StateChange,
@@ -193,6 +194,8 @@ def _take_messages(
                     _add(engine, request, connection)
                 for abort in aborts:
                     engine.abort(abort.request_id, abort.index)
+            case Reclassify(request):
+                engine.reclassify(request)
             case Abort(request_id, index) if not preparation.abort(message):
                 engine.abort(request_id, index)
             case Abort():

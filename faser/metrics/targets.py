@@ -16,6 +16,7 @@ SHARES = (0.9, 0.99)
 # A decision and the target that it is about.
 DECISIONS = (
     (Decision.MET, Target.NONE),
+    (Decision.RESTORED, Target.NONE),
     *(
         (decision, target)
         for decision in (Decision.WAITS, Decision.REFUSED, Decision.DEGRADED)

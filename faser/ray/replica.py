@@ -34,6 +34,7 @@ _KEPT = frozenset(
         "api_key_file",
         "share_cache_across_keys",
         "metrics_require_key",
+        "allowed_hosts",
         "allowed_origins",
         "allowed_methods",
         "allowed_headers",
@@ -87,8 +88,7 @@ class Replica:
                 yield each
                 continue
             status, headers = each
-            ready = self._application.engine.state is EngineState.READY
-            elsewhere = status == _UNAVAILABLE or (status == _ERROR and not ready)
+            elsewhere = status == _UNAVAILABLE
             yield AnswerStart(status=status, headers=headers, replica=self._id, elsewhere=elsewhere)
 
     async def whole_answer(self, call: Call) -> tuple[int, bytes]:

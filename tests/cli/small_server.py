@@ -1,7 +1,8 @@
 """A server with a scripted engine, run as a program so that tests can send it signals.
 
-Usage: python -m tests.cli.small_server FATE SHUTDOWN_TIMEOUT, where FATE is ready, fetching, bad-fetch,
-loading, bad-config, bad-engine or dying. GET / answers after a second; the engine's drain waits for such answers.
+Usage: python -m tests.cli.small_server FATE SHUTDOWN_TIMEOUT, where FATE is ready, slow, fetching, bad-fetch,
+loading, bad-config, bad-engine or dying. GET / answers after a second, if slow after a minute; the engine's drain
+waits for such answers.
 Prints its port, then "cancelled", "ready", "drained" and "stopped" as they happen.
 """
 
@@ -88,7 +89,7 @@ def main() -> int:
             return
         engine.answering += 1
         say("asked")
-        await asyncio.sleep(1)
+        await asyncio.sleep(60 if engine.fate == "slow" else 1)
         engine.answering -= 1
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.cli.application import open_recorder, sampling_defaults
+from faser.cli.application import allowed_hosts, open_recorder, sampling_defaults
 from faser.config.declaration import flag_label
 from faser.config.server import ServerConfig, sampling_problems
 from faser.engine.checkpoints.embedded import SMOLLM2
@@ -99,3 +99,12 @@ def test_a_file_that_cannot_be_recorded_to_is_named(tmp_path: Path) -> None:
     ):
         pass
     assert str(caught.value) == "--record-traffic is /dev/null; it cannot be written: it is not a regular file"
+
+
+def test_with_a_certificate_of_its_own_a_server_answers_to_every_name(tmp_path: Path) -> None:
+    """A browser that was led to it under another name refuses the certificate."""
+    names = ("llm.example.org",)
+    assert allowed_hosts(ServerConfig(allowed_hosts=names)) == names
+    (pem := tmp_path / "both.pem").touch()
+    tls = ServerConfig(allowed_hosts=names, ssl_certfile=str(pem), ssl_keyfile=str(pem))
+    assert allowed_hosts(tls) == ("*",)

@@ -66,6 +66,16 @@ def test_every_default_is_sound() -> None:
             "allowed_origins has https://a.example/; it must be * or an origin such as https://example.org",
         ),
         (
+            {"allowed_hosts": ("*", "llm.example.org", "http://a.example")},
+            "allowed_hosts has http://a.example; it must be a name without scheme and port, such as "
+            "llm.example.org or *.example.org, or *",
+        ),
+        (
+            {"allowed_hosts": ("*.example.org", "a.example:8000")},
+            "allowed_hosts has a.example:8000; it must be a name without scheme and port, such as "
+            "llm.example.org or *.example.org, or *",
+        ),
+        (
             {"allowed_methods": ("GET", "POST")},
             "allowed_methods is GET POST; it needs allowed_origins, which is not set",
         ),

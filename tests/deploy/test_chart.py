@@ -87,6 +87,8 @@ def test_values_reach_the_program() -> None:
     server = configs(RENDERED["observed"])[1]
     assert server.log_format == "json"
     assert server.otlp_traces_endpoint == "http://collector.observability:4318/v1/traces"
+    for name, hosts in (("defaults", ("*",)), ("own-names", ("llm.example", "*.corp.example")), ("no-names", ())):
+        assert configs(RENDERED[name])[1].allowed_hosts == hosts
     speculation = configs(RENDERED["speculation"])[0].speculation
     assert speculation.method == "ngram"
     assert (speculation.slo.ttft_ms, speculation.slo.tpot_ms) == (500, 50.5)

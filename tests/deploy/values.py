@@ -85,6 +85,8 @@ RENDERED: dict[str, dict[str, Any]] = {
         "shm": {"enabled": False},
     },
     "long-drain": {"server": {"shutdownTimeout": 120, "port": 9000, "rootPath": "/llm", "requestTimeout": 600}},
+    "own-names": {"server": {"allowedHosts": ["llm.example", "*.corp.example"]}},
+    "no-names": {"server": {"allowedHosts": []}},
     "observed": {
         "server": {"logFormat": "json", "otlpTracesEndpoint": "http://collector.observability:4318/v1/traces"},
         "networkPolicy": {"enabled": True},

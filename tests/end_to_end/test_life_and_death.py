@@ -137,7 +137,8 @@ def test_a_killed_engine_fails_what_runs_and_is_started_again(fresh: Iterator[Se
     assert isinstance(stream.error, openai.APIError)
     assert "signal 9" in str(stream.error)
     (answer,) = answers
-    assert answer.status_code == 500
+    assert answer.status_code == 503
+    assert int(answer.headers["Retry-After"]) >= 2  # a pause of a second, and a start
     assert "signal 9" in answer.json()["error"]["message"]
     assert (health(server), ready(server)["reason"]) == (200, "restarting")
     assert server.is_idle()

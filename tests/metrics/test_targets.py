@@ -71,4 +71,4 @@ def test_a_decision_is_counted_by_class_and_target(decision: Decision, target: T
     found = values(made, "faser_admission_decisions_total", "class", "decision", "target")
     assert found["chat", decision.value, target.value] == 1
     assert sum(found.values()) == 1
-    assert len(found) == 2 * 7
+    assert len(found) == 2 * 8

@@ -130,7 +130,7 @@ def as_http_error(error: FaserError) -> HttpError:
         case TargetError():
             headers = {"Retry-After": str(error.retry_after_s), DROPPED_REASON_HEADER: "rejected-saturated"}
             return HttpError(429, str(error), headers=headers)
-        case OverloadError() | NotReadyError():
+        case OverloadError() | NotReadyError() | EngineDiedError():
             return HttpError(503, str(error), headers={"Retry-After": str(error.retry_after_s)})
         case DeadlineError():
             return HttpError(504, str(error))
@@ -163,7 +163,7 @@ async def _on_http_error(_: Request, error: Exception) -> Response:
 async def _on_faser_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, FaserError)
     answer = as_http_error(error)
-    if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, EngineDiedError):
+    if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("%s", error)
     return ErrorResponse(answer)
 

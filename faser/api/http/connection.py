@@ -64,6 +64,7 @@ class HttpConnection(HttpToolsProtocol):
         self._served_before = False
         self._num_bytes_outside = 0
         self._num_headers = 0
+        self._num_hosts = 0
         self._num_body_bytes = 0
         self._num_discarded_bytes = 0
 
@@ -152,7 +153,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
-        self._num_headers = 0
+        self._num_headers = self._num_hosts = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_headers += 1
@@ -161,11 +162,13 @@ class HttpConnection(HttpToolsProtocol):
             message = f"the request has more than {limit} headers; at most that many are allowed"
             self._refusal = HttpError(431, message)
             raise ValueError(self._refusal.message)
+        self._num_hosts += name.lower() == b"host"
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if len(self._unanswered) >= _MAX_PIPELINED:
             raise ValueError(f"{_MAX_PIPELINED} requests are waiting on one connection")
+        self._check_host()
         super().on_headers_complete()
         self._in_head, self._in_body = False, True
         self._num_bytes_outside = 0
@@ -276,6 +279,13 @@ class HttpConnection(HttpToolsProtocol):
         """HTTP/1.0 has nothing to probe with: who waits for longer than a moment counts as gone."""
         if self._unanswered and not self._unanswered[0].response_started:
             self._abort()
+
+    def _check_host(self) -> None:
+        """Raise ValueError as RFC 9112, section 3.2, demands: of two a proxy may have read the other one."""
+        if self._num_hosts > 1 or (not self._num_hosts and self.parser.get_http_version() == "1.1"):
+            message = f"the request has {self._num_hosts} Host headers; it must have one"
+            self._refusal = HttpError(400, message)
+            raise ValueError(message)
 
     # Refusing and closing
 

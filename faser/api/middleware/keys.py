@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from faser.api.bodies.errors import ErrorResponse, HttpError
 
 # Orchestrators call these without a key.
-_OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 _METRICS_PATH = "/metrics"
 _KEY_INDEX = "api_key_index"
 _SECRET_BYTES = 32
@@ -77,7 +77,7 @@ class ApiKeyMiddleware:
     ) -> None:
         self._app = app
         self._keys = keys
-        self._open = _OPEN_PATHS | open_routes | ({_METRICS_PATH} if open_metrics else set())
+        self._open = OPEN_PATHS | open_routes | ({_METRICS_PATH} if open_metrics else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._keys.required and scope["type"] == "http" and not self._is_open(scope):

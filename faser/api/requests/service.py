@@ -55,6 +55,7 @@ class ApiSettings:
     tool_call_parser, reasoning_parser: names, or auto: as the template suggests.
     enable_auto_tool_choice: requests may leave it to the model whether it calls functions.
     generation_defaults: values for fields that a request leaves out, by the names of SamplingParams.
+    allowed_hosts: further names to which a server without keys answers; *: all.
     key_limits: of each API key. request_timeout_s: longest time a request may take; None: no limit.
     speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
     page: / shows the page. most_viewers: of its live view, at once.
@@ -77,6 +78,7 @@ class ApiSettings:
     enable_metrics_auth: bool = False
     key_limits: KeyLimits = field(default_factory=KeyLimits)
     cors: CorsSettings = field(default_factory=CorsSettings)
+    allowed_hosts: tuple[str, ...] = ()
     request_timeout_s: float | None = None
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     spec_decode_metrics: str = "none"

@@ -8,9 +8,13 @@ prompts by that order) and the own one, and a place if all are taken; each furth
 that will run by then (TargetRoom), which prompts that come meanwhile lengthen. Requests that other clients send
 share the engine fairly, which a prediction leaves out. Its errors are followed: targets are compared with what
 nine in ten of the latest requests would have needed.
+
+A request whose targets were given up, because it was degraded or is patient, is looked at again while it waits:
+when the line has become shorter it gets back the best class whose targets can still be met.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -27,11 +31,16 @@ _FOLLOW = 0.05  # of the logarithm of a margin, for a request
 _PROMPTS_S = 10.0  # of first tokens that say how much prompts lengthen steps
 _FOLLOW_ANSWERS = 0.05  # weight of the newest answer
 _MOST_RETRY_S = 600
+_LOOK_PERIOD_S = 0.05  # between looks at requests whose targets were given up
+_MOST_LOOKS = 4  # of predictions that fail, at once
 
 
 @dataclass(slots=True)
 class _InFlight:
-    """predicted_s: to its first token, without margin; None: it was not predicted. due_s: as the scheduler's."""
+    """predicted_s: to its first token, without margin; None: it was not predicted. due_s: as the scheduler's.
+
+    given_up: the request with targets that it could not keep, the best class first.
+    """
 
     arrival_s: float
     due_s: float
@@ -40,6 +49,7 @@ class _InFlight:
     is_paced: bool
     predicted_s: float | None
     predicted_token_s: float | None
+    given_up: tuple[Request, ...] = ()
     has_first: bool = False
 
 
@@ -57,6 +67,8 @@ class Admission:
     def __init__(self, classes: Callable[[str], SpeculationParams], on_decision: OnDecision) -> None:
         self._classes, self._on_decision = classes, on_decision
         self._open: dict[str, _InFlight] = {}
+        self._hoping: deque[str] = deque()  # ids of those whose targets were given up, the next to look at first
+        self._look_due_s = 0.0
         self._num_samples = self._num_paced = 0
         self._room = TargetRoom()
         self._prompt_load, self._load_at_s = 0.0, 0.0  # seconds of prompts a second
@@ -69,25 +81,81 @@ class Admission:
 
         Without a pace, which an engine has once it has run, every request is let in, and is due at its target.
         """
+        given_up: tuple[Request, ...] = ()
         while True:
             asked = request.speculation
-            prediction = None if self.pace is None or asked.slo == NO_TARGETS else self.predict(request, now_s)
-            missed = Target.NONE if prediction is None else self._missed(prediction, asked.slo, *self._margins)
+            prediction, missed = self._judge(request, now_s)
             if asked.slo != NO_TARGETS and missed is Target.NONE:
                 self._on_decision(asked.class_name, Decision.MET, missed)
             if missed is Target.NONE:
-                return self._enter(_due(request), prediction)
+                return self._enter(_due(request), prediction, given_up)
             assert prediction is not None
             if asked.admission == WAIT:
                 self._on_decision(asked.class_name, Decision.WAITS, missed)
                 if self._missed(prediction, asked.slo) is Target.NONE:
-                    return self._enter(_due(request), prediction)
-                return self._enter(replace(request, is_patient=True), None)
+                    return self._enter(_due(request), prediction, given_up)
+                return self._enter(replace(request, is_patient=True), None, (*given_up, request))
             if asked.admission == REFUSE:
                 self._on_decision(asked.class_name, Decision.REFUSED, missed)
                 raise self._refusal(asked.slo, prediction, missed)
             self._on_decision(asked.class_name, Decision.DEGRADED, missed)
+            given_up = (*given_up, request)
             request = _as_class(request, self._classes(asked.admission))
+
+    def shortfall(self, request: Request, now_s: float) -> int:
+        """How far from its targets a newcomer would be served here; 0: they can be met. Smaller is better."""
+        num_classes = 0
+        while True:
+            _, missed = self._judge(request, now_s)
+            if missed is Target.NONE or request.speculation.admission in (WAIT, REFUSE):
+                return 2 * num_classes + (missed is not Target.NONE)
+            num_classes += 1
+            request = _as_class(request, self._classes(request.speculation.admission))
+
+    def restore(self, now_s: float) -> list[Request]:
+        """Requests, as they are to be served from now on, that get back targets which had been given up.
+
+        To be called when the line may have become shorter; the caller tells the engine. Looks at a few requests at
+        a time, and at one no more once its first token has come or is too late.
+        """
+        if not self._hoping or self.pace is None or now_s < self._look_due_s:
+            return []
+        self._look_due_s = now_s + _LOOK_PERIOD_S
+        restored: list[Request] = []
+        num_failed = 0
+        for _ in range(len(self._hoping)):
+            request_id = self._hoping.popleft()
+            found = self._open.get(request_id)
+            if found is None or found.has_first or not any(_may_be_met(each, now_s) for each in found.given_up):
+                continue
+            self._leave(request_id)
+            request = self._restored(found, now_s)
+            if request is not None:
+                restored.append(request)
+                continue
+            self._count(request_id, found)
+            self._hoping.append(request_id)
+            num_failed += 1
+            if num_failed == _MOST_LOOKS:
+                break
+        return restored
+
+    def _restored(self, found: _InFlight, now_s: float) -> Request | None:
+        """One that has left, in the best class whose targets it can keep now; None: in none of them."""
+        for place, request in enumerate(found.given_up):
+            prediction, missed = self._judge(request, now_s)
+            if missed is Target.NONE:
+                self._on_decision(request.speculation.class_name, Decision.RESTORED, Target.NONE)
+                return self._enter(_due(request), prediction, found.given_up[:place])
+        return None
+
+    def _judge(self, request: Request, now_s: float) -> tuple[Prediction | None, Target]:
+        """What is predicted for a newcomer, and which of its targets that misses. None: nothing is."""
+        slo = request.speculation.slo
+        if self.pace is None or slo == NO_TARGETS:
+            return None, Target.NONE
+        prediction = self.predict(request, now_s)
+        return prediction, self._missed(prediction, slo, *self._margins)
 
     def first_token(self, request_id: str, now_s: float) -> None:
         """A request has its first token."""
@@ -102,9 +170,7 @@ class Admission:
 
     def end(self, request_id: str, *, num_tokens: int, tpot_s: float | None) -> None:
         """A request has left, for whatever reason. num_tokens: of its longest sample."""
-        found = self._open.pop(request_id)
-        self._num_samples -= found.samples
-        self._num_paced -= found.samples if found.is_paced else 0
+        found = self._leave(request_id)
         if num_tokens:
             self._num_answers += 1
             weight = max(_FOLLOW_ANSWERS, 1 / self._num_answers)
@@ -144,8 +210,7 @@ class Admission:
     def _places(self, pace: Pace, request: Request, now_s: float) -> tuple[int, int, int]:
         """Paced and unpaced samples that will run next to a newcomer, and how many must end before it starts."""
         samples, paced, unpaced = request.sampling.n, self._num_paced, self._num_samples - self._num_paced
-        self._room.see(request.token_target_ms, now_s)
-        token_s = self._room.tightest_s(now_s)
+        token_s = self._room.tightest_s(now_s, request.token_target_ms)
         if token_s is None:
             return 0, min(unpaced, pace.num_slots), unpaced + samples - pace.num_slots
         self._room.fit(pace, token_s / self.token_margin.value * self._spare(now_s))
@@ -168,8 +233,10 @@ class Admission:
             return Target.TPOT
         return Target.NONE
 
-    def _enter(self, request: Request, prediction: Prediction | None) -> Request:
-        self._open[request.request_id] = _InFlight(
+    def _enter(
+        self, request: Request, prediction: Prediction | None, given_up: tuple[Request, ...] = ()
+    ) -> Request:
+        found = _InFlight(
             arrival_s=request.arrival_s,
             due_s=math.inf if request.due_s is None else request.due_s,
             prompt=len(request.prompt_token_ids),
@@ -177,10 +244,24 @@ class Admission:
             is_paced=_is_paced(request),
             predicted_s=None if prediction is None else prediction.ttft_s,
             predicted_token_s=None if prediction is None else prediction.tpot_s,
+            given_up=given_up,
         )
-        self._num_samples += request.sampling.n
-        self._num_paced += request.sampling.n if _is_paced(request) else 0
+        self._count(request.request_id, found)
+        if given_up:
+            self._hoping.append(request.request_id)
+        self._room.see(request.token_target_ms, found.arrival_s)
         return request
+
+    def _count(self, request_id: str, found: _InFlight) -> None:
+        self._open[request_id] = found
+        self._num_samples += found.samples
+        self._num_paced += found.samples if found.is_paced else 0
+
+    def _leave(self, request_id: str) -> _InFlight:
+        found = self._open.pop(request_id)
+        self._num_samples -= found.samples
+        self._num_paced -= found.samples if found.is_paced else 0
+        return found
 
     def _spare(self, now_s: float) -> float:
         """The share of time that prompts leave to steps."""
@@ -229,6 +310,11 @@ class Margin:
 def _due(request: Request) -> Request:
     ttft_ms = request.speculation.slo.ttft_ms
     return request if ttft_ms is None else replace(request, due_s=request.arrival_s + ttft_ms / 1000)
+
+
+def _may_be_met(request: Request, now_s: float) -> bool:
+    due_s = _due(request).due_s
+    return due_s is None or now_s < due_s
 
 
 def _is_paced(request: Request) -> bool:

@@ -30,6 +30,7 @@ from faser.engine.contract.messages import (
     FromEngine,
     Loaded,
     Progress,
+    Reclassify,
     Rejected,
     StateChange,
     Submit,
@@ -62,6 +63,7 @@ from faser.types import (
 
 _MAX_NAMED = 20  # of the wrong token ids in one message
 _OUTLOOK_PERIOD_S = 5.0
+_DEAD_RETRY_S = 5  # whatever supervises the server starts it again, or another server answers
 _MAX_RETRY_AFTER_S = 600  # a client that should wait longer would rather come back another day
 
 
@@ -106,6 +108,7 @@ class AsyncEngine:
         )
         self._state = EngineState.LOADING
         self._reason = "the model is being loaded"
+        self._restarted_s = 0.0  # when the next engine should be ready
         self._failure: FaserError | None = None
         self._info: ModelInfo | None = None
         self._stats = EngineStats()
@@ -177,7 +180,13 @@ class AsyncEngine:
         TargetError (a latency target cannot be met, and its class refuses then) or NotReadyError.
         """
         if self._state is not EngineState.READY:
-            raise NotReadyError(f"the engine is {self._state}: {self._reason}")
+            message = f"the engine is {self._state}: {self._reason}"
+            restarts = self._state is EngineState.RESTARTING
+            raise (
+                NotReadyError(message, retry_after_s=self._restart_wait_s())
+                if restarts
+                else NotReadyError(message)
+            )
         request = self._with_token_limit(request)
         now_s, asked = time.monotonic(), request.speculation
         self._monitor.arrived(asked.class_name, asked.slo, now_s)
@@ -202,6 +211,10 @@ class AsyncEngine:
         )
         return stream
 
+    def shortfall(self, request: Request) -> int:
+        """How far from its latency targets a request would be served here, as of Admission; 0: they can be met."""
+        return self._admission.shortfall(request, time.monotonic())
+
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, wait at most timeout_s for accepted ones, then abort the rest.
 
@@ -220,7 +233,7 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """End the engine now. Unfinished requests fail. Idempotent."""
-        self._lose(EngineError("the engine was stopped"), restarts=False)
+        self._lose(EngineError("the engine was stopped"), None)
         await self._supervisor.stop()
 
     def _with_token_limit(self, request: Request) -> Request:
@@ -293,6 +306,7 @@ class AsyncEngine:
                 if pace is not None:
                     self._admission.pace = pace
                     self._look_out(pace)
+                self._restore()
             case Progress(stage, done, total):
                 if self._on_progress is not None and self._state is EngineState.LOADING:
                     self._on_progress(stage, done, total)
@@ -304,6 +318,14 @@ class AsyncEngine:
                 self._fail_one(request_id, RequestError(text, param=param))
             case Rejected(request_id, text, _, int(retry_after_s)):
                 self._fail_one(request_id, OverloadError(text, retry_after_s=retry_after_s))
+
+    def _restore(self) -> None:
+        """Give requests that wait the targets back that they can keep after all."""
+        if self._state is not EngineState.READY:
+            return
+        for request in self._admission.restore(time.monotonic()):
+            self._streams[request.request_id].request = request
+            self._supervisor.send(Reclassify(request))
 
     def _look_out(self, pace: Pace) -> None:
         """Compute what is to be expected, in a thread and only now and then."""
@@ -430,6 +452,7 @@ class AsyncEngine:
                 ttft_s=timing.first_token_s - timing.arrival_s,
                 tpot_s=timing.tpot_s,
             )
+        self._restore()  # before the engine takes the next one from the line
 
     def _fail_one(self, request_id: str, error: FaserError) -> None:
         stream = self._streams.get(request_id)
@@ -437,21 +460,29 @@ class AsyncEngine:
             self._end(stream, FinishReason.ERROR)
             stream.fail(error)
 
-    def _lose(self, error: FaserError, restarts: bool) -> None:
-        """The engine has ended, and with it all accepted requests. restarts: it is started again."""
+    def _lose(self, error: FaserError, restart_s: float | None) -> None:
+        """The engine has ended, and with it all accepted requests. restart_s: as of EngineSupervisor's on_end."""
         if self._state is EngineState.DEAD:
             return
-        if restarts:
+        if restart_s is not None:
+            self._restarted_s = time.monotonic() + restart_s
             self._enter(EngineState.RESTARTING, str(error))
+            wait_s = self._restart_wait_s()
         else:
             self._failure = error
             self._enter(EngineState.DEAD, str(error))
+            wait_s = _DEAD_RETRY_S
         for stream in list(self._streams.values()):
             self._end(stream, FinishReason.ERROR)
-            stream.fail(EngineDiedError(f"request {stream.request.request_id}: {error}"))
+            message = f"request {stream.request.request_id}: {error}"
+            stream.fail(EngineDiedError(message, retry_after_s=wait_s))
         self._stats = EngineStats()
         self._admission.forget()
-        self._metrics.engine_ended(restarts=restarts)
+        self._metrics.engine_ended(restarts=restart_s is not None)
+
+    def _restart_wait_s(self) -> int:
+        """Seconds until the engine that is started again should be ready."""
+        return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(self._restarted_s - time.monotonic())))
 
 
 def _check_token_ids(request: Request, vocab_size: int) -> None:

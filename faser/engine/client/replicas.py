@@ -1,7 +1,8 @@
 """Replicas: several engines with the same model behind one interface (data parallelism).
 
 Each request goes to one of them: to the one that has seen the longest beginning of its prompt, unless that one has
-clearly more to do than another; else to the one with the least to do (affinity.py). A request whose engine ends
+clearly more to do than another; else to the one with the least to do (affinity.py). One with latency targets goes
+to a replica that predicts to keep them, if there is one. A request whose engine ends
 before its first output goes to another one, and its client does not notice; later the engine's end is the
 request's.
 """
@@ -18,7 +19,7 @@ from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.output_stream import OutputStream, Timing
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import EngineDiedError, FaserError, NotReadyError, OverloadError
-from faser.types import EngineState, EngineStats, ModelInfo, Request, RequestOutput
+from faser.types import NO_TARGETS, EngineState, EngineStats, ModelInfo, Request, RequestOutput
 
 _PIECE = 64  # tokens of a prompt that are known together
 # The state of all of them is the best of one.
@@ -130,7 +131,10 @@ class Replicas:
         """tried: numbers of replicas that have lost the request already."""
         digests = list(_digests(request))
         refused: FaserError | None = None
-        for replica in self._in_order(digests, tried):
+        replicas = self._in_order(digests, tried)
+        if request.speculation.slo != NO_TARGETS:  # no class is given up where another replica can keep it
+            replicas.sort(key=lambda each: each.engine.shortfall(request))
+        for replica in replicas:
             try:
                 stream = replica.engine.submit(request, num_following=num_following)
             except (OverloadError, NotReadyError) as error:

@@ -55,7 +55,8 @@ class EngineSupervisor:
 
     configure: the first message to each engine. on_message: called with every other message from the engine; a
     FaserError that it raises ends the engine. on_end: called at once when an engine has died or hangs, with the
-    reason and with whether it is started again. launched: the first engine, if it has been started already.
+    reason and the seconds after which the next one should be ready; None: there is none. launched: the first
+    engine, if it has been started already.
 
     A thread can be neither killed nor replaced: what it holds stays in this process. So the thread transport,
     which is for tests and for the offline API, is not watched, and its first end is the last.
@@ -68,7 +69,7 @@ class EngineSupervisor:
         *,
         transport: Transport,
         on_message: Callable[[FromEngine], None],
-        on_end: Callable[[FaserError, bool], None],
+        on_end: Callable[[FaserError, float | None], None],
         launched: LaunchedEngine | None = None,
         start: StartHost = start_host,
     ) -> None:
@@ -85,6 +86,7 @@ class EngineSupervisor:
         self._supervising: asyncio.Task[None] | None = None
         self._ready = False
         self._first_load_s: float | None = None  # None: no engine has been ready yet
+        self._last_load_s = 0.0
         self._restarted_s: deque[float] = deque()  # when, within the window
         self._may_restart = True
         self._silent_s = 0.0
@@ -198,6 +200,7 @@ class EngineSupervisor:
 
     def _note_ready(self, load_s: float) -> None:
         self._ready = True
+        self._last_load_s = load_s
         if self._first_load_s is None:
             self._first_load_s = load_s
         else:
@@ -223,7 +226,7 @@ class EngineSupervisor:
         elif self._first_load_s is not None:
             error = EngineDiedError(f"{error}; it is not started again ({used})")
             _log.error("%s", error)
-        self._on_end(error, pause_s is not None)
+        self._on_end(error, None if pause_s is None else pause_s + self._last_load_s)
 
     async def _bury(self) -> None:
         """Close the connection and end what is left of the engine."""

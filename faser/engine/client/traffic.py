@@ -24,6 +24,7 @@ _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 _log = logging.getLogger("faser.traffic")
 _MOST_WAITING = 1 << 21  # tokens to be written, 20 MiB at most; a disk takes as many in a second
+_RETRY_S = 10.0  # between tries while a disk takes nothing
 Outcome = Literal["recorded", "withheld", "dropped", "failed"]
 
 
@@ -91,21 +92,26 @@ class TrafficRecorder:
     ended the sample; an answer without it that has finish_reason "stop" ends with the model's own end token.
 
     A thread writes. What it cannot take in time is dropped and counted: neither the event loop nor a step ever
-    waits for the disk. A disk that is full ends the recording, not the server. No other process records to the
-    file. Use this object from one thread.
+    waits for the disk. A disk that is full interrupts the recording: the file is closed, and opened again for the
+    first answer that ends _RETRY_S later or more. No other process records to the file. Use this object from one
+    thread.
 
-    count: called with what became of each finished sample; also called by the writing thread.
-    Raises OSError if the file cannot be opened, and BlockingIOError if another process records to it.
+    count: called with what became of each finished sample; also called by the writing thread. now: the clock, in
+    seconds. Raises OSError if the file cannot be opened, and BlockingIOError if another process records to it.
     """
 
-    def __init__(self, path: Path, count: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self, path: Path, count: Callable[[Outcome], None], *, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._path = path
         self._count = count
-        self._file = _open_private(path)
+        self._now = now
+        self._file: int | None = _open_private(path)  # None: the recording is interrupted
+        self._retry_at_s = 0.0
+        self._num_missed = 0  # since it is
         self._queue: SimpleQueue[FinishedAnswer | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = 0  # tokens
-        self._failed = False
         self._thread = threading.Thread(target=self._write_all, name="faser-traffic", daemon=True)
         self._thread.start()
 
@@ -133,26 +139,55 @@ class TrafficRecorder:
 
     def _write_all(self) -> None:
         while (answer := self._queue.get()) is not None:
-            outcome: Outcome = "recorded" if not self._failed and self._write(_line(answer)) else "failed"
+            outcome: Outcome = "recorded" if self._record(_line(answer)) else "failed"
             with self._lock:
                 self._waiting -= answer.num_tokens
             self._count(outcome)
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
 
-    def _write(self, line: bytes) -> bool:
-        """False: the disk does not take the line, and nothing of it is left in the file."""
-        end = os.fstat(self._file).st_size
-        remaining = memoryview(line)
-        try:
-            while remaining:
-                remaining = remaining[os.write(self._file, remaining) :]
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._file, end)
-            self._failed = True
-            _log.warning("answers are no longer recorded: %s: %s", self._path, error.strerror)
+    def _record(self, line: bytes) -> bool:
+        """Write a line. False: the disk does not take it, and nothing of it is left in the file."""
+        was_interrupted = self._file is None
+        if was_interrupted and self._now() < self._retry_at_s:
+            self._num_missed += 1
             return False
+        try:
+            if self._file is None:
+                self._file = _open_private(self._path)  # the operator may have moved the old one away
+            _append(self._file, line)
+        except OSError as error:
+            self._interrupt(error, is_new=not was_interrupted)
+            return False
+        if was_interrupted:
+            _log.warning("answers are recorded again: %s; %d were not", self._path, self._num_missed)
+            self._num_missed = 0
         return True
+
+    def _interrupt(self, error: OSError, *, is_new: bool) -> None:
+        """Close the file until the next try. Only the first of several tries that fail is logged."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        self._num_missed += 1
+        self._retry_at_s = self._now() + _RETRY_S
+        if is_new:
+            _log.warning(
+                "answers are not recorded: %s: %s; tried again every %g s", self._path, error.strerror, _RETRY_S
+            )
+
+
+def _append(file: int, line: bytes) -> None:
+    """Write a whole line at the end. Raises OSError where it does not fit; then nothing of it is left."""
+    end = os.fstat(file).st_size
+    remaining = memoryview(line)
+    try:
+        while remaining:
+            remaining = remaining[os.write(file, remaining) :]
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(file, end)
+        raise
 
 
 def _line(answer: FinishedAnswer) -> bytes:

@@ -36,6 +36,12 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     index: int | None = None
 
 
+class Reclassify(msgspec.Struct, frozen=True, tag=True):
+    """Serve a request with other targets and limits, if it still waits. request: as it is to be served."""
+
+    request: Request
+
+
 class WatchSteps(msgspec.Struct, frozen=True, tag=True):
     """Whether statistics are wanted after every step from now on, or only a few times a second."""
 
@@ -89,7 +95,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     operator_error: bool
 
 
-ToEngine = Configure | Submit | Abort | WatchSteps | Shutdown
+ToEngine = Configure | Submit | Reclassify | Abort | WatchSteps | Shutdown
 FromEngine = Progress | StateChange | Loaded | Deltas | Rejected | Failed
 
 _encoder = msgspec.msgpack.Encoder()

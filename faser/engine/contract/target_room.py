@@ -27,11 +27,15 @@ class TargetRoom:
         if tpot_ms is not None:
             self._seen_s[tpot_ms / 1000] = now_s
 
-    def tightest_s(self, now_s: float) -> float | None:
-        """Seconds per token that are planned for; None: no request has had a target lately."""
+    def tightest_s(self, now_s: float, newcomer_ms: float | None = None) -> float | None:
+        """Seconds per token that are planned for; None: no request has had a target lately.
+
+        newcomer_ms: the target of one that may come.
+        """
         if self._seen_s and min(self._seen_s.values()) <= now_s - SEEN_S:
             self._seen_s = {target: at for target, at in self._seen_s.items() if at > now_s - SEEN_S}
-        return _EXPECTED_SHARE * min(self._seen_s) if self._seen_s else None
+        targets = [*self._seen_s, *([] if newcomer_ms is None else [newcomer_ms / 1000])]
+        return _EXPECTED_SHARE * min(targets) if targets else None
 
     def fit(self, pace: Pace, token_s: float) -> None:
         """From now on as many sequences fit as take at most token_s per token at this pace."""

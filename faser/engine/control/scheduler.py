@@ -141,6 +141,24 @@ class Scheduler:
         if sum(map(len, self._requests.values())) >= self._max_num_seqs:
             self.take_slot_back()
 
+    def reclassify(self, request: Request) -> None:
+        """Put a request that waits where its new targets belong. One that has begun stays as it is.
+
+        request: the same one, with other targets and other limits of speculation.
+        """
+        sequences = self._requests.get(request.request_id, [])
+        if any(each.first_scheduled_s is not None for each in sequences):
+            return
+        held = self._waiting_for_prefix.get(request.request_id, ())
+        for sequence in sequences:
+            if sequence not in held:
+                self._waiting.remove(sequence)
+            sequence.request = request
+            sequence.priority_key = self._next_priority_key(request)
+            if sequence not in held:
+                self._waiting.add(sequence)
+        self._targets.see(request.token_target_ms)
+
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or one of its samples, in any state. Unknown and finished requests are ignored.
 

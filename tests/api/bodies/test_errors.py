@@ -366,18 +366,23 @@ def rejections(http: httpx.Client, reason: str) -> float:
     )
 
 
-@pytest.mark.parametrize("kind, logged", [(EngineError, 1), (EngineDiedError, 0)])
-def test_engine_that_dies_under_a_request_is_a_500_and_the_supervisor_has_logged_it(
-    http: httpx.Client,
-    engine: FakeEngine,
-    caplog: pytest.LogCaptureFixture,
-    kind: type[EngineError],
-    logged: int,
+def test_an_engine_that_dies_under_a_request_is_a_503_and_the_supervisor_has_logged_it(
+    http: httpx.Client, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine.script = lambda _: [kind("request r-1: the engine died (signal 9)")]
-    failure = error(http.post(TEXT, json={"prompt": "hi"}), 500, "InternalServerError")
+    engine.script = lambda _: [EngineDiedError("request r-1: the engine died (signal 9)", retry_after_s=7)]
+    answer = http.post(TEXT, json={"prompt": "hi"})
+    failure = error(answer, 503, "ServiceUnavailableError")
     assert failure["message"] == "request r-1: the engine died (signal 9)"
-    assert len([each for each in caplog.records if "signal 9" in each.getMessage()]) == logged
+    assert answer.headers["retry-after"] == "7"
+    assert not [each for each in caplog.records if "signal 9" in each.getMessage()]
+
+
+def test_a_bug_that_strikes_one_request_is_a_500_in_the_log(
+    http: httpx.Client, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.script = lambda _: [EngineError("request r-1: its logits are not finite")]
+    error(http.post(TEXT, json={"prompt": "hi"}), 500, "InternalServerError")
+    assert len([each for each in caplog.records if "not finite" in each.getMessage()]) == 1
 
 
 @pytest.mark.parametrize("prompt", ["one", ["one", "two"]])

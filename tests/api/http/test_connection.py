@@ -121,10 +121,52 @@ def test_a_header_line_of_80_mb_holds_up_nobody(limited_url: str) -> None:
 
 
 def test_a_head_of_exactly_the_limit_is_answered(limited_url: str) -> None:
-    begin, end = b"GET /health HTTP/1.1\r\nX-Long: ", b"\r\nConnection: close\r\n\r\n"
+    begin, end = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: ", b"\r\nConnection: close\r\n\r\n"
     padding = b"a" * (HEAD_BYTES - len(begin) - len(end))
     with connect(limited_url) as connection:
         connection.sendall(begin + padding + end)
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "hosts, version, status",
+    [
+        ((), b"1.1", 400),
+        ((b"a", b"a"), b"1.1", 400),
+        ((b"localhost", b"evil.example"), b"1.1", 400),
+        ((b"localhost", b"evil.example"), b"1.0", 400),
+        ((b"a",), b"1.1", 200),
+        ((b"",), b"1.1", 200),
+        ((), b"1.0", 200),
+    ],
+)
+def test_a_request_has_one_host(limited_url: str, hosts: tuple[bytes, ...], version: bytes, status: int) -> None:
+    """RFC 9112, section 3.2. It holds for each request of a connection, and for spellings of the header's name."""
+    whole = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+    names = (b"Host: ", b"hOSt:")
+    asked = b"GET /health HTTP/%b\r\n" % version
+    asked += b"".join(name + host + b"\r\n" for name, host in zip(names, hosts, strict=False))
+    asked += b"Connection: close\r\n\r\n"
+    with connect(limited_url) as connection:
+        connection.sendall(whole)
+        answer = b""
+        while b"ready" not in answer:  # the first request is answered before the second one is sent
+            answer += connection.recv(1 << 16)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        connection.sendall(asked)
+        answer = read_all(connection)
+    if status == 200:
+        assert answer.startswith(b"HTTP/1.1 200 ")
+    else:
+        assert error_of(answer) == (400, f"the request has {len(hosts)} Host headers; it must have one")
+
+
+def test_a_second_host_among_the_trailers_is_no_host(limited_url: str) -> None:
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    asked = head(Transfer_Encoding="chunked", Connection="close")
+    asked += b"%x\r\n%b\r\n0\r\nHost: evil.example\r\n\r\n" % (len(body), body)
+    with connect(limited_url) as connection:
+        connection.sendall(asked)
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
 
 

@@ -16,11 +16,11 @@ def chunk(finish_reason: str | None) -> str:
 
 
 DONE = "data: [DONE]"
-DIED = error(500, "request 7: the engine died (signal 9)")
+DIED = error(503, "request 7: the engine died (signal 9)")
 
 
 @pytest.mark.parametrize(
-    "status, content", [(503, error(503, "the engine is restarting")), (500, DIED), (429, error(429, "slower"))]
+    "status, content", [(503, error(503, "the engine is restarting")), (503, DIED), (429, error(429, "slower"))]
 )
 def test_an_error_of_load_or_of_an_engine_that_ended_is_well_formed(status: int, content: object) -> None:
     assert honest_error(status, json.dumps(content).encode()) == ERROR
@@ -30,6 +30,7 @@ def test_an_error_of_load_or_of_an_engine_that_ended_is_well_formed(status: int,
     "status, content",
     [
         (500, error(500, "request 7 failed because of an internal error")),
+        (500, error(500, "request 7: the engine died (signal 9)")),
         (400, error(400, "max_tokens is 3")),
         (503, error(500, "the code is another one")),
         (503, {"error": {"code": 503, "type": "SomeError", "message": ""}}),

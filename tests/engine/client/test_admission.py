@@ -241,3 +241,125 @@ def test_times_longer_than_predicted_make_admission_stricter() -> None:
         made.first_token(str(number), number + 2.0 * made.predict(request, float(number)).ttft_s)
         made.end(str(number), num_tokens=10, tpot_s=0.01)
     assert made.first_margin.value > 1.5
+
+
+# Targets that were given up, and come back
+
+
+def degraded(made: Admission, name: str = "late", class_name: str = "slips", *, prompt: int = 100) -> Request:
+    """A request that its class could not keep when it came; it would alone."""
+    hold_up(made)
+    found = made.admit(asked(name, class_name, prompt=prompt), 0.0)
+    assert found.due_s is None
+    return found
+
+
+def test_a_degraded_request_gets_its_class_back_when_the_line_has_become_shorter() -> None:
+    made, decisions = admission()
+    degraded(made)
+    assert made.restore(0.01) == []
+    made.end("first", num_tokens=0, tpot_s=None)
+    (found,) = made.restore(0.07)
+    assert found.request_id == "late"
+    assert found.due_s == pytest.approx(0.2)
+    assert found.speculation == CLASSES["slips"]
+    assert decisions[-1] == ("slips", Decision.RESTORED, Target.NONE)
+    assert made.restore(0.13) == []
+
+
+def test_a_patient_request_gets_its_targets_back_too() -> None:
+    made, decisions = admission()
+    assert degraded(made, class_name="mild").is_patient
+    made.end("first", num_tokens=0, tpot_s=None)
+    (found,) = made.restore(0.05)
+    assert not found.is_patient
+    assert found.due_s == pytest.approx(0.2)
+    assert decisions[-1] == ("mild", Decision.RESTORED, Target.NONE)
+
+
+@pytest.mark.parametrize("now_s", [0.12, 0.25])
+def test_a_first_token_that_would_come_too_late_gives_nothing_back(now_s: float) -> None:
+    """At .12 s its prompt takes longer than what is left; at .25 s nothing is, and it is looked at no more."""
+    made, decisions = admission()
+    degraded(made)
+    made.end("first", num_tokens=0, tpot_s=None)
+    count = len(decisions)
+    assert made.restore(now_s) == []
+    assert len(decisions) == count
+    made.pace = replace(PACE, rows_s=(STEP_S, STEP_S + ROW_S))  # prompts cost nothing any more
+    assert len(made.restore(now_s + 0.06)) == (now_s == 0.12)
+
+
+def test_who_has_a_first_token_or_has_left_is_looked_at_no_more() -> None:
+    made, _ = admission()
+    degraded(made, "begun")
+    made.admit(asked("gone", "slips", prompt=100), 0.0)
+    made.end("first", num_tokens=0, tpot_s=None)
+    made.first_token("begun", 0.04)
+    made.end("gone", num_tokens=0, tpot_s=None)
+    assert made.restore(0.05) == []
+
+
+def test_a_request_that_fell_through_several_classes_gets_back_the_best_that_can_be_kept() -> None:
+    """Of 100 rows the first class has 50 ms for, the second 200."""
+    first = SpeculationParams(class_name="first", slo=Slo(ttft_ms=50), admission="slips")
+    decisions: Decisions = []
+    made = Admission({**CLASSES, "first": first}.__getitem__, lambda *each: decisions.append(each))
+    made.pace = PACE
+    hold_up(made)
+    fell = made.admit(replace(asked("late", prompt=100), speculation=first), 0.0)
+    assert fell.speculation.class_name == "batch"
+    made.end("first", num_tokens=0, tpot_s=None)
+    (found,) = made.restore(0.02)
+    assert found.speculation.class_name == "slips"
+    assert found.due_s == pytest.approx(0.2)
+
+
+def test_what_is_given_back_counts_and_leaves_as_if_it_had_come_so() -> None:
+    made, _ = admission()
+    before = made.predict(asked("probe", "pace"), 0.0)
+    for number in range(4):
+        made.admit(asked(f"{number}", "pace"), 0.0)
+    tight = replace(asked("tight"), speculation=SpeculationParams(slo=Slo(tpot_ms=15), admission="batch"))
+    assert made.admit(tight, 0.0).token_target_ms is None
+    made.end("0", num_tokens=0, tpot_s=None)
+    (found,) = made.restore(0.05)
+    assert found.token_target_ms == 15
+    with pytest.raises(TargetError):
+        made.admit(asked("sixth", "pace"), 0.05)
+    for name in ("1", "2", "3", "tight"):
+        made.end(name, num_tokens=0, tpot_s=None)
+    assert made.predict(asked("probe", "pace"), 0.0) == before
+
+
+def test_few_predictions_are_made_at_a_time_and_nobody_is_forgotten() -> None:
+    """Forty in line, of which the last one alone could be served in time now."""
+    made, _ = admission()
+    made.pace = replace(PACE, sequences=(1, 64))
+    slow = SpeculationParams(slo=Slo(ttft_ms=2000), admission="batch")
+    assert made.admit(replace(asked("first", prompt=1700), speculation=slow), 0.0).due_s == 2.0
+    for number in range(40):
+        request = asked(f"{number}", prompt=200 if number == 39 else 1950)
+        assert made.admit(replace(request, speculation=slow), 0.0).due_s is None
+    made.end("first", num_tokens=0, tpot_s=None)
+    found: list[Request] = []
+    calls = 0
+    while not found and calls < 20:
+        calls += 1
+        found = made.restore(0.05 + 0.06 * calls)
+        assert made.restore(0.05 + 0.06 * calls + 0.01) == []  # too soon to look again
+    assert [each.request_id for each in found] == ["39"]
+    assert calls == 10
+
+
+def test_the_shortfall_says_how_far_a_newcomer_would_fall_and_changes_nothing() -> None:
+    made, decisions = admission()
+    assert made.shortfall(asked("one", "slips", prompt=100), 0.0) == 0
+    hold_up(made)
+    count, before = len(decisions), made.predict(asked("probe", "chat"), 0.0)
+    for class_name, expected in (("batch", 0), ("chat", 1), ("mild", 1), ("slips", 2)):
+        assert made.shortfall(asked("one", class_name, prompt=100), 0.0) == expected
+    tight = replace(asked("tight"), speculation=SpeculationParams(slo=Slo(tpot_ms=1), admission="batch"))
+    assert made.shortfall(tight, 0.0) == 2
+    assert made.predict(asked("probe", "chat"), 0.0) == before
+    assert len(decisions) == count

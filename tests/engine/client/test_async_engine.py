@@ -36,6 +36,7 @@ from faser.errors import (
 )
 from faser.metrics.server import Metrics
 from faser.types import (
+    Decision,
     EngineState,
     EngineStats,
     FinishReason,
@@ -44,6 +45,7 @@ from faser.types import (
     SamplingParams,
     StructuredOutput,
     StructureKind,
+    Target,
 )
 
 CONFIG = EngineConfig(dtype="float32", backend="torch", max_model_len=256, max_num_seqs=4, kv_cache_memory=1 << 20)
@@ -384,6 +386,47 @@ def test_a_target_that_cannot_be_met_is_refused_once_the_engine_has_a_pace(
 
 
 @mostly_alike
+def test_a_degraded_request_gets_its_class_back_while_it_waits(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    """One slot, held by a long answer: the target is out of reach until that is aborted."""
+    decisions: list[tuple[str, str]] = []
+
+    class Watched(Metrics):
+        def admission(self, class_name: str, decision: Decision, target: Target) -> None:
+            decisions.append((class_name, decision.value))
+            super().admission(class_name, decision, target)
+
+    async def scenario() -> None:
+        classes = {"agent": {"slo": {"ttft_ms": 60_000}, "admission": "batch"}, "batch": {}}
+        config = replace(CONFIG, max_num_seqs=1, speculative_config={"classes": classes})
+        metrics = Watched(model_name="tiny", max_model_len=256, speculation=config.speculation)
+        engine = AsyncEngine(config, tiny_checkpoint, tokenizer, transport=transport, metrics=metrics)
+        agent = replace(
+            request("the", tokenizer, replace(GREEDY, max_tokens=2)),
+            speculation=config.speculation.params_of("agent"),
+        )
+        await engine.start()
+        try:
+            await engine.wait_ready()
+            await answer(engine, request("the quick", tokenizer))
+            await until(lambda: engine.has_pace)
+            held = engine.submit(request("the", tokenizer, replace(GREEDY, max_tokens=250)))
+            await anext(held)
+            engine._admission.first_margin.value = 1e9  # nothing is met while anything else is in flight
+            stream = engine.submit(agent)
+            assert stream.request.speculation.class_name == "batch"
+            held.close()
+            assert [output async for output in stream]
+            assert decisions == [("agent", "degraded"), ("agent", "restored")]
+            assert stream.request.speculation.class_name == "agent"
+        finally:
+            await engine.stop()
+
+    asyncio.run(scenario())
+
+
+@mostly_alike
 def test_requests_that_come_together_are_accepted_together_or_not_at_all(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -599,13 +642,15 @@ def test_a_killed_engine_is_restarted_and_counts_and_answers_as_before(
         (pid,) = children()
         os.kill(pid, signal.SIGKILL)
         for stream in streams:
-            with pytest.raises(EngineDiedError, match="signal 9"):
+            with pytest.raises(EngineDiedError, match="signal 9") as died:
                 async for _ in stream:
                     pass
+            assert died.value.retry_after_s >= 2  # a pause of a second, and a start
         assert engine.state is EngineState.RESTARTING
         assert engine.info.max_model_len == 256
-        with pytest.raises(NotReadyError, match="restarting"):
+        with pytest.raises(NotReadyError, match="restarting") as refused:
             engine.submit(request("the", tokenizer))
+        assert refused.value.retry_after_s <= died.value.retry_after_s
         assert engine.stats == EngineStats()
         for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             assert series(f"vllm:{gauge}") == 0

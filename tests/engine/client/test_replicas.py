@@ -18,7 +18,16 @@ from faser.engine.client.replicas import Replicas
 from faser.errors import EngineDiedError, NotReadyError, OverloadError, RequestError
 from faser.metrics.replicas import ReplicaMetrics
 from faser.metrics.server import Metrics
-from faser.types import EngineState, EngineStats, OutputDelta, Request, RequestOutput, SamplingParams
+from faser.types import (
+    EngineState,
+    EngineStats,
+    OutputDelta,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    Slo,
+    SpeculationParams,
+)
 
 OUTPUTS = 3
 DIED = EngineDiedError("the engine died (signal 9)")
@@ -58,8 +67,12 @@ class FakeReplica:
         self.max_samples = 8
         self.refuses: Exception | None = None
         self.dies_after: int | None = None
+        self.falls_short = 0
         self.asked: list[Request] = []
         self.streams: list[FakeStream] = []
+
+    def shortfall(self, _: Request) -> int:
+        return self.falls_short
 
     def submit(self, request: Request, *, num_following: int) -> FakeStream:
         assert num_following == 0
@@ -115,6 +128,27 @@ def test_a_prompt_goes_where_its_beginning_has_been() -> None:
     asyncio.run(texts(both.submit(request(30, (*system, 30)))))
     assert home.asked[-1].request_id != "30"
     assert any(each.asked[-1].request_id == "30" for each in fakes if each.asked and each is not home)
+
+
+def test_no_class_is_given_up_where_another_replica_can_keep_its_targets() -> None:
+    """The first in order is asked only if none is better; without targets nothing is asked."""
+    three, fakes = replicas(3)
+    slo = SpeculationParams(class_name="chat", slo=Slo(ttft_ms=200), admission="batch")
+    fakes[0].falls_short, fakes[1].falls_short, fakes[2].falls_short = 2, 1, 0
+    three.submit(request(1, speculation=slo))
+    assert counts(fakes) == [0, 0, 1]
+    fakes[2].falls_short = 3
+    three.submit(request(2, speculation=slo))
+    assert counts(fakes) == [0, 1, 1]
+    fakes[1].refuses = OverloadError("the queue is full")
+    three.submit(request(3, speculation=slo))
+    assert counts(fakes) == [1, 1, 1]
+    three.submit(request(4))
+    assert sum(counts(fakes)) == 4
+    for each in fakes:
+        each.falls_short, each.refuses = 2, None
+    three.submit(request(5, speculation=slo))  # all fall short alike: the order is as without targets
+    assert sum(counts(fakes)) == 5
 
 
 def test_a_beginning_of_another_namespace_is_another_one() -> None:

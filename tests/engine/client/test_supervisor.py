@@ -54,6 +54,12 @@ def dies(connection: socket.socket) -> None:
     send(connection, Loaded(model_info()), READY)
 
 
+def loads_slowly(connection: socket.socket) -> None:
+    """Becomes ready after a second, and ends."""
+    time.sleep(1)
+    dies(connection)
+
+
 def fails(connection: socket.socket) -> None:
     send(connection, READY, Failed("ZeroDivisionError: division by zero", operator_error=False))
 
@@ -106,7 +112,8 @@ class Owner:
         """launches_first: the first engine is started before there is a supervisor."""
         self.hosts: list[ScriptedHost] = []
         self.messages: list[FromEngine] = []
-        self.ends: list[tuple[FaserError, bool]] = []
+        self.ends: list[tuple[FaserError, bool]] = []  # and whether the engine is started again
+        self.restart_s: list[float | None] = []
         self.killed_when_informed: list[bool] = []
         self.ready = 0
         self._lives = iter(lives)
@@ -130,8 +137,9 @@ class Owner:
         self.hosts.append(ScriptedHost(life, connection))
         return self.hosts[-1]
 
-    def _note_end(self, error: FaserError, restarts: bool) -> None:
-        self.ends.append((error, restarts))
+    def _note_end(self, error: FaserError, restart_s: float | None) -> None:
+        self.ends.append((error, restart_s is not None))
+        self.restart_s.append(restart_s)
         self.killed_when_informed.append(self.hosts[-1].killed)
 
     def _take(self, message: FromEngine) -> None:
@@ -202,6 +210,16 @@ def test_an_engine_that_hangs_is_given_up_first_and_then_killed_and_started_agai
     assert (str(error), restarts) == ("the engine hung: it was silent for 1 s and was killed", True)
     assert owner.killed_when_informed == [False], "who waits need not wait for the engine's end"
     assert owner.hosts[0].killed
+
+
+def test_the_next_engine_is_expected_after_the_pause_and_as_long_as_the_last_one_took_to_load() -> None:
+    owner = supervised([loads_slowly, dies, dies], lambda owner: len(owner.ends) == 3, max_restarts=2)
+    first, second, last = owner.restart_s
+    assert first is not None
+    assert second is not None
+    assert first >= 1.0 + 1.0
+    assert 2.0 <= second < first + 1.0  # a pause of 2 s, after a load that took no time
+    assert last is None
 
 
 def test_an_engine_that_hangs_while_it_is_started_again_is_killed_too() -> None:

@@ -28,6 +28,7 @@ from faser.engine.client.traffic import (
 )
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.types import FinishReason, OutputDelta, Request, SamplingParams
+from tests.api.server import until
 from tests.disks import filling_up
 from tests.engine.client.test_async_engine import CONFIG
 
@@ -134,7 +135,49 @@ def test_a_full_disk_is_said_once_and_leaves_whole_lines(tmp_path: Path, caplog:
         assert 0 < counts["recorded"] < 20
         assert counts["failed"] == 20 - counts["recorded"]
     assert [each.getMessage() for each in caplog.records] == [
-        f"answers are no longer recorded: {path}: No space left on device"
+        f"answers are not recorded: {path}: No space left on device; tried again every 10 s"
+    ]
+
+
+@pytest.mark.parametrize("frees", ["another file", "the recording itself"])
+def test_recording_goes_on_when_the_disk_has_room_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, frees: str
+) -> None:
+    """A recording that the operator moves away is begun anew: what went to the old file would be lost."""
+    now_s = [0.0]
+    with filling_up(tmp_path / "small", kib=64) as folder, caplog.at_level(logging.WARNING, "faser.traffic"):
+        path, other, outcomes = folder / "traffic.jsonl", folder / "other", list[Outcome]()
+        other.write_bytes(bytes(32 << 10))
+        recorder = TrafficRecorder(path, outcomes.append, now=lambda: now_s[0])
+
+        def record(count: int) -> list[Outcome]:
+            before = len(outcomes)
+            for _ in range(count):
+                finish(RequestTraffic(request(prompt=(12345,) * 1500), recorder))
+            until(lambda: len(outcomes) == before + count)
+            return outcomes[before:]
+
+        first = record(5)
+        num_kept = first.count("recorded")
+        assert 0 < num_kept < 5
+        assert first[-1] == "failed"
+        now_s[0] += 11
+        assert record(1) == ["failed"]  # still full, and said no second time
+        if frees == "another file":
+            other.unlink()
+        else:
+            path.unlink()
+        now_s[0] += 9
+        assert record(2) == ["failed"] * 2  # not tried yet
+        now_s[0] += 2
+        assert record(1) == ["recorded"]
+        recorder.close(10)
+        num_kept = num_kept + 1 if frees == "another file" else 1
+        assert [len(each["prompt_token_ids"]) for each in lines(path)] == [1500] * num_kept
+    num_missed = outcomes.count("failed")
+    assert [each.getMessage() for each in caplog.records] == [
+        f"answers are not recorded: {path}: No space left on device; tried again every 10 s",
+        f"answers are recorded again: {path}; {num_missed} were not",
     ]
 
 

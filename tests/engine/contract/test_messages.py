@@ -15,6 +15,7 @@ from faser.engine.contract.messages import (
     FromEngine,
     Loaded,
     Progress,
+    Reclassify,
     Rejected,
     Shutdown,
     StateChange,
@@ -86,6 +87,7 @@ DELTAS = StepDeltas(
 TO_ENGINE: tuple[ToEngine, ...] = (
     Configure(EngineConfig(model="m", max_model_len=512), "/models/m"),
     Submit(REQUEST),
+    Reclassify(REQUEST),
     Abort("a"),
     Abort("a", 3),
     WatchSteps(True),

@@ -180,3 +180,37 @@ def test_a_target_is_forgotten_a_minute_after_the_last_request_that_had_it() -> 
     assert keeper.limits([], 0) is not NO_LIMITS
     clock.advance(2.0)
     assert keeper.limits([], 0) is NO_LIMITS
+
+
+def test_a_request_that_waits_goes_where_its_new_targets_put_it() -> None:
+    driver = Driver(max_num_seqs=1)
+    driver.add(
+        due("running", due_s=0.5), due("first", at_s=1.0, due_s=5.0), due("late", at_s=2.0), due("last", at_s=3.0)
+    )
+    driver.step()
+    driver.scheduler.reclassify(due("late", at_s=2.0, due_s=4.0))
+    driver.scheduler.check_invariants()
+    assert order(driver) == ["running", "late", "first", "last"]
+
+
+def test_a_request_that_runs_or_is_unknown_stays_as_it_is() -> None:
+    driver = Driver(max_num_seqs=1)
+    driver.add(due("running", max_tokens=4), due("next", at_s=1.0))
+    driver.step()
+    for name in ("running", "ended"):
+        driver.scheduler.reclassify(due(name, due_s=1.0, max_tokens=4))
+    driver.scheduler.check_invariants()
+    assert order(driver) == ["running", "next"]
+
+
+def test_samples_that_wait_for_the_first_ones_prompt_get_the_new_targets_with_it() -> None:
+    driver = Driver(max_num_seqs=SLOTS, pace=fit())
+    driver.add(paced("target", 11, max_tokens=40), *(due(f"patient-{at}", max_tokens=40) for at in range(3)))
+    driver.add(due("samples", at_s=0.1, n=2, max_tokens=40))
+    driver.step()
+    asked = SpeculationParams(slo=Slo(tpot_ms=11))
+    driver.scheduler.reclassify(replace(due("samples", at_s=0.1, n=2, max_tokens=40), speculation=asked))
+    for _ in range(4):
+        driver.step()
+        driver.scheduler.check_invariants()
+    assert driver.scheduler.stats().num_running == 4  # three with a target, and one patient one

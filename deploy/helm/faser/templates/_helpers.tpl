@@ -222,6 +222,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if not .Values.engine.enablePrefixCaching }}
 - --no-enable-prefix-caching
 {{- end }}
+{{- range .Values.server.allowedHosts }}
+- {{ printf "--allowed-hosts=%s" . | quote }}
+{{- end }}
 {{- if .Values.server.metricsRequireKey }}
 - --metrics-require-key
 {{- end }}
