@@ -60,9 +60,9 @@ class ScriptedExecutor:
     or feeds rows whose block table does not hold exactly their own prefix. Rows of one step are written
     before any is read, as attention does. Drafts are right as far as a hash of the history says, then wrong, and
     now and then shorter than wished. A drafted token counts as written, in the place of a known one as well.
-    fail_slots: slots whose next result is an error behind accepted tokens. prunes: how many drafted rows leave early; None: never any.
-    chunk: the model has recurrent states as well, which each slot keeps after whole chunks of this number of
-    tokens, and snapshots of them; None: it has none.
+    fail_slots: slots whose next result is an error behind accepted tokens. prunes: how many drafted rows leave
+    early; None: never any. chunk: the model has recurrent states as well, which each slot keeps after whole chunks
+    of this number of tokens, and snapshots of them; None: it has none.
     """
 
     def __init__(self, *, block_size: int, prunes: random.Random | None = None, chunk: int | None = None) -> None:

@@ -102,28 +102,37 @@ POISONED: dict[str, dict[str, Any]] = {
     "scored": {"temperature": 0.8, "logit_bias": ((POISON, 2.0),), "logprobs": 2, "n": 2},
     "penalties": {"temperature": 0.7, "frequency_penalty": 0.4, "logit_bias": ((POISON, 2.0),)},
 }
-DRAFTERS: dict[str, dict[str, Any]] = {
-    "text": {"method": "suffix"},
-    "coupled": {"method": "auto", "draft_sample_method": "coupled"},
-    "pruned": {"method": "suffix"},
+DRAFTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "text": ({"method": "suffix"}, {}),
+    "coupled": ({"method": "auto", "draft_sample_method": "coupled"}, {}),
+    "pruned": ({"method": "suffix"}, {"early_prune": "on", "spec_overlap": "off"}),
+    "overlapped": ({"method": "auto"}, {"spec_overlap": "on"}),
 }
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("feature", POISONED)
-def test_tokens_before_logits_that_are_no_numbers_are_those_without_speculation(
-    healthy: tuple[Path, Path], poisoned: tuple[Path, Path], feature: str, drafter: str
-) -> None:
-    asked = requests(max_tokens=NUM_TOKENS, **POISONED[feature])
+@pytest.fixture(scope="module", params=POISONED)
+def failing(
+    request: pytest.FixtureRequest, healthy: tuple[Path, Path], poisoned: tuple[Path, Path]
+) -> tuple[list[Request], Endings]:
+    """Requests, and what they come to without speculation. Their predictions go on where the model fails."""
+    asked = requests(max_tokens=NUM_TOKENS, **POISONED[request.param])[:24]
     asked = predicted(asked, endings(build(healthy, None), asked))
     expected = endings(build(poisoned, None), asked)
     how = Counter(each.error for each in expected.values())
     assert how[SequenceError.NOT_FINITE] > 5
-    assert how[None] > 3
-    given = DRAFTERS[drafter]
+    assert how[None] > 0
+    return asked, expected
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_tokens_before_logits_that_are_no_numbers_are_those_without_speculation(
+    poisoned: tuple[Path, Path], failing: tuple[list[Request], Endings], drafter: str
+) -> None:
+    asked, expected = failing
+    given, settings = DRAFTERS[drafter]
     if given["method"] == "auto":
         given = given | {"model": str(poisoned[1])}
-    engine = build(poisoned, given)
+    engine = build(poisoned, given, **settings)
     engine.use_policy("fixed", CAP)
     assert endings(engine, asked) == expected
     assert accepted(engine) > 50
@@ -174,14 +183,14 @@ def test_tokens_before_limits_that_leave_none_are_those_without_speculation(
     """Every other request has no limits, and goes on."""
     limited = requests(max_tokens=NUM_TOKENS, temperature=temperature, **LIMITS[limit])
     free = requests(max_tokens=NUM_TOKENS, temperature=temperature)
-    asked = [(free, limited)[i % 2][i] for i in range(len(free))]
+    asked = [(free, limited)[i % 2][i] for i in range(24)]
     asked = [
         replace(each, prompt_token_ids=(*each.prompt_token_ids[:100], *(X,) * 20, *(X, Y) * 5)) for each in asked
     ]
     expected = endings(build(healthy, None), asked)
     how = Counter(each.error for each in expected.values())
     assert how[SequenceError.NONE_ALLOWED] > 5
-    assert how[None] >= len(free) // 2
+    assert how[None] >= len(asked) // 2
     engine = build(healthy, {"method": "auto"})
     engine.use_policy("fixed", CAP)
     assert endings(engine, asked) == expected
