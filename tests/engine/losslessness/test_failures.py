@@ -139,6 +139,32 @@ def test_tokens_before_logits_that_are_no_numbers_are_those_without_speculation(
     assert engine.stats().kv_usage == 0.0
 
 
+@pytest.mark.parametrize("cache", ["auto", "int8"])
+def test_refused_draft_tokens_whose_keys_and_values_are_no_numbers_change_nothing(
+    poisoned: tuple[Path, Path], cache: str
+) -> None:
+    """Every sixth token of the predictions is the poison, and none of the answers. It stays stored."""
+    sampling: dict[str, Any] = {"temperature": 0.0, "bad_words": ((POISON,),)}
+    asked = requests(max_tokens=NUM_TOKENS, **sampling)[:24]
+    expected = endings(build(poisoned, None, kv_cache_dtype=cache), asked)
+    assert {each.error for each in expected.values()} == {None}
+    predictions = predicted(asked, expected)
+    asked = [
+        replace(
+            each,
+            predicted_token_ids=tuple(
+                POISON if at % 6 == 5 else token_id for at, token_id in enumerate(each.predicted_token_ids)
+            ),
+        )
+        for each in predictions
+    ]
+    engine = build(poisoned, {"method": "suffix"}, kv_cache_dtype=cache)
+    engine.use_policy("fixed", CAP)
+    found = endings(engine, asked)
+    assert found == {key: expected[key] for key in found}
+    assert accepted(engine) > 50
+
+
 @pytest.mark.parametrize("method", ["suffix", "auto"])
 def test_a_stop_token_ends_an_answer_before_the_row_behind_it_can_fail(
     healthy: tuple[Path, Path], poisoned: tuple[Path, Path], method: str
