@@ -646,9 +646,13 @@ class Scheduler:
         return shared
 
     def _soon_wanted(self) -> int:
-        """Blocks that the running sequences lack for their known tokens, and one more for each."""
+        """Blocks that the running sequences lack for their known tokens, and one more for each.
+
+        A sequence that holds more of them, for a long draft, gives none to others.
+        """
         size = self._kv.block_size
-        return sum([1 - (-len(each.token_ids) // size) - len(each.table.blocks) for each in self._running])
+        wanted = [1 - (-len(each.token_ids) // size) - len(each.table.blocks) for each in self._running]
+        return sum([each for each in wanted if each > 0])
 
     def _launch(self, step: "StepBuilder", *, is_async: bool = False) -> StepPlan:
         self._step += 1

@@ -566,6 +566,20 @@ def test_several_tokens_a_step_come_to_the_same_answer(policy_seed: int) -> None
     driver.check(*requests)
 
 
+@pytest.mark.parametrize("policy_seed", range(10, 16))
+def test_blocks_that_drafts_have_left_over_are_not_promised_to_newcomers(policy_seed: int) -> None:
+    """Drafts are longer than a block, so that a sequence may hold more blocks than it soon wants."""
+    driver = Driver(speculates=RandomPolicy(policy_seed), num_blocks=18, max_model_len=48)
+    requests = [request(str(i), prompt(5 + i % 5 * 3, 30 * i), max_tokens=20) for i in range(10)]
+    for each in requests[:5]:
+        driver.add(each)
+    for each in requests[5:]:
+        driver.add(each)
+        driver.step()
+    driver.run()
+    driver.check(*requests)
+
+
 def test_an_error_ends_its_sequence_and_no_other() -> None:
     driver = Driver()
     bad, good = request("bad", prompt(5)), request("good", prompt(5, 50))
