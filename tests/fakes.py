@@ -60,9 +60,9 @@ class ScriptedExecutor:
     or feeds rows whose block table does not hold exactly their own prefix. Rows of one step are written
     before any is read, as attention does. Drafts are right as far as a hash of the history says, then wrong, and
     now and then shorter than wished. A drafted token counts as written, in the place of a known one as well.
-    fail_slots: slots whose next result is an error. prunes: how many drafted rows leave early; None: never any.
-    chunk: the model has recurrent states as well, which each slot keeps after whole chunks of this number of
-    tokens, and snapshots of them; None: it has none.
+    fail_slots: slots whose next result is an error behind accepted tokens. prunes: how many drafted rows leave
+    early; None: never any. chunk: the model has recurrent states as well, which each slot keeps after whole chunks
+    of this number of tokens, and snapshots of them; None: it has none.
     """
 
     def __init__(self, *, block_size: int, prunes: random.Random | None = None, chunk: int | None = None) -> None:
@@ -222,11 +222,7 @@ class ScriptedExecutor:
     def _outcome(self, rows: SequenceRows, num_planned: int) -> "SequenceOutcome":
         """num_planned: drafted rows, before some of them left."""
         line = self._lines[rows.slot]
-        if rows.slot in self.fail_slots:
-            self.fail_slots.remove(rows.slot)
-            line.last = 0  # what a step that is in flight already is fed
-            line.histories.append(extend(line.histories[-1], line.last))
-            return SequenceOutcome(error=SequenceError.NOT_FINITE)
+        fails = rows.slot in self.fail_slots
         chosen: list[int] = []
         logprobs: list[PositionLogprobs] = []
         if rows.samples:
@@ -240,11 +236,19 @@ class ScriptedExecutor:
                 line.last = token_id
                 if token_id != drafted:
                     break
+        if fails:  # in place of the bonus or recovered token
+            self.fail_slots.remove(rows.slot)
+            del chosen[-1:], logprobs[-1:]
+            line.last = 0  # what a step that is in flight already is fed
+            line.histories[len(line.histories) - rows.samples :] = [
+                extend(line.histories[-1 - rows.samples], line.last)
+            ]
         wants = line.start.sampling.logprobs is not None and rows.samples
         return SequenceOutcome(
             token_ids=tuple(chosen),
+            error=SequenceError.NOT_FINITE if fails else None,
             num_cut=num_planned - rows.num_drafts,
-            logprobs=tuple(logprobs) if wants else None,
+            logprobs=tuple(logprobs) if wants and chosen else None,
             prompt_logprobs=self._score_prompt(rows, line),
         )
 

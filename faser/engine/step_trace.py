@@ -128,13 +128,16 @@ class StepTraceFile:
 
 def _verified(plan: StepPlan, result: StepResult) -> dict[str, Any]:
     """Rows, drafted and accepted tokens, for the sequences that got tokens, in the plan's order."""
-    verified = [(rows, count) for rows, count in zip(plan.rows, result.counts, strict=True) if count]
+    accepted = [count - (at not in result.errors) for at, count in enumerate(result.counts)]
+    verified = [
+        (rows, right) for rows, count, right in zip(plan.rows, result.counts, accepted, strict=True) if count
+    ]
     return {
         "step": plan.step,
         "rows": plan.num_rows,
         "slots": [rows.slot for rows, _ in verified],
         "drafted": [rows.num_drafts for rows, _ in verified],
-        "accepted": [count - 1 for _, count in verified],
+        "accepted": [right for _, right in verified],
         "prompt_rows": sum(len(rows.token_ids) for rows in plan.rows if not rows.samples),
     }
 

@@ -247,6 +247,8 @@ class TorchBackend:
             seen = columns <= rows
             if shape.window is not None:
                 seen &= columns > rows - shape.window
+            sound = keys.isfinite().all(-1, keepdim=True) & values.isfinite().all(-1, keepdim=True)
+            keys, values = keys.where(sound, 0.0), values.where(sound, 0.0)  # 0 times NaN would be NaN
             if shape.score_cap is None and sinks is None:
                 mixed = functional.scaled_dot_product_attention(
                     queries[None], keys[None], values[None], attn_mask=seen, scale=shape.scale
@@ -259,6 +261,8 @@ class TorchBackend:
                 if sinks is not None:
                     scores = torch.cat((scores, sinks[:, None, None].expand(-1, end - start, 1)), -1)
                 mixed = (scores.softmax(-1)[..., :length] @ values.float()).to(values.dtype)
+            sees_unsound = (seen & ~sound.mT).any(-1, keepdim=True)
+            mixed = mixed.masked_fill(sees_unsound, torch.nan)
             out[start:end] = mixed.transpose(0, 1).reshape(end - start, -1)
         return out
 

@@ -18,11 +18,11 @@ from faser.engine.engine import Engine
 from faser.engine.execution.models.layers import delta_shape
 from faser.errors import ConfigError
 from faser.kernels.interface.delta_net import StateShape
-from faser.types import Request, SamplingParams
+from faser.types import Request, SamplingParams, SpeculationParams
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.execution.models.paged import prompt
-from tests.engine.losslessness.equality import Answer, answers, build, build_with_parts
+from tests.engine.losslessness.equality import CAP, Answer, answers, build, build_with_parts
 from tests.engine.test_states_engine import FIELDS, predicted
 
 MAX_MODEL_LEN = 400
@@ -39,24 +39,31 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def shape(model: Path, num_snapshots: int, *, drafts: bool) -> StateShape:
+def shape(model: Path, num_snapshots: int, *, most_drafts: int) -> StateShape:
     layers = tuple(
         None if each is None else delta_shape(each) for each in read_model_config(model).spec.delta_nets
     )
     return StateShape(
         layers=layers,
         num_slots=SLOTS,
-        most_drafts=5 if drafts else 0,
+        most_drafts=most_drafts,
         dtype=torch.float32,
         num_snapshots=num_snapshots,
     )
 
 
 def engine_of(
-    model: Path, *, num_snapshots: int, drafts: bool = False, pool_tokens: int = 4000, **settings: Any
+    model: Path,
+    *,
+    num_snapshots: int,
+    drafts: bool = False,
+    most_drafts: int = CAP,
+    pool_tokens: int = 4000,
+    **settings: Any,
 ) -> Engine:
     """pool_tokens: that the KV cache has room for."""
-    states, block_bytes = shape(model, num_snapshots, drafts=drafts), 16 * 2 * 2 * 32 * 4
+    states = shape(model, num_snapshots, most_drafts=most_drafts if drafts else 0)
+    block_bytes = 16 * 2 * 2 * 32 * 4
     usual: dict[str, Any] = {
         "max_model_len": MAX_MODEL_LEN,
         "max_num_seqs": SLOTS,
@@ -64,9 +71,12 @@ def engine_of(
         "kv_cache_memory": states.total_bytes + pool_tokens // 16 * block_bytes,
         "state_snapshot_memory": num_snapshots * states.snapshot_bytes,
     }
-    found = build((model, model), {"method": "suffix"} if drafts else None, **usual | settings)
+    speculation = {"method": "suffix", "num_speculative_tokens": most_drafts}
+    if most_drafts != CAP:
+        speculation["num_speculative_tokens_per_batch_size"] = [[1, 16, most_drafts]]
+    found = build((model, model), speculation if drafts else None, **usual | settings)
     if drafts:
-        found.use_policy("fixed", 4)
+        found.use_policy("fixed", most_drafts - 1)
     return found
 
 
@@ -143,6 +153,42 @@ def test_conversations_are_answered_as_without_a_prefix_cache(
         assert 0 < sum(each.accepted for each in methods) < sum(each.verified for each in methods)
 
 
+@pytest.mark.parametrize("pool_tokens", [4000, 640])
+@pytest.mark.parametrize("most_drafts", [18, 32])
+def test_snapshots_follow_drafts_that_go_through_whole_chunks(
+    most_drafts: int, pool_tokens: int, model: Path, script: list[list[Turn]]
+) -> None:
+    """Chunks of 16 tokens, of which whole ones end within the drafts that are accepted."""
+    engine = engine_of(
+        model,
+        num_snapshots=40,
+        drafts=True,
+        most_drafts=most_drafts,
+        pool_tokens=pool_tokens,
+        max_num_batched_tokens=400,
+    )
+    longest = 0
+    for turn in script:
+        wanted: dict[tuple[str, int], Answer] = {}
+        for _, each in turn:
+            wanted |= each
+        asked = [replace(each, predicted_token_ids=wanted[each.request_id, 0][0]) for each, _ in turn]
+        for each in asked:
+            engine.add(replace(each, speculation=SpeculationParams(trace=True)))
+        found: dict[tuple[str, int], Answer] = {}
+        while engine.has_work():
+            for delta in engine.step():
+                longest = max(longest, 0 if delta.trace is None else delta.trace.accepted)
+                token_ids, scores = found.get((delta.request_id, delta.index), ((), ()))
+                found[delta.request_id, delta.index] = (
+                    token_ids + delta.token_ids,
+                    scores + (delta.logprobs or ()),
+                )
+        assert found == wanted
+    assert longest > 16
+    assert engine.stats().prefix_cache_hits > 0
+
+
 @pytest.mark.parametrize("drafts", [False, True])
 def test_sequences_that_are_preempted_go_on_from_snapshots(
     drafts: bool, model: Path, script: list[list[Turn]]
@@ -209,25 +255,25 @@ def test_snapshots_are_part_of_the_memory_of_the_kv_cache(model: Path, caplog: p
 
     block_bytes, memory = 16 * 2 * 2 * 32 * 4, 4 << 20
     for num_snapshots in (0, 1, 10):
-        states = shape(model, num_snapshots, drafts=False)
+        states = shape(model, num_snapshots, most_drafts=0)
         given = num_snapshots * states.snapshot_bytes
         num_blocks = (memory - states.total_bytes) // block_bytes
         assert built(kv_cache_memory=memory, state_snapshot_memory=given) == (
             num_blocks,
             num_blocks * block_bytes + states.total_bytes,
         )
-    eight = (memory - shape(model, 8, drafts=False).total_bytes) // block_bytes
+    eight = (memory - shape(model, 8, most_drafts=0).total_bytes) // block_bytes
     assert built(kv_cache_memory=memory)[0] == eight  # enough for a few conversations
-    least = shape(model, 1, drafts=False)
+    least = shape(model, 1, most_drafts=0)
     tight = SLOTS * least.slot_bytes + 64 * block_bytes + 4 * 3 * least.snapshot_bytes
-    assert built(kv_cache_memory=tight)[0] == (tight - shape(model, 3, drafts=False).total_bytes) // block_bytes
+    assert built(kv_cache_memory=tight)[0] == (tight - shape(model, 3, most_drafts=0).total_bytes) // block_bytes
     with caplog.at_level("INFO", "faser"):
         assert built(kv_cache_memory=tight - 12 * least.snapshot_bytes + (1 << 14))[0] >= 64
     assert "prefix caching is off" in caplog.text  # no memory is left, and one context goes first
 
 
 def test_what_snapshots_cannot_be_is_refused_with_the_limit(model: Path) -> None:
-    least = shape(model, 1, drafts=False).snapshot_bytes
+    least = shape(model, 1, most_drafts=0).snapshot_bytes
     with pytest.raises(ConfigError, match=r"--state-snapshot-memory is 1000B; one snapshot of this model's"):
         engine_of(model, num_snapshots=0, state_snapshot_memory=1000)
     given = (7 << 19) // least * least

@@ -1,6 +1,7 @@
 """The reference backend against formulas written out in float64: it is the oracle of all others."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -127,3 +128,20 @@ def test_head_norms_come_before_the_rotation(backend: TorchBackend) -> None:
     wanted = backend.rope_append(normed, angles, cache, 0, shape, plan)
     queries = backend.rope_append(qkv, angles, cache, 0, shape, plan, q_norm=weight, k_norm=weight)
     assert_close(queries, wanted)
+
+
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("score_cap, window", [(None, None), (None, 4), (30.0, None)])
+def test_a_key_or_value_that_is_no_number_counts_for_the_rows_that_see_it_alone(
+    backend: TorchBackend, part: str, score_cap: float | None, window: int | None
+) -> None:
+    shape = replace(attention_shape(2, 1, 16, window), score_cap=score_cap)
+    layout = layout_of([Span(sequence=0, start=0, rows=12)], shuffled_table(1, 2))
+    qkv = torch.randn(12, qkv_width(shape))
+    sound = step(backend, backend.allocate_kv(kv_shape(shape, 2, torch.float32)), shape, layout, qkv)
+    qkv[5, {"key": 32, "value": 48}[part] + 3] = torch.nan
+    found = step(backend, backend.allocate_kv(kv_shape(shape, 2, torch.float32)), shape, layout, qkv)
+    end = 12 if window is None else 5 + window
+    assert torch.equal(found[:5], sound[:5])
+    assert found[5:end].isnan().all()
+    assert torch.equal(found[end:], sound[end:])

@@ -382,15 +382,14 @@ class AsyncEngine:
             stream = self._streams.get(request_id)
             if stream is None:
                 continue  # aborted; the engine had not yet received the abort
-            failed = next((delta for delta in own if delta.finish_reason is FinishReason.ERROR), None)
-            if failed is not None:
-                self._supervisor.send(Abort(request_id))
-                self._fail_one(request_id, _failure(stream.request, failed.error))
-                continue
             stream.timing.scheduled_s = stream.timing.scheduled_s or own[0].first_scheduled_s
             output = stream.take(own)
             if output is not None:
                 self._observe(stream, output, now)
+            failed = next((delta for delta in own if delta.error is not None and stream.awaits(delta.index)), None)
+            if failed is not None:
+                self._supervisor.send(Abort(request_id))
+                self._fail_one(request_id, _failure(stream.request, failed.error))
 
     def _observe(self, stream: OutputStream, output: RequestOutput, now: float) -> None:
         """Count the tokens of one step."""

@@ -123,6 +123,10 @@ class OutputStream:
         self._outputs.put_nowait(output)
         return output
 
+    def awaits(self, index: int) -> bool:
+        """Whether this sample has not ended."""
+        return index in self._detokenizers
+
     def fail(self, error: FaserError) -> None:
         self.finished = True
         self._outputs.put_nowait(error)
@@ -131,6 +135,10 @@ class OutputStream:
         detokenizer = self._detokenizers.get(delta.index)
         if detokenizer is None:
             return None  # a stop string ended the sample; the engine had not yet received the abort
+        if delta.finish_reason is FinishReason.ERROR:  # the text stays as it is, and `fail` follows
+            delta = replace(delta, finish_reason=None)
+            if not delta.token_ids:
+                return None
         visible, finished = self._visible_tokens(delta), delta.finish_reason is not None
         trace = delta.trace
         if trace is None:

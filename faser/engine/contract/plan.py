@@ -248,7 +248,7 @@ class StepResult:
     """What a step sampled, for the S sequences of plan.rows, in their order.
 
     counts: [S] tokens of each; 0 where no row samples. With drafts it has the accepted ones and one of the
-        target's own: 1 … num_drafts + 1 tokens.
+        target's own: 1 … num_drafts + 1 tokens. A sequence that fails has the accepted ones alone.
     token_ids: sequence after sequence.
     run_s: wall time of the data plane, from began_s on.
     prepared_s: the part of run_s in which the host prepared inputs and the device had no work yet; 0 where the
@@ -260,7 +260,7 @@ class StepResult:
         states a head will never get; empty without either.
 
     By position, of the few sequences that have any:
-    errors: why the sequence cannot go on.
+    errors: why the sequence cannot go on behind its tokens, if none of them ends it.
     num_cut: drafted tokens, the last ones, that the step gave up before it verified them. If the tokens before
         them were all accepted, the bonus token decides the first of these; nothing decides the others.
     logprobs: one per token, if the request asked.

@@ -664,9 +664,13 @@ class Scheduler:
         return shared
 
     def _soon_wanted(self) -> int:
-        """Blocks that the running sequences lack for their known tokens, and one more for each."""
+        """Blocks that the running sequences lack for their known tokens, and one more for each.
+
+        A sequence that holds more of them, for a long draft, gives none to others.
+        """
         size = self._kv.block_size
-        return sum([1 - (-len(each.token_ids) // size) - len(each.table.blocks) for each in self._running])
+        wanted = [1 - (-len(each.token_ids) // size) - len(each.table.blocks) for each in self._running]
+        return sum([each for each in wanted if each > 0])
 
     def _launch(self, step: "StepBuilder", *, is_async: bool = False) -> StepPlan:
         self._step += 1
@@ -713,13 +717,14 @@ class Scheduler:
     ) -> None:
         """Advance one sequence; adds to the deltas if there is something to report."""
         taken, scores, error = 0, None, result.errors.get(at)
-        if error is None:
+        if error is None or token_ids:
             if at in result.prompt_logprobs and sequence.scores_prompt:
                 sequence.take_prompt_logprobs(result.prompt_logprobs[at])
             taken = self._advance(sequence, step.rows.starts[at] + step.rows.counts[at], token_ids)
             scores = None if sequence.needs_only_logits else sequence.hand_over_prompt_logprobs()
-        else:
+        if error is not None and sequence.finish_reason is None:
             sequence.finish_reason = FinishReason.ERROR
+            deltas.errors[len(deltas)] = error
         if sequence.finish_reason is not None:
             self._remove(sequence)
         elif not taken and scores is None:
@@ -734,14 +739,13 @@ class Scheduler:
             deltas.finish_reasons[place] = sequence.finish_reason
         if sequence.stop_reason is not None:
             deltas.stop_reasons[place] = sequence.stop_reason
-        if error is not None:
-            deltas.errors[place] = error
         summary = self._speculated(sequence)
         if summary is not None:
             deltas.speculation[place] = summary
         if sequence.request.speculation.trace and taken:
             num_cut = result.num_cut.get(at, 0)
-            deltas.traces[place] = self._trace(step, at, len(token_ids), num_cut=num_cut)
+            accepted = len(token_ids) - (error is None)
+            deltas.traces[place] = self._trace(step, at, accepted, num_cut=num_cut)
 
     def _advance(self, sequence: Sequence, num_computed: int, token_ids: tuple[int, ...]) -> int:
         """Move past its computed rows; returns how many of the new tokens it takes."""
@@ -760,12 +764,12 @@ class Scheduler:
             return sequence.speculated
         return self._speculation.summary(sequence) if sequence.sampling.stop else None
 
-    def _trace(self, step: "_StepInFlight", at: int, num_tokens: int, *, num_cut: int) -> StepTrace:
+    def _trace(self, step: "_StepInFlight", at: int, accepted: int, *, num_cut: int) -> StepTrace:
         if self._speculation is None:
             return StepTrace()
         rows = step.rows
         gamma = rows.num_drafts[at] - num_cut
-        return self._speculation.trace(step.drafts, rows.slots[at], gamma=gamma, num_tokens=num_tokens)
+        return self._speculation.trace(step.drafts, rows.slots[at], gamma=gamma, accepted=accepted)
 
     def _note_prompt_done(self, sequence: Sequence) -> None:
         """The first sample has computed the request's prompt: count it, and let the other samples share it."""

@@ -289,7 +289,7 @@ class ModelExecutor:
             self._table.append(slot, new_blocks)
 
     def _commit(self, slots: list[int], tokens: StepTokens) -> None:
-        """Sampler and drafter take in the new tokens of every sequence; one that failed has none."""
+        """Sampler and drafter take in the new tokens of every sequence."""
         counts, token_ids = tokens.counts, tokens.token_ids
         if token_ids:
             self._sampler.accept(repeated(slots, counts), token_ids)

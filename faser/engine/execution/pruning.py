@@ -203,7 +203,8 @@ class EarlyPruning:
         verified = drafted.depth < num_tokens[drafted.sequence]
         accepted = drafted.depth < num_tokens[drafted.sequence] - 1
         accepted |= drafted.token_ids == last_ids[drafted.sequence]
-        num_accepted = int(np.maximum(num_tokens - 1, 0)[drafted.num_drafts > 0].sum())
+        failed = np.isin(np.arange(len(num_tokens)), [*tokens.errors])
+        num_accepted = int((num_tokens - ~failed)[drafted.num_drafts > 0].sum())
         before, flagged = self.stats, self._flagged & verified
         self.stats = replace(
             before,

@@ -305,6 +305,44 @@ def test_fields_that_leave_no_token_are_the_clients_error_wherever_the_answer_en
     asyncio.run(scenario())
 
 
+async def until_it_fails(engine: AsyncEngine, wanted: Request) -> tuple[dict[int, str], str | None]:
+    """The text of each sample, and why the request failed; None: it did not."""
+    texts: dict[int, str] = {}
+    try:
+        async with engine.submit(wanted) as stream:
+            async for output in stream:
+                for delta in output.deltas:
+                    texts[delta.index] = texts.get(delta.index, "") + delta.text
+    except RequestError as error:
+        return texts, str(error)
+    return texts, None
+
+
+def test_a_stream_that_fails_has_said_the_same_before_with_drafts_as_without(
+    tiny_checkpoint: Path, tokenizer: Tokenizer
+) -> None:
+    """The prompt repeats the only token, so that drafts reach behind the last one that is allowed."""
+    (token_id,) = tokenizer.encode("x")
+    limited = replace(GREEDY, allowed_token_ids=(token_id,), bad_words=((token_id,) * 11,))
+    wanted = [limited, replace(limited, stop=("xxxxxxx",)), GREEDY]
+
+    async def scenario(config: EngineConfig) -> tuple[list[tuple[dict[int, str], str | None]], float]:
+        async with running(tiny_checkpoint, tokenizer, "thread", config) as engine:
+            found = [await until_it_fails(engine, request("x" * 40, tokenizer, each)) for each in wanted]
+            speculated = engine.stats.speculation
+        return found, 0 if speculated is None else sum(each.accepted for each in speculated.methods)
+
+    plain, drafting = (
+        asyncio.run(scenario(replace(CONFIG, speculative_config=given)))
+        for given in ({"policy": "off"}, {"method": "ngram", "policy": "fixed", "num_speculative_tokens": 4})
+    )
+    assert plain[0][0][0] == {0: "x" * 10}
+    assert plain[0][1] == ({0: ""}, None)
+    assert [bool(why) for _, why in plain[0]] == [True, False, False]
+    assert drafting[0] == plain[0]
+    assert drafting[1] > 5
+
+
 def test_a_storm_of_preemptions_changes_no_token_holds_nothing_and_is_one_line(
     tiny_checkpoint: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,6 +14,7 @@ from faser.types import (
     Request,
     RequestOutput,
     SamplingParams,
+    SequenceError,
     SpeculationSummary,
     StepTrace,
 )
@@ -66,6 +67,37 @@ def test_a_running_summary_is_not_sent_before_the_end() -> None:
     stream = stream_of(SamplingParams(stop=("X",), max_tokens=9))
     assert taken(stream, said("ab", summary=SUMMARY)).deltas[0].speculation is None
     assert stream.speculation == []
+
+
+def failed(token_ids: bytes, *, index: int = 0) -> SequenceDelta:
+    return SequenceDelta(
+        request_id="r",
+        index=index,
+        token_ids=tuple(token_ids),
+        finish_reason=FinishReason.ERROR,
+        error=SequenceError.NOT_FINITE,
+    )
+
+
+def test_tokens_before_an_error_reach_the_reader_and_text_that_is_held_back_stays_so() -> None:
+    stream = stream_of(SamplingParams(stop=("XY",), max_tokens=9))
+    output = taken(stream, failed(b"abX"))
+    assert output.deltas == (OutputDelta(index=0, text="ab", token_ids=tuple(b"abX")),)
+    assert stream.awaits(0)
+    assert not stream.finished
+
+
+def test_an_error_without_tokens_is_no_output() -> None:
+    stream = stream_of(SamplingParams(max_tokens=9))
+    assert stream.take([failed(b"")]) is None
+    assert stream.awaits(0)
+
+
+def test_a_stop_string_ends_a_sample_before_the_error_behind_it() -> None:
+    stream = stream_of(SamplingParams(n=2, stop=("X",), max_tokens=9))
+    output = taken(stream, failed(b"aXb"), said("c", index=1, summary=None))
+    assert [(each.text, each.finish_reason) for each in output.deltas] == [("a", FinishReason.STOP), ("c", None)]
+    assert (stream.awaits(0), stream.awaits(1)) == (False, True)
 
 
 def spoken(

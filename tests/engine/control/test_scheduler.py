@@ -12,8 +12,8 @@ from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequence import sample_seed
 from faser.errors import ConfigError, RequestError
-from faser.types import FinishReason, PositionLogprobs, SequenceError
-from tests.engine.driving import EOS, Driver, expected, expected_prompt_logprobs, request, rows_by_slot
+from faser.types import FinishReason, PositionLogprobs, Request, SequenceError, SpeculationParams
+from tests.engine.driving import EOS, Driver, Sample, expected, expected_prompt_logprobs, request, rows_by_slot
 from tests.fakes import RandomPolicy, SequenceOutcome, extend, next_token, scripted_logprobs, step_result
 
 
@@ -566,6 +566,20 @@ def test_several_tokens_a_step_come_to_the_same_answer(policy_seed: int) -> None
     driver.check(*requests)
 
 
+@pytest.mark.parametrize("policy_seed", range(10, 16))
+def test_blocks_that_drafts_have_left_over_are_not_promised_to_newcomers(policy_seed: int) -> None:
+    """Drafts are longer than a block, so that a sequence may hold more blocks than it soon wants."""
+    driver = Driver(speculates=RandomPolicy(policy_seed), num_blocks=18, max_model_len=48)
+    requests = [request(str(i), prompt(5 + i % 5 * 3, 30 * i), max_tokens=20) for i in range(10)]
+    for each in requests[:5]:
+        driver.add(each)
+    for each in requests[5:]:
+        driver.add(each)
+        driver.step()
+    driver.run()
+    driver.check(*requests)
+
+
 def test_an_error_ends_its_sequence_and_no_other() -> None:
     driver = Driver()
     bad, good = request("bad", prompt(5)), request("good", prompt(5, 50))
@@ -578,6 +592,51 @@ def test_an_error_ends_its_sequence_and_no_other() -> None:
     last = driver.samples["bad", 0].last
     assert last is not None
     assert (last.finish_reason, last.error, last.token_ids) == (FinishReason.ERROR, SequenceError.NOT_FINITE, ())
+
+
+def failing_at(moment: int, whole: Request) -> Sample:
+    """What is said of the request if that step of it fails, which may have drafts."""
+    driver = Driver(speculates=RandomPolicy(4))
+    driver.add(whole)
+    for _ in range(moment):
+        driver.step()
+    driver.executor.fail_slots.add(0)
+    driver.run()
+    return driver.samples[whole.request_id, 0]
+
+
+def test_tokens_accepted_before_an_error_come_with_it() -> None:
+    whole = request("a", prompt(5), max_tokens=30, logprobs=1)
+    whole = replace(whole, speculation=SpeculationParams(trace=True))
+    tokens, _, _ = expected(whole, 0, max_model_len=64)
+    accepted = []
+    for moment in range(1, 12):
+        sample = failing_at(moment, whole)
+        last = sample.last
+        assert last is not None
+        assert (last.finish_reason, last.error) == (FinishReason.ERROR, SequenceError.NOT_FINITE)
+        assert sample.token_ids == tokens[: len(sample.token_ids)]
+        assert len(sample.logprobs) == len(sample.token_ids)
+        assert (0 if last.trace is None else last.trace.accepted) == len(last.token_ids)
+        accepted.append(len(last.token_ids))
+    assert max(accepted) > 1, "no step that failed had accepted drafts"
+
+
+def test_an_accepted_token_that_ends_the_answer_hides_the_error_behind_it() -> None:
+    whole = request("a", prompt(5), max_tokens=30)
+    num_ended = 0
+    for moment in range(1, 12):
+        failed = failing_at(moment, whole)
+        assert failed.last is not None
+        stopping = request("a", prompt(5), max_tokens=30, stop_token_ids=(failed.token_ids[-1],))
+        ending = expected(stopping, 0, max_model_len=64)
+        if failed.last.token_ids and len(ending[0]) == len(failed.token_ids):
+            ended = failing_at(moment, stopping)
+            assert ended.ending == ending
+            assert ended.last is not None
+            assert ended.last.error is None
+            num_ended += 1
+    assert num_ended > 0, "no step that failed had accepted a new token"
 
 
 def test_an_error_of_the_first_sample_lets_the_others_go_on() -> None:

@@ -411,6 +411,30 @@ def test_slots_that_no_row_sees_may_hold_anything(
     assert torch.equal(*caches)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("group, window", [(1, None), (3, None), (3, 20), (8, 300)])
+def test_a_value_that_is_no_number_counts_for_the_rows_that_see_it_alone(
+    native: NativeBackend, group: int, window: int | None, poison: float, dtype: torch.dtype
+) -> None:
+    """Rows before it, and those whose window has left it, have the bits that they have alone."""
+    shape, tokens, at = attention_shape(group, 2, 32, window), 600, (253, 300)
+    table = shuffled_table(1, 40)
+    qkv = random(tokens, qkv_width(shape), dtype=dtype)
+    sound = prefill(
+        native, native.allocate_kv(kv_shape(shape, 40, dtype)), shape, table, qkv, [*range(tokens + 1)]
+    )
+    qkv[at, -5] = poison
+    found = prefill(native, native.allocate_kv(kv_shape(shape, 40, dtype)), shape, table, qkv, [0, tokens])
+    rows = torch.arange(tokens)
+    seeing = torch.zeros(tokens, dtype=torch.bool)
+    for position in at:
+        seeing |= (rows >= position) & (rows < position + (window or tokens))
+    assert 0 < seeing.sum() < tokens
+    assert torch.equal(found[~seeing], sound[~seeing])
+    assert not found[seeing].isfinite().all(-1).any()
+
+
 def test_a_cache_the_kernels_cannot_read_is_refused(native: NativeBackend) -> None:
     with pytest.raises(ConfigError, match="block_size that is a multiple of 16, not 24"):
         native.allocate_kv(kv_shape(attention_shape(1, 1, 16), 1, torch.float32, block_size=24))

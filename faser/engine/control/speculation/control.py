@@ -435,7 +435,7 @@ class SpeculationControl:
     ) -> None:
         """Take in what the step sampled, before its tokens are committed.
 
-        sequences, sampled: of plan.rows, in their order; sequences that have ended meanwhile teach nothing.
+        sequences, sampled: of plan.rows, in their order; those that have ended meanwhile or failed teach nothing.
         drafts: that the step verified. overlapped: made during the step. last: as in Scheduler.commit.
         """
         with self._statistics.deciding():
@@ -459,10 +459,11 @@ class SpeculationControl:
         """What the step's gap is an example of; None: of nothing, as the step has prompts or new sequences."""
         for start, num_held in zip(plan.started, result.draft_kv, strict=False):  # empty without a draft model
             self._state.set_draft_kv(start.slot, num_held)
-        running = Status.RUNNING
+        running, errors = Status.RUNNING, result.errors
         slots = plan.rows.slots
-        if [each.status for each in sequences].count(running) < len(sequences):
-            slots = [slot if each.status is running else -1 for slot, each in zip(slots, sequences, strict=True)]
+        if errors or [each.status for each in sequences].count(running) < len(sequences):
+            ended = [at in errors or each.status is not running for at, each in enumerate(sequences)]
+            slots = [-1 if has_ended else slot for slot, has_ended in zip(slots, ended, strict=True)]
         step = SampledStep(slots, result.counts, result.token_ids)
         predicted_s, device_s = prediction.predicted_s - result.saved_s, result.run_s - result.prepared_s
         self._statistics.count_mode()
@@ -502,13 +503,13 @@ class SpeculationControl:
         if step.guarded is not None and step.num_tokens and span.seconds > 0 and self._guard is not None:
             self._guard.observe(step.guarded, step.num_tokens, span.seconds)
 
-    def trace(self, drafts: StepDrafts | None, slot: int, *, gamma: int, num_tokens: int) -> StepTrace:
-        """Where num_tokens tokens of one sequence come from, in a step that verified gamma draft tokens of it."""
+    def trace(self, drafts: StepDrafts | None, slot: int, *, gamma: int, accepted: int) -> StepTrace:
+        """Where the tokens of one sequence come from, in a step that accepted some of gamma draft tokens of it."""
         if drafts is None or not gamma:
             return StepTrace()
         at = int(np.flatnonzero(drafts.table.slots == slot)[0])
         drafter = DRAFT_METHODS[drafts.table.methods.item(at)]
-        return StepTrace(drafter=drafter, gamma=gamma, accepted=num_tokens - 1)
+        return StepTrace(drafter=drafter, gamma=gamma, accepted=accepted)
 
     def _is_allowed(self, num_decoding: int) -> bool:
         """The guard allows drafts in the next step, of num_decoding sequences."""

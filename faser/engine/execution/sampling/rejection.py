@@ -187,7 +187,11 @@ class Trial:
         self.noise = rows.accept_noise()
 
     def residuals(self, survival: Floats) -> Floats:
-        """[R] Σ (survival * target_probs - draft_probs)+, in whole units of 2**-52: exact in any order."""
+        """[R] Σ (survival * target_probs - draft_probs)+, in whole units of 2**-52: exact in any order.
+
+        A row without a token has all its mass on the error, which no drafter proposes. Were its residual 0, the
+        prefix before it could not end a draft, and shorter ones would take its place in the answer.
+        """
         found, device = np.empty(len(survival)), self.fixed_probs.device
         weight = torch.from_numpy(survival).to(device) / row_totals(self.fixed_probs)
         for part in parts(len(found), rows_at_once(self.fixed_probs)):
@@ -195,7 +199,7 @@ class Trial:
             target_probs = self.fixed_probs[rows].double() * weight[rows, None]
             left = residual_probs(target_probs, self.draft_distribution.of_rows(rows))
             found[part] = left.sum(-1).numpy(force=True) / PROB_ONE
-        return found
+        return np.where(self._rows.lacking, survival, found)
 
     def results(self, last: Ints, survival: Floats) -> StepTokens:
         """last: [S] the last row reached of each sequence. survival: as in _final_tokens."""

@@ -37,8 +37,8 @@ class StepTokens:
 
     counts: [S] tokens of each: the accepted draft tokens, then the bonus or recovered token; 0: none.
     token_ids: sequence after sequence.
-    errors: by position, why the last row that was reached has no token; then the accepted tokens before it are
-        dropped too.
+    errors: by position, why the last row that was reached has no token; then the sequence gets the accepted draft
+        tokens before that row, and ends.
     logprobs: by position, one per token where the request asks for them.
     """
 
@@ -258,7 +258,7 @@ class LogitRows:
         errors = {at: by_row[row] for at, row in enumerate(last.tolist()) if row in by_row} if by_row else {}
         counts = last - layout.first + 1
         if errors:
-            counts[list(errors)] = 0
+            counts[list(errors)] -= 1
         reports = {} if self._raw is None else self._reports(self._raw, last, by_row, token_ids)
         return StepTokens(
             counts=counts.tolist(),
@@ -273,9 +273,14 @@ class LogitRows:
             else {},
         )
 
+    @property
+    def lacking(self) -> Bools:
+        """[R] whether the row has no token."""
+        return self.best() == NO_TOKEN
+
     def _errors(self, last: Ints) -> dict[int, SequenceError]:
         """By row, of the rows at which a sequence ends without a token. Waits for the device only for these."""
-        without = last[self.best()[last] == NO_TOKEN].tolist()
+        without = last[self.lacking[last]].tolist()
         if not without:
             return {}
         sound = None if self._was_sound is None else self._was_sound.tolist()
@@ -289,7 +294,7 @@ class LogitRows:
     ) -> dict[int, PositionLogprobs]:
         """By row, of the rows that are reached and report log probabilities. raw: all of these."""
         reaching = last[self.layout.sequence].tolist()
-        at = [i for i, row in enumerate(self._scored) if row <= reaching[row] and reaching[row] not in errors]
+        at = [i for i, row in enumerate(self._scored) if row <= reaching[row] and row not in errors]
         if not at:
             return {}
         rows = [self._scored[i] for i in at]

@@ -123,7 +123,7 @@ def matched(layout: DraftLayout, token_ids: Ints) -> StepTokens:
     """
     last = layout.last_reached(accepted(token_ids, layout.drafted))
     failed = token_ids[last] == NO_TOKEN
-    counts = np.where(failed, 0, last - layout.first + 1)
+    counts = last - layout.first + ~failed
     return StepTokens(
         counts=counts.tolist(),
         token_ids=token_ids[layout.depth < counts[layout.sequence]].tolist(),

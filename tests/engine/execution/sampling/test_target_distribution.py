@@ -41,6 +41,7 @@ def case_p_value(case: Case, num_samples: int) -> float:
         Case(verifier=Block, drafter=cases.greedy, pattern="changing by step", sampling="min_p 0.1"),
         Case(verifier=Block, drafter=cases.sampled, pattern="7", sampling="T 1"),
         Case(verifier=Block, drafter=cases.sampled, pattern="3", sampling="all"),
+        Case(verifier=Block, drafter=cases.mixed, pattern="changing by step", sampling="penalties"),
     ],
     ids=lambda case: case.title,
 )

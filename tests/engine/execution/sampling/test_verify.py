@@ -43,7 +43,8 @@ def one_by_one(sequences: Sequence[Drafted], chosen: Sequence[int]) -> list[Outc
         while right < len(each.draft) and own[right] == each.draft[right]:
             right += 1
         is_bad = own[right] == NO_TOKEN
-        found.append(Outcome(error=SequenceError.NOT_FINITE) if is_bad else Outcome(tuple(own[: right + 1])))
+        token_ids = tuple(own[: right + (not is_bad)])
+        found.append(Outcome(token_ids, error=SequenceError.NOT_FINITE if is_bad else None))
     return found
 
 
@@ -149,9 +150,8 @@ def test_coupled_tokens_and_reports_are_those_of_an_engine_that_never_drafts(see
 
     for i, (tokens, plain_reports, error) in enumerate(expected):
         assert errors[i] == error
-        if error is None:
-            assert found[i][:NUM_TOKENS] == tokens
-            assert reports[i][:NUM_TOKENS] == plain_reports
+        assert found[i][:NUM_TOKENS] == tokens
+        assert reports[i][:NUM_TOKENS] == plain_reports
 
 
 def judge_alone(
@@ -228,14 +228,56 @@ def test_a_bad_row_counts_only_where_it_is_reached(
     assert first_bad == Outcome(error=SequenceError.NOT_FINITE)
 
 
+@pytest.mark.parametrize("make", VERIFIERS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_bad_row_behind_an_accepted_draft_is_an_error(temperature: float) -> None:
-    logits = peaked(4, 5) * 4
-    logits[1] = torch.nan
+@pytest.mark.parametrize("draft", [(4, 5), (4, 5, 6)])
+def test_tokens_accepted_before_a_bad_row_come_with_its_error(
+    make: Callable[[Sampler], Verifier], temperature: float, draft: tuple[int, ...]
+) -> None:
+    logits = peaked(4, 5, 6, 7)[: len(draft) + 1] * 4
+    logits[2] = torch.nan
+    sampling = SamplingParams(temperature=temperature, logprobs=1)
 
-    verdict = judge_alone(SampleAndMatch, SamplingParams(temperature=temperature), logits, (4,))
+    verdict = judge_alone(make, sampling, logits, draft)
 
-    assert verdict == Outcome(error=SequenceError.NOT_FINITE)
+    assert (verdict.token_ids, verdict.error) == ((4, 5), SequenceError.NOT_FINITE)
+    assert verdict.logprobs is not None
+    assert [each.token_id for each in verdict.logprobs] == [4, 5]
+
+
+@pytest.mark.parametrize("make", VERIFIERS)
+def test_tokens_accepted_before_a_row_that_is_allowed_none_come_with_its_error(
+    make: Callable[[Sampler], Verifier],
+) -> None:
+    sampling = SamplingParams(temperature=1.0, allowed_token_ids=(4,), bad_words=((4, 4, 4),))
+
+    verdict = judge_alone(make, sampling, torch.zeros(6, VOCAB), (4,) * 5)
+
+    assert verdict == Outcome((4, 4), error=SequenceError.NONE_ALLOWED)
+
+
+@pytest.mark.parametrize("make", [Rejection, Block])
+@pytest.mark.parametrize("num_drafts", [1, 2])
+def test_drafts_fail_as_often_as_the_target_says(make: Callable[[Sampler], Verifier], num_drafts: int) -> None:
+    """Token 0 has probability 1/2, nothing follows it, and the drafter proposes nothing else."""
+    num = 4000
+    sampler = Sampler(num, 4, EOS)
+    for slot in range(num):
+        sampler.start(starting(SamplingParams(), slot=slot, seed=slot))
+    sequences = [Drafted(slot=slot, position=4, draft=(0,) * num_drafts) for slot in range(num)]
+    rows = torch.full((num_drafts + 1, 4), -torch.inf)
+    rows[0, :2] = 0.0
+    rows[1] = torch.nan
+    rows[2:] = 0.0
+    drafted = torch.zeros(num_drafts * num, 4, dtype=torch.float64)
+    drafted[:, 0] = 1.0
+
+    verdicts = outcomes(make(sampler).verify(rows.repeat(num, 1), layout(sequences), drafted))
+
+    failed = [each for each in verdicts if each.error is not None]
+    assert {each.token_ids for each in failed} == {(0,)}
+    assert {each.token_ids for each in verdicts if each.error is None} == {(1,)}
+    assert len(failed) / num == pytest.approx(0.5, abs=0.04)
 
 
 @pytest.mark.parametrize("make", VERIFIERS)

@@ -4,7 +4,8 @@
 // all scores, their maximum, weights, sums. Spans are then joined in order by the usual rescaling (Milakov and
 // Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135, section 3.1). A row's result therefore depends on
 // its own query and the keys it sees, and on nothing else: not on other rows, nor on which thread computed what.
-// Positions that a row does not see weigh exactly 0, and slots that no row of the tile sees are never used.
+// Positions that a row does not see weigh exactly 0, whatever is stored there, and slots that no row of the tile sees
+// are never used.
 
 #include "../calls.h"
 #include "float_span.h"

@@ -125,6 +125,15 @@ void mix(const char* weights, int64_t num_queries, int64_t width, const Chunks& 
     }
 }
 
+inline bool has_nan(const float* values, int64_t count) {
+    vi found{};
+    for (int64_t i = 0; i < count; i += kLanes) found |= load(values + i) != load(values + i);
+    for (int i = 0; i < kLanes; i++) {
+        if (found[i]) return true;
+    }
+    return false;
+}
+
 template <class T>
 struct FloatSpan {
     static void gather(const Call& call, const Tile& tile, int64_t head, Scratch& scratch) {
@@ -147,6 +156,25 @@ struct FloatSpan {
         hide_unseen(call, tile, chunks, scores);
         soften(scores, queries, chunks.count * kChunk, call.heads.scale * kLog2e, (T*)weights, partial);
         mix<T>(weights, queries, width, chunks, partial.values);
+        if (tile.rows > 1 && has_nan(partial.values, queries * width)) {
+            attend_row_by_row(call, tile, head, span, scratch, partial);
+        }
+    }
+
+    // A value that is not a number counts only for rows that see it: here the others do not read it at all.
+    static void attend_row_by_row(const Call& call, const Tile& tile, int64_t head, int span, Scratch& scratch,
+                                  Partial partial) {
+        for (int32_t i = 0; i < tile.rows; i++) {
+            const int32_t position = call.plan.positions[tile.row + i];
+            const int32_t seen_from = call.heads.window ? position - int32_t(call.heads.window) + 1 : 0;
+            const Tile own{tile.sequence, tile.row + i, 1, std::max(seen_from, 0), position + 1, -1};
+            if (span < own.first_span() || span > own.last_span()) continue;
+            const int64_t first = i * call.group();
+            gather(call, own, head, scratch);
+            attend(call, own, head, span, scratch,
+                   {partial.most + first, partial.total + first, partial.values + first * call.cache.head_dim});
+        }
+        gather(call, tile, head, scratch);
     }
 };
 
