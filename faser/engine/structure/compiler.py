@@ -102,6 +102,15 @@ class GrammarCompiler:
                     self._cached.popitem(last=False)
         return found.deep_copy()
 
+    def alone(self, asked: StructuredOutput) -> LLMatcher:
+        """A matcher whose lexer is no other matcher's; compiled anew.
+
+        The lexer of the cached one has met a limit, as all matchers that share it find: it is forgotten.
+        """
+        with self._lock:
+            self._cached.pop((asked.kind, asked.text), None)
+        return self._compile(asked)
+
     def _prepare(self) -> None:
         with contextlib.suppress(RequestError):
             self._tokenizer()
