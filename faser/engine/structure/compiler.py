@@ -30,7 +30,7 @@ _SCHEMA_MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions", "
 
 MAX_CACHED = 128  # grammars
 _WORD = 64  # the vocabulary is filled up to a multiple: masks are read in words of 64 bits
-_LIMITS = LLParserLimits(
+LIMITS = LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,  # 20 ms
     step_lexer_fuel=200_000,  # 15 ms
@@ -61,10 +61,12 @@ class GrammarCompiler:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         any_whitespace: bool = False,
+        limits: LLParserLimits = LIMITS,
     ) -> None:
         self._load_tokenizer = load_tokenizer
         self.vocab_size = vocab_size
         self._any_whitespace = any_whitespace
+        self._limits = limits
         self.eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
         self._preparing = threading.Lock()
@@ -152,7 +154,7 @@ class GrammarCompiler:
             text = grammar_text(asked, any_whitespace=self._any_whitespace, special_tokens=special_tokens)
         except RequestError as error:
             raise RequestError(str(error), param=asked.param) from None
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=self._limits)
         failed = _failed(matcher)
         if failed is None:
             return matcher
@@ -198,7 +200,7 @@ def _place_of_fault(schema: Any, reason: str, tokenizer: LLTokenizer, *, any_whi
         for name, inner in _schemas_in(schema):
             left -= 1
             text = json_grammar({**definitions, **inner}, any_whitespace=any_whitespace)
-            error, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer, limits=_LIMITS)
+            error, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer, limits=LIMITS)
             if error and any(reason[:80] in each for each in messages):
                 path, schema, descends = f"{path}/{name}", inner, True
                 break
