@@ -91,11 +91,21 @@ class _Place:
 class SequenceMatchers:
     """Of all slots whose request asks for structure. num_threads: that compute masks.
 
-    patience_s: how long a step waits for masks. Called by the thread of the steps alone.
+    patience_s: how long a step waits for masks. state_chunk: of a model with recurrent states, which has to go on at
+    multiples of it, since it cannot compute the rows before them again; there a step waits as long as it takes.
+    Called by the thread of the steps alone.
     """
 
-    def __init__(self, compiler: GrammarCompiler, *, num_threads: int, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        compiler: GrammarCompiler,
+        *,
+        num_threads: int,
+        patience_s: float = PATIENCE_S,
+        state_chunk: int | None = None,
+    ) -> None:
         self._compiler = compiler
+        self._state_chunk = state_chunk
         self._patience_s = patience_s
         self._threads = MaskThreads(min(num_threads, _MOST_THREADS))
         self._executor = LLExecutor(1)
@@ -115,6 +125,8 @@ class SequenceMatchers:
         place = _Place(asked, may_end_from, mask, same[0] if same else threading.Lock(), [*output])
         place.task = self._threads.submit(lambda: self._advance(place))
         self._places[slot] = place
+        if self._state_chunk and output:
+            self._pause(place)  # its draft may have been what could not be verified
 
     def release(self, slot: int) -> None:
         """The slot is free; it need not be one of `slots`."""
@@ -140,6 +152,9 @@ class SequenceMatchers:
 
         Nor is one whose masks are not ready; why it cannot go on, or None: its rows have to be computed again.
         """
+        for (slot, _), position in zip(drafts, positions, strict=True):
+            if self._state_chunk and position % self._state_chunk == 0:
+                self._places[slot].task.wait(_LONGEST_S)
         waiting = self._wait([slot for slot, _ in drafts], alone=alone)
         deadline = time.perf_counter() + self._patience_s
         drafted = {slot: self._try(slot, draft) for slot, draft in drafts if draft and slot not in waiting}

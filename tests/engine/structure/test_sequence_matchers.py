@@ -117,7 +117,11 @@ def test_a_draft_is_allowed_as_far_as_each_of_its_tokens_may_follow(name: str, t
     """By the masks where the grammar may be ambiguous: a token that no mask allows is refused for certain."""
     language, rng = LANGUAGES[name], random.Random(3)
     matchers = the_matchers(language.asked)
-    may_follow = expected if language.asked.kind in (StructureKind.GRAMMAR, StructureKind.STRUCTURAL_TAG) else Language.allowed
+    may_follow = (
+        expected
+        if language.asked.kind in (StructureKind.GRAMMAR, StructureKind.STRUCTURAL_TAG)
+        else Language.allowed
+    )
     for _ in range(40):
         draft = walk(language, tokenizer, rng)
         if rng.random() < 0.7:

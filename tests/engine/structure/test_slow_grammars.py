@@ -25,9 +25,7 @@ def grammar(text: str) -> StructuredOutput:
 
 
 # The draft rows after 122 "x" meet the limit of items in a row, in the branch that no committed token need take.
-AMBIGUOUS = grammar(
-    'start: "a" ("b" | "c" big)\nbig: (x | y | z)*\nx: "x"+\ny: "x" "x"*\nz: "x" | "x" z\n'
-)
+AMBIGUOUS = grammar('start: "a" ("b" | "c" big)\nbig: (x | y | z)*\nx: "x"+\ny: "x" "x"*\nz: "x" | "x" z\n')
 
 
 def the_ids(text: str) -> list[int]:

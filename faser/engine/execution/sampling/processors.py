@@ -225,9 +225,7 @@ class Structure(LogitsProcessor[None]):
         if not masked:
             return None
         drafted, positions = _by_sequence(rows, masked)
-        words, self.without_token = self._matchers.masks(
-            drafted, positions, alone=len(masked) == len(rows.slots)
-        )
+        words, self.without_token = self._matchers.masks(drafted, positions, alone=len(masked) == len(rows.slots))
         at = np.array(masked, dtype=np.int64)
         return lambda logits: self._mask(logits, at, words)
 
