@@ -1,9 +1,11 @@
-"""An answer whose grammar takes long beside others: it waits for its masks, they do not, and all tokens are the same.
+"""An answer whose grammar takes long beside others: it waits for its masks, they do not, and no token changes.
 
-Oracle: each request alone, without drafts. Bugs these tests have been seen to catch: see tests/engine/structure.
+Oracle: each request alone, without drafts. Bugs these tests have been seen to catch: an answer that waits ended
+with an error, a row of a whole chunk of states computed again.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,8 +69,13 @@ def run(engine: Engine, *asked: Request) -> tuple[dict[str, tuple[int, ...]], li
     return found, order
 
 
-def engine_of(model: Path, speculation: dict[str, str] | None) -> Engine:
-    settings = {"max_model_len": 224, "kv_cache_memory": 8 << 20, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+def engine_of(model: Path, speculation: dict[str, Any] | None) -> Engine:
+    settings: dict[str, Any] = {
+        "max_model_len": 224,
+        "kv_cache_memory": 8 << 20,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+    }
     return build((model, model), speculation, **settings)
 
 

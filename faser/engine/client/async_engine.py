@@ -494,7 +494,7 @@ def _failure(request: Request, why: SequenceError | None) -> FaserError:
     fields += [name for name in ("allowed_token_ids", "bad_words", "min_tokens") if getattr(sampling, name)]
     if why is SequenceError.GRAMMAR_TOO_SLOW:
         return RequestError(
-            f"the answer cannot go on, and is not complete: {why}; ask for a grammar with fewer ways to read a text",
+            f"the answer cannot go on, and is not complete: {why}; use a grammar with fewer ways to read a text",
             param=fields[0],
         )
     if why is not SequenceError.NONE_ALLOWED or not fields:

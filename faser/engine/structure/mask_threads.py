@@ -1,7 +1,8 @@
 """MaskThreads: work on matchers, away from the thread of the steps.
 
-One token of an answer takes microseconds in most grammars, and seconds in a few. llguidance cannot be interrupted, so
-the thread of the steps only waits for a while; a thread that is busy for longer is replaced and ends with its task:
+One token of an answer takes microseconds in most grammars, and seconds in a few. llguidance cannot be interrupted,
+so the thread of the steps only waits for a while; a thread that is busy for longer is replaced, and ends with its
+task:
 
     quick    tasks that are expected to be short, by a few threads
     slow     the others, by a single thread, so that they cannot take the processors from the steps

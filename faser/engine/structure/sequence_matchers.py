@@ -8,9 +8,9 @@ on copies:
     rows                        | r0 | r1 | r2 | r3      row k is masked as after x1 … xk: `masks`
     allowed                       yes  yes  no           x3 is no row: `num_allowed` is asked before the step
 
-The mask of r0 is computed by other threads (mask_threads.py) as soon as the token before it is known. The thread of
-the steps waits for it no longer than `patience_s`: a sequence whose mask is not ready gets no token in that step,
-and the same one later. Where draft rows take long or meet a limit of the parser, the sequence gets no drafts for a
+The mask of r0 is computed by other threads (mask_threads.py) as soon as the token before it is known. The thread
+of the steps waits for it no longer than `patience_s`: a sequence whose mask is not ready gets no token in that
+step, and the same one later. Where draft rows take long or meet a limit of the parser, the sequence gets no drafts for a
 while: limits are met by committed tokens alone, so answers are those without drafts.
 
 Copies of a matcher share its lexer, and so do all sequences with the same grammar. When the lexer is at its limit,
@@ -91,8 +91,8 @@ class _Place:
 class SequenceMatchers:
     """Of all slots whose request asks for structure. num_threads: that compute masks.
 
-    patience_s: how long a step waits for masks. state_chunk: of a model with recurrent states, which has to go on at
-    multiples of it, since it cannot compute the rows before them again; there a step waits as long as it takes.
+    patience_s: how long a step waits for masks. state_chunk: of a model with recurrent states, which goes on at
+    multiples of it, since it cannot compute the rows before them again: there a step waits for 10 s at most.
     Called by the thread of the steps alone.
     """
 

@@ -1,6 +1,7 @@
 """Grammars that are ambiguous, and lexers at their limits: what they take from their own answer and from others.
 
-Bugs these tests have been seen to catch: see the names.
+Bugs these tests have been seen to catch: draft rows on the matcher itself, drafts again at once, a lexer at its
+limit that stays in use or in the cache, steps that wait for slow masks.
 """
 
 import random
@@ -96,6 +97,9 @@ def test_a_lexer_at_its_limit_ends_the_answer_that_took_it_there_alone() -> None
     assert row(matchers, 1, 2)
     matchers.start(2, asked, ())
     assert row(matchers, 2, 0)
+    later = compiler.matcher(asked)
+    later.compute_bitmask()
+    assert not later.is_error()
 
 
 def test_a_slow_mask_makes_its_own_sequence_wait_and_no_other_one() -> None:
@@ -117,6 +121,19 @@ def test_a_slow_mask_makes_its_own_sequence_wait_and_no_other_one() -> None:
     assert np.flatnonzero(np.unpackbits(words[1].view(np.uint8), bitorder="little")).tolist() == expected
     assert words[0].any()
     assert matchers.may_draft(1, 1) == 0
+
+
+def test_steps_with_other_answers_wait_for_no_mask_that_is_expected_to_take_long() -> None:
+    output = the_ids("x" * 150)
+    matchers = begun(grammar('start: e\ne: "x" | e e | e e e'), output, patience_s=0.02)
+    while matchers.masks([(0, ())], [len(output)])[1]:
+        pass
+    assert matchers.may_draft(0, 1) == 0
+    matchers.accept(0, output[0])
+    num_calls = 1
+    while matchers.masks([(0, ())], [len(output) + 1], alone=False)[1]:
+        num_calls += 1
+    assert num_calls > 3
 
 
 @pytest.mark.parametrize("patience_s", [0.02, PATIENCE_S])

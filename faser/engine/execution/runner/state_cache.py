@@ -38,8 +38,9 @@ class StateCache:
     def begin(self, layout: RowLayout) -> StateStep:
         """The step of these rows, which must be computed.
 
-        Each sequence goes on where it is: its first row is at position 0, or behind the accepted rows of its last
-        step; or at an earlier one of the same chunk, which is computed again. A layout without slots is a dummy one, whose states are arbitrary, and so are those slots afterwards.
+        Each sequence goes on where it is: its first row is at position 0, behind the accepted rows of its last
+        step, or at an earlier one of the same chunk, which is computed again. A layout without slots is a dummy
+        one, whose states are arbitrary, and so are those slots afterwards.
         """
         first_rows, starts, counts = row_counts(layout)
         if not layout.slots:
