@@ -10,8 +10,8 @@ on copies:
 
 The mask of r0 is computed by other threads (mask_threads.py) as soon as the token before it is known. The thread
 of the steps waits for it no longer than `patience_s`: a sequence whose mask is not ready gets no token in that
-step, and the same one later. Where draft rows take long or meet a limit of the parser, the sequence gets no drafts for a
-while: limits are met by committed tokens alone, so answers are those without drafts.
+step, and the same one later. Where draft rows take long or meet a limit of the parser, the sequence gets no drafts
+for a while: limits are met by committed tokens alone, so answers are those without drafts.
 
 Copies of a matcher share its lexer, and so do all sequences with the same grammar. When the lexer is at its limit,
 each of them goes on with a matcher of its own, which takes the tokens of its answer alone.
