@@ -44,6 +44,7 @@ class SequenceError(StrEnum):
 
     NOT_FINITE = "the model's logits are not finite numbers"
     NONE_ALLOWED = "no token is allowed"
+    GRAMMAR_TOO_SLOW = "its grammar takes longer than 10 s for a token"
 
 
 class EngineState(StrEnum):

@@ -173,6 +173,7 @@ def _scheduler(
         speculation=control,
         shares_prefixes=may_share,
         snapshots=snapshots,
+        state_chunk=CHUNK if target.spec.has_states else 0,
         pace=pace,
     )
 

@@ -524,6 +524,11 @@ def _failure(request: Request, why: SequenceError | None) -> FaserError:
     sampling = request.sampling
     fields = [] if sampling.structured_output is None else [sampling.structured_output.param]
     fields += [name for name in ("allowed_token_ids", "bad_words", "min_tokens") if getattr(sampling, name)]
+    if why is SequenceError.GRAMMAR_TOO_SLOW:
+        return RequestError(
+            f"the answer cannot go on, and is not complete: {why}; use a grammar with fewer ways to read a text",
+            param=fields[0],
+        )
     if why is not SequenceError.NONE_ALLOWED or not fields:
         return EngineError(f"request {request.request_id} failed: {why}")
     named = " and ".join(filter(None, (", ".join(fields[:-1]), fields[-1])))

@@ -247,7 +247,8 @@ class StepPlan:
 class StepResult:
     """What a step sampled, for the S sequences of plan.rows, in their order.
 
-    counts: [S] tokens of each; 0 where no row samples. With drafts it has the accepted ones and one of the
+    counts: [S] tokens of each; 0 where no row samples, and where the mask of an answer's structure is not ready:
+        without an error, its last row is computed again. With drafts it has the accepted ones and one of the
         target's own: 1 … num_drafts + 1 tokens. A sequence that fails has the accepted ones alone.
     token_ids: sequence after sequence.
     run_s: wall time of the data plane, from began_s on.

@@ -51,7 +51,8 @@ class Scheduler:
     max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one per slot, so that no running sequence
     is left out. seed: seeds the requests that have no seed. speculation: None never drafts. pace: is fitted to
     the steps. shares_prefixes: a sequence may begin with another one's blocks. snapshots: of recurrent states,
-    which no block holds; None: the model has no such states, or shares no prefixes.
+    which no block holds; None: the model has no such states, or shares no prefixes. state_chunk: a state is kept
+    after each so many tokens; a row that completes them cannot be computed again. 0: any row can.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Scheduler:
         speculation: SpeculationControl | None = None,
         shares_prefixes: bool = True,
         snapshots: StateSnapshots | None = None,
+        state_chunk: int = 0,
         pace: PaceFit | None = None,
     ) -> None:
         if policy not in ("fcfs", "priority"):
@@ -88,6 +90,7 @@ class Scheduler:
         self._speculation = speculation
         self._shares_prefixes = shares_prefixes
         self._snapshots = snapshots
+        self._state_chunk = state_chunk
         self._pace = pace
         self._targets = TargetKeeper(pace, clock, most_rows=max_num_batched_tokens)
         self._drafts: StepDrafts | None = None  # of the step that is being made
@@ -597,6 +600,9 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, step: "StepBuilder") -> None:
         """Move it back among the waiting sequences. It keeps its tokens and loses their KV."""
         step.drop(sequence)
+        self._put_back(sequence)
+
+    def _put_back(self, sequence: Sequence) -> None:
         self._stop_running(sequence)
         sequence.start_over()
         self._waiting.add(sequence)
@@ -728,6 +734,8 @@ class Scheduler:
         if sequence.finish_reason is not None:
             self._remove(sequence)
         elif not taken and scores is None:
+            if self._state_chunk and step.rows.samples[at] and sequence.num_tokens % self._state_chunk == 0:
+                self._put_back(sequence)  # its mask was not ready, and its last row is in the state already
             return
         place = len(deltas)
         _report(sequence, token_ids[:taken], deltas)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from faser.engine.structure.grammar_checks import LIMITS, fault, json_options, schema_grammar
@@ -49,10 +49,12 @@ class GrammarCompiler:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         any_whitespace: bool = False,
+        limits: LLParserLimits = LIMITS,
     ) -> None:
         self._load_tokenizer = load_tokenizer
         self.vocab_size = vocab_size
         self._any_whitespace = any_whitespace
+        self._limits = limits
         self.eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
         self._preparing = threading.Lock()
@@ -114,6 +116,18 @@ class GrammarCompiler:
     def _cached_bytes(self) -> int:
         return sum([each.num_bytes for each in self._cached.values()])
 
+    def alone(self, asked: StructuredOutput) -> LLMatcher:
+        """A matcher whose lexer is no other matcher's; compiled anew.
+
+        The lexer of the cached one has met a limit, as all matchers that share it find: it is forgotten. The
+        grammar has compiled within its budget before.
+        """
+        with self._lock:
+            self._cached.pop((asked.kind, asked.text), None)
+        tokenizer, special_tokens, _ = self._tokenizer()
+        text = grammar_text(asked, any_whitespace=self._any_whitespace, special_tokens=special_tokens)
+        return LLMatcher(tokenizer, text, log_level=0, limits=self._limits)
+
     def _prepare(self) -> None:
         with contextlib.suppress(RequestError):
             self._tokenizer()
@@ -160,7 +174,7 @@ class GrammarCompiler:
             raise RequestError(str(error), param=asked.param) from None
         reason = trial.fault
         if reason is None:
-            compiled = _Compiled(LLMatcher(tokenizer, text, log_level=0, limits=LIMITS), trial.num_bytes)
+            compiled = _Compiled(LLMatcher(tokenizer, text, log_level=0, limits=self._limits), trial.num_bytes)
             reason = fault(compiled.matcher)
         if reason is not None:
             raise RequestError(f"{asked.kind} cannot be compiled: {reason}", param=asked.param)

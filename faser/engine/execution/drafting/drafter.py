@@ -119,7 +119,9 @@ def without_forbidden(plan: DraftPlan, proposals: Proposals, matchers: SequenceM
     for at, slot in enumerate(table.slots.tolist()):
         if slot in structured and lengths[at]:
             before = unverified[slot]
-            num_allowed = matchers.num_allowed(slot, before + table.tokens(at)) - len(before)
+            most = matchers.may_draft(slot, len(before) + int(lengths[at])) - len(before)
+            lengths[at] = min(lengths[at], max(most, 0))
+            num_allowed = matchers.num_allowed(slot, before + table.tokens(at)[: lengths[at]]) - len(before)
             lengths[at] = min(lengths[at], max(num_allowed + num_kept_forbidden, 0))
     return replace(proposals, table=table.cut(lengths))
 

@@ -93,6 +93,11 @@ class HiddenStates:
                 continue
             if num_drafts:
                 count -= num_drafts - max(committed - 1, 0)
+            while pieces and pieces[-1].end > position:  # a row that is computed again, as it brought no token
+                if pieces[-1].position >= position:
+                    pieces.pop()
+                else:
+                    pieces[-1].count = position - pieces[-1].position
             row = first_row + start
             last = pieces[-1] if pieces else None
             if last is not None and last.row + last.count == row and last.end == position:

@@ -38,8 +38,9 @@ class StateCache:
     def begin(self, layout: RowLayout) -> StateStep:
         """The step of these rows, which must be computed.
 
-        Each sequence goes on where it is: its first row is at position 0, or behind the accepted rows of its last
-        step. A layout without slots is a dummy one, whose states are arbitrary, and so are those slots afterwards.
+        Each sequence goes on where it is: its first row is at position 0, behind the accepted rows of its last
+        step, or at an earlier one of the same chunk, which is computed again. A layout without slots is a dummy
+        one, whose states are arbitrary, and so are those slots afterwards.
         """
         first_rows, starts, counts = row_counts(layout)
         if not layout.slots:
@@ -63,7 +64,9 @@ class StateCache:
         slots = np.array(layout.slots, dtype=np.int64)
         num_drafts = np.array(layout.num_drafts, dtype=np.int64)
         known, begins = self._known[slots], starts == 0
-        assert (begins | ((known >= 0) & (known <= starts) & (starts <= self._computed[slots]))).all(), (
+        assert (
+            begins | ((known >= 0) & (known // CHUNK * CHUNK <= starts) & (starts <= self._computed[slots]))
+        ).all(), (
             f"states are {known.tolist()} to {self._computed[slots].tolist()} tokens far, rows begin at "
             f"{starts.tolist()}"
         )

@@ -9,7 +9,7 @@ sequences or to the same one, so the entries of a row contain all that the edit 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
 from faser.kernels.interface.sampling import Ints
+from faser.types import SequenceError
 
 LogitsEdit = Callable[[Tensor], None]
 Asked = TypeVar("Asked")  # what a processor remembers of a slot
@@ -49,12 +50,15 @@ class LogitsProcessor(ABC, Generic[Asked]):
     """Edits the logits of the requests that ask for it. A new one has to say `start` and `edit`.
 
     reads_output: whether its edits depend on the output; only then is `accept` called.
+    without_token: after an edit, the slots that get no token in this step, whatever their logits; with the reason
+        why they cannot go on, or None where their rows are to be computed again.
     """
 
     reads_output = False
 
     def __init__(self) -> None:
         self._by_slot: dict[int, Asked] = {}
+        self.without_token: Mapping[int, SequenceError | None] = {}
 
     @property
     def slots(self) -> Collection[int]:

@@ -4,6 +4,8 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -210,19 +212,20 @@ class Structure(LogitsProcessor[None]):
 
     def accept(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
         structured = self._matchers.slots
-        for slot, token_id in zip(slots, token_ids, strict=True):
+        for slot, tokens in groupby(zip(slots, token_ids, strict=True), itemgetter(0)):
             if slot in structured:
-                self._matchers.accept(slot, token_id)
+                self._matchers.accept(slot, *[token_id for _, token_id in tokens])
 
     def release(self, slot: int) -> None:
         self._matchers.release(slot)
 
     def edit(self, rows: ProcessedRows) -> LogitsEdit | None:
+        self.without_token = {}
         masked = rows.of(self._matchers.slots)
         if not masked:
             return None
         drafted, positions = _by_sequence(rows, masked)
-        words = self._matchers.masks(drafted, positions)
+        words, self.without_token = self._matchers.masks(drafted, positions, alone=len(masked) == len(rows.slots))
         at = np.array(masked, dtype=np.int64)
         return lambda logits: self._mask(logits, at, words)
 

@@ -12,7 +12,7 @@ the row after the last accepted one yields the bonus token, or the recovered tok
 Knows no rule of acceptance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -164,6 +164,7 @@ class LogitRows:
         self._state = state
         self._kernels = kernels
         self._found: Ints | None = None  # [R] tokens; NO_TOKEN where a row has none
+        self.without_token: dict[int, SequenceError | None] = {}  # by slot, as processors say
         self._was_sound: Tensor | None = None  # [R] whether edited rows had a finite maximum before
         asking = state.num_top
         self._scored = [row for row, slot in enumerate(self.slots.tolist()) if slot in asking] if asking else []
@@ -255,10 +256,11 @@ class LogitRows:
         token_ids = layout.drafted.copy()
         token_ids[last] = final_ids
         by_row = self._errors(last)
-        errors = {at: by_row[row] for at, row in enumerate(last.tolist()) if row in by_row} if by_row else {}
+        failed = {at: by_row[row] for at, row in enumerate(last.tolist()) if row in by_row} if by_row else {}
         counts = last - layout.first + 1
-        if errors:
-            counts[list(errors)] -= 1
+        if failed:
+            counts[list(failed)] -= 1
+        errors = {at: error for at, error in failed.items() if error is not None}
         reports = {} if self._raw is None else self._reports(self._raw, last, by_row, token_ids)
         return StepTokens(
             counts=counts.tolist(),
@@ -278,19 +280,25 @@ class LogitRows:
         """[R] whether the row has no token."""
         return self.best() == NO_TOKEN
 
-    def _errors(self, last: Ints) -> dict[int, SequenceError]:
-        """By row, of the rows at which a sequence ends without a token. Waits for the device only for these."""
+    def _errors(self, last: Ints) -> dict[int, SequenceError | None]:
+        """By row, of the rows at which a sequence ends without a token; None: it goes on in a later step.
+
+        Waits for the device only for these.
+        """
         without = last[self.lacking[last]].tolist()
         if not without:
             return {}
         sound = None if self._was_sound is None else self._was_sound.tolist()
+        slots = self.slots[without].tolist()
         return {
-            row: SequenceError.NONE_ALLOWED if sound is not None and sound[row] else SequenceError.NOT_FINITE
-            for row in without
+            row: SequenceError.NOT_FINITE
+            if sound is None or not sound[row]
+            else self.without_token.get(slot, SequenceError.NONE_ALLOWED)
+            for row, slot in zip(without, slots, strict=True)
         }
 
     def _reports(
-        self, raw: Tensor, last: Ints, errors: dict[int, SequenceError], token_ids: Ints
+        self, raw: Tensor, last: Ints, errors: Container[int], token_ids: Ints
     ) -> dict[int, PositionLogprobs]:
         """By row, of the rows that are reached and report log probabilities. raw: all of these."""
         reaching = last[self.layout.sequence].tolist()

@@ -74,6 +74,8 @@ class Sampler:
         if active:
             processed = ProcessedRows(rows.slots.tolist(), rows.positions.tolist(), rows.drafts)
             rows.edit([edit for each in active if (edit := each.edit(processed)) is not None])
+            for each in active:
+                rows.without_token |= each.without_token
         return rows
 
     def needs_only_logits(self, slots: Sequence[int]) -> bool:

@@ -58,6 +58,7 @@ from faser.kernels.cuda.flashinfer.build import arch_of
 from faser.kernels.cuda.lanes import CudaLaneDevice
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.delta_net import CHUNK
 from faser.types import ModelInfo, ProgressCallback
 
 WrapDrafter = Callable[[Drafter], Drafter]
@@ -270,7 +271,11 @@ def make_executor(
     """
     config, target, backend = parts.config, parts.target, parts.target.backend
     vocab_size, eos_token_ids = target.files.spec.vocab_size, target.files.config.eos_token_ids
-    matchers = SequenceMatchers(parts.grammars, num_threads=config.threads)
+    matchers = SequenceMatchers(
+        parts.grammars,
+        num_threads=config.threads,
+        state_chunk=CHUNK if target.files.spec.has_states else None,
+    )
     sampler = Sampler(
         config.max_num_seqs,
         vocab_size,

@@ -1,0 +1,152 @@
+"""Grammars that are ambiguous, and lexers at their limits: what they take from their own answer and from others.
+
+Bugs these tests have been seen to catch: draft rows on the matcher itself, drafts again at once, a lexer at its
+limit that stays in use or in the cache, steps that wait for slow masks.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from llguidance import LLParserLimits
+
+from faser.engine.structure.compiler import GrammarCompiler
+from faser.engine.structure.sequence_matchers import SequenceMatchers
+from faser.types import StructuredOutput, StructureKind
+from tests.checkpoints import VOCAB_SIZE
+from tests.engine.structure.languages import EOS, the_compiler, the_tokenizer
+
+PATIENCE_S = 60.0
+
+
+def grammar(text: str) -> StructuredOutput:
+    return StructuredOutput(kind=StructureKind.GRAMMAR, text=text)
+
+
+# The draft rows after 122 "x" meet the limit of items in a row, in the branch that no committed token need take.
+AMBIGUOUS = grammar('start: "a" ("b" | "c" big)\nbig: (x | y | z)*\nx: "x"+\ny: "x" "x"*\nz: "x" | "x" z\n')
+
+
+def the_ids(text: str) -> list[int]:
+    """A token for each byte."""
+    tokenizer = the_tokenizer()
+    return [token_id for each in text for token_id in tokenizer.encode(each)]
+
+
+def row(matchers: SequenceMatchers, slot: int, position: int) -> list[int]:
+    words, without_token = matchers.masks([(slot, ())], [position])
+    assert not without_token
+    return np.flatnonzero(np.unpackbits(words[0].view(np.uint8), bitorder="little")).tolist()
+
+
+def begun(asked: StructuredOutput, output: Sequence[int], *, patience_s: float = PATIENCE_S) -> SequenceMatchers:
+    matchers = SequenceMatchers(the_compiler(), num_threads=2, patience_s=patience_s)
+    matchers.start(0, asked, output)
+    return matchers
+
+
+def test_draft_rows_that_meet_a_limit_end_no_answer() -> None:
+    committed, (token_id,) = the_ids("ac" + 122 * "x"), the_ids("x")
+    alone = begun(AMBIGUOUS, committed)
+    expected = row(alone, 0, len(committed))
+    assert token_id in expected
+
+    matchers = begun(AMBIGUOUS, committed)
+    for num_tokens in (300, 16):
+        draft = (token_id,) * num_tokens
+        matchers.num_allowed(0, draft)
+        matchers.forced(0, draft, 8)
+        matchers.masks([(0, draft)], [len(committed)])
+        assert row(matchers, 0, len(committed)) == expected
+    matchers.accept(0, token_id)
+    assert row(matchers, 0, len(committed) + 1) == expected
+
+
+def test_a_draft_that_meets_a_limit_is_refused_and_none_follows_for_a_while() -> None:
+    committed, (token_id,) = the_ids("ac" + 122 * "x"), the_ids("x")
+    matchers = begun(AMBIGUOUS, committed)
+    assert matchers.may_draft(0, 4) == 4
+    words, without_token = matchers.masks([(0, (token_id,) * 400)], [len(committed)])
+    assert without_token == {0: None}
+    assert not words.any()
+    assert matchers.may_draft(0, 4) == 0
+    assert matchers.num_allowed(0, (token_id,) * 4) == 0
+    matchers.accept(0, *[token_id] * 64)
+    assert matchers.may_draft(0, 4) == 4
+
+
+def test_a_lexer_at_its_limit_ends_the_answer_that_took_it_there_alone() -> None:
+    """All sequences with a grammar share its lexer, and later ones too."""
+    asked = StructuredOutput(kind=StructureKind.REGEX, text="(a|b)*a(a|b){12}")
+    limits = LLParserLimits(max_lexer_states=300, verbose_errors=False)
+    compiler = GrammarCompiler(the_tokenizer, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), limits=limits)
+    rng, letters = random.Random(1), the_ids("ab")
+    matchers = SequenceMatchers(compiler, num_threads=2, patience_s=PATIENCE_S)
+    matchers.start(0, asked, ())
+    matchers.start(1, asked, letters[:1])
+    expected = row(matchers, 1, 1)
+    position = 0
+    while row(matchers, 0, position):
+        matchers.accept(0, rng.choice(letters))
+        position += 1
+        assert position < 500, "the limit was not met"
+    assert row(matchers, 1, 1) == expected
+    matchers.accept(1, letters[1])
+    assert row(matchers, 1, 2)
+    matchers.start(2, asked, ())
+    assert row(matchers, 2, 0)
+    later = compiler.matcher(asked)
+    later.compute_bitmask()
+    assert not later.is_error()
+
+
+def test_a_slow_mask_makes_its_own_sequence_wait_and_no_other_one() -> None:
+    asked, output = grammar('start: e\ne: "x" | e e | e e e'), the_ids("x" * 120)
+    expected = row(begun(asked, output), 0, len(output))
+    assert expected
+    matchers = begun(grammar('start: "y"+'), (), patience_s=0.02)
+    matchers.start(1, asked, output)
+    began_s = time.perf_counter()
+    words, without_token = matchers.masks([(0, ()), (1, ())], [0, len(output)])
+    assert without_token.keys() >= {1}
+    assert not words[1].any()
+    while without_token:
+        time.sleep(0.01)
+        words, without_token = matchers.masks([(0, ()), (1, ())], [0, len(output)])
+        waited_s = time.perf_counter() - began_s
+        assert None in without_token.values() or not without_token
+        assert waited_s < PATIENCE_S
+    assert np.flatnonzero(np.unpackbits(words[1].view(np.uint8), bitorder="little")).tolist() == expected
+    assert words[0].any()
+    assert matchers.may_draft(1, 1) == 0
+
+
+def test_steps_with_other_answers_wait_for_no_mask_that_is_expected_to_take_long() -> None:
+    output = the_ids("x" * 150)
+    matchers = begun(grammar('start: e\ne: "x" | e e | e e e'), output, patience_s=0.02)
+    while matchers.masks([(0, ())], [len(output)])[1]:
+        pass
+    assert matchers.may_draft(0, 1) == 0
+    matchers.accept(0, output[0])
+    num_calls = 1
+    while matchers.masks([(0, ())], [len(output) + 1], alone=False)[1]:
+        num_calls += 1
+    assert num_calls > 3
+
+
+@pytest.mark.parametrize("patience_s", [0.02, PATIENCE_S])
+def test_a_matcher_takes_tokens_alike_whether_it_is_slow_or_not(patience_s: float) -> None:
+    """A slow one takes them without the interpreter lock."""
+    token_ids, rows = the_ids("x" * 90), []
+    asked = grammar('start: e\ne: "x" | e e | e e e')
+    matchers = begun(asked, (), patience_s=patience_s)
+    for position, token_id in enumerate(token_ids):
+        while matchers.masks([(0, ())], [position])[1]:
+            pass
+        rows.append(row(matchers, 0, position))
+        matchers.accept(0, token_id)
+    assert all(token_id in each for token_id, each in zip(token_ids, rows, strict=True))
+    again = begun(asked, token_ids[:-1])
+    assert row(again, 0, len(token_ids) - 1) == rows[-1]
