@@ -305,8 +305,8 @@ class StopNumbers:
 class DraftRules:
     """max_tokens: [S] int64, at least 1. stop: None: drafts have max_tokens.
 
-    metadata, noise: how tokens are predicted (see SamplingKernels.predict), and [S, width] by what random words, with
-    width the most max_tokens; None: every token is the most likely one.
+    metadata, noise: how tokens are predicted (see SamplingKernels.predict), and [S, width] random words by which,
+    with width the most max_tokens; None: every token is the most likely one.
     """
 
     max_tokens: Ints

@@ -142,8 +142,8 @@ class SamplingKernels(Protocol):
     """Kernels for callers on the host.
 
     rows: [N], distinct rows of the logits. best: [N], what `best` returned for these rows, none of them NO_TOKEN.
-    metadata, noise: [N], of these rows; the random words that decide are given as noise, so seeds and positions are
-    not read.
+    metadata, noise: [N], of these rows; the random words that decide are given as noise, so seeds and positions
+    are not read.
     """
 
     def best(self, logits: Tensor) -> Ints:
@@ -211,7 +211,8 @@ def best_then_drawn(kernels: SamplingKernels, logits: Tensor, metadata: Sampling
 class DeviceSamplingKernels(Protocol):
     """Kernels for up to max_rows rows of one vocabulary, on one lane; results stay on the device.
 
-    The tokens are, bit for bit, those of the same device's SamplingKernels with noise made from seeds and positions. random, top_k, top_p: at least one row has a temperature, a top_k or a top_p; where one is False,
+    The tokens are, bit for bit, those of the same device's SamplingKernels with noise made from seeds and
+    positions. random, top_k, top_p: at least one row has a temperature, a top_k or a top_p; where one is False,
     the rows' numbers for it are not read, and without `random` the most likely tokens are all that is computed.
     """
 
@@ -281,35 +282,39 @@ _MANTISSA_BITS = 52
 
 
 def arrivals(noise: Words, width: int, generate: Callable[[Words, Words], Words] = philox) -> Reals:
-    """[N, 256 + blocks]: exponential numbers of rows of `width` columns, from a random word of each, [N].
+    """[N, columns + blocks]: exponential numbers of rows of `width` columns, from a random word of each, [N].
 
-    What is b times as likely arrives b times as early; a block of 256 columns is as likely as all of them. The first
+    What is twice as likely arrives in half the time; a block of 256 columns is as likely as all of them. The first
     block takes the row, and of its columns the first one:
 
-        arrivals[:, 256 + block] / probability of the block      least of all blocks
-        arrivals[:, column % 256] / probability of the column    least of that block
+        number of the block / its probability                 least of all blocks
+        number of (column % 256) / its probability            least of that block
 
-    So a token has its probability (Gumbel's trick in two rounds), and logits that differ by d move all arrivals by a
-    factor of exp(d): another token wins only if two were that close. generate: `philox`, or a faster one.
+    So a token has its probability (Gumbel's trick, in two rounds), and logits that differ by d move arrivals by a
+    factor of exp(d) at most: another token wins only if two were that close. generate: `philox`, or a faster one.
 
-    Numbers 2i and 2i + 1 are made of the words of counter (i, 0, 4, 0), whose key is the row's word. They are -log of
-    odd multiples of 2**-53, by single operations in this order, since the logarithms of libraries differ.
+    The first numbers are those of a block's columns (of `width` if that is less), then come those of the blocks.
+    Numbers 2i and 2i + 1 are made of the words of counter (i, 0, 4, 0), whose key is the row's word; those of blocks
+    are counted from 256 on. They are -log of odd multiples of 2**-53, by single operations in this order, since
+    the logarithms of libraries differ.
     """
-    count = RACE_BLOCK + -(-width // RACE_BLOCK)
-    calls = -(-count // 2)
-    counters = np.zeros((4, len(noise), calls), dtype=np.uint64)
-    counters[0] = np.arange(calls)
+    columns, blocks = min(width, RACE_BLOCK), -(-width // RACE_BLOCK)
+    pairs = -(-columns // 2)
+    calls = np.concatenate((np.arange(pairs), np.arange(-(-blocks // 2)) + RACE_BLOCK // 2))
+    counters = np.zeros((4, len(noise), len(calls)), dtype=np.uint64)
+    counters[0] = calls
     counters[2] = _RACE
-    keys = np.empty((2, len(noise), calls), dtype=np.uint64)
+    keys = np.empty((2, len(noise), len(calls)), dtype=np.uint64)
     keys[0], keys[1] = (noise & _LOW_32)[:, None], (noise >> _SHIFT_32)[:, None]
-    words = generate(counters.reshape(4, -1), keys.reshape(2, -1)).reshape(4, len(noise), calls)
+    words = generate(counters.reshape(4, -1), keys.reshape(2, -1)).reshape(counters.shape)
     whole = ((words[0::2] << _SHIFT_32) | words[1::2]) >> np.uint64(12)
     shares = (2 * np.moveaxis(whole, 0, -1) + np.uint64(1)).astype(np.float64) * 2.0**-53
-    return _minus_log(shares.reshape(len(noise), -1)[:, :count])
+    numbers = _minus_log(shares).reshape(len(noise), -1)
+    return np.concatenate((numbers[:, :columns], numbers[:, 2 * pairs : 2 * pairs + blocks]), axis=1)
 
 
 def _minus_log(shares: Reals) -> Reals:
-    """-log of numbers in (0, 1): of the mantissa, in [.7, 1.4), by the series of the inverse hyperbolic tangent."""
+    """Return -log of numbers in (0, 1): of the mantissa, in [.7, 1.4), by the series of the area tangent."""
     bits = shares.view(np.int64)
     exponent = (bits - _HALF_ROOT_BITS) >> _MANTISSA_BITS
     mantissa = (bits - (exponent << _MANTISSA_BITS)).view(np.float64)

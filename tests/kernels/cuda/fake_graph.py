@@ -263,9 +263,7 @@ class FakeDeviceSamplingKernels:
             token_ids, differences = self._choice.best_and_margin(logits)
             at, shaping, noise = _asked(rows, token_ids, top_k=top_k, top_p=top_p, random=random)
             if len(at):
-                token_ids[at], differences[at] = self._choice.predict(
-                    logits, at, token_ids[at], shaping, noise
-                )
+                token_ids[at], differences[at] = self._choice.predict(logits, at, token_ids[at], shaping, noise)
             chosen.copy_(torch.from_numpy(token_ids))
             margins.copy_(torch.from_numpy(differences))
 

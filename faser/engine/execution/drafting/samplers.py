@@ -208,8 +208,8 @@ class ProbabilisticDraftSampler:
 class DraftVocabularySampler:
     """Samples in a vocabulary that is a part of the target's. logits of `choose`: [R, Vd]; its tokens: of V.
 
-    The other sampler gets the small vocabulary in the order of the target's ids. So what depends on ids (ties, and the
-    race) is as in the whole vocabulary, with a probability of 0 for all other tokens.
+    The other sampler gets the small vocabulary in the order of the target's ids, and the ids. So ties and the race
+    are as in the whole vocabulary, with a probability of 0 for all other tokens.
 
     draft_ids: [Vd] int64, the target's id of each token of the small vocabulary, each once. vocab_size: V.
     """

@@ -4,8 +4,8 @@ Pure functions of rows. Each takes rows [R, V] and parameters [R], all on one de
 that row only, bit for bit. Two design choices ensure it. Probabilities are fixed-point numbers, whole numbers of
 units of 2**-52: their sums stay below 2**53, hence are exact in float64, and the order of summation cannot
 matter. Every truncation keeps a prefix of one order: larger value first, among equal values lower token id
-first. A third one keeps a seeded token where other kernels round otherwise: tokens race, each with random numbers of
-its own, so that none stands at a border that the probabilities of others move.
+first. A third choice keeps a seeded token where other kernels round otherwise: tokens race, each with a random
+number of its own, so that none stands at a border that the probabilities of others move.
 
     order                        | 0 ........ n - 1 | n ............ V - 1 |
     fixed-point probabilities    |      kept        |         zero         |   n >= 1: the most likely token stays
@@ -150,25 +150,32 @@ def draw(fixed_probs: Tensor, arrivals: Tensor, token_ids: Tensor | None = None)
     fixed_probs: [R, W] whole numbers of any float type, a positive total below 2**53. arrivals: [R, ...] float64.
     token_ids: [W] ascending, by which columns race; None: by their own numbers.
     """
+    columns, blocks = _racers(arrivals)
+    width = blocks.shape[-1] * columns.shape[-1]
     if token_ids is not None:
-        whole = fixed_probs.new_zeros(len(fixed_probs), RACE_BLOCK * (arrivals.shape[-1] - RACE_BLOCK))
-        return torch.searchsorted(token_ids, draw(whole.index_copy_(1, token_ids, fixed_probs), arrivals))
-    num_rows, width = fixed_probs.shape
-    blocks = pad(fixed_probs, (0, -width % RACE_BLOCK)).view(num_rows, -1, RACE_BLOCK)
-    sums = blocks.sum(-1, dtype=torch.float64)
-    block = (arrivals[:, RACE_BLOCK : RACE_BLOCK + sums.shape[-1]] / sums).argmin(-1)
-    inside = blocks[torch.arange(num_rows, device=fixed_probs.device), block]
-    return block * RACE_BLOCK + (arrivals[:, :RACE_BLOCK] / inside).argmin(-1)
+        whole = fixed_probs.new_zeros(len(fixed_probs), width).index_copy_(1, token_ids, fixed_probs)
+        return torch.searchsorted(token_ids, draw(whole, arrivals))
+    each = pad(fixed_probs, (0, width - fixed_probs.shape[-1])).view(*blocks.shape, columns.shape[-1])
+    won = (blocks / each.sum(-1, dtype=torch.float64)).argmin(-1)
+    inside = each[torch.arange(len(each), device=each.device), won]
+    return won * RACE_BLOCK + (columns / inside).argmin(-1)
 
 
 def _draw_among(token_ids: Tensor, fixed_probs: Tensor, arrivals: Tensor) -> Tensor:
-    """`draw` where only these tokens, [R, W] ascending in a row, have probabilities, [R, W]."""
+    """Return what `draw` does where only these tokens, [R, W] ascending in a row, have probabilities, [R, W]."""
+    columns, blocks = _racers(arrivals)
     block = token_ids // RACE_BLOCK
-    sums = torch.zeros_like(arrivals[:, RACE_BLOCK:]).scatter_add_(-1, block, fixed_probs.double())
-    won = (arrivals[:, RACE_BLOCK:] / sums).argmin(-1, keepdim=True)
-    times = arrivals.gather(-1, token_ids % RACE_BLOCK) / fixed_probs
+    sums = torch.zeros_like(blocks).scatter_add_(-1, block, fixed_probs.double())
+    won = (blocks / sums).argmin(-1, keepdim=True)
+    times = columns.gather(-1, token_ids % RACE_BLOCK) / fixed_probs
     column = times.masked_fill_(block != won, torch.inf).argmin(-1, keepdim=True)
     return token_ids.gather(-1, column)[:, 0]
+
+
+def _racers(arrivals: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of the columns of a block, and those of the blocks."""
+    num_blocks = max(1, arrivals.shape[-1] - RACE_BLOCK)
+    return arrivals[:, :-num_blocks], arrivals[:, -num_blocks:]
 
 
 def fixed_point_probs(scaled: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import PROB_ONE
 from faser.engine.execution.sampling.edits import LogitsEdit, to_device
-from faser.engine.execution.sampling.logprobs import position_logprobs
 from faser.engine.execution.sampling.kernels import race
+from faser.engine.execution.sampling.logprobs import position_logprobs
 from faser.engine.execution.sampling.parameters import Purpose, SamplingState, noise_words, uniforms
 from faser.engine.execution.sampling.tokens import sample_on_host
 from faser.kernels.interface.sampling import NO_TOKEN, Ints, SamplingKernels
@@ -239,10 +239,10 @@ class LogitRows:
             self._kernels.fixed_point_probs(logits, drawn, best[drawn], metadata)
         return logits
 
-    def arrivals(self, rows: Ints, purpose: Purpose) -> Tensor:
+    def arrivals(self, rows: Ints, purpose: Purpose, draft_starts: Ints | None = None) -> Tensor:
         """Random numbers by which a token of these rows is drawn from probabilities, [N, ...]; see `draw`."""
         seeds, positions = self._state.seed[self.slots[rows]], self.positions[rows]
-        words = noise_words(seeds, positions, purpose, generate=self._kernels.philox)
+        words = noise_words(seeds, positions, purpose, draft_starts, self._kernels.philox)
         return race(words, self.logits.shape[-1], self.logits.device)
 
     def accept_noise(self) -> Tensor:

@@ -79,7 +79,7 @@ def draft_on_host(
 ) -> tuple[Ints, Reals]:
     """[N] each row's draft token, NO_TOKEN where it has none, and [N] its margin.
 
-    metadata: None: all are greedy. ids: of the columns in the vocabulary of the target; see SamplingKernels.predict.
+    metadata: None: all are greedy. ids: as token_ids of SamplingKernels.predict.
     """
     token_ids, margins = kernels.best_and_margin(logits)
     if metadata is None:

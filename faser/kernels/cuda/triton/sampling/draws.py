@@ -1,7 +1,7 @@
 """A token of each row, by the race of kernels/interface/sampling.py: the first of the blocks, then of its columns.
 
-    block     |   0   |   1   |   2   | ... |     sums of the kept probabilities of 256 columns each, stored in parts
-    column            |-------|                   of the first block to arrive: each column's own probability
+block     |   0   |   1   |   2   | ... |     sums of the kept probabilities of 256 columns each, stored in parts
+column            |-------|                   of the first block to arrive: each column's own probability
 """
 
 import triton.language as tl
@@ -69,7 +69,7 @@ def _draw_draft(
     GIVEN: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, NUM_PARTS: tl.constexpr,
     EACH: tl.constexpr, RACE_SPAN: tl.constexpr,
 ):  # fmt: skip
-    """margins: float32, a token's scaled logit minus the largest other: below 0 unless it is the most likely one."""
+    """margins: float32, a scaled logit minus the largest other: below 0 unless the token is the most likely."""
     row = tl.program_id(0)
     best_id, margin, warmth = tl.load(best + row), tl.load(best_margin + row), tl.load(temperature + row)
     token_id = best_id

@@ -57,9 +57,7 @@ class SamplingInputs:
     def noise(self) -> tuple[Tensor, Tensor]:
         """What noise.row_word reads; it ignores the second tensor where words are given."""
         rows = self.rows
-        return (
-            (rows.noise, rows.noise) if isinstance(rows, RowsWithNoise) else (rows.seeds, rows.positions)
-        )
+        return (rows.noise, rows.noise) if isinstance(rows, RowsWithNoise) else (rows.seeds, rows.positions)
 
     def check(self) -> None:
         """Raises EngineError unless kernels can read all of it."""
@@ -83,8 +81,8 @@ class SamplingWorkspace:
     most_gathered: tokens that truncation compares in registers, a power of 2.
 
     best: [R] int64 and largest: [R] float32, the most likely tokens and their logits; NO_TOKEN without one.
-    margin: [R] float32, of best over all others. chunk_weight, chunk_prob: [R, C] int64. part_prob: [R, P] int64, of
-    parts of chunks that are no longer than a block of the race. edge_key: [R] int32, edge_id: [R] int32, see
+    margin: [R] float32, of best over all others. chunk_weight, chunk_prob: [R, C] int64. part_prob: [R, P] int64,
+    of parts of chunks that are no longer than a block of the race. edge_key: [R] int32, edge_id: [R] int32, see
     truncation.
     """
 

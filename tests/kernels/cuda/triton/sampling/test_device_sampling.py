@@ -1,8 +1,8 @@
 """Tokens and guesses that are chosen on the device are those of the tensor operations, bit for bit.
 
 Bugs these tests have been seen to catch: the rival in the best token's own chunk forgotten, ties excluded by
-value, a lead of broken rows, a NaN unseen, ties of tokens or chunks given to the higher id, margins not divided by the
-temperature or those of the best for all, greedy or padding rows drawn, the edge ignored, digits of another level,
+value, a lead of broken rows, a NaN unseen, ties of tokens or chunks given to the higher id, margins not divided by
+the temperature or those of the best for all, greedy or padding rows drawn, the edge ignored, digits of another level,
 results without random rows elsewhere or computed in full.
 """
 
@@ -136,7 +136,7 @@ def test_guesses_are_those_of_the_tensor_operations(width: int) -> None:
 
 @pytest.mark.parametrize("block", [128, 256, 512])
 def test_the_race_is_the_same_however_a_program_divides_the_row(block: int) -> None:
-    """Parts of a block of the race, whole ones, and several: of a row with a whole block, one part and a short one."""
+    """Programs that have half a block of the race, a block, and two; the last block is not full."""
     case = warmed(make_case(3, 530, [NO_CUT] * 3), 1.0, 3.0, 1000.0)
     case.logits[0, :512] -= 30.0  # the last block wins
     choice = TritonDeviceSamplingKernels(3, 530, DEVICE, block=block)

@@ -7,8 +7,8 @@ import triton.language as tl
 
 from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.engine.execution.sampling.parameters import uniforms as reference
-from faser.kernels.cuda.triton.sampling import noise
 from faser.kernels.cuda.triton.common import EXACT, jit
+from faser.kernels.cuda.triton.sampling import noise
 from faser.kernels.cuda.triton.sampling.noise import uniforms
 from faser.kernels.interface.sampling import RACE_BLOCK, arrivals
 from tests.kernels.cuda.triton.rows import DEVICE, on_device, zeros
