@@ -294,9 +294,9 @@ def arrivals(noise: Words, width: int, generate: Callable[[Words, Words], Words]
     factor of exp(d) at most: another token wins only if two were that close. generate: `philox`, or a faster one.
 
     The first numbers are those of a block's columns (of `width` if that is less), then come those of the blocks.
-    Numbers 2i and 2i + 1 are made of the words of counter (i, 0, 4, 0), whose key is the row's word; those of blocks
-    are counted from 256 on. They are -log of odd multiples of 2**-53, by single operations in this order, since
-    the logarithms of libraries differ.
+    Numbers 2i and 2i + 1 are made of the words of counter (i, 0, 4, 0), whose key is the row's word; those of
+    blocks are counted from 256 on. They are -log of odd multiples of 2**-53, by single operations in this order,
+    since the logarithms of libraries differ.
     """
     columns, blocks = min(width, RACE_BLOCK), -(-width // RACE_BLOCK)
     pairs = -(-columns // 2)

@@ -104,6 +104,7 @@ def plain_choice(sampling: SamplingParams, logits: list[float], numbers: list[fl
         if total >= target and sampling.top_p < 1:
             break
     sums: dict[int, float] = defaultdict(float)
+    nucleus = [token_id for token_id in nucleus if weights[token_id]]
     for token_id in nucleus:
         sums[token_id // RACE_BLOCK] += weights[token_id]
     block = min(sums, key=lambda block: numbers[RACE_BLOCK + block] / sums[block])

@@ -36,7 +36,8 @@ def _chunk_weights(
 
 @jit
 def _chunk_probs(
-    logits, stride, width, largest, best, temperature, log_min_p, chunk_weight, edge_key, edge_id, chunk_prob, part_prob,
+    logits, stride, width, largest, best, temperature, log_min_p, chunk_weight, edge_key, edge_id, chunk_prob,
+    part_prob,
     NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
     """Sums of fixed-point probabilities by chunk, and by part of a chunk. PART: columns of one.

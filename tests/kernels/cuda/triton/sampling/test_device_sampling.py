@@ -2,8 +2,8 @@
 
 Bugs these tests have been seen to catch: the rival in the best token's own chunk forgotten, ties excluded by
 value, a lead of broken rows, a NaN unseen, ties of tokens or chunks given to the higher id, margins not divided by
-the temperature or those of the best for all, greedy or padding rows drawn, the edge ignored, digits of another level,
-results without random rows elsewhere or computed in full.
+the temperature or those of the best for all, greedy or padding rows drawn, the edge ignored, digits of another
+level, results without random rows elsewhere or computed in full.
 """
 
 from dataclasses import replace

@@ -1,7 +1,8 @@
 """The choice of tokens for callers on the host: the arrays that the tensor operations give, bit for bit.
 
 Bugs these tests have been seen to catch: a second wait, greedy rows drawn from, given words changed, named rows
-sorted or taken for all in order, masses not put back, no room for more rows, arrays that begin elsewhere, a round or a key step of the generator left out.
+sorted or taken for all in order, masses not put back, no room for more rows, arrays that begin elsewhere, a round
+or a key step of the generator left out.
 """
 
 from dataclasses import dataclass
