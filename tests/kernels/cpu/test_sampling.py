@@ -255,6 +255,27 @@ def test_threads_and_neighbours_change_no_guess(native: NativeBackend, native_al
         assert_same(alone, (together[0][one], together[1][one]))
 
 
+def test_errors_of_rounding_hardly_ever_change_a_token(native: NativeBackend) -> None:
+    """Oracle: one number in [0, 1) and the running sum, whose borders all move by the error: 4 % of tokens change."""
+    rng, num, width = np.random.default_rng(2), 1500, 10_000
+    logits = torch.from_numpy(rng.permutation(-1.1 * np.log(1 + np.arange(width)))).float().repeat(9, 1)
+    logits[1:] += torch.from_numpy(1e-4 * rng.standard_normal((8, width))).float()
+    ends, best = logits.double().softmax(-1).cumsum(-1).numpy(), native.sampling_kernels.best(logits)
+    shape = shaping([(0.0, 0, 1.0)] * num, np.ones(num, dtype=np.float32))
+    flips, by_sum = 0, 0
+    for row in range(1, 9):
+        noise = rng.integers(0, 2**64, num, dtype=np.uint64)
+        same, other = (
+            native.sampling_kernels.draw(logits, np.full(num, at), np.full(num, best[at]), shape, noise)
+            for at in (0, row)
+        )
+        flips += int((same != other).sum())
+        numbers = (noise >> np.uint64(11)) * 2.0**-53
+        by_sum += int((np.searchsorted(ends[0], numbers) != np.searchsorted(ends[row], numbers)).sum())
+    assert by_sum > 100
+    assert 50 * flips < by_sum
+
+
 def test_the_choice_goes_on_when_its_backend_is_gone(kernel_cache: Path) -> None:
     choice = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=2).sampling_kernels
 
