@@ -2,8 +2,8 @@
 
     python -m benchmarks.exactness.seeded_flips OUT.json [--model MODEL.gguf] [--windows 16] [--every 36]
 
-Other kernels, ranks and batches round sums otherwise. Here normal noise of a given size is added to the logits that
-the model has over this project's own documents, and the probability that a token drawn with the same random
+Other kernels, ranks and batches round sums otherwise. Here normal noise of a given size is added to the logits
+that the model has over this project's own documents, and the probability that a token drawn with the same random
 numbers is another one is computed exactly, for:
 
     vocabulary      the inverse of the running sum of probabilities in the order of ids (FASER until it raced)

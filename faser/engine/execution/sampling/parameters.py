@@ -130,5 +130,5 @@ def noise_words(
 
 def uniforms(words: Words) -> NDArray[np.float64]:
     """Numbers of these words, uniform over the multiples of 2**-53 in [0, 1)."""
-    units: NDArray[np.float64] = (words >> np.uint64(11)) * _UNIT_53
+    units: NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64) * _UNIT_53
     return units

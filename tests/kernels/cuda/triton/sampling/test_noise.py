@@ -1,5 +1,7 @@
 """Noise on the device is the engine's noise. Bugs these tests have been seen to catch: a missing key step."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -37,7 +39,7 @@ def test_numbers_are_those_of_the_engine_bit_for_bit(purpose: Purpose) -> None:
 
 
 @jit
-def _arrivals(words, out, COUNT: tl.constexpr):
+def _arrivals(words: Any, out: Any, COUNT: tl.constexpr) -> None:
     places = tl.arange(0, COUNT)
     word = tl.load(words + tl.program_id(0)).to(tl.uint64, bitcast=True)
     tl.store(out + tl.program_id(0) * COUNT + places, noise.arrivals(word, places))
