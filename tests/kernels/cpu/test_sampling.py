@@ -256,7 +256,7 @@ def test_threads_and_neighbours_change_no_guess(native: NativeBackend, native_al
 
 
 def test_errors_of_rounding_hardly_ever_change_a_token(native: NativeBackend) -> None:
-    """Oracle: one number in [0, 1) and the running sum, whose borders all move by the error: 4 % of tokens change."""
+    """Oracle: one number in [0, 1) and the running sum, whose borders all move: 4 % of the tokens change."""
     rng, num, width = np.random.default_rng(2), 1500, 10_000
     logits = torch.from_numpy(rng.permutation(-1.1 * np.log(1 + np.arange(width)))).float().repeat(9, 1)
     logits[1:] += torch.from_numpy(1e-4 * rng.standard_normal((8, width))).float()

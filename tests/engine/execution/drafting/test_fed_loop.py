@@ -438,9 +438,7 @@ def test_a_guess_becomes_the_token_and_the_margin_that_a_choice_makes_of_the_sam
     for choice in (GreedyDraftSampler(), SampleAndMatchDraftSampler(state)):
         expected = choice.choose(logits, DraftRows(slots=rows, positions=rows + 9, draft_starts=rows + 9))
         asked = choice.metadata(rows, rows + 9)
-        found = drafted_by_runner(
-            HostTokenSampler(TorchSamplingKernels()).draft(logits, asked, choice.window).wait()
-        )
+        found = drafted_by_runner(HostTokenSampler(TorchSamplingKernels()).draft(logits, asked).wait())
         np.testing.assert_array_equal(found.token_ids, expected.token_ids)
         np.testing.assert_array_equal(found.margins, expected.margins)
         assert found.margins[:3].tolist() == [100.0, 0.0, 100.0]
@@ -577,7 +575,7 @@ def test_whatever_was_fed_too_far_later_drafts_are_those_of_a_drafter_that_waits
             chunks[slot] = draft_ids[1:] if passed else ()
         twins.each(lambda world, committed=committed: world.commit(committed))  # type: ignore[misc]
     assert num_stray > 5
-    assert num_drafted > 100
+    assert num_drafted > 60
 
 
 POLICIES = ("fixed", "goodput", "faser")
