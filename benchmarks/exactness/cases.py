@@ -273,8 +273,8 @@ WRONG = (
         at_least=200_000,
     ),
     Case(
-        name="one number for acceptance and replacement",
-        verifier=partial(mistakes.Tokenwise, replace_purpose=Purpose.ACCEPT),
+        name="one number for the draft and its replacement",
+        verifier=partial(mistakes.Tokenwise, replace_purpose=Purpose.DRAFT),
         drafter=sampled,
         pattern="3",
         sampling="T 1",

@@ -59,9 +59,10 @@ class Tokenwise:
         target_probs = fixed_probs.double() / row_totals(fixed_probs)[:, None]
         draft = trial.draft_distribution.of_rows(torch.from_numpy(last))
         left = torch.where(whole[:, None], fixed_probs.double(), self.replace(target_probs, draft))
-        starts = rows.positions[layout.first] if self.replace_purpose is Purpose.ACCEPT else None
-        noise = torch.where(whole, rows.noise(last, Purpose.TOKEN), rows.noise(last, self.replace_purpose, starts))
-        return rows.results(last, draw(left, noise).numpy())
+        starts = rows.positions[layout.first] if self.replace_purpose is Purpose.DRAFT else None
+        others = rows.arrivals(last, self.replace_purpose, starts)
+        arrivals = torch.where(whole[:, None], rows.arrivals(last, Purpose.TOKEN), others)
+        return rows.results(last, draw(left, arrivals).numpy())
 
 
 def target_instead_of_residual(target_probs: Tensor, _draft_probs: Tensor) -> Tensor:

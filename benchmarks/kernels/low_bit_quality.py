@@ -48,20 +48,22 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of a window")
     parser.add_argument("--formats", nargs="*", default=["Q8_0", "Q5_1", "Q4_1", "Q4_0"])
     arguments = parser.parse_args()
-    windows = list(_windows(arguments.model, arguments.windows, arguments.tokens))
-    base = _model(arguments, arguments.model, "none", torch.float32)
-    arms = {"float32, KV int8": _model(arguments, arguments.model, "none", torch.float32, torch.int8)}
+    texts = list(windows(arguments.model, arguments.windows, arguments.tokens))
+    base = paged_model(arguments.model, arguments.tokens, "none", torch.float32)
+    arms = {"float32, KV int8": paged_model(arguments.model, arguments.tokens, "none", torch.float32, torch.int8)}
     for name, quantization in (("bfloat16", "none"), ("as stored", "gguf")):
         for suffix, kv_dtype in (("", None), (", KV int8", torch.int8)):
-            arms[name + suffix] = _model(arguments, arguments.model, quantization, torch.bfloat16, kv_dtype)
+            arms[name + suffix] = paged_model(
+                arguments.model, arguments.tokens, quantization, torch.bfloat16, kv_dtype
+            )
     with tempfile.TemporaryDirectory() as folder:
         if arguments.formats:
             arms |= _rounded_once_more(arguments, Path(folder))
-        found = _compare(base, arms, windows)
+        found = _compare(base, arms, texts)
     report = {
         "model": arguments.model.name,
         "stored": sorted({tensor.tensor_type.name for tensor in GGUFReader(arguments.model).tensors}),
-        "tokens": len(windows) * (arguments.tokens - _CONTEXT - 1),
+        "tokens": len(texts) * (arguments.tokens - _CONTEXT - 1),
         "arms": found,
     }
     write_json(arguments.out, report)
@@ -72,16 +74,16 @@ def main() -> None:
 def _rounded_once_more(arguments: argparse.Namespace, folder: Path) -> dict[str, PagedModel]:
     """The arms of --quantization and --formats."""
     shuffled = folder / "shuffled.gguf"
-    _shuffle(arguments.model, shuffled)
-    arms = {name: _model(arguments, shuffled, name, torch.bfloat16) for name in ("int8", "int4")}
+    shuffle(arguments.model, shuffled)
+    arms = {name: paged_model(shuffled, arguments.tokens, name, torch.bfloat16) for name in ("int8", "int4")}
     for name in track(arguments.formats, description="quantising"):
         path = folder / f"{name}.gguf"
         _quantise(shuffled, path, GGMLQuantizationType[name])
-        arms[name] = _model(arguments, path, "gguf", torch.bfloat16)
+        arms[name] = paged_model(path, arguments.tokens, "gguf", torch.bfloat16)
     return arms
 
 
-def _windows(model: Path, count: int, size: int) -> Iterator[list[int]]:
+def windows(model: Path, count: int, size: int) -> Iterator[list[int]]:
     """From all over the documents, evenly."""
     tokenizer = load_tokenizer(model)
     whole: list[list[int]] = []
@@ -94,9 +96,9 @@ def _windows(model: Path, count: int, size: int) -> Iterator[list[int]]:
         yield list(whole[i * len(whole) // count])
 
 
-def _model(
-    arguments: argparse.Namespace,
+def paged_model(
     path: Path,
+    tokens: int,
     quantization: str | None,
     dtype: torch.dtype,
     kv_dtype: torch.dtype | None = None,
@@ -107,12 +109,12 @@ def _model(
         path,
         backend,
         dtype,
-        max_model_len=arguments.tokens,
+        max_model_len=tokens,
         max_rows=_CHUNK,
         quantization=quantization,
         progress=lambda *_: None,
     )
-    return PagedModel(decoder, backend, block_size=16, max_positions=arguments.tokens, kv_dtype=kv_dtype)
+    return PagedModel(decoder, backend, block_size=16, max_positions=tokens, kv_dtype=kv_dtype)
 
 
 def _compare(
@@ -124,11 +126,11 @@ def _compare(
     num_tokens = 0
     for window in track(windows, description="windows"):
         wanted = torch.tensor(window[_CONTEXT + 1 :])
-        exact = _log_probabilities(base, window)
+        exact = log_probabilities(base, window)
         sums["base"]["loss"] -= _total(exact, wanted)
         num_tokens += len(wanted)
         for name, arm in arms.items():
-            found = _log_probabilities(arm, window)
+            found = log_probabilities(arm, window)
             sums[name]["loss"] -= _total(found, wanted)
             sums[name]["kl"] += float((exact.exp() * (exact - found)).sum())
             sums[name]["same_top"] += float((exact.argmax(1) == found.argmax(1)).sum())
@@ -142,7 +144,7 @@ def _compare(
     return report
 
 
-def _log_probabilities(model: PagedModel, window: Sequence[int]) -> torch.Tensor:
+def log_probabilities(model: PagedModel, window: Sequence[int]) -> torch.Tensor:
     """[W - context - 1, V], in float32."""
     return model.prefill(window, [_CHUNK] * (len(window) // _CHUNK))[_CONTEXT:-1].float().log_softmax(1)
 
@@ -151,7 +153,7 @@ def _total(log_probabilities: torch.Tensor, tokens: torch.Tensor) -> float:
     return float(log_probabilities.gather(1, tokens[:, None]).double().sum())
 
 
-def _shuffle(source: Path, target: Path) -> None:
+def shuffle(source: Path, target: Path) -> None:
     """The same model with its channels in another order, in float32."""
     reader = GGUFReader(source)
     architecture = str(reader.fields["general.architecture"].contents())

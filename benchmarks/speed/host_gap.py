@@ -39,7 +39,6 @@ from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
@@ -337,7 +336,7 @@ def _runner(
         backend.graph_capture,
         sizes=sizes,
         max_logit_rows=rows,
-        draft_windows=(WINDOW,) if drafts is None else (),
+        drafts=drafts is None,
         lane_captures={each: backend.graph_capture_on(each) for each in places},
         report=lambda *_: None,
     )

@@ -18,7 +18,6 @@ from benchmarks.gpu.record import Json
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafting.drafter import by_slot
-from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.rows import DraftLayout
 from faser.engine.execution.sampling.sampler import Sampler
@@ -93,7 +92,7 @@ def guessed(plan: Plan) -> Json:
     rows = plan.sizes.choice_rows
     for name, case in _cases(plan):
         logits, requests = _logits(plan.sizes.vocab, rows), _requests(rows, case)
-        wanted = HostTokenSampler(TorchSamplingKernels()).draft(logits.clone(), requests, WINDOW).wait()
+        wanted = HostTokenSampler(TorchSamplingKernels()).draft(logits.clone(), requests).wait()
         assert wanted.margins is not None, "a guess comes with its lead"
         out = torch.empty(rows, dtype=torch.int64, device=plan.device)
         leads = torch.empty(rows, dtype=torch.float32, device=plan.device)
@@ -102,7 +101,6 @@ def guessed(plan: Plan) -> Json:
         choice.draft(
             logits.to(plan.device),
             rows_of(requests, plan.device),
-            WINDOW,
             out,
             leads,
             top_k=cuts.top_k,

@@ -158,15 +158,15 @@ def _rules(rules: DraftRules, count: int, width: int) -> tuple[object, native_li
     arrays: list[np.ndarray | None] = [max_tokens, None, None, None, None, None]
     metadata = rules.metadata
     if metadata is not None:
-        assert rules.uniforms is not None
-        assert rules.uniforms.shape == (count, width), rules.uniforms.shape
+        assert rules.noise is not None
+        assert rules.noise.shape == (count, width), rules.noise.shape
         arrays[1:] = [
             np.ascontiguousarray(metadata.temperature),
             # Rounded as engine/execution/sampling/distribution.py does.
             torch.from_numpy(metadata.min_p).log().float().numpy(),
             np.ascontiguousarray(metadata.top_k),
             np.ascontiguousarray(metadata.top_p),
-            np.ascontiguousarray(rules.uniforms),
+            np.ascontiguousarray(rules.noise),
         ]
     stop = rules.stop
     prices = None if stop is None else np.array(stop.pass_prices, dtype=np.float64)
@@ -175,7 +175,6 @@ def _rules(rules: DraftRules, count: int, width: int) -> tuple[object, native_li
         count,
         width,
         *(None if each is None else each.ctypes.data for each in arrays),
-        rules.window,
         None if prices is None else prices.ctypes.data,
         *((0.0, 0.0, 0.0) if stop is None else (stop.row_price, stop.intercept, stop.slope)),
     )

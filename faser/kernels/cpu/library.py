@@ -217,8 +217,7 @@ class DraftRulesStruct(ctypes.Structure):
     _fields_ = (
         ("num_sequences", c_int64),
         ("width", c_int64),
-        *((name, c_void_p) for name in ("max_tokens", "temperature", "log_min_p", "top_k", "top_p", "uniforms")),
-        ("window", c_double),
+        *((name, c_void_p) for name in ("max_tokens", "temperature", "log_min_p", "top_k", "top_p", "noise")),
         ("pass_prices", c_void_p),
         *((name, c_double) for name in ("row_price", "intercept", "slope")),
     )
@@ -247,7 +246,9 @@ class DraftsStruct(ctypes.Structure):
 class ChoiceStruct(ctypes.Structure):
     """FaserChoice: addresses of arrays."""
 
-    _fields_ = tuple((name, c_void_p) for name in ("rows", "best", "temperature", "log_min_p", "top_k", "top_p"))
+    _fields_ = tuple(
+        (name, c_void_p) for name in ("rows", "best", "temperature", "log_min_p", "top_k", "top_p", "ids")
+    )
 
 
 class TextRulesStruct(ctypes.Structure):
@@ -308,8 +309,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_eagle3_draft": ((_P, _P, _P, _P, _P, _P, _P), _L),
     "faser_rope_append": ((_P, _P, _P, _L, _P, _L, _P, _P, _P, _P, _P, _F, _I), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
-    "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P), None),
-    "faser_nearest": ((_P, _P, _L, _L, _P, _L, _P, _D, _P, _P), None),
+    "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P, _P), None),
     "faser_fixed_point_probs": ((_P, _P, _L, _L, _P, _L), None),
     "faser_philox": ((_P, _P, _L, _P), None),
     "faser_mask": ((_P, _P, _L, _L, _P, _L, _P, _L), None),

@@ -40,7 +40,6 @@ class CpuSamplingKernels:
         self._pools = pools
         self._best_call = library.faser_best
         self._draw_call = library.faser_draw
-        self._nearest_call = library.faser_nearest
         self._fixed_point_probs_call = library.faser_fixed_point_probs
         self._philox_call = library.faser_philox
 
@@ -61,42 +60,39 @@ class CpuSamplingKernels:
         )
         return found, margins
 
-    def take(self, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
-        return best_then_drawn(self, logits, metadata, uniforms)
+    def take(self, logits: Tensor, metadata: SamplingMetadata, noise: Words) -> Ints:
+        return best_then_drawn(self, logits, metadata, noise)
 
-    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, noise: Words) -> Ints:
         found = np.empty(len(rows), dtype=np.int64)
-        asked = _Rows(rows, best, metadata)
+        self._draw(logits, _Rows(rows, best, metadata), noise, found, None)
+        return found
+
+    def predict(
+        self,
+        logits: Tensor,
+        rows: Ints,
+        best: Ints,
+        metadata: SamplingMetadata,
+        noise: Words,
+        token_ids: Ints | None = None,
+    ) -> tuple[Ints, Reals]:
+        found, margins = np.empty(len(rows), dtype=np.int64), np.empty(len(rows))
+        self._draw(logits, _Rows(rows, best, metadata, token_ids), noise, found, margins)
+        return found, margins
+
+    def _draw(self, logits: Tensor, asked: "_Rows", noise: Words, found: Ints, margins: Reals | None) -> None:
         self._draw_call(
             self._pools.address,
             logits.data_ptr(),
             _stride(logits),
             logits.shape[1],
             asked.address,
-            len(rows),
-            uniforms.ctypes.data,
+            len(found),
+            noise.ctypes.data,
             found.ctypes.data,
+            None if margins is None else margins.ctypes.data,
         )
-        return found
-
-    def nearest(
-        self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals, window: float
-    ) -> tuple[Ints, Reals]:
-        found, margins = np.empty(len(rows), dtype=np.int64), np.empty(len(rows))
-        asked = _Rows(rows, best, metadata)
-        self._nearest_call(
-            self._pools.address,
-            logits.data_ptr(),
-            _stride(logits),
-            logits.shape[1],
-            asked.address,
-            len(rows),
-            uniforms.ctypes.data,
-            window,
-            found.ctypes.data,
-            margins.ctypes.data,
-        )
-        return found, margins
 
     def fixed_point_probs(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata) -> None:
         asked = _Rows(rows, best, metadata)
@@ -115,7 +111,7 @@ class _Rows:
 
     __slots__ = ("_kept", "address")
 
-    def __init__(self, rows: Ints, best: Ints, metadata: SamplingMetadata) -> None:
+    def __init__(self, rows: Ints, best: Ints, metadata: SamplingMetadata, ids: Ints | None = None) -> None:
         arrays = (
             np.ascontiguousarray(rows),
             np.ascontiguousarray(best),
@@ -124,8 +120,9 @@ class _Rows:
             torch.from_numpy(metadata.min_p).log().float().numpy(),
             np.ascontiguousarray(metadata.top_k),
             np.ascontiguousarray(metadata.top_p),
+            None if ids is None else np.ascontiguousarray(ids),
         )
-        struct = native_library.ChoiceStruct(*(each.ctypes.data for each in arrays))
+        struct = native_library.ChoiceStruct(*(None if each is None else each.ctypes.data for each in arrays))
         self.address = ctypes.addressof(struct)
         self._kept = (struct, arrays)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateStep
-from faser.kernels.interface.sampling import Ints, SamplingMetadata
+from faser.kernels.interface.sampling import Ints, SamplingMetadata, Words
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 
 
@@ -305,15 +305,14 @@ class StopNumbers:
 class DraftRules:
     """max_tokens: [S] int64, at least 1. stop: None: drafts have max_tokens.
 
-    metadata, uniforms: how tokens are predicted (see SamplingKernels.nearest), and [S, width] float64 by what
-    numbers, with width the most max_tokens; None: every token is the most likely one.
+    metadata, noise: how tokens are predicted (see SamplingKernels.predict), and [S, width] random words by which,
+    with width the most max_tokens; None: every token is the most likely one.
     """
 
     max_tokens: Ints
-    window: float
     stop: StopNumbers | None = None
     metadata: SamplingMetadata | None = None
-    uniforms: NDArray[np.float64] | None = None
+    noise: Words | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

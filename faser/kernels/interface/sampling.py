@@ -14,6 +14,8 @@ engine/execution/sampling/distribution.py defines. SamplingKernels takes arrays 
 DeviceSamplingKernels takes and fills tensors at fixed addresses and never waits for the device, so that a CUDA
 graph can contain its calls.
 
+A token is drawn by a race (`arrivals` below): rounding of the logits hardly ever changes who wins it.
+
 A truncation parameter that these kernels do not know is a logits processor: see engine/execution/sampling.
 """
 
@@ -140,8 +142,8 @@ class SamplingKernels(Protocol):
     """Kernels for callers on the host.
 
     rows: [N], distinct rows of the logits. best: [N], what `best` returned for these rows, none of them NO_TOKEN.
-    metadata, uniforms: [N], of these rows; the numbers in [0, 1) that decide are given as uniforms, so seeds and
-    positions are not read.
+    metadata, noise: [N], of these rows; the random words that decide are given as noise, so seeds and positions
+    are not read.
     """
 
     def best(self, logits: Tensor) -> Ints:
@@ -158,27 +160,31 @@ class SamplingKernels(Protocol):
         """
         ...
 
-    def take(self, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+    def take(self, logits: Tensor, metadata: SamplingMetadata, noise: Words) -> Ints:
         """[R] the token of each row: `draw` where its temperature is above 0, else `best`.
 
-        NO_TOKEN as in `best`. metadata, uniforms: [R], of all rows. May overwrite the logits.
+        NO_TOKEN as in `best`. metadata, noise: [R], of all rows. May overwrite the logits.
         """
         ...
 
-    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, noise: Words) -> Ints:
         """[N] a random token of each of these rows. May overwrite the rows."""
         ...
 
-    def nearest(
-        self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals, window: float
+    def predict(
+        self,
+        logits: Tensor,
+        rows: Ints,
+        best: Ints,
+        metadata: SamplingMetadata,
+        noise: Words,
+        token_ids: Ints | None = None,
     ) -> tuple[Ints, Reals]:
-        """[N] a prediction of what `draw` takes from similar logits with these uniforms, and [N] its margin.
+        """[N] the columns that `draw` takes, and [N] their margins: what similar logits most likely give.
 
-        The probabilities fill [0, 1] in the order of token ids. The prediction is the token with the most
-        probability within `window` of the uniform number, in a tie the lowest id. A window of 0 gives the token
-        that `draw` takes; other windows are from 2**-20 to 1, so that rounding cannot leave one empty. The margin
-        is the token's scaled logit minus the largest other one, in float32 as in the probabilities: negative if
-        another token is more likely, infinite if there is no other. Writes nothing.
+        The margin is the column's scaled logit minus the largest other one, in float32 as in the probabilities:
+        negative if another one is more likely, infinite if there is no other. token_ids: [V] ascending, the id of
+        each column in a larger vocabulary, by which it races; None: columns are ids. Writes nothing.
         """
         ...
 
@@ -191,21 +197,21 @@ class SamplingKernels(Protocol):
         ...
 
 
-def best_then_drawn(kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+def best_then_drawn(kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata, noise: Words) -> Ints:
     """SamplingKernels.take by two calls, for kernels on the host, where two calls cost no more than one."""
     token_ids = kernels.best(logits)
     at = np.flatnonzero((metadata.temperature > 0) & (token_ids != NO_TOKEN))
     if 0 < len(at) == len(token_ids):
-        token_ids = kernels.draw(logits, at, token_ids, metadata, uniforms)
+        token_ids = kernels.draw(logits, at, token_ids, metadata, noise)
     elif len(at):
-        token_ids[at] = kernels.draw(logits, at, token_ids[at], metadata.among(at), uniforms[at])
+        token_ids[at] = kernels.draw(logits, at, token_ids[at], metadata.among(at), noise[at])
     return token_ids
 
 
 class DeviceSamplingKernels(Protocol):
     """Kernels for up to max_rows rows of one vocabulary, on one lane; results stay on the device.
 
-    The tokens are, bit for bit, those of the same device's SamplingKernels with uniforms made from seeds and
+    The tokens are, bit for bit, those of the same device's SamplingKernels with noise made from seeds and
     positions. random, top_k, top_p: at least one row has a temperature, a top_k or a top_p; where one is False,
     the rows' numbers for it are not read, and without `random` the most likely tokens are all that is computed.
     """
@@ -230,7 +236,6 @@ class DeviceSamplingKernels(Protocol):
         self,
         logits: Tensor,
         rows: DeviceSamplingMetadata,
-        window: float,
         chosen: Tensor,
         margins: Tensor,
         *,
@@ -240,7 +245,7 @@ class DeviceSamplingKernels(Protocol):
     ) -> None:
         """Fill chosen [R] int64 with each row's draft token, and margins [R] float32 with its margin.
 
-        Rows without a temperature get SamplingKernels.best_and_margin, the others SamplingKernels.nearest.
+        Rows without a temperature get SamplingKernels.best_and_margin, the others SamplingKernels.predict.
         NO_TOKEN and a margin of 0 where logits are not numbers. logits: [R, V] float32, not written to.
         """
         ...
@@ -267,3 +272,56 @@ def philox(counters: Words, keys: Words) -> Words:
         mixed = (products & _LOW_32)[::-1]
         keys = (keys + _KEY_STEPS) & _LOW_32
     return np.stack((multiplied[0], mixed[0], multiplied[1], mixed[1]))
+
+
+RACE_BLOCK = 256  # columns that race against each other, after their block has won against the other blocks
+_RACE = 4  # in the third counter, after the purposes of engine/execution/sampling/parameters.py
+_LN_2 = 0.6931471805599453
+_HALF_ROOT_BITS = 0x3FE6A09E667F3BCD  # of the square root of 1/2
+_MANTISSA_BITS = 52
+
+
+def arrivals(noise: Words, width: int, generate: Callable[[Words, Words], Words] = philox) -> Reals:
+    """[N, columns + blocks]: exponential numbers of rows of `width` columns, from a random word of each, [N].
+
+    What is twice as likely arrives in half the time; a block of 256 columns is as likely as all of them. The first
+    block takes the row, and of its columns the first one:
+
+        number of the block / its probability                 least of all blocks
+        number of (column % 256) / its probability            least of that block
+
+    So a token has its probability (Gumbel's trick, in two rounds), and logits that differ by d move arrivals by a
+    factor of exp(d) at most: another token wins only if two were that close. generate: `philox`, or a faster one.
+
+    The first numbers are those of a block's columns (of `width` if that is less), then come those of the blocks.
+    Numbers 2i and 2i + 1 are made of the words of counter (i, 0, 4, 0), whose key is the row's word; those of
+    blocks are counted from 256 on. They are -log of odd multiples of 2**-53, by single operations in this order,
+    since the logarithms of libraries differ.
+    """
+    columns, blocks = min(width, RACE_BLOCK), -(-width // RACE_BLOCK)
+    pairs = -(-columns // 2)
+    calls = np.concatenate((np.arange(pairs), np.arange(-(-blocks // 2)) + RACE_BLOCK // 2))
+    counters = np.zeros((4, len(noise), len(calls)), dtype=np.uint64)
+    counters[0] = calls
+    counters[2] = _RACE
+    keys = np.empty((2, len(noise), len(calls)), dtype=np.uint64)
+    keys[0], keys[1] = (noise & _LOW_32)[:, None], (noise >> _SHIFT_32)[:, None]
+    words = generate(counters.reshape(4, -1), keys.reshape(2, -1)).reshape(counters.shape)
+    whole = ((words[0::2] << _SHIFT_32) | words[1::2]) >> np.uint64(12)
+    shares = (2 * np.moveaxis(whole, 0, -1) + np.uint64(1)).astype(np.float64) * 2.0**-53
+    numbers = _minus_log(shares).reshape(len(noise), -1)
+    return np.concatenate((numbers[:, :columns], numbers[:, 2 * pairs : 2 * pairs + blocks]), axis=1)
+
+
+def _minus_log(shares: Reals) -> Reals:
+    """Return -log of numbers in (0, 1): of the mantissa, in [.7, 1.4), by the series of the area tangent."""
+    bits = shares.view(np.int64)
+    exponent = (bits - _HALF_ROOT_BITS) >> _MANTISSA_BITS
+    mantissa = (bits - (exponent << _MANTISSA_BITS)).view(np.float64)
+    part = (mantissa - 1.0) / (mantissa + 1.0)
+    square = part * part
+    series = square * (1.0 / 17.0) + 1.0 / 15.0
+    for divisor in (13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0):
+        series = series * square + 1.0 / divisor
+    found: Reals = exponent * -_LN_2 - (part + part) * series
+    return found

@@ -21,5 +21,5 @@ class GreedySampler:
     def take(self, logits: Tensor, _requests: object) -> GreedyTokens:
         return GreedyTokens(logits.argmax(-1))
 
-    def draft(self, _logits: Tensor, _requests: object, _window: float) -> GreedyTokens:
+    def draft(self, _logits: Tensor, _requests: object) -> GreedyTokens:
         raise NotImplementedError

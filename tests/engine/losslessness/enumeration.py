@@ -207,14 +207,14 @@ def block_verification(*, tokenwise_residual: bool = False) -> Verification:
 
 
 def by_coupling(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Distribution:
-    """By the target's own choice: one cell of noise per row and token, each as wide as the token's mass."""
+    """By the target's own choice: in each row every token wins the race, as often as its mass says."""
     lines = [pair.line[prefix + draft[:i]] for i in range(len(draft) + 1)]
     masses = pair.masses[lines]
-    edges = masses.double().cumsum(-1)
-    middles = (edges - masses.double() / 2) / edges[:, -1:]  # [rows, VOCAB] noise inside each cell
+    late = torch.ones(len(lines), pair.vocab + 1, dtype=torch.float64)  # of all tokens, and of their block
     zero = np.zeros(1, dtype=np.int64)
     rows = DraftLayout.of(zero, zero, np.array([len(draft)]), np.array(draft, dtype=np.int64))
-    chosen = torch.stack([draw(masses, middles[:, v].contiguous()) for v in range(pair.vocab)], -1).tolist()
+    first = [late.index_fill(1, torch.tensor([v]), 1e-30) for v in range(pair.vocab)]
+    chosen = torch.stack([draw(masses, each) for each in first], -1).tolist()
     distribution: Distribution = defaultdict(float)
     for cells in itertools.product(range(pair.vocab), repeat=len(lines)):
         prob = float(np.prod([pair.target_probs[line, cell] for line, cell in zip(lines, cells, strict=True)]))

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
-from faser.engine.execution.sampling.parameters import Purpose, uniforms
+from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, RunExperts
 from faser.kernels.interface.blocks import Experts
@@ -30,7 +30,7 @@ from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateStep
 from faser.kernels.interface.experts import routed
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import as_bytes, stored
-from faser.kernels.interface.sampling import NO_TOKEN, DeviceSamplingMetadata, Ints, SamplingMetadata
+from faser.kernels.interface.sampling import NO_TOKEN, DeviceSamplingMetadata, Ints, SamplingMetadata, Words
 from faser.kernels.interface.shapes import AttentionShape
 from faser.kernels.torch_backend import TorchBackend
 from faser.kernels.torch_delta_net import LayerStates, delta_net
@@ -248,7 +248,6 @@ class FakeDeviceSamplingKernels:
         self,
         logits: Tensor,
         rows: DeviceSamplingMetadata,
-        window: float,
         chosen: Tensor,
         margins: Tensor,
         *,
@@ -264,9 +263,7 @@ class FakeDeviceSamplingKernels:
             token_ids, differences = self._choice.best_and_margin(logits)
             at, shaping, noise = _asked(rows, token_ids, top_k=top_k, top_p=top_p, random=random)
             if len(at):
-                token_ids[at], differences[at] = self._choice.nearest(
-                    logits, at, token_ids[at], shaping, noise, window
-                )
+                token_ids[at], differences[at] = self._choice.predict(logits, at, token_ids[at], shaping, noise)
             chosen.copy_(torch.from_numpy(token_ids))
             margins.copy_(torch.from_numpy(differences))
 
@@ -286,8 +283,8 @@ class FakeDeviceSamplingKernels:
 
 def _asked(
     rows: DeviceSamplingMetadata, token_ids: Ints, *, top_k: bool, top_p: bool, random: bool
-) -> tuple[Ints, SamplingMetadata, np.typing.NDArray[np.float64]]:
-    """Rows that draw, what is done to them, and their numbers."""
+) -> tuple[Ints, SamplingMetadata, Words]:
+    """Rows that draw, what is done to them, and their random words."""
     temperature = rows.temperature.numpy()
     at = np.flatnonzero((temperature > 0) & (token_ids != NO_TOKEN)) if random else np.zeros(0, dtype=np.int64)
     count = len(at)
@@ -299,4 +296,4 @@ def _asked(
         seeds=rows.seeds.numpy().view(np.uint64)[at],
         positions=rows.positions.numpy()[at],
     )
-    return at, metadata, uniforms(metadata.seeds, metadata.positions, Purpose.TOKEN)
+    return at, metadata, noise_words(metadata.seeds, metadata.positions, Purpose.TOKEN)

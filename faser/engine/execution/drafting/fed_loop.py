@@ -75,7 +75,7 @@ class FedPassLoop:
             active=np.arange(len(inputs)),
             sequences=OneRowEach.of(self._passes.table, progress.slots, progress.places),
             requests=requests,
-            pending=self._runner.sample_drafts(batch.last_rows, requests, self._sampler.window),
+            pending=self._runner.sample_drafts(batch.last_rows, requests),
         )
         return first, num_passes
 
@@ -94,7 +94,7 @@ class FedPassLoop:
             active=active,
             sequences=sequences,
             requests=requests,
-            pending=self._runner.sample_drafts(sequences.rows, following, self._sampler.window),
+            pending=self._runner.sample_drafts(sequences.rows, following),
         )
 
 

@@ -186,7 +186,6 @@ class HeadLoop:
             self._states.gather([piece for each in inputs for piece in each.states]),
             DraftRules(
                 max_tokens=max_tokens,
-                window=self._predicts.window,
                 stop=None
                 if stop is None
                 else StopNumbers(
@@ -196,7 +195,7 @@ class HeadLoop:
                     slope=stop.slope,
                 ),
                 metadata=None if ahead is None else ahead.metadata,
-                uniforms=None if ahead is None else ahead.uniforms,
+                noise=None if ahead is None else ahead.noise,
             ),
         )
         beyond = np.arange(found.token_ids.shape[1]) >= found.counts[:, None]

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import draw
-from faser.engine.execution.sampling.kernels import TorchSamplingKernels
-from faser.engine.execution.sampling.parameters import Purpose, SamplingState, uniforms
+from faser.engine.execution.sampling.kernels import TorchSamplingKernels, race
+from faser.engine.execution.sampling.parameters import Purpose, SamplingState, noise_words
 from faser.engine.execution.sampling.tokens import SampledTokens, draft_on_host
-from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingKernels, SamplingMetadata
+from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingKernels, SamplingMetadata, Words
 
-WINDOW = 0.05  # about how far the draft model's tokens lie from the target's
 _CERTAIN = 100.0  # nats; larger margins, and infinite ones, carry no more information
 _WITHOUT_NUMBERS = 0  # the draft token where logits are not numbers: one is as good as another
 
@@ -58,8 +57,11 @@ class DraftSampler(Protocol):
         """Whether tokens are drawn from probabilities, which are then returned; else they are point masses."""
         ...
 
-    def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
-        """A token for every row; any where the logits are not numbers. logits: [R, V] float32, not written to."""
+    def choose(self, logits: Tensor, rows: DraftRows, ids: Ints | None = None) -> DraftTokens:
+        """A token for every row; any where the logits are not numbers. logits: [R, V] float32, not written to.
+
+        ids: as token_ids of SamplingKernels.predict.
+        """
         ...
 
 
@@ -79,19 +81,14 @@ def drafted_by_runner(sampled: SampledTokens) -> DraftTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensAhead:
-    """How the tokens of S drafts are predicted: each sequence's metadata, and [S, width] numbers, float64."""
+    """How the tokens of S drafts are predicted: each sequence's metadata, and [S, width] random words."""
 
     metadata: SamplingMetadata
-    uniforms: Reals
+    noise: Words
 
 
 class PointMassSampler(DraftSampler, Protocol):
     """A sampler of point masses. All that it needs is known ahead, so a runner can draft where its logits are."""
-
-    @property
-    def window(self) -> float:
-        """As in Runner.sample_drafts; without effect where all temperatures are 0."""
-        ...
 
     def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
         """What a runner needs to draft tokens at these positions of these slots. positions: kept, not copied."""
@@ -106,13 +103,12 @@ class GreedyDraftSampler:
     """The most likely token, whatever the request's temperature: a draft is a function of the tokens before it."""
 
     draws = False
-    window = WINDOW
 
     def __init__(self, kernels: SamplingKernels | None = None) -> None:
         self._kernels = TorchSamplingKernels() if kernels is None else kernels
 
-    def choose(self, logits: Tensor, _rows: DraftRows) -> DraftTokens:
-        return draft_tokens(*draft_on_host(self._kernels, logits, None, self.window))
+    def choose(self, logits: Tensor, _rows: DraftRows, _ids: Ints | None = None) -> DraftTokens:
+        return draft_tokens(*draft_on_host(self._kernels, logits, None))
 
     def metadata(self, _slots: Ints, positions: Ints) -> SamplingMetadata:
         return SamplingMetadata.greedy(positions)
@@ -122,12 +118,11 @@ class GreedyDraftSampler:
 
 
 class SampleAndMatchDraftSampler:
-    """The likeliest prediction of the token that the target will draw, given the number it will draw it with.
+    """The token that the request would get if the draft model were the target.
 
-    The target lays its tokens along [0, 1], each as long as it is likely, and takes the one in which the number of
-    this request and position falls. The draft model's tokens lie nearly there, so the prediction is the one with
-    most probability within `window` of the number, after the request's temperature and truncation. With a window
-    of 0 it is what the request would get if the draft model were the target; with 1 it is the most likely token.
+    The target draws its token by a race, with random numbers of the request, the position and the token alone. The
+    draft model's tokens run the same race after the request's temperature and truncation, so the same token wins
+    unless the two models differ about one of the first to arrive.
 
     A draft is still a function of the tokens before it, the request's seed and the position, which is all that
     the target's sampling depends on: so it is a point mass, any prefix of it is exact, and no token of an answer
@@ -138,16 +133,13 @@ class SampleAndMatchDraftSampler:
 
     draws = False
 
-    def __init__(
-        self, state: SamplingState, *, window: float = WINDOW, kernels: SamplingKernels | None = None
-    ) -> None:
-        self.window = window
+    def __init__(self, state: SamplingState, *, kernels: SamplingKernels | None = None) -> None:
         self._state = state
         self._kernels = TorchSamplingKernels() if kernels is None else kernels
 
-    def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
+    def choose(self, logits: Tensor, rows: DraftRows, ids: Ints | None = None) -> DraftTokens:
         metadata = self.metadata(rows.slots, rows.positions) if self._state.any_random(rows.slots) else None
-        return draft_tokens(*draft_on_host(self._kernels, logits, metadata, self.window))
+        return draft_tokens(*draft_on_host(self._kernels, logits, metadata, ids))
 
     def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
         return self._state.metadata(slots, positions)
@@ -157,9 +149,9 @@ class SampleAndMatchDraftSampler:
             return None
         positions = (draft_starts[:, None] + np.arange(width)).ravel()
         seeds = np.repeat(self._state.seed[slots], width)
-        noise = uniforms(seeds, positions, Purpose.TOKEN, generate=self._kernels.philox)
+        noise = noise_words(seeds, positions, Purpose.TOKEN, generate=self._kernels.philox)
         return TokensAhead(
-            metadata=self._state.metadata(slots, draft_starts), uniforms=noise.reshape(len(slots), width)
+            metadata=self._state.metadata(slots, draft_starts), noise=noise.reshape(len(slots), width)
         )
 
 
@@ -175,12 +167,12 @@ class ProbabilisticDraftSampler:
         self._state = state
         self._kernels = TorchSamplingKernels() if kernels is None else kernels
 
-    def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
+    def choose(self, logits: Tensor, rows: DraftRows, ids: Ints | None = None) -> DraftTokens:
         token_ids, margins = self._kernels.best_and_margin(logits)
         weights = logits.clone()
         drawn = self._state.is_random(rows.slots) & (token_ids != NO_TOKEN)
         if len(at := np.flatnonzero(drawn)):
-            token_ids[at] = self._draw(weights, at, token_ids[at], rows)
+            token_ids[at] = self._draw(weights, at, token_ids[at], rows, ids)
         np.maximum(token_ids, _WITHOUT_NUMBERS, out=token_ids)
         if len(at := np.flatnonzero(~drawn)):
             weights[at] = 0.0
@@ -192,7 +184,7 @@ class ProbabilisticDraftSampler:
             probs=probs.div_(probs.sum(-1, keepdim=True)),
         )
 
-    def _draw(self, logits: Tensor, at: Ints, best: Ints, rows: DraftRows) -> Ints:
+    def _draw(self, logits: Tensor, at: Ints, best: Ints, rows: DraftRows, ids: Ints | None) -> Ints:
         """Tokens of the rows `at`, whose fixed-point probabilities take the place of the logits."""
         slots, positions, off = rows.slots[at], rows.positions[at], np.zeros(len(at))
         seeds = self._state.seed[slots]
@@ -204,19 +196,20 @@ class ProbabilisticDraftSampler:
             seeds=seeds,
             positions=positions,
         )
-        noise = uniforms(seeds, positions, Purpose.DRAFT, rows.draft_starts[at], self._kernels.philox)
+        noise = noise_words(seeds, positions, Purpose.DRAFT, rows.draft_starts[at], self._kernels.philox)
         self._kernels.fixed_point_probs(logits, at, best, metadata)
         probs = logits if len(at) == len(logits) else logits[at]
-        token_ids: Ints = draw(probs, torch.from_numpy(noise).to(logits.device)).numpy(force=True)
+        width = logits.shape[-1] if ids is None else int(ids[-1]) + 1
+        columns = None if ids is None else torch.from_numpy(ids).to(logits.device)
+        token_ids: Ints = draw(probs, race(noise, width, logits.device), columns).numpy(force=True)
         return token_ids
 
 
 class DraftVocabularySampler:
     """Samples in a vocabulary that is a part of the target's. logits of `choose`: [R, Vd]; its tokens: of V.
 
-    The other sampler gets the small vocabulary in the order of the target's ids. So what depends on that order
-    (ties, and where along [0, 1] a token's probability lies) is as in the whole vocabulary, with a probability of
-    0 for all other tokens.
+    The other sampler gets the small vocabulary in the order of the target's ids, and the ids. So ties and the race
+    are as in the whole vocabulary, with a probability of 0 for all other tokens.
 
     draft_ids: [Vd] int64, the target's id of each token of the small vocabulary, each once. vocab_size: V.
     """
@@ -238,10 +231,10 @@ class DraftVocabularySampler:
     def draws(self) -> bool:
         return self._sampler.draws
 
-    def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
+    def choose(self, logits: Tensor, rows: DraftRows, _ids: Ints | None = None) -> DraftTokens:
         if self._order is not None:
             logits = logits.index_select(1, self._order)
-        found = self._sampler.choose(logits, rows)
+        found = self._sampler.choose(logits, rows, self._ids)
         probs = found.probs
         if probs is not None:
             whole = probs.new_zeros(len(probs), self._vocab_size)

@@ -35,8 +35,8 @@ STAGE, LANES_STAGE = "capturing CUDA graphs", "capturing CUDA graphs on lanes"
 class GraphRunner(Runner):
     """See Runner. Captures its graphs when constructed; calls report with (stage, done, total).
 
-    max_logit_rows: most rows whose logits are computed at once. draft_windows: of the draft samplers; empty where
-    the model does not draft. lane_captures: for each lane that the runner may run on.
+    max_logit_rows: most rows whose logits are computed at once. drafts: whether the model drafts, so that
+    draft samplers are captured too. lane_captures: for each lane that the runner may run on.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GraphRunner(Runner):
         *,
         sizes: GraphSizes,
         max_logit_rows: int,
-        draft_windows: tuple[float, ...] = (),
+        drafts: bool = False,
         lane_captures: Mapping[DeviceLane, GraphCapture] | None = None,
         states: StateShape | None = None,
         report: ProgressCallback,
@@ -77,8 +77,8 @@ class GraphRunner(Runner):
             lane: StepGraphs(parts, each, sizes, max_logit_rows=max_logit_rows)
             for lane, each in (lane_captures or {}).items()
         }
-        _capture([(None, whole)], draft_windows, STAGE, report)
-        _capture([*lanes.items()], draft_windows, LANES_STAGE, report)
+        _capture([(None, whole)], drafts, STAGE, report)
+        _capture([*lanes.items()], drafts, LANES_STAGE, report)
         self._graphs_by_lane = {None: whole, **lanes}
 
     @property
@@ -131,12 +131,12 @@ class GraphRunner(Runner):
         graph.replay()
         return self._device_sampler.taken(len(rows))
 
-    def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata, window: float) -> PendingTokens:
+    def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         logits, graphs = self.logits(rows), self._graphs
         flags = requests.truncation_flags
-        graph = None if graphs is None else graphs.draft_sampler(len(rows), flags, window)
+        graph = None if graphs is None else graphs.draft_sampler(len(rows), flags)
         if graph is None:
-            return self._device_sampler.draft(logits, requests, window)
+            return self._device_sampler.draft(logits, requests)
         self._device_sampler.send(requests, flags)
         graph.replay()
         return self._device_sampler.drafted(len(rows))
@@ -149,7 +149,7 @@ class GraphRunner(Runner):
 
 def _capture(
     sets: Sequence[tuple[DeviceLane | None, StepGraphs]],
-    draft_windows: tuple[float, ...],
+    drafts: bool,
     stage: str,
     report: ProgressCallback,
 ) -> None:
@@ -158,14 +158,14 @@ def _capture(
     Raises LaneError where a lane's processors cannot run a kernel: those that a split leaves over promise no
     thread block clusters, which kernels of libraries may need.
     """
-    total = sum(each.num_expected(draft_windows) for _, each in sets)
+    total = sum(each.num_expected(drafts) for _, each in sets)
 
     def progress() -> None:
         report(stage, sum(each.num_graphs for _, each in sets), total)
 
     for lane, each in sets:
         try:
-            each.capture_all(draft_windows, progress)
+            each.capture_all(drafts, progress)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -3,7 +3,7 @@
     backbone       rows -> hidden states          one graph per GraphBatchSize
     LM head        hidden states -> logits        one graph per number of rows
     sampler        logits -> tokens               one graph per number of rows and truncation flags
-    draft sampler  logits -> tokens and margins   one graph per number of rows, truncation flags and window
+    draft sampler  logits -> tokens and margins   one graph per number of rows and truncation flags
 
 Every lane has plans and a graph memory pool of its own. The buffers between the graphs belong to the runner; its
 lanes share them, since a runner uses one lane at a time. A step is padded to the next size.
@@ -228,15 +228,15 @@ class StepGraphs:
         self._backbones: dict[GraphBatchSize, BackboneGraph] = {}
         self._lm_heads: dict[int, CapturedGraph] = {}
         self._samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
-        self._draft_samplers: dict[tuple[int, TruncationFlags, float], CapturedGraph] = {}
+        self._draft_samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
 
     @property
     def num_graphs(self) -> int:
         return len(self._backbones) + len(self._lm_heads) + len(self._samplers) + len(self._draft_samplers)
 
-    def num_expected(self, draft_windows: tuple[float, ...]) -> int:
+    def num_expected(self, drafts: bool) -> int:
         """The number of graphs after `capture_all`."""
-        samplers = len(_ALL_FLAGS) * (1 + len(draft_windows))
+        samplers = len(_ALL_FLAGS) * (1 + drafts)
         return len(self._sizes.batch_sizes) + len(self._logit_sizes) * (1 + samplers)
 
     def backbone(self, batch: RowBatch) -> BackboneGraph | None:
@@ -283,17 +283,17 @@ class StepGraphs:
         size = next_size(self._logit_sizes, num_rows)
         return None if size is None else self._samplers.get((size, flags))
 
-    def draft_sampler(self, num_rows: int, flags: TruncationFlags, window: float) -> CapturedGraph | None:
+    def draft_sampler(self, num_rows: int, flags: TruncationFlags) -> CapturedGraph | None:
         size = next_size(self._logit_sizes, num_rows)
-        return None if size is None else self._draft_samplers.get((size, flags, window))
+        return None if size is None else self._draft_samplers.get((size, flags))
 
-    def capture_all(self, draft_windows: tuple[float, ...], progress: Callable[[], None]) -> None:
+    def capture_all(self, drafts: bool, progress: Callable[[], None]) -> None:
         """Capture the largest first: their memory is enough for the smaller ones. Calls progress in between."""
         for batch_size in reversed(self._sizes.batch_sizes):
             self._backbones[batch_size] = self._capture_backbone(batch_size)
             progress()
         for size in reversed(self._logit_sizes):
-            self._capture_heads(size, draft_windows)
+            self._capture_heads(size, drafts)
             progress()
 
     def _capture_backbone(self, batch_size: GraphBatchSize) -> BackboneGraph:
@@ -315,16 +315,15 @@ class StepGraphs:
 
         return BackboneGraph(batch_size=batch_size, plan=plan, max_blocks=max_blocks, graph=self._captured(run))
 
-    def _capture_heads(self, size: int, windows: tuple[float, ...]) -> None:
+    def _capture_heads(self, size: int, drafts: bool) -> None:
         """The LM head and the samplers for `size` rows."""
         decoder, token_sampler = self._parts.decoder, self._parts.token_sampler
         rows, logits = self._parts.logit_rows.device[:size], decoder.logit_rows[:size]
         self._lm_heads[size] = self._captured(lambda: _run_lm_head(decoder, rows))
         for flags in _ALL_FLAGS:
             self._samplers[size, flags] = self._captured(partial(token_sampler.run_take, logits, flags))
-            for window in windows:
-                draft = partial(token_sampler.run_draft, logits, window, flags)
-                self._draft_samplers[size, flags, window] = self._captured(draft)
+            if drafts:
+                self._draft_samplers[size, flags] = self._captured(partial(token_sampler.run_draft, logits, flags))
 
     @torch.inference_mode()
     def _captured(self, work: Callable[[], None]) -> CapturedGraph:

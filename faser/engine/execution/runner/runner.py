@@ -190,10 +190,10 @@ class Runner:
         assert self._token_sampler is not None, "this runner only gives logits"
         return self._token_sampler.take(self.logits(rows), requests)
 
-    def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata, window: float) -> PendingTokens:
-        """Sample the draft token that follows each row, with its logit margin. window: see SamplingKernels."""
+    def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
+        """Sample the draft token that follows each row, with its logit margin."""
         assert self._token_sampler is not None, "this runner only gives logits"
-        return self._token_sampler.draft(self.logits(rows), requests, window)
+        return self._token_sampler.draft(self.logits(rows), requests)
 
 
 class StagedNumbers:

@@ -4,7 +4,8 @@ Pure functions of rows. Each takes rows [R, V] and parameters [R], all on one de
 that row only, bit for bit. Two design choices ensure it. Probabilities are fixed-point numbers, whole numbers of
 units of 2**-52: their sums stay below 2**53, hence are exact in float64, and the order of summation cannot
 matter. Every truncation keeps a prefix of one order: larger value first, among equal values lower token id
-first.
+first. A third choice keeps a seeded token where other kernels round otherwise: tokens race, each with a random
+number of its own, so that none stands at a border that the probabilities of others move.
 
     order                        | 0 ........ n - 1 | n ............ V - 1 |
     fixed-point probabilities    |      kept        |         zero         |   n >= 1: the most likely token stays
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from faser.kernels.interface.sampling import RACE_BLOCK
 
 _FEWEST = 64  # entries taken at least, so that a tie at the edge of the result rarely reaches the last one
 _BLOCK = 256  # columns of a block, where one entry is searched for
@@ -141,33 +144,38 @@ def scale(logits: Tensor, temperature: Tensor) -> Tensor:
     return logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature[:, None])
 
 
-def draw(fixed_probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Column [R] int64 at which the running sum first exceeds uniform * total; its entry is above 0.
+def draw(fixed_probs: Tensor, arrivals: Tensor, token_ids: Tensor | None = None) -> Tensor:
+    """Column [R] int64 that wins the race (`arrivals` of kernels/interface/sampling.py); its entry is above 0.
 
-    fixed_probs: [R, W] whole numbers of any float type, a positive total below 2**53. uniforms: [R] float64 in [0,
-    1).
+    fixed_probs: [R, W] whole numbers of any float type, a positive total below 2**53. arrivals: [R, ...] float64.
+    token_ids: [W] ascending, by which columns race; None: by their own numbers.
     """
-    num_rows, width = fixed_probs.shape
-    if width <= _BLOCK:
-        return _exceeding(fixed_probs, _threshold(fixed_probs.sum(-1, dtype=torch.float64), uniforms))[0]
-    blocks = pad(fixed_probs, (0, -width % _BLOCK)).view(num_rows, -1, _BLOCK)
-    sums = blocks.sum(-1, dtype=torch.float64)
-    block, rest = _exceeding(sums, _threshold(sums.sum(-1), uniforms))
-    inside = blocks[torch.arange(num_rows, device=fixed_probs.device), block]
-    return block * _BLOCK + _exceeding(inside, rest)[0]
+    columns, blocks = _racers(arrivals)
+    width = blocks.shape[-1] * columns.shape[-1]
+    if token_ids is not None:
+        whole = fixed_probs.new_zeros(len(fixed_probs), width).index_copy_(1, token_ids, fixed_probs)
+        return torch.searchsorted(token_ids, draw(whole, arrivals))
+    each = pad(fixed_probs, (0, width - fixed_probs.shape[-1])).view(*blocks.shape, columns.shape[-1])
+    won = (blocks / each.sum(-1, dtype=torch.float64)).argmin(-1)
+    inside = each[torch.arange(len(each), device=each.device), won]
+    return won * RACE_BLOCK + (columns / inside).argmin(-1)
 
 
-def _threshold(total: Tensor, uniforms: Tensor) -> Tensor:
-    """floor(uniform * total), below the total even where the product rounds up."""
-    return torch.minimum((uniforms * total).floor_(), total - 1)
+def _draw_among(token_ids: Tensor, fixed_probs: Tensor, arrivals: Tensor) -> Tensor:
+    """Return what `draw` does where only these tokens, [R, W] ascending in a row, have probabilities, [R, W]."""
+    columns, blocks = _racers(arrivals)
+    block = token_ids // RACE_BLOCK
+    sums = torch.zeros_like(blocks).scatter_add_(-1, block, fixed_probs.double())
+    won = (blocks / sums).argmin(-1, keepdim=True)
+    times = columns.gather(-1, token_ids % RACE_BLOCK) / fixed_probs
+    column = times.masked_fill_(block != won, torch.inf).argmin(-1, keepdim=True)
+    return token_ids.gather(-1, column)[:, 0]
 
 
-def _exceeding(fixed_probs: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Column [R] at which the running sum first exceeds the threshold, and what it lacks before that."""
-    running = fixed_probs.cumsum(-1, dtype=torch.float64)
-    column = torch.searchsorted(running, threshold[:, None], right=True)
-    before = torch.where(column > 0, running.gather(-1, (column - 1).clamp(min=0)), 0.0)
-    return column[:, 0], threshold - before[:, 0]
+def _racers(arrivals: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of the columns of a block, and those of the blocks."""
+    num_blocks = max(1, arrivals.shape[-1] - RACE_BLOCK)
+    return arrivals[:, :-num_blocks], arrivals[:, -num_blocks:]
 
 
 def fixed_point_probs(scaled: Tensor) -> Tensor:
@@ -210,21 +218,21 @@ def kept_probs(scaled: Tensor, cut: Truncation) -> Tensor:
     return fixed_probs
 
 
-def choose(scaled: Tensor, cut: Truncation, uniforms: Tensor) -> Tensor:
-    """draw(kept_probs(scaled, cut), uniforms), the same tokens, faster where few tokens are kept."""
-    token_ids = torch.empty(len(scaled), dtype=torch.int64, device=scaled.device)
+def choose(scaled: Tensor, cut: Truncation, arrivals: Tensor, token_ids: Tensor | None = None) -> Tensor:
+    """draw(kept_probs(scaled, cut), arrivals, token_ids), the same columns, faster where few tokens are kept."""
+    chosen = torch.empty(len(scaled), dtype=torch.int64, device=scaled.device)
     rest = torch.ones(len(scaled), dtype=torch.bool, device=scaled.device)
-    short = _shortened(cut)
+    short = _shortened(cut) if token_ids is None else chosen[:0]
     if len(short):
         kept = _keep_leading(_pick(scaled, short), cut.rows(short))
         in_order, order = kept.token_ids.sort(-1)
-        column = draw(kept.fixed_probs.gather(-1, order), uniforms[short])
-        token_ids[short] = in_order.gather(-1, column[:, None])[:, 0]
+        chosen[short] = _draw_among(in_order, kept.fixed_probs.gather(-1, order), arrivals[short])
         rest[short] = ~kept.settled
     left = rest.nonzero()[:, 0]
     if len(left):
-        token_ids[left] = draw(kept_probs(_pick(scaled, left), cut.rows(left)), uniforms[left])
-    return token_ids
+        fixed_probs = kept_probs(_pick(scaled, left), cut.rows(left))
+        chosen[left] = draw(fixed_probs, arrivals[left], token_ids)
+    return chosen
 
 
 def final_probs(scaled: Tensor, cut: Truncation) -> Tensor:

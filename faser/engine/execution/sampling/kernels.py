@@ -8,7 +8,6 @@ from faser.engine.execution.sampling.distribution import (
     Truncation,
     best,
     choose,
-    draw,
     final_probs,
     first_and_margin,
     parts,
@@ -21,6 +20,7 @@ from faser.kernels.interface.sampling import (
     Reals,
     SamplingMetadata,
     Words,
+    arrivals,
     best_then_drawn,
     philox,
 )
@@ -44,32 +44,43 @@ class TorchSamplingKernels:
         sound = np.isfinite(largest)
         return np.where(sound, found, NO_TOKEN).astype(np.int64), np.where(sound, differences, 0.0)
 
-    def take(self, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
-        return best_then_drawn(self, logits, metadata, uniforms)
+    def take(self, logits: Tensor, metadata: SamplingMetadata, noise: Words) -> Ints:
+        return best_then_drawn(self, logits, metadata, noise)
 
     @torch.inference_mode()
-    def draw(self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+    def draw(self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata, noise: Words) -> Ints:
         temperature, cut = _tensors(metadata, logits.device)
-        noise = torch.from_numpy(uniforms).to(logits.device)
         drawn = [
-            choose(scale(_pick(logits, rows, part), temperature[part]), cut.rows(part), noise[part])
+            choose(
+                scale(_pick(logits, rows, part), temperature[part]),
+                cut.rows(part),
+                race(noise[part], logits.shape[-1], logits.device),
+            )
             for part in parts(len(rows), rows_at_once(logits))
         ]
         return torch.cat(drawn).numpy(force=True)
 
     @torch.inference_mode()
-    def nearest(
-        self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata, uniforms: Reals, window: float
+    def predict(
+        self,
+        logits: Tensor,
+        rows: Ints,
+        _best: Ints,
+        metadata: SamplingMetadata,
+        noise: Words,
+        token_ids: Ints | None = None,
     ) -> tuple[Ints, Reals]:
         temperature, cut = _tensors(metadata, logits.device)
-        at, noise = (torch.from_numpy(each).to(logits.device) for each in (rows, uniforms))
+        at = torch.from_numpy(rows).to(logits.device)
+        width = logits.shape[-1] if token_ids is None else int(token_ids[-1]) + 1
+        ids = None if token_ids is None else torch.from_numpy(token_ids).to(logits.device)
         found = []
         for part in parts(len(rows), rows_at_once(logits)):
             scaled = scale(logits[at[part]], temperature[part])
-            token_ids = nearest(final_probs(scaled, cut.rows(part)), noise[part], window)[:, None]
-            final_ids = scaled.gather(-1, token_ids)[:, 0]
-            margins = final_ids - scaled.scatter_(-1, token_ids, -torch.inf).amax(-1)
-            found.append((token_ids[:, 0], margins))
+            columns = choose(scaled, cut.rows(part), race(noise[part], width, logits.device), ids)[:, None]
+            own = scaled.gather(-1, columns)[:, 0]
+            margins = own - scaled.scatter_(-1, columns, -torch.inf).amax(-1)
+            found.append((columns[:, 0], margins))
         predicted, margins = _on_host(*(torch.cat(each) for each in zip(*found, strict=True)))
         return predicted.astype(np.int64), margins
 
@@ -84,20 +95,9 @@ class TorchSamplingKernels:
         return philox(counters, keys)
 
 
-def nearest(fixed_probs: Tensor, noise: Tensor, window: float) -> Tensor:
-    """[R] the token with the most probability within window of the number; a window of 0 gives the one it is in.
-
-    fixed_probs: [R, V] whole numbers, not normalised. noise: [R] float64 in [0, 1).
-    """
-    if window == 0:
-        return draw(fixed_probs, noise)
-    ends = fixed_probs.cumsum(-1, dtype=torch.float64)
-    total = ends[:, -1]
-    centre = (noise * total)[:, None]
-    reach = (window * total)[:, None]
-    starts = ends - fixed_probs
-    inside = torch.minimum(ends, centre + reach).sub_(torch.maximum(starts, centre - reach))
-    return inside.argmax(-1)
+def race(noise: Words, width: int, device: torch.device) -> Tensor:
+    """`arrivals` of these random words, [N, ...] float64 on the device."""
+    return torch.from_numpy(arrivals(noise, width)).to(device)
 
 
 def _on_host(*columns: Tensor) -> Reals:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.contract.plan import SequenceStart
-from faser.kernels.interface.sampling import Ints, SamplingMetadata, philox
+from faser.kernels.interface.sampling import Ints, SamplingMetadata, Words, philox
 
 _COLDEST = float(np.finfo(np.float32).tiny)  # a lower temperature gives the same probabilities
 _WORD = 2**64
@@ -84,12 +84,11 @@ _LOW_32_SIGNED = np.int64(0xFFFFFFFF)
 _SHIFT_32 = np.uint64(32)
 _UNIT_53 = 2.0**-53  # the spacing of float64 just below 1
 
-Words = NDArray[np.uint64]
 Generator = Callable[[Words, Words], Words]
 
 
 class Purpose(IntEnum):
-    """What a number decides. Each purpose has numbers of its own at every position.
+    """What a random word decides. Each purpose has words of its own at every position.
 
     TOKEN: which token is sampled. ACCEPT: whether a draft token is accepted. REPLACE: which token is recovered
     after a rejection. DRAFT: which token is drafted.
@@ -101,18 +100,18 @@ class Purpose(IntEnum):
     DRAFT = 3
 
 
-def uniforms(
+def noise_words(
     seeds: NDArray[np.uint64],
     positions: NDArray[np.int64],
     purpose: Purpose,
     draft_starts: NDArray[np.int64] | None = None,
     generate: Generator | None = None,
-) -> NDArray[np.float64]:
-    """One number per row, uniform over the multiples of 2**-53 in [0, 1).
+) -> Words:
+    """One random word of 64 bits per row.
 
     seeds: [R], the requests' effective seeds. positions: [R], at least 0, of the tokens being decided on.
     draft_starts: [R], for DRAFT and ACCEPT: position of the first token of the draft that the row belongs to. A
-    position that is drafted again, because an earlier token was rejected, then gets a number of its own: the old
+    position that is drafted again, because an earlier token was rejected, then gets a word of its own: the old
     one is not independent of the tokens known by then, so using it twice would bias the output. generate: a faster
     function that computes what `philox` computes; None: `philox`.
     """
@@ -125,5 +124,11 @@ def uniforms(
     np.bitwise_and(seeds, _LOW_32, out=keys[0])
     np.right_shift(seeds, _SHIFT_32, out=keys[1])
     words = (generate or philox)(counters, keys)
-    units: NDArray[np.float64] = (((words[0] << _SHIFT_32) | words[1]) >> np.uint64(11)) * _UNIT_53
+    found: Words = (words[0] << _SHIFT_32) | words[1]
+    return found
+
+
+def uniforms(words: Words) -> NDArray[np.float64]:
+    """Numbers of these words, uniform over the multiples of 2**-53 in [0, 1)."""
+    units: NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64) * _UNIT_53
     return units

@@ -16,7 +16,7 @@ target_probs here, M_s draft_probs; p_i is survival[i], h_i is accept_probs[i], 
 the longest prefix whose own trial succeeds, and longer prefixes are tried although shorter ones failed. The
 residual is that of the prefix, not of the token: the token-wise one would bias the output. Because acceptance
 depends on tokens after the rejected one, drafting and verifying these positions again needs noise that this step
-has not used; see `uniforms`.
+has not used; see `noise_words`.
 """
 
 import numpy as np
@@ -213,22 +213,18 @@ class Trial:
         """
         device = self.fixed_probs.device
         whole = last == self.layout.first + self.layout.num_drafts
-        noise = torch.where(
-            torch.from_numpy(whole).to(device),
-            self._rows.noise(last, Purpose.TOKEN),
-            self._rows.noise(last, Purpose.REPLACE),
-        )
         final_ids = torch.zeros(len(last), dtype=torch.int64, device=device)
         step = rows_at_once(self.fixed_probs)
-        for ended, each in ((True, np.flatnonzero(whole)), (False, np.flatnonzero(~whole))):
-            for part in (torch.from_numpy(each[at]).to(device) for at in parts(len(each), step)):
+        for purpose, each in ((Purpose.TOKEN, np.flatnonzero(whole)), (Purpose.REPLACE, np.flatnonzero(~whole))):
+            for some in (each[at] for at in parts(len(each), step)):
+                part = torch.from_numpy(some).to(device)
                 at_rows = torch.from_numpy(last).to(device)[part]
                 fixed_probs = self.fixed_probs[at_rows]
-                if not ended:
+                if purpose is Purpose.REPLACE:
                     target_probs = fixed_probs.double() / row_totals(fixed_probs)[:, None]
                     target_probs *= torch.from_numpy(survival).to(device)[part, None]
                     fixed_probs = recovered_probs(target_probs, self.draft_distribution.of_rows(at_rows))
-                final_ids[part] = draw(fixed_probs, noise[part])
+                final_ids[part] = draw(fixed_probs, self._rows.arrivals(last[some], purpose))
         return final_ids.numpy(force=True)
 
 

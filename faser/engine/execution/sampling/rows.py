@@ -22,8 +22,9 @@ from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import PROB_ONE
 from faser.engine.execution.sampling.edits import LogitsEdit, to_device
+from faser.engine.execution.sampling.kernels import race
 from faser.engine.execution.sampling.logprobs import position_logprobs
-from faser.engine.execution.sampling.parameters import Purpose, SamplingState, uniforms
+from faser.engine.execution.sampling.parameters import Purpose, SamplingState, noise_words, uniforms
 from faser.engine.execution.sampling.tokens import sample_on_host
 from faser.kernels.interface.sampling import NO_TOKEN, Ints, SamplingKernels
 from faser.types import PositionLogprobs, SequenceError
@@ -216,8 +217,8 @@ class LogitRows:
         if len(at):
             drawn = rows[at]
             metadata = self._state.metadata(self.slots[drawn], self.positions[drawn])
-            noise = uniforms(metadata.seeds, metadata.positions, Purpose.TOKEN, generate=self._kernels.philox)
-            token_ids[at] = self._kernels.draw(self.logits, drawn, best[drawn], metadata, noise)
+            words = noise_words(metadata.seeds, metadata.positions, Purpose.TOKEN, generate=self._kernels.philox)
+            token_ids[at] = self._kernels.draw(self.logits, drawn, best[drawn], metadata, words)
         return token_ids
 
     def probabilities(self) -> Tensor:
@@ -239,16 +240,17 @@ class LogitRows:
             self._kernels.fixed_point_probs(logits, drawn, best[drawn], metadata)
         return logits
 
-    def noise(self, rows: Ints, purpose: Purpose, draft_starts: Ints | None = None) -> Tensor:
-        """Random numbers of these rows, [N] float64 in [0, 1) where the logits are; see `uniforms`."""
+    def arrivals(self, rows: Ints, purpose: Purpose, draft_starts: Ints | None = None) -> Tensor:
+        """Random numbers by which a token of these rows is drawn from probabilities, [N, ...]; see `draw`."""
         seeds, positions = self._state.seed[self.slots[rows]], self.positions[rows]
-        found = uniforms(seeds, positions, purpose, draft_starts, self._kernels.philox)
-        return to_device(found, self.logits.device)
+        words = noise_words(seeds, positions, purpose, draft_starts, self._kernels.philox)
+        return race(words, self.logits.shape[-1], self.logits.device)
 
     def accept_noise(self) -> Tensor:
-        """[R] the random numbers that accept or reject the rows' draft tokens."""
-        starts = self.positions[self.layout.first][self.layout.sequence]
-        return self.noise(np.arange(len(self.slots)), Purpose.ACCEPT, starts)
+        """[R] the random numbers that accept or reject the rows' draft tokens, float64 in [0, 1)."""
+        seeds, starts = self._state.seed[self.slots], self.positions[self.layout.first][self.layout.sequence]
+        words = noise_words(seeds, self.positions, Purpose.ACCEPT, starts, self._kernels.philox)
+        return to_device(uniforms(words), self.logits.device)
 
     def results(self, last: Ints, final_ids: Ints) -> StepTokens:
         """last: [S] the last row that each sequence reaches. final_ids: [S] the token sampled there."""

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.execution.sampling.parameters import Purpose, uniforms
+from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.kernels.interface.graph_capture import GraphCapture, Readback, StagingBuffer
 from faser.kernels.interface.sampling import (
     NO_TOKEN,
@@ -23,6 +23,7 @@ from faser.kernels.interface.sampling import (
     SamplingKernels,
     SamplingMetadata,
     TruncationFlags,
+    Words,
 )
 
 
@@ -57,7 +58,7 @@ class TokenSampler(Protocol):
         """Each row's token. May overwrite the logits."""
         ...
 
-    def draft(self, logits: Tensor, metadata: SamplingMetadata, window: float) -> PendingTokens:
+    def draft(self, logits: Tensor, metadata: SamplingMetadata) -> PendingTokens:
         """Each row's draft token and its margin; see DeviceSamplingKernels.draft."""
         ...
 
@@ -68,31 +69,31 @@ def sample_on_host(kernels: SamplingKernels, logits: Tensor, metadata: SamplingM
     if not random.any():
         return kernels.best(logits)
     at = np.flatnonzero(random)
-    noise = np.zeros(len(random))
-    noise[at] = _token_noise(kernels, metadata, at)
-    return kernels.take(logits, metadata, noise)
+    words = np.zeros(len(random), dtype=np.uint64)
+    words[at] = _token_noise(kernels, metadata, at)
+    return kernels.take(logits, metadata, words)
 
 
 def draft_on_host(
-    kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata | None, window: float
+    kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata | None, ids: Ints | None = None
 ) -> tuple[Ints, Reals]:
     """[N] each row's draft token, NO_TOKEN where it has none, and [N] its margin.
 
-    metadata: None: all are greedy.
+    metadata: None: all are greedy. ids: as token_ids of SamplingKernels.predict.
     """
     token_ids, margins = kernels.best_and_margin(logits)
     if metadata is None:
         return token_ids, margins
     at = np.flatnonzero(metadata.is_random & (token_ids != NO_TOKEN))
     if len(at):
-        token_ids[at], margins[at] = kernels.nearest(
-            logits, at, token_ids[at], metadata.among(at), _token_noise(kernels, metadata, at), window
+        token_ids[at], margins[at] = kernels.predict(
+            logits, at, token_ids[at], metadata.among(at), _token_noise(kernels, metadata, at), ids
         )
     return token_ids, margins
 
 
-def _token_noise(kernels: SamplingKernels, metadata: SamplingMetadata, at: Ints) -> Reals:
-    return uniforms(metadata.seeds[at], metadata.positions[at], Purpose.TOKEN, generate=kernels.philox)
+def _token_noise(kernels: SamplingKernels, metadata: SamplingMetadata, at: Ints) -> Words:
+    return noise_words(metadata.seeds[at], metadata.positions[at], Purpose.TOKEN, generate=kernels.philox)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,8 @@ class HostTokenSampler:
         return ReadyTokens(torch.from_numpy(token_ids).to(logits.device), SampledTokens(token_ids=token_ids))
 
     @torch.inference_mode()
-    def draft(self, logits: Tensor, metadata: SamplingMetadata, window: float) -> ReadyTokens:
-        token_ids, margins = draft_on_host(self._kernels, logits, metadata, window)
+    def draft(self, logits: Tensor, metadata: SamplingMetadata) -> ReadyTokens:
+        token_ids, margins = draft_on_host(self._kernels, logits, metadata)
         tokens = torch.from_numpy(token_ids).to(logits.device)
         return ReadyTokens(tokens, SampledTokens(token_ids=token_ids, margins=margins))
 
@@ -221,10 +222,10 @@ class DeviceTokenSampler:
         return self.taken(len(metadata))
 
     @torch.inference_mode()
-    def draft(self, logits: Tensor, metadata: SamplingMetadata, window: float) -> DeviceTokens:
+    def draft(self, logits: Tensor, metadata: SamplingMetadata) -> DeviceTokens:
         flags = metadata.truncation_flags
         self.send(metadata, flags)
-        self.run_draft(logits, window, flags)
+        self.run_draft(logits, flags)
         return self.drafted(len(metadata))
 
     def send(self, metadata: SamplingMetadata, flags: TruncationFlags) -> None:
@@ -238,12 +239,12 @@ class DeviceTokenSampler:
         rows, chosen = self._metadata.rows(count), self.tokens[:count]
         self._kernels.take(logits, rows, chosen, random=flags.random, top_k=flags.top_k, top_p=flags.top_p)
 
-    def run_draft(self, logits: Tensor, window: float, flags: TruncationFlags) -> None:
+    def run_draft(self, logits: Tensor, flags: TruncationFlags) -> None:
         """Launch the kernels of `draft`."""
         count = len(logits)
         rows, chosen, margins = self._metadata.rows(count), self.tokens[:count], self._margins[:count]
         self._kernels.draft(
-            logits, rows, window, chosen, margins, random=flags.random, top_k=flags.top_k, top_p=flags.top_p
+            logits, rows, chosen, margins, random=flags.random, top_k=flags.top_k, top_p=flags.top_p
         )
 
     def taken(self, count: int) -> DeviceTokens:

@@ -19,7 +19,6 @@ from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates,
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.mtp import load_mtp
 from faser.engine.execution.drafting.registry import HeadParts
-from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.layers import attention_shape
 from faser.engine.execution.models.loader import load_decoder
@@ -221,7 +220,7 @@ def make_runner(
         capture,
         sizes=_graph_sizes(config, model.files),
         max_logit_rows=most,
-        draft_windows=(WINDOW,) if model.files.role is ModelRole.DRAFT else (),
+        drafts=model.files.role is ModelRole.DRAFT,
         lane_captures={
             each: lane for each in device_lanes if (lane := backend.graph_capture_on(each)) is not None
         },

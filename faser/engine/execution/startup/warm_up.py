@@ -17,7 +17,6 @@ from faser.config.engine import EngineConfig
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafting.samplers import (
-    WINDOW,
     DraftRows,
     DraftSampler,
     ProbabilisticDraftSampler,
@@ -116,7 +115,7 @@ class WarmUp:
             requests = _requests(temperature)
             sampler.take(self._logits[:1], requests).wait()
             if self._drafts:
-                sampler.draft(self._logits[:1], requests, WINDOW).wait()
+                sampler.draft(self._logits[:1], requests).wait()
 
     def _sample(self, num_sequences: int) -> None:
         """Every row of a step with drafts uses every sampling parameter."""

@@ -37,6 +37,7 @@ struct FaserChoice {
     const float* log_min_p;
     const int64_t* top_k;
     const double* top_p;
+    const int64_t* ids;  // of the columns, ascending, or null
 };
 
 // linear.cpp
@@ -88,6 +89,6 @@ void faser_attend(faser::Pool*, const FaserCache* cache, FaserPlan*, const Faser
 // sampling.cpp
 void faser_best(faser::Pool*, const float* logits, int64_t stride, int64_t rows, int64_t width, int64_t* found,
                 double* margins);
-void faser_nearest(faser::Pool*, const float* logits, int64_t stride, int64_t width, const FaserChoice* choice,
-                   int64_t count, const double* uniforms, double window, int64_t* found, double* margins);
+void faser_draw(faser::Pool*, const float* logits, int64_t stride, int64_t width, const FaserChoice* choice,
+                int64_t count, const uint64_t* noise, int64_t* found, double* margins);
 }

@@ -45,7 +45,7 @@ struct FaserDraftRoom {
     float* logits;
 };
 
-// How the tokens of S sequences are chosen, and where drafts end. uniforms: [S, width], or null: all are greedy.
+// How the tokens of S sequences are chosen, and where drafts end. noise: [S, width], or null: all are greedy.
 struct FaserDraftRules {
     int64_t num_sequences, width;  // of the longest draft
     const int64_t* max_tokens;
@@ -53,8 +53,7 @@ struct FaserDraftRules {
     const float* log_min_p;
     const int64_t* top_k;
     const double* top_p;
-    const double* uniforms;
-    double window;
+    const uint64_t* noise;
     const double* pass_prices;  // by the number of sequences that go on, from 1 on; null: drafts have max_tokens
     double row_price, intercept, slope;
 };
@@ -124,7 +123,7 @@ class Drafting {
         found_.resize(count);
         margins_.resize(count);
         faser_best(pool_, room_.logits, columns, count, columns, found_.data(), margins_.data());
-        if (rules_.uniforms) draw(columns);
+        if (rules_.noise) draw(columns);
         for (int64_t i = 0; i < count; i++) {
             found_[i] = std::max<int64_t>(found_[i], 0);  // where logits are no numbers
             margins_[i] = std::min(std::max(margins_[i], -kCertain), kCertain);
@@ -132,9 +131,10 @@ class Drafting {
     }
 
     void draw(int64_t columns) {
-        std::vector<int64_t> rows, best, top_k, nearest;
+        std::vector<int64_t> rows, best, top_k, drawn;
         std::vector<float> temperature, log_min_p;
-        std::vector<double> top_p, uniforms, margins;
+        std::vector<uint64_t> noise;
+        std::vector<double> top_p, margins;
         for (size_t i = 0; i < active_.size(); i++) {
             const int64_t s = active_[i];
             if (!(rules_.temperature[s] > 0) || found_[i] < 0) continue;
@@ -144,17 +144,17 @@ class Drafting {
             log_min_p.push_back(rules_.log_min_p[s]);
             top_k.push_back(rules_.top_k[s]);
             top_p.push_back(rules_.top_p[s]);
-            uniforms.push_back(rules_.uniforms[s * rules_.width + drafts_.counts[s]]);
+            noise.push_back(rules_.noise[s * rules_.width + drafts_.counts[s]]);
         }
         if (rows.empty()) return;
-        nearest.resize(rows.size());
+        drawn.resize(rows.size());
         margins.resize(rows.size());
-        const FaserChoice choice{rows.data(),      best.data(),  temperature.data(),
-                                 log_min_p.data(), top_k.data(), top_p.data()};
-        faser_nearest(pool_, room_.logits, columns, columns, &choice, rows.size(), uniforms.data(), rules_.window,
-                      nearest.data(), margins.data());
+        const FaserChoice choice{rows.data(),  best.data(),  temperature.data(), log_min_p.data(),
+                                 top_k.data(), top_p.data(), head_.draft_ids};
+        faser_draw(pool_, room_.logits, columns, columns, &choice, rows.size(), noise.data(), drawn.data(),
+                   margins.data());
         for (size_t i = 0; i < rows.size(); i++) {
-            found_[rows[i]] = nearest[i];
+            found_[rows[i]] = drawn[i];
             margins_[rows[i]] = margins[i];
         }
     }

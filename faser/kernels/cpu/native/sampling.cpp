@@ -1,5 +1,5 @@
-// Sampling kernels: the largest logit of a row, the token drawn after temperature and truncation, and the draft token
-// likeliest to equal the one that the target draws with the same random number (sample-and-match).
+// Sampling kernels: the largest logit of a row, and the token drawn after temperature and truncation, by a race of
+// blocks of columns and then of the columns of one block (race.h).
 //
 // One thread has a row to itself. Neither the order of sums nor the width of vectors changes a result: the weight of a
 // token is a fixed series of single float32 operations, none of them fused; fixed-point probabilities are whole
@@ -14,13 +14,13 @@
 
 #include "calls.h"
 #include "pool.h"
+#include "race.h"
 #include "simd.h"
 
 using namespace faser;
 
 namespace {
 
-constexpr int64_t kBlock = 256;           // columns that are summed, or searched, at once
 constexpr float kLowest = -60.0f;         // nats; a token that far below the most likely one has a probability of 0
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2High = 0.693145751953125f;  // ln 2 in two parts of 16 bits: their products with an exponent
@@ -192,29 +192,6 @@ double total_prob(const Entry* entries, int64_t count) {
     return total;
 }
 
-// The drawn token is the first whose cumulative probability exceeds this whole number, which is below the total.
-double threshold(double uniform, double total) { return std::min(std::floor(uniform * total), total - 1); }
-
-// The column that has most of the running sum's stretch between two numbers.
-struct Nearest {
-    double low, high;
-    double most = 0;
-    int64_t column = -1;
-
-    Nearest(double uniform, double window, double total)
-        : low(uniform * total - window * total), high(uniform * total + window * total) {}
-
-    bool holds(double start, double end) const { return low <= start && end <= high; }
-
-    // Columns come in order. start: probability before this one.
-    void add(int64_t at, double start, double prob) {
-        const double inside = std::min(start + prob, high) - std::max(start, low);
-        if (inside <= most) return;
-        most = inside;
-        column = at;
-    }
-};
-
 struct Shape {
     float temperature;
     float log_min_p;  // -inf is off
@@ -225,9 +202,10 @@ struct Shape {
 // A row's weights and fixed-point probabilities. One for each thread, used again for row after row.
 class Row {
   public:
-    // best: column of the largest logit.
-    void take(const float* logits, int64_t width, int64_t best, const Shape& shape) {
+    // best: column of the largest logit. ids: of the columns, ascending, or null: columns are ids.
+    void take(const float* logits, int64_t width, int64_t best, const Shape& shape, const int64_t* ids) {
         width_ = width;
+        ids_ = ids;
         shape_ = shape;
         weights_.resize(width + kLanes);
         if (shortened()) scaled_.resize(width + kLanes);
@@ -246,13 +224,9 @@ class Row {
 
     bool shortened() const { return (shape_.top_k > 0 && shape_.top_k < width_) || shape_.top_p < 1; }
 
-    int64_t draw(double uniform) { return shortened() ? draw_kept(uniform) : draw_any(uniform); }
-
-    // The column with most probability within `window` (a share of the total) of the number; if none has any, the one
-    // that the number falls in.
-    int64_t nearest(double uniform, double window) {
-        if (window == 0) return draw(uniform);
-        return shortened() ? nearest_kept(uniform, window) : nearest_any(uniform, window);
+    int64_t draw(uint64_t noise) {
+        Arrivals arrivals(noise);
+        return shortened() ? draw_kept(arrivals) : draw_any(arrivals);
     }
 
     // out: may be the logits.
@@ -286,89 +260,55 @@ class Row {
         return total.value();
     }
 
+    int64_t id(int64_t column) const { return ids_ ? ids_[column] : column; }
+
     double sum_blocks() {
         blocks_.clear();
         double total = 0;
-        for (int64_t at = 0; at < width_; at += kBlock) {
-            blocks_.push_back(prob_between(at, std::min(at + kBlock, width_)));
-            total += blocks_.back();
+        for (int64_t begin = 0, end; begin < width_; begin = end) {
+            const int64_t number = id(begin) / kRaceBlock, next = (number + 1) * kRaceBlock;
+            end = ids_ ? std::lower_bound(ids_ + begin, ids_ + width_, next) - ids_ : std::min(next, width_);
+            blocks_.push_back({number, begin, end, prob_between(begin, end)});
+            total += blocks_.back().prob;
         }
         return total;
     }
 
-    int64_t draw_any(double uniform) {
-        double left = threshold(uniform, sum_blocks());
-        size_t block = 0;
-        while (blocks_[block] <= left) left -= blocks_[block++];
-        for (int64_t i = int64_t(block) * kBlock;; i++) {
-            const double prob = whole(splat(weights_[i]) * unit_)[0];
-            if (prob > left) return i;
-            left -= prob;
+    int64_t draw_any(Arrivals& arrivals) {
+        sum_blocks();
+        const int64_t count = blocks_.back().number + 1;
+        numbers_.resize(std::max(count, kRaceBlock) + Arrivals::kGroup);
+        arrivals.fill(kRaceBlock, count, numbers_.data());
+        Winner block;
+        for (size_t i = 0; i < blocks_.size(); i++) block.add(int64_t(i), numbers_[blocks_[i].number], blocks_[i].prob);
+        arrivals.fill(0, kRaceBlock, numbers_.data());
+        Winner column;
+        for (int64_t i = blocks_[block.at].begin; i < blocks_[block.at].end; i++) {
+            column.add(i, numbers_[id(i) % kRaceBlock], whole(splat(weights_[i]) * unit_)[0]);
         }
+        return column.at;
     }
 
-    int64_t draw_kept(double uniform) {
+    int64_t draw_kept(Arrivals& arrivals) {
         const Kept kept = truncate();
-        double left = threshold(uniform, kept.prob);
-        for (const Entry& entry : entries_) {
-            if (entry.order > kept.last) continue;
-            if (entry.prob > left) return uint32_t(entry.order);
-            left -= entry.prob;
+        blocks_.clear();
+        for (size_t i = 0; i < entries_.size(); i++) {
+            if (entries_[i].order > kept.last) continue;
+            const int64_t number = id(uint32_t(entries_[i].order)) / kRaceBlock;
+            if (blocks_.empty() || blocks_.back().number != number) blocks_.push_back({number, int64_t(i), 0, 0});
+            blocks_.back().end = int64_t(i) + 1;
+            blocks_.back().prob += entries_[i].prob;
         }
-        __builtin_unreachable();
-    }
-
-    int64_t nearest_any(double uniform, double window) {
-        Nearest found(uniform, window, sum_blocks());
-        double start = 0, end;
-        for (size_t block = 0; block < blocks_.size() && start < found.high; block++, start = end) {
-            end = start + blocks_[block];
-            if (end <= found.low || blocks_[block] <= found.most) continue;
-            if (found.holds(start, end)) {
-                largest_of(int64_t(block), found);
-            } else {
-                largest_part_of(int64_t(block), start, found);
-            }
+        Winner block;
+        for (size_t i = 0; i < blocks_.size(); i++) {
+            block.add(int64_t(i), arrivals[kRaceBlock + blocks_[i].number], blocks_[i].prob);
         }
-        return found.column;
-    }
-
-    // Of a block that lies in the stretch: what its columns have of it is their probability.
-    void largest_of(int64_t block, Nearest& found) const {
-        const int64_t begin = block * kBlock;
-        each_vector(weights_.data() + begin, std::min(kBlock, width_ - begin), 0.0f, [&](int64_t i, vf w) {
-            const vf probs = whole(w * unit_);
-            for (uint32_t more = reaching(probs, float(found.most)); more; more &= more - 1) {
-                const int lane = __builtin_ctz(more);
-                if (probs[lane] <= found.most) continue;
-                found.most = probs[lane];
-                found.column = begin + i + lane;
-            }
-        });
-    }
-
-    // Of a block at an end of the stretch.
-    void largest_part_of(int64_t block, double start, Nearest& found) const {
-        const int64_t begin = block * kBlock;
-        each_vector(weights_.data() + begin, std::min(kBlock, width_ - begin), 0.0f, [&](int64_t i, vf w) {
-            const vf probs = whole(w * unit_);
-            for (int lane = 0; lane < kLanes; lane++) {
-                found.add(begin + i + lane, start, probs[lane]);
-                start += probs[lane];
-            }
-        });
-    }
-
-    int64_t nearest_kept(double uniform, double window) {
-        const Kept kept = truncate();
-        Nearest found(uniform, window, kept.prob);
-        double start = 0;
-        for (const Entry& entry : entries_) {
-            if (entry.order > kept.last) continue;
-            found.add(uint32_t(entry.order), start, entry.prob);
-            start += entry.prob;
+        Winner column;
+        for (int64_t i = blocks_[block.at].begin; i < blocks_[block.at].end; i++) {
+            const int64_t at = uint32_t(entries_[i].order);
+            if (entries_[i].order <= kept.last) column.add(at, arrivals[id(at) % kRaceBlock], entries_[i].prob);
         }
-        return found.column;
+        return column.at;
     }
 
     // What the truncation keeps: of the entries, in which it leaves them, those up to `last` in their order.
@@ -449,12 +389,20 @@ class Row {
         });
     }
 
+    // Columns, or entries, [begin, end) of one block of ids, and their probability.
+    struct Block {
+        int64_t number, begin, end;
+        double prob;
+    };
+
     int64_t width_;
+    const int64_t* ids_;
     Shape shape_;
     float unit_;  // probability of a weight of 1
     std::vector<float> weights_;  // 0 where min_p cuts off; whole vectors, as the next
     std::vector<float> scaled_;   // of rows that are shortened
-    std::vector<double> blocks_;
+    std::vector<Block> blocks_;
+    std::vector<double> numbers_;
     std::vector<float> maxima_;
     std::vector<Entry> entries_;  // ascending columns
     std::vector<Entry> ordered_;  // the same, in the course of being ordered
@@ -483,25 +431,16 @@ void faser_best(Pool* pool, const float* logits, int64_t stride, int64_t rows, i
     });
 }
 
-// uniforms, found: [N].
+// noise, found, margins: [N]. margins: by how much a scaled logit exceeds those of all other columns; may be null.
 void faser_draw(Pool* pool, const float* logits, int64_t stride, int64_t width, const FaserChoice* choice, int64_t count,
-                const double* uniforms, int64_t* found) {
-    pool->run(count, [&](int64_t i) {
-        Row& row = scratch();
-        row.take(logits + choice->rows[i] * stride, width, choice->best[i], shape(*choice, i));
-        found[i] = row.draw(uniforms[i]);
-    });
-}
-
-// uniforms, found, margins: [N]. margins: by how much a scaled logit exceeds those of all other columns.
-void faser_nearest(Pool* pool, const float* logits, int64_t stride, int64_t width, const FaserChoice* choice,
-                   int64_t count, const double* uniforms, double window, int64_t* found, double* margins) {
+                const uint64_t* noise, int64_t* found, double* margins) {
     pool->run(count, [&](int64_t i) {
         const float* at = logits + choice->rows[i] * stride;
         const int64_t likeliest = choice->best[i];
         Row& row = scratch();
-        row.take(at, width, likeliest, shape(*choice, i));
-        const int64_t column = found[i] = row.nearest(uniforms[i], window);
+        row.take(at, width, likeliest, shape(*choice, i), choice->ids);
+        const int64_t column = found[i] = row.draw(noise[i]);
+        if (!margins) return;
         const float margin = column == likeliest ? best(at, width).margin : at[column] - at[likeliest];
         margins[i] = margin / choice->temperature[i];
     });
@@ -513,7 +452,7 @@ void faser_fixed_point_probs(Pool* pool, float* logits, int64_t stride, int64_t 
     pool->run(count, [&](int64_t i) {
         float* at = logits + choice->rows[i] * stride;
         Row& row = scratch();
-        row.take(at, width, choice->best[i], shape(*choice, i));
+        row.take(at, width, choice->best[i], shape(*choice, i), nullptr);
         row.write(at);
     });
 }

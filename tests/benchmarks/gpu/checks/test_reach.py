@@ -18,7 +18,7 @@ from benchmarks.gpu.steps import Tokens
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graphs import GraphSizes
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
-from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata
+from faser.kernels.interface.sampling import Ints, SamplingMetadata, Words
 from faser.types import ModelInfo
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.runner.test_graph_runner import BLOCK_SIZE, NUM_BLOCKS, WIDTH, Side, write_heads_of_64
@@ -51,8 +51,8 @@ def plan(tmp_path: Path) -> Plan:
 class DrawsAnother(TorchSamplingKernels):
     """Draws the token beside the right one."""
 
-    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
-        return (super().draw(logits, rows, best, metadata, uniforms) + 1) % logits.shape[1]
+    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, noise: Words) -> Ints:
+        return (super().draw(logits, rows, best, metadata, noise) + 1) % logits.shape[1]
 
 
 def test_accepted_tokens_are_those_of_the_devices_kernels(plan: Plan) -> None:

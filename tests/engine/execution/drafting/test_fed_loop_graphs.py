@@ -15,7 +15,6 @@ from faser.engine.contract.plan import SequenceStart, StopRule
 from faser.engine.execution.drafting.fed_loop import FedPassLoop
 from faser.engine.execution.drafting.loop import DraftInput, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import (
-    WINDOW,
     GreedyDraftSampler,
     PointMassSampler,
     SampleAndMatchDraftSampler,
@@ -63,7 +62,7 @@ def runner(side: Side) -> GraphRunner:
 
 
 def recorded(side: Side) -> GraphRunner:
-    return side.graph_runner(SIZES, draft_windows=(WINDOW,))
+    return side.graph_runner(SIZES, drafts=True)
 
 
 def random_inputs(rng: random.Random, texts: list[list[int]], computed: list[int]) -> list[DraftInput]:

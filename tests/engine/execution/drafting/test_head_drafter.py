@@ -296,13 +296,17 @@ def test_sampled_drafts_have_the_random_numbers_of_their_positions(directories: 
         drafting.prefill(slot, MAX_ROWS)
         drafting.verify({slot: ()})
     assert drafting.world.num_adopted > 0
+    draft_ids = drafting.head_runner.head.draft_ids
+    assert draft_ids is not None
+    order, ids = draft_ids.argsort(), draft_ids.sort().values.numpy()
     firsts = [drafting.ring.pieces(slot, 0)[0].position for slot in range(NUM_SLOTS)]
     for draft in lines_of(drafting.world.propose(dict.fromkeys(range(NUM_SLOTS), 5)).table):
         slots, token_ids = np.array([draft.slot]), tuple(drafting.world.lines[draft.slot].token_ids)
 
         def choose(logits: Tensor, position: int, slots: NDArray[np.int64] = slots) -> int:
             at = np.array([position])
-            return int(sampler.choose(logits, DraftRows(slots=slots, positions=at, draft_starts=at)).token_ids[0])
+            asked = DraftRows(slots=slots, positions=at, draft_starts=at)
+            return int(order[sampler.choose(logits[:, order], asked, ids).token_ids[0]])
 
         read = range(firsts[draft.slot], len(token_ids) - 1)
         assert draft.token_ids == drafting.oracle.drafts(token_ids, read, 5, choose)

@@ -28,7 +28,6 @@ from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.execution.drafting.samplers import WINDOW
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
 from faser.engine.execution.overlap.partition import Lane, Partition, synchronous
@@ -137,7 +136,7 @@ def world_on(
         ),
         drafter=drafter.graph_runner(
             sizes,
-            draft_windows=(WINDOW,),
+            drafts=True,
             lane_captures={each: draft_capture(draft_backend, each) for each in device_lanes.draft},
         ),
     )

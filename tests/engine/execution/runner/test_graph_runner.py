@@ -38,7 +38,7 @@ from tests.kernels.cuda.fake_graph import fake_backend
 from tests.kernels.cuda.flashinfer.test_model import write_gemma4
 
 NUM_LAYERS, BLOCK_SIZE, NUM_BLOCKS, SLOTS, WIDTH = 2, 16, 24, 6, 4
-MAX_ROWS, MAX_LOGIT_ROWS, WINDOW = 48, 16, 0.05
+MAX_ROWS, MAX_LOGIT_ROWS = 48, 16
 MOST_DRAFTS = 7
 NEAR = 2.0**-5  # a product of another number of rows may round differently
 SIZES = GraphSizes(rows=(1, 2, 4, 8, 16), max_sequences=4, max_blocks_each=WIDTH)
@@ -132,7 +132,7 @@ class Side:
         self,
         sizes: GraphSizes,
         *,
-        draft_windows: tuple[float, ...] = (),
+        drafts: bool = False,
         lane_captures: Mapping[DeviceLane, GraphCapture] | None = None,
         report: Callable[[str, int, int], None] = lambda *_: None,
     ) -> GraphRunner:
@@ -144,7 +144,7 @@ class Side:
             self.backend.graph_capture,
             sizes=sizes,
             max_logit_rows=MAX_LOGIT_ROWS,
-            draft_windows=draft_windows,
+            drafts=drafts,
             lane_captures=lane_captures,
             states=self._own_states,
             report=report,
@@ -158,9 +158,7 @@ class Side:
 @pytest.fixture(scope="module")
 def replaying(checkpoint: Path) -> tuple[GraphRunner, list[tuple[str, int, int]]]:
     reports: list[tuple[str, int, int]] = []
-    runner = Side(checkpoint).graph_runner(
-        SIZES, draft_windows=(WINDOW,), report=lambda *each: reports.append(each)
-    )
+    runner = Side(checkpoint).graph_runner(SIZES, drafts=True, report=lambda *each: reports.append(each))
     return runner, reports
 
 
@@ -337,8 +335,8 @@ def test_tokens_and_draft_tokens_are_those_of_the_eager_sampler(
         runner.forward(batch)
         rows, requests = np.arange(count), asked(count, seed=count, random_share=random_share)
         sampled = runner.sample(rows, requests).wait().token_ids
-        drafted = runner.sample_drafts(rows, requests, WINDOW).wait()
-        eager = Runner.sample(runner, rows, requests), Runner.sample_drafts(runner, rows, requests, WINDOW)
+        drafted = runner.sample_drafts(rows, requests).wait()
+        eager = Runner.sample(runner, rows, requests), Runner.sample_drafts(runner, rows, requests)
         theirs, their_draft = (each.wait() for each in eager)
         assert sampled.tolist() == theirs.token_ids.tolist()
         assert drafted.token_ids.tolist() == their_draft.token_ids.tolist()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from faser.engine.execution.sampling.parameters import Purpose, uniforms
+from faser.engine.execution.sampling.parameters import Purpose, noise_words, uniforms
 from faser.kernels.interface.sampling import philox
 
 NUM_DRAWS = 100_000
@@ -62,7 +62,7 @@ def test_the_generator_over_many_rows_equals_one_counter_at_a_time() -> None:
 
 
 def draws(seed: int, purpose: Purpose = Purpose.TOKEN) -> NDArray[np.float64]:
-    return uniforms(np.full(NUM_DRAWS, seed, dtype=np.uint64), np.arange(NUM_DRAWS), purpose)
+    return uniforms(noise_words(np.full(NUM_DRAWS, seed, dtype=np.uint64), np.arange(NUM_DRAWS), purpose))
 
 
 def test_the_numbers_are_spread_evenly_over_zero_to_one() -> None:
@@ -99,23 +99,23 @@ def test_pairs_of_neighbouring_positions_fill_the_square_evenly() -> None:
     assert abs(((cells - expected) ** 2 / expected).sum() - 399) < 4 * 28.3
 
 
-def test_a_number_depends_on_its_own_row_only() -> None:
+def test_a_word_depends_on_its_own_row_only() -> None:
     seeds = np.array([3, 2**63 + 5, 0, 3], dtype=np.uint64)
     positions = np.array([0, 2**33 + 1, 9, 9])
 
-    together = uniforms(seeds, positions, Purpose.TOKEN)
+    together = noise_words(seeds, positions, Purpose.TOKEN)
 
-    alone = [uniforms(seeds[i : i + 1], positions[i : i + 1], Purpose.TOKEN)[0] for i in range(4)]
+    alone = [noise_words(seeds[i : i + 1], positions[i : i + 1], Purpose.TOKEN)[0] for i in range(4)]
     assert together.tolist() == alone
     assert len(set(alone)) == 4
-    assert together[1] != uniforms(seeds[1:2], positions[1:2] - 2**33, Purpose.TOKEN)[0]
+    assert together[1] != noise_words(seeds[1:2], positions[1:2] - 2**33, Purpose.TOKEN)[0]
 
 
-def test_a_position_drafted_again_gets_a_number_of_its_own() -> None:
+def test_a_position_drafted_again_gets_a_word_of_its_own() -> None:
     seeds = np.full(4, 7, dtype=np.uint64)
     positions = np.full(4, 12)
 
-    found = uniforms(seeds, positions, Purpose.DRAFT, np.array([9, 10, 12, 9]))
+    found = noise_words(seeds, positions, Purpose.DRAFT, np.array([9, 10, 12, 9]))
 
     assert found[0] == found[3]
-    assert len({*found.tolist(), *uniforms(seeds[:1], positions[:1], Purpose.DRAFT).tolist()}) == 4
+    assert len({*found.tolist(), *noise_words(seeds[:1], positions[:1], Purpose.DRAFT).tolist()}) == 4

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.logprobs import position_logprobs
-from faser.engine.execution.sampling.parameters import Purpose, uniforms
+from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.kernels.interface.sampling import NO_TOKEN
+from faser.kernels.interface.sampling import NO_TOKEN, RACE_BLOCK, arrivals
 from faser.types import SamplingParams, SequenceError
 from tests.engine.execution.sampling.sampled import SampledRow, plain_rows, sample
 
@@ -87,8 +87,8 @@ def plain_logits(sampling: SamplingParams, raw: list[float], output: list[int], 
     return processed
 
 
-def plain_choice(sampling: SamplingParams, logits: list[float], uniform: float) -> int:
-    """Temperature, min_p, top_k, top_p and the draw, in double precision; ids in the documented order."""
+def plain_choice(sampling: SamplingParams, logits: list[float], numbers: list[float]) -> int:
+    """Temperature, min_p, top_k, top_p and the race, in double precision; ids in the documented order."""
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     if sampling.greedy:
         return order[0]
@@ -103,12 +103,13 @@ def plain_choice(sampling: SamplingParams, logits: list[float], uniform: float) 
         total += weights[token_id]
         if total >= target and sampling.top_p < 1:
             break
-    threshold, running = uniform * total, 0.0
-    for token_id in sorted(nucleus):
-        running += weights[token_id]
-        if running > threshold:
-            return token_id
-    return max(nucleus)
+    sums: dict[int, float] = defaultdict(float)
+    nucleus = [token_id for token_id in nucleus if weights[token_id]]
+    for token_id in nucleus:
+        sums[token_id // RACE_BLOCK] += weights[token_id]
+    block = min(sums, key=lambda block: numbers[RACE_BLOCK + block] / sums[block])
+    inside = [token_id for token_id in nucleus if token_id // RACE_BLOCK == block]
+    return min(inside, key=lambda token_id: numbers[token_id % RACE_BLOCK] / weights[token_id])
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -125,11 +126,12 @@ def test_a_mixed_batch_gives_every_row_the_token_of_the_plain_computation(seed: 
 
     rows = sample(sampler, logits.clone(), slots, positions)
 
-    noise = uniforms(np.array(slots, dtype=np.uint64), np.array(positions), Purpose.TOKEN)
+    words = noise_words(np.array(slots, dtype=np.uint64), np.array(positions), Purpose.TOKEN)
+    numbers = arrivals(words, VOCAB).tolist()
     for i, row in enumerate(rows):
         processed = plain_logits(params[i], logits[i].tolist(), outputs[i], positions[i])
         assert row.error is None
-        assert row.token_id == plain_choice(params[i], processed, float(noise[i]))
+        assert row.token_id == plain_choice(params[i], processed, numbers[i])
 
 
 @pytest.mark.parametrize(

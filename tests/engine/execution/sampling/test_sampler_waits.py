@@ -61,19 +61,25 @@ class Asked:
         self.questions.append("best_and_margin")
         return self._choice.best_and_margin(logits)
 
-    def take(self, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+    def take(self, logits: Tensor, metadata: SamplingMetadata, noise: Words) -> Ints:
         self.questions.append("take")
-        return self._choice.take(logits, metadata, uniforms)
+        return self._choice.take(logits, metadata, noise)
 
-    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, noise: Words) -> Ints:
         self.questions.append("draw")
-        return self._choice.draw(logits, rows, best, metadata, uniforms)
+        return self._choice.draw(logits, rows, best, metadata, noise)
 
-    def nearest(
-        self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals, window: float
+    def predict(
+        self,
+        logits: Tensor,
+        rows: Ints,
+        best: Ints,
+        metadata: SamplingMetadata,
+        noise: Words,
+        token_ids: Ints | None = None,
     ) -> tuple[Ints, Reals]:
-        self.questions.append("nearest")
-        return self._choice.nearest(logits, rows, best, metadata, uniforms, window)
+        self.questions.append("predict")
+        return self._choice.predict(logits, rows, best, metadata, noise, token_ids)
 
     def fixed_point_probs(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata) -> None:
         self.questions.append("fixed_point_probs")

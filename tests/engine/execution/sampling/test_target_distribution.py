@@ -57,7 +57,7 @@ def test_the_joint_distribution_of_an_answer_is_the_targets(case: Case) -> None:
 @pytest.mark.full(
     but=(
         "target instead of residual, all",
-        "one number for acceptance and replacement, T 1",
+        "one number for the draft and its replacement, T 1",
         "dropped by own probability, T 1",
         "one number for all rows of a step, T 1",
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, HostTokenSampler
 from faser.kernels.interface.sampling import GREEDY, Ints, SamplingMetadata
-from tests.engine.execution.runner.test_graph_runner import WINDOW, asked
+from tests.engine.execution.runner.test_graph_runner import asked
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend
 
@@ -43,7 +43,7 @@ def greedy(count: int) -> SamplingMetadata:
 def test_tokens_that_are_fed_to_the_next_step_lie_on_the_device_of_the_logits() -> None:
     """A device other than the host: nothing of a model there can be indexed with what it has not got."""
     logits, chooser = torch.empty((3, 8), device="meta"), HostTokenSampler(Told())
-    for pending in (chooser.take(logits, greedy(3)), chooser.draft(logits, greedy(3), 0.05)):
+    for pending in (chooser.take(logits, greedy(3)), chooser.draft(logits, greedy(3))):
         assert pending.tokens.device == logits.device
         assert pending.wait().token_ids.tolist() == [0, 1, 2]
 
@@ -62,9 +62,9 @@ def test_a_device_chooses_what_the_host_would_whoever_asked_before() -> None:
         count = int(rng.integers(1, MAX_ROWS + 1))
         requests = asked(count, number, random_share=(0.0, 1.0, 0.5)[number % 3])
         logits = 3 * torch.randn(count, VOCABULARY, generator=generator)
-        taken, guessed = host.take(logits.clone(), requests), host.draft(logits.clone(), requests, WINDOW)
+        taken, guessed = host.take(logits.clone(), requests), host.draft(logits.clone(), requests)
         assert chooser.take(logits.clone(), requests).wait().token_ids.tolist() == taken.tokens.tolist()
-        found = chooser.draft(logits.clone(), requests, WINDOW).wait()
+        found = chooser.draft(logits.clone(), requests).wait()
         assert found.token_ids.tolist() == guessed.tokens.tolist()
         assert found.margins is not None
         assert guessed.sampled.margins is not None

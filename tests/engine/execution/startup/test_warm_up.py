@@ -35,7 +35,7 @@ from faser.engine.execution.startup.files import ModelRole, target_files
 from faser.engine.execution.startup.models import LoadedModel
 from faser.engine.execution.startup.warm_up import STAGE, WarmUp, prepare_kernels, profile_memory
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata
+from faser.kernels.interface.sampling import Ints, SamplingMetadata, Words
 from faser.types import SamplingParams
 from tests.engine.execution.runner.test_graph_runner import (
     BLOCK_SIZE,
@@ -66,9 +66,9 @@ class Counted(TorchSamplingKernels):
     def __init__(self) -> None:
         self.rows: list[int] = []
 
-    def take(self, logits: Tensor, shaping: SamplingMetadata, uniforms: Reals) -> Ints:
+    def take(self, logits: Tensor, shaping: SamplingMetadata, noise: Words) -> Ints:
         self.rows.append(len(logits))
-        return super().take(logits, shaping, uniforms)
+        return super().take(logits, shaping, noise)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from triton.backends.compiler import GPUTarget
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafting.samplers import (
-    WINDOW,
     DraftRows,
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
@@ -77,7 +76,7 @@ def collect() -> set[str]:
     return found
 
 
-def first_tokens(fixed_probs: torch.Tensor, _uniforms: torch.Tensor) -> torch.Tensor:
+def first_tokens(fixed_probs: torch.Tensor, _arrivals: torch.Tensor, _ids: object = None) -> torch.Tensor:
     """In place of `draw`: probabilities that no kernel has computed may be infinite."""
     return torch.zeros(len(fixed_probs), dtype=torch.int64)
 
@@ -148,7 +147,7 @@ class Requested:
                     positions=np.arange(count),
                 )
                 chooser.take(self._logits[:count], requests)
-                chooser.draft(self._logits[:count], requests, WINDOW)
+                chooser.draft(self._logits[:count], requests)
 
     def _sampler(self, sampling: SamplingParams) -> Sampler:
         backend = self._backend

@@ -40,7 +40,6 @@ class TritonDeviceSamplingKernels:
         self,
         logits: Tensor,
         rows: DeviceSamplingMetadata,
-        window: float,
         chosen: Tensor,
         margins: Tensor,
         *,
@@ -49,4 +48,4 @@ class TritonDeviceSamplingKernels:
         random: bool = True,
     ) -> None:
         shaped = SamplingInputs(logits=logits, rows=rows)
-        self._kernels.draft(shaped, window, chosen, margins, top_k=top_k, top_p=top_p, random=random)
+        self._kernels.draft(shaped, chosen, margins, top_k=top_k, top_p=top_p, random=random)

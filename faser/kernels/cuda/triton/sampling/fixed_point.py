@@ -104,17 +104,3 @@ def kept_probs(
     kept = is_kept(scaled, columns, width, tl.load(log_min_p + row), edge[0], edge[1])
     unit = prob_unit(row_sum(chunk_weight, row, NUM_CHUNKS, SPAN))
     return tl.where(kept, whole_probs(scaled, unit), 0)
-
-
-@jit
-def threshold(uniform, total):
-    """int64: floor(uniform * total), below the total even where the product rounds up. total: int64 above 0."""
-    product = tl.floor(uniform * total.to(tl.float64)).to(tl.int64)
-    return tl.minimum(product, total - 1)
-
-
-@jit
-def exceeding(values, limit):
-    """The first index at which the running sum of values exceeds the limit, and the sum before it. All int64."""
-    short = tl.cumsum(values, 0) <= limit
-    return tl.sum(short.to(tl.int32)), tl.sum(tl.where(short, values, 0))

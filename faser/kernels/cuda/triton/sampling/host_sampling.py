@@ -14,7 +14,7 @@ from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.staging import ReadbackPool
 from faser.kernels.cuda.triton.common import next_power_of_2, upload_words
 from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
-from faser.kernels.cuda.triton.sampling.workspace import BLOCK, RowsWithUniforms, SamplingInputs, SamplingWorkspace
+from faser.kernels.cuda.triton.sampling.workspace import BLOCK, RowsWithNoise, SamplingInputs, SamplingWorkspace
 from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Words, philox
 
 
@@ -40,31 +40,42 @@ class TritonSamplingKernels:
         self._for(logits).best(logits, results.token_ids, results.margins)
         return results.fetch(self._readbacks)
 
-    def take(self, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+    def take(self, logits: Tensor, metadata: SamplingMetadata, noise: Words) -> Ints:
         rows = np.arange(len(logits))
-        return self.draw(logits, rows, rows, metadata, uniforms)  # the kernels find `best` themselves
+        return self.draw(logits, rows, rows, metadata, noise)  # the kernels find `best` themselves
 
     @torch.inference_mode()
-    def draw(self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
-        sent = _SentRows(self._accelerator, logits, rows, metadata, uniforms)
+    def draw(self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata, noise: Words) -> Ints:
+        sent = _SentRows(self._accelerator, logits, rows, metadata, noise)
         results = _Results(len(rows), logits.device)
         self._for(sent.shaped.logits).choose(sent.shaped, results.token_ids, top_k=sent.top_k, top_p=sent.top_p)
         return results.fetch(self._readbacks)[0]
 
     @torch.inference_mode()
-    def nearest(
-        self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata, uniforms: Reals, window: float
+    def predict(
+        self,
+        logits: Tensor,
+        rows: Ints,
+        best: Ints,
+        metadata: SamplingMetadata,
+        noise: Words,
+        token_ids: Ints | None = None,
     ) -> tuple[Ints, Reals]:
-        sent = _SentRows(self._accelerator, logits, rows, metadata, uniforms)
+        if token_ids is not None:
+            (ids,) = upload_words(self._accelerator, [token_ids])
+            whole = logits.new_full((len(logits), int(token_ids[-1]) + 1), -torch.inf).index_copy_(1, ids, logits)
+            found, margins = self.predict(whole, rows, best, metadata, noise)
+            return np.searchsorted(token_ids, found), margins
+        sent = _SentRows(self._accelerator, logits, rows, metadata, noise)
         results = _Results(len(rows), logits.device)
         self._for(sent.shaped.logits).draft(
-            sent.shaped, window, results.token_ids, results.margins, top_k=sent.top_k, top_p=sent.top_p
+            sent.shaped, results.token_ids, results.margins, top_k=sent.top_k, top_p=sent.top_p
         )
         return results.fetch(self._readbacks)
 
     @torch.inference_mode()
     def fixed_point_probs(self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata) -> None:
-        sent = _SentRows(self._accelerator, logits, rows, metadata, np.zeros(len(rows)))
+        sent = _SentRows(self._accelerator, logits, rows, metadata, np.zeros(len(rows), dtype=np.uint64))
         picked = sent.shaped.logits
         self._for(picked).fixed_point_probs(sent.shaped, top_k=sent.top_k, top_p=sent.top_p)
         if picked is not logits:
@@ -92,7 +103,7 @@ class _SentRows:
     __slots__ = ("rows", "shaped", "top_k", "top_p")
 
     def __init__(
-        self, accelerator: Accelerator, logits: Tensor, rows: Ints, metadata: SamplingMetadata, uniforms: Reals
+        self, accelerator: Accelerator, logits: Tensor, rows: Ints, metadata: SamplingMetadata, noise: Words
     ) -> None:
         count = len(rows)
         capacity = -(-count // 4) * 4  # so that both halves of the last part begin at a multiple of 16 bytes
@@ -100,19 +111,19 @@ class _SentRows:
         narrow[:count] = metadata.temperature
         # Rounded as engine/execution/sampling/distribution.py does.
         narrow[capacity : capacity + count] = torch.from_numpy(metadata.min_p).log().float().numpy()
-        self.rows, top_k, top_p, numbers, floats = upload_words(
-            accelerator, [rows, metadata.top_k, metadata.top_p, uniforms, narrow.view(np.int64)]
+        self.rows, top_k, top_p, words, floats = upload_words(
+            accelerator, [rows, metadata.top_k, metadata.top_p, noise, narrow.view(np.int64)]
         )
         sent_narrow = floats.view(torch.float32)
         is_all = count == len(logits) and bool((rows == np.arange(count)).all())
         self.shaped = SamplingInputs(
             logits=logits if is_all else logits.index_select(0, self.rows),
-            rows=RowsWithUniforms(
+            rows=RowsWithNoise(
                 temperature=sent_narrow[:count],
                 log_min_p=sent_narrow[capacity : capacity + count],
                 top_k=top_k,
                 top_p=top_p.view(torch.float64),
-                uniforms=numbers.view(torch.float64),
+                noise=words,
             ),
         )
         random = metadata.temperature > 0

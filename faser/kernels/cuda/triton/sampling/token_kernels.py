@@ -4,7 +4,7 @@ The same results, bit for bit, as engine/execution/sampling/distribution.py defi
 device: a row that has no token gets NO_TOKEN. Launches, for any number of rows:
 
     no row has a temperature      2
-    some row has one              5, 6 for drafts with a window; 5 more for top_k, 6 for top_p
+    some row has one              5; 5 more for top_k, 6 for top_p
 
 Only the first two launches work on rows without a temperature. Knows nothing of acceptance.
 """
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.triton.common import EXACT, expect, jit
 from faser.kernels.cuda.triton.sampling.best import find_best
-from faser.kernels.cuda.triton.sampling.draft_tokens import draft_drawn, draft_nearest, expect_window
-from faser.kernels.cuda.triton.sampling.draws import draw_tokens
+from faser.kernels.cuda.triton.sampling.draws import draw_drafts, draw_tokens
 from faser.kernels.cuda.triton.sampling.fixed_point import PROB_ONE, kept_probs, scaled_logits, whole_weights
 from faser.kernels.cuda.triton.sampling.truncation import find_edges
 from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
@@ -38,9 +37,10 @@ def _chunk_weights(
 @jit
 def _chunk_probs(
     logits, stride, width, largest, best, temperature, log_min_p, chunk_weight, edge_key, edge_id, chunk_prob,
-    NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, WRITE: tl.constexpr,
+    part_prob,
+    NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
-    """Sums of fixed-point probabilities by chunk.
+    """Sums of fixed-point probabilities by chunk, and by part of a chunk. PART: columns of one.
 
     WRITE: store them in place of the logits, also in greedy rows.
     """
@@ -54,7 +54,10 @@ def _chunk_probs(
         )  # fmt: skip
     else:
         fixed_probs = tl.where(columns == token_id, PROB_ONE, 0).to(tl.int64)
-    tl.store(chunk_prob + row * NUM_CHUNKS + chunk, tl.sum(fixed_probs))
+    sums = tl.sum(tl.reshape(fixed_probs, (BLOCK // PART, PART)), 1)
+    first = (row * NUM_CHUNKS + chunk) * (BLOCK // PART)
+    tl.store(part_prob + first + tl.arange(0, BLOCK // PART), sums)
+    tl.store(chunk_prob + row * NUM_CHUNKS + chunk, tl.sum(sums))
     if WRITE:
         tl.store(logits + row.to(tl.int64) * stride + columns, fixed_probs.to(tl.float32), mask=columns < width)
 
@@ -95,7 +98,6 @@ class TokenKernels:
     def draft(
         self,
         shaped: SamplingInputs,
-        window: float,
         chosen: Tensor,
         margins: Tensor,
         *,
@@ -103,20 +105,16 @@ class TokenKernels:
         top_p: bool,
         random: bool = True,
     ) -> None:
-        """Fill chosen [R] int64 and margins [R] float32 as SamplingKernels.nearest; greedy rows as `best`.
+        """Fill chosen [R] int64 and margins [R] float32 as SamplingKernels.predict; greedy rows as `best`.
 
         NO_TOKEN and 0 where the row has no token. Does not write the logits.
         """
-        expect_window(window)
         if not random:
             self.best(shaped.logits, chosen, margins)
             return
         _expect_results(shaped.logits, chosen, margins)
         self._weigh(shaped, top_k=top_k, top_p=top_p)
-        if window == 0:
-            draft_drawn(shaped, self.space, chosen, margins)
-        else:
-            draft_nearest(shaped, self.space, window, chosen, margins)
+        draw_drafts(shaped, self.space, chosen, margins)
 
     def fixed_point_probs(self, shaped: SamplingInputs, *, top_k: bool, top_p: bool) -> None:
         """Store fixed-point probabilities in place of the logits; their sums by chunk are in space.chunk_prob.
@@ -148,8 +146,9 @@ class TokenKernels:
         if shaped.num_rows:
             space = self.space
             _chunk_probs[(shaped.num_rows, space.num_chunks)](
-                *space.prob_arguments(shaped), space.chunk_prob, WRITE=write, **space.sizes, **EXACT
-            )
+                *space.prob_arguments(shaped), space.chunk_prob, space.part_prob, WRITE=write, PART=space.part,
+                **space.sizes, **EXACT,
+            )  # fmt: skip
 
 
 def _expect_results(logits: Tensor, chosen: Tensor, margins: Tensor) -> None:

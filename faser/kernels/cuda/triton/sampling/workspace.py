@@ -11,7 +11,7 @@ from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import expect, expect_lines, next_power_of_2
-from faser.kernels.interface.sampling import DeviceSamplingMetadata
+from faser.kernels.interface.sampling import RACE_BLOCK, DeviceSamplingMetadata
 
 DIGIT_BITS, NUM_LEVELS = 4, 3  # of the search for the last token that top_k or top_p keeps, see truncation.py
 MOST_GATHERED = 4096  # tokens that a program of that search keeps in registers
@@ -19,14 +19,14 @@ BLOCK = 2048  # columns of a program: 63 programs a row of 128k; each thread of 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowsWithUniforms:
-    """DeviceSamplingMetadata with random numbers in place of seeds and positions. uniforms: [R] float64."""
+class RowsWithNoise:
+    """DeviceSamplingMetadata with random words in place of seeds and positions. noise: [R] int64, their bits."""
 
     temperature: Tensor
     log_min_p: Tensor
     top_k: Tensor
     top_p: Tensor
-    uniforms: Tensor
+    noise: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class SamplingInputs:
     """logits: [R, V] float32, each row contiguous, after the logits processors."""
 
     logits: Tensor
-    rows: DeviceSamplingMetadata | RowsWithUniforms
+    rows: DeviceSamplingMetadata | RowsWithNoise
 
     @property
     def num_rows(self) -> int:
@@ -49,17 +49,15 @@ class SamplingInputs:
         return self.logits.stride(0)
 
     @property
-    def has_uniforms(self) -> bool:
-        """Whether the random numbers are given."""
-        return isinstance(self.rows, RowsWithUniforms)
+    def has_noise(self) -> bool:
+        """Whether the random words are given."""
+        return isinstance(self.rows, RowsWithNoise)
 
     @property
     def noise(self) -> tuple[Tensor, Tensor]:
-        """What noise.row_number reads; it ignores the second tensor where uniforms are given."""
+        """What noise.row_word reads; it ignores the second tensor where words are given."""
         rows = self.rows
-        return (
-            (rows.uniforms, rows.uniforms) if isinstance(rows, RowsWithUniforms) else (rows.seeds, rows.positions)
-        )
+        return (rows.noise, rows.noise) if isinstance(rows, RowsWithNoise) else (rows.seeds, rows.positions)
 
     def check(self) -> None:
         """Raises EngineError unless kernels can read all of it."""
@@ -70,8 +68,8 @@ class SamplingInputs:
         expect("log_min_p", rows.log_min_p, shape, torch.float32, like=logits)
         expect("top_k", rows.top_k, shape, torch.int64, like=logits)
         expect("top_p", rows.top_p, shape, torch.float64, like=logits)
-        if isinstance(rows, RowsWithUniforms):
-            expect("uniforms", rows.uniforms, shape, torch.float64, like=logits)
+        if isinstance(rows, RowsWithNoise):
+            expect("noise", rows.noise, shape, torch.int64, like=logits)
         else:
             expect("seeds", rows.seeds, shape, torch.int64, like=logits)
             expect("positions", rows.positions, shape, torch.int64, like=logits)
@@ -83,8 +81,9 @@ class SamplingWorkspace:
     most_gathered: tokens that truncation compares in registers, a power of 2.
 
     best: [R] int64 and largest: [R] float32, the most likely tokens and their logits; NO_TOKEN without one.
-    margin: [R] float32, of best over all others. chunk_weight, chunk_prob: [R, C] int64. edge_key: [R] int32,
-    edge_id: [R] int32, see truncation.
+    margin: [R] float32, of best over all others. chunk_weight, chunk_prob: [R, C] int64. part_prob: [R, P] int64,
+    of parts of chunks that are no longer than a block of the race. edge_key: [R] int32, edge_id: [R] int32, see
+    truncation.
     """
 
     def __init__(
@@ -105,14 +104,15 @@ class SamplingWorkspace:
         self.span = next_power_of_2(self.num_chunks)
         chunked = (max_rows, self.num_chunks)
         self.chunk_best = torch.empty(chunked, dtype=torch.int64, device=device)
-        self.chunk_first = torch.zeros(chunked, dtype=torch.int64, device=device)  # always holds valid columns
         self.chunk_largest, self.chunk_next = (
             torch.empty(chunked, dtype=torch.float32, device=device) for _ in range(2)
         )
-        self.chunk_inside = torch.empty(chunked, dtype=torch.float64, device=device)
         self.chunk_weight, self.chunk_prob = (
             torch.empty(chunked, dtype=torch.int64, device=device) for _ in range(2)
         )
+        self.part = min(block, RACE_BLOCK)
+        self._num_parts = self.num_chunks * (block // self.part)
+        self.part_prob = torch.empty((max_rows, self._num_parts), dtype=torch.int64, device=device)
         self.best = torch.empty(max_rows, dtype=torch.int64, device=device)
         self.largest, self.margin = (torch.empty(max_rows, dtype=torch.float32, device=device) for _ in range(2))
         self.edge_key, self.edge_id = (torch.empty(max_rows, dtype=torch.int32, device=device) for _ in range(2))
@@ -128,6 +128,18 @@ class SamplingWorkspace:
     def sizes(self) -> dict[str, int]:
         """The sizes that kernels which walk over chunks are compiled for."""
         return {"NUM_CHUNKS": self.num_chunks, "SPAN": self.span, "BLOCK": self.block}
+
+    @property
+    def race_sizes(self) -> dict[str, int]:
+        """The sizes that kernels which draw are compiled for."""
+        each = RACE_BLOCK // self.part
+        return {
+            "NUM_CHUNKS": self.num_chunks,
+            "SPAN": self.span,
+            "NUM_PARTS": self._num_parts,
+            "EACH": each,
+            "RACE_SPAN": next_power_of_2(-(-self._num_parts // each)),
+        }
 
     def prob_arguments(self, shaped: SamplingInputs) -> tuple[object, ...]:
         """What fixed_point.kept_probs reads, and `best`."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
-from faser.engine.execution.sampling.parameters import Purpose, uniforms
+from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
 from faser.kernels.interface.sampling import NO_TOKEN
@@ -31,7 +31,7 @@ def chosen(case: Case) -> list[int]:
 
 def expected(case: Case) -> list[int]:
     """What the tensor operations draw from rows that all have a temperature."""
-    rows, noise = np.arange(len(case.cuts)), uniforms(case.seeds, case.positions, Purpose.TOKEN)
+    rows, noise = np.arange(len(case.cuts)), noise_words(case.seeds, case.positions, Purpose.TOKEN)
     best = REFERENCE.best(case.logits)
     found: list[int] = REFERENCE.draw(case.logits.clone(), rows, best, case.metadata, noise).tolist()
     return found
