@@ -63,6 +63,12 @@ def test_every_alert_has_an_entry_in_the_runbook_and_points_at_it(alert: str) ->
     assert f"\n## {alert}\n" in RUNBOOK
 
 
+def test_the_runbook_has_the_thresholds() -> None:
+    text = " ".join(RUNBOOK.split())
+    assert f"waits longer than {THRESHOLDS['ttftSeconds']} s for its first token" in text
+    assert f"takes longer than {THRESHOLDS['tpotSeconds']} s per output token" in text
+
+
 def test_the_runbook_has_no_entry_without_an_alert() -> None:
     headings = [line[3:] for line in RUNBOOK.splitlines() if line.startswith("## Faser")]
     assert sorted(headings) == sorted(_alerts())
