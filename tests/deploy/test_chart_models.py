@@ -1,11 +1,11 @@
 """Where a pod's model comes from, how it is held, and which pods may share a volume."""
 
 import json
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from faser.config.declaration import Setting, read, settings_of
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.config.sources import UsageError
@@ -15,10 +15,16 @@ from tests.deploy.values import GPU, HUB, RANKS, RENDERED, SHARED, VOLUME
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())["properties"]
 
 
+def setting_of(name: str) -> Setting:
+    (found,) = [
+        each for config in (EngineConfig, ServerConfig) for each in settings_of(config) if each.name == name
+    ]
+    return found
+
+
 def choices(name: str) -> list[str]:
     """What the program accepts for a setting."""
-    (found,) = [each for config in (EngineConfig, ServerConfig) for each in fields(config) if each.name == name]
-    return list(found.metadata["setting"].choices)
+    return list(setting_of(name).choices or ())
 
 
 def fetching(values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -70,6 +76,14 @@ def test_types_without_kernels_on_a_device_are_refused_as_the_program_does(
         else:
             assert container({"engine": {"device": device, key: choice, "extraArgs": arguments[2:]}})
     assert bool(refused) == (backend == "auto")
+
+
+@pytest.mark.parametrize(
+    "size, count", [("8GiB", 8 << 30), ("1.5T", 3 << 39), ("512mb", 512 << 20), ("1048576", 1 << 20)]
+)
+def test_sizes_are_written_as_the_program_reads_them(size: str, count: int) -> None:
+    assert read(setting_of("kv_cache_memory"), (size,)) == count
+    assert f"--kv-cache-memory={size}" in container({"engine": {"kvCacheMemory": size}})["args"]
 
 
 def test_low_bit_weights_and_keys_reach_the_program() -> None:

@@ -56,7 +56,10 @@ RENDERED: dict[str, dict[str, Any]] = {
         "speculation": {
             "policy": "faser",
             "config": {"method": "ngram", "num_speculative_tokens": 4},
-            "classes": {"interactive": {"slo": {"tpot_ms": 30}}, "batch": {"enabled": False}},
+            "classes": {
+                "interactive": {"slo": {"tpot_ms": 30}, "admission": "refuse"},
+                "batch": {"enabled": False},
+            },
             "slo": {"ttftMs": 500, "tpotMs": 50.5},
         }
     },
