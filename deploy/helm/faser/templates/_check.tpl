@@ -78,7 +78,7 @@
 {{- $pods = int .Values.autoscaling.maxReplicas -}}
 {{- end -}}
 {{- if gt $pods 1 -}}
-{{- fail (printf "%s is %d, and persistence.accessModes is %s, a volume that one node can mount: use ReadWriteMany, give the model as model.existingClaim, or turn persistence off" $name $pods $modes) -}}
+{{- fail (printf "%s is %d, and persistence.accessModes is %s, a volume that one node can mount: use ReadWriteMany, or turn persistence off (model.existingClaim can hold the model)" $name $pods $modes) -}}
 {{- end -}}
 {{- $strategy := .Values.strategy | default dict -}}
 {{- $rolling := $strategy.rollingUpdate | default dict -}}
