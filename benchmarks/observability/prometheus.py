@@ -18,6 +18,7 @@ import httpx
 import yaml
 
 from benchmarks.servers import ServerError, free_port
+from deploy.prometheus import make_rules
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SCRAPE_S = 1
@@ -53,10 +54,10 @@ class Prometheus:
         config["global"] = {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"}
         config["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
         (folder / "prometheus.yml").write_text(yaml.dump(config))
-        rules = (DEPLOY / "prometheus" / "rules.yaml").read_text()
+        thresholds = make_rules.THRESHOLDS
         if patient:
-            rules = rules.replace('le="1.0"', 'le="10.0"').replace('le="0.1"', 'le="0.5"')
-        (folder / "rules.yaml").write_text(shortened(rules, scale))
+            thresholds = {**thresholds, "ttftSeconds": 10.0, "tpotSeconds": 0.5}
+        (folder / "rules.yaml").write_text(shortened(make_rules.rules(thresholds), scale))
         port = free_port()
         self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", timeout=30, trust_env=False)
         self._log = (folder / "prometheus.log").open("wb")

@@ -2,44 +2,45 @@
 
 from deploy.dashboards.expressions import CHOSEN, E2E, ITL, OF_POD, mean, quantiles, rate, ratio, total
 from deploy.dashboards.panel import Panel, Row
+from deploy.prometheus.make_rules import THRESHOLDS
 
 ENGINE = (
     Row(
         "Scheduler",
         (
             Panel(
-                "Samples",
+                "Running and waiting sequences",
                 (
                     (total("vllm:num_requests_running"), "running"),
                     (total("vllm:num_requests_waiting"), "waiting"),
                 ),
             ),
             Panel(
-                "Samples that wait, by reason",
+                "Waiting sequences, by reason",
                 ((total("vllm:num_requests_waiting_by_reason", "reason"), "{{reason}}"),),
                 stacked=True,
             ),
-            Panel("Time in the queue", quantiles("vllm:request_queue_time_seconds"), "s"),
-            Panel("Tokens of a step", ((mean("vllm:iteration_tokens_total"), "mean"),), "short"),
-            Panel("Reading the prompt", quantiles("vllm:request_prefill_time_seconds"), "s"),
-            Panel("Between two chunks of an answer", quantiles(ITL), "s"),
-            Panel("Writing the answer", quantiles("vllm:request_decode_time_seconds"), "s"),
-            Panel("From the first step to the last token", quantiles("vllm:request_inference_time_seconds"), "s"),
-            Panel("Whole requests", quantiles(E2E), "s"),
+            Panel("Queue time", quantiles("vllm:request_queue_time_seconds"), "s"),
+            Panel("Tokens per step", ((mean("vllm:iteration_tokens_total"), "mean"),), "short"),
+            Panel("Prefill time", quantiles("vllm:request_prefill_time_seconds"), "s"),
+            Panel("Inter-token latency", quantiles(ITL), "s"),
+            Panel("Decode time", quantiles("vllm:request_decode_time_seconds"), "s"),
+            Panel("Inference time (prefill and decode)", quantiles("vllm:request_inference_time_seconds"), "s"),
+            Panel("End-to-end latency", quantiles(E2E), "s"),
         ),
     ),
     Row(
         "Memory",
         (
             Panel(
-                "KV blocks that running requests hold",
+                "KV cache usage",
                 ((f"vllm:kv_cache_usage_perc{{{CHOSEN}}}", "{{pod}}"),),
                 "percentunit",
                 most=1,
-                lines=(0.95,),
+                lines=(THRESHOLDS["kvCacheUsage"],),
             ),
             Panel(
-                "Prompt tokens from the prefix cache",
+                "Prefix cache hit rate",
                 (
                     (
                         ratio(rate("vllm:prefix_cache_hits_total"), rate("vllm:prefix_cache_queries_total")),
@@ -50,9 +51,9 @@ ENGINE = (
                 most=1,
             ),
             Panel("Preemptions", ((rate("vllm:num_preemptions_total"), "samples"),), axis="per second"),
-            Panel("Preemptions of a request", ((mean("vllm:request_num_preemptions"), "mean"),)),
+            Panel("Preemptions per request", ((mean("vllm:request_num_preemptions"), "mean"),)),
             Panel(
-                "Size of the KV cache",
+                "KV cache size",
                 (
                     (
                         f"vllm:cache_config_info{{{CHOSEN}}}",
@@ -63,7 +64,7 @@ ENGINE = (
                 instant=True,
             ),
             Panel(
-                "Prompt tokens, by the source of their KV",
+                "Prompt tokens, by KV source",
                 ((rate("vllm:prompt_tokens_by_source_total", by="source"), "{{source}}"),),
                 stacked=True,
                 axis="tokens per second",
@@ -73,27 +74,27 @@ ENGINE = (
     Row(
         "Requests",
         (
-            Panel("Length of prompts", quantiles("vllm:request_prompt_tokens"), axis="tokens"),
+            Panel("Prompt length", quantiles("vllm:request_prompt_tokens"), axis="tokens"),
             Panel(
-                "Prompt tokens that no cache had",
+                "Uncached prompt tokens",
                 quantiles("vllm:request_prefill_kv_computed_tokens"),
                 axis="tokens",
             ),
-            Panel("Length of answers, all samples", quantiles("vllm:request_generation_tokens"), axis="tokens"),
+            Panel("Output length, all samples", quantiles("vllm:request_generation_tokens"), axis="tokens"),
             Panel(
-                "Length of the longest sample", quantiles("vllm:request_max_num_generation_tokens"), axis="tokens"
+                "Output length, longest sample", quantiles("vllm:request_max_num_generation_tokens"), axis="tokens"
             ),
-            Panel("Tokens that a request asks for", quantiles("vllm:request_params_max_tokens"), axis="tokens"),
-            Panel("Samples that a request asks for", ((mean("vllm:request_params_n"), "mean"),)),
+            Panel("Requested max_tokens", quantiles("vllm:request_params_max_tokens"), axis="tokens"),
+            Panel("Requested samples (n)", ((mean("vllm:request_params_n"), "mean"),)),
         ),
     ),
     Row(
         "State",
         (
-            Panel("State of the engine", ((f"faser_engine_state{{{CHOSEN}}} == 1", "{{pod}} {{state}}"),), most=1),
-            Panel("Restarts of the engine", ((total("faser_engine_restarts_total", "pod"), "{{pod}}"),)),
+            Panel("Engine state", ((f"faser_engine_state{{{CHOSEN}}} == 1", "{{pod}} {{state}}"),), most=1),
+            Panel("Engine restarts", ((total("faser_engine_restarts_total", "pod"), "{{pod}}"),)),
             Panel(
-                "Scrapes that succeed",
+                "Scrape success rate",
                 (('avg by (job) (up{job=~".*faser.*"})', "{{job}}"),),
                 "percentunit",
                 most=1,
@@ -103,9 +104,11 @@ ENGINE = (
     Row(
         "GPU (series of NVIDIA's dcgm-exporter)",
         (
-            Panel("Busy", ((f"DCGM_FI_DEV_GPU_UTIL{{{OF_POD}}}", "{{pod}} {{gpu}}"),), "percent", most=100),
-            Panel("Memory in use", ((f"DCGM_FI_DEV_FB_USED{{{OF_POD}}}", "{{pod}} {{gpu}}"),), "mbytes"),
-            Panel("Power", ((f"DCGM_FI_DEV_POWER_USAGE{{{OF_POD}}}", "{{pod}} {{gpu}}"),), "watt"),
+            Panel(
+                "GPU utilization", ((f"DCGM_FI_DEV_GPU_UTIL{{{OF_POD}}}", "{{pod}} {{gpu}}"),), "percent", most=100
+            ),
+            Panel("GPU memory used", ((f"DCGM_FI_DEV_FB_USED{{{OF_POD}}}", "{{pod}} {{gpu}}"),), "mbytes"),
+            Panel("GPU power", ((f"DCGM_FI_DEV_POWER_USAGE{{{OF_POD}}}", "{{pod}} {{gpu}}"),), "watt"),
         ),
     ),
 )

@@ -2,6 +2,7 @@
 
 from deploy.dashboards.expressions import E2E, OF_MODEL, TPOT, TTFT, quantiles, rate, ratio
 from deploy.dashboards.panel import Panel, Row
+from deploy.prometheus.make_rules import THRESHOLDS
 
 OBJECTIVES = ("availability", "ttft", "tpot", "goodput", "class-ttft", "class-tpot")
 
@@ -22,25 +23,33 @@ def _burn(name: str) -> tuple[tuple[str, str], ...]:
     return ((f"{errors} / {allowed}", name + " {{class}}"),)
 
 
+def _note(threshold: str) -> str:
+    return f"{THRESHOLDS[threshold]} s, unless prometheusRule.thresholds.{threshold} of the chart says otherwise."
+
+
 SLO = (
     Row(
         "Objectives",
         (
-            Panel("Requests that failed or were refused", _objective("availability"), "percentunit"),
-            Panel("Requests without a first token within 1 s", _objective("ttft"), "percentunit"),
-            Panel("Requests above 100 ms per token", _objective("tpot"), "percentunit"),
-            Panel("Requests that missed one of their class's two targets", _objective("goodput"), "percentunit"),
-            Panel("First tokens later than their class's target", _objective("class-ttft"), "percentunit"),
-            Panel("Requests slower than their class's target", _objective("class-tpot"), "percentunit"),
+            Panel("Failed or rejected requests", _objective("availability"), "percentunit"),
             Panel(
-                "How fast each error budget burns",
+                "Requests over the TTFT threshold", _objective("ttft"), "percentunit", note=_note("ttftSeconds")
+            ),
+            Panel(
+                "Requests over the TPOT threshold", _objective("tpot"), "percentunit", note=_note("tpotSeconds")
+            ),
+            Panel("Requests that missed either target of their class", _objective("goodput"), "percentunit"),
+            Panel("Requests over their class's TTFT target", _objective("class-ttft"), "percentunit"),
+            Panel("Requests over their class's TPOT target", _objective("class-tpot"), "percentunit"),
+            Panel(
+                "Error budget burn rate",
                 tuple(pair for name in OBJECTIVES for pair in _burn(name)),
                 lines=(14.4,),
                 axis="times the allowed rate",
-                note="1: the whole budget is spent at the end of the period. 14.4 over an hour is an alert.",
+                note="1: the budget lasts exactly for its period. 14.4 over an hour is an alert.",
             ),
             Panel(
-                "What is left of the error budget of 30 days",
+                "Error budget remaining (30 days)",
                 ((f"slo:period_error_budget_remaining:ratio{{{OF_MODEL}}}", "{{sloth_slo}} {{class}}"),),
                 "percentunit",
                 least=None,
@@ -48,7 +57,7 @@ SLO = (
                 lines=(0,),
             ),
             Panel(
-                "Requests that met their targets, by class and target",
+                "Target attainment, by class and target",
                 (
                     (
                         ratio(
@@ -64,10 +73,10 @@ SLO = (
         ),
     ),
     Row(
-        "Targets: what can be held, and who is refused",
+        "Latency targets: predictions and admission",
         (
             Panel(
-                "Requests that may come in addition, by class and share within targets",
+                "Headroom, by class and attainment",
                 ((f"faser_goodput_headroom{{{OF_MODEL}}}", "{{class}} {{share}}"),),
                 "reqps",
                 least=None,
@@ -75,14 +84,14 @@ SLO = (
                 note="Below 0, fewer than that share of the class's requests meet their targets.",
             ),
             Panel(
-                "Load over capacity, as predicted",
+                "Predicted utilization",
                 ((f"faser_predicted_utilisation_ratio{{{OF_MODEL}}}", "{{pod}}"),),
                 "percentunit",
                 lines=(0.8,),
-                note="Beyond 80 % the latency model does not know, and predicts no times.",
+                note="Above 80 % the latency model makes no predictions.",
             ),
             Panel(
-                "Requests with targets, by what became of them on arrival",
+                "Admission decisions, by class and target",
                 (
                     (
                         rate("faser_admission_decisions_total", by="class, decision, target"),
@@ -93,7 +102,7 @@ SLO = (
                 stacked=True,
             ),
             Panel(
-                "Attainment: predicted, and measured",
+                "Attainment, predicted and measured",
                 (
                     (f"faser_predicted_attainment_ratio{{{OF_MODEL}}}", "{{class}} predicted"),
                     (
@@ -108,7 +117,7 @@ SLO = (
                 most=1,
             ),
             Panel(
-                "Time to first token: predicted, and measured mean",
+                "Time to first token, predicted and measured",
                 (
                     (f"faser_predicted_ttft_seconds{{{OF_MODEL}}}", "predicted {{statistic}}"),
                     (ratio(rate(f"{TTFT}_sum"), rate(f"{TTFT}_count")), "measured mean"),
@@ -116,7 +125,7 @@ SLO = (
                 "s",
             ),
             Panel(
-                "Time per output token: predicted, and measured mean",
+                "Time per output token, predicted and measured",
                 (
                     (f"faser_predicted_tpot_seconds{{{OF_MODEL}}}", "predicted {{statistic}}"),
                     (ratio(rate(f"{TPOT}_sum"), rate(f"{TPOT}_count")), "measured mean"),
@@ -130,29 +139,29 @@ SLO = (
         (
             Panel("Time to first token", quantiles(TTFT), "s"),
             Panel("Time per output token", quantiles(TPOT), "s"),
-            Panel("Whole requests", quantiles(E2E), "s"),
+            Panel("End-to-end latency", quantiles(E2E), "s"),
         ),
     ),
     Row(
         "Traffic",
         (
             Panel(
-                "Requests that ended, by reason",
+                "Finished requests, by reason",
                 ((rate("vllm:request_success_total", by="finished_reason"), "{{finished_reason}}"),),
                 "reqps",
                 stacked=True,
             ),
             Panel(
-                "Requests refused, by reason",
+                "Rejected requests, by reason",
                 ((rate("vllm:admission_rejections_total", by="reason"), "{{reason}}"),),
                 "reqps",
                 stacked=True,
             ),
             Panel(
-                "Tokens",
+                "Token throughput",
                 (
-                    (rate("vllm:prompt_tokens_total"), "prompts"),
-                    (rate("vllm:generation_tokens_total"), "answers"),
+                    (rate("vllm:prompt_tokens_total"), "prompt"),
+                    (rate("vllm:generation_tokens_total"), "generation"),
                 ),
                 axis="tokens per second",
             ),

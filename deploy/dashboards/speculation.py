@@ -2,6 +2,7 @@
 
 from deploy.dashboards.expressions import CHOSEN, in_order, last_hour, mean, rate, ratio
 from deploy.dashboards.panel import Panel, Row
+from deploy.prometheus.make_rules import THRESHOLDS
 
 ACCEPTED, VERIFIED = "faser_spec_accepted_tokens_total", "faser_spec_verified_tokens_total"
 DRAFTED = "faser_spec_drafted_tokens_total"
@@ -19,10 +20,10 @@ def per_step(metric: str) -> str:
 
 SPECULATION = (
     Row(
-        "What speculation brings",
+        "Speedup",
         (
             Panel(
-                "Gain over decoding without drafts",
+                "Speedup over decoding without drafts",
                 (
                     (
                         f'avg by (sequences) (faser_spec_paid_ratio{{{CHOSEN},bound="mean"}})',
@@ -35,7 +36,7 @@ SPECULATION = (
                 "sequences that decode. 1: no gain; below it sequences of that load draft nothing.",
             ),
             Panel(
-                "Tokens of a sample in a step that verified drafts",
+                "Mean acceptance length",
                 (
                     (
                         "1 + "
@@ -43,19 +44,19 @@ SPECULATION = (
                             rate("vllm:spec_decode_num_accepted_tokens_total"),
                             rate("vllm:spec_decode_num_drafts_total"),
                         ),
-                        "accepted, and one more",
+                        "accepted + 1",
                     ),
                 ),
-                note="1: speculation brought nothing.",
+                note="Tokens per sample and verification step. 1: speculation brought nothing.",
             ),
             Panel(
-                "Share of answers that came from drafts",
+                "Output tokens from drafts",
                 ((ratio(rate(ACCEPTED), rate("vllm:generation_tokens_total")), "share"),),
                 "percentunit",
                 most=1,
             ),
             Panel(
-                "Acceptance, by drafter",
+                "Acceptance rate, by drafter",
                 ((ratio(rate(ACCEPTED, by="method"), rate(VERIFIED, by="method")), "{{method}}"),),
                 "percentunit",
                 most=1,
@@ -67,7 +68,7 @@ SPECULATION = (
                 instant=True,
             ),
             Panel(
-                "Processors while drafting overlaps",
+                "Processor partition",
                 ((f"faser_spec_partition_info{{{CHOSEN}}}", "{{partition}} {{fallback}}"),),
                 kind="stat",
                 instant=True,
@@ -77,10 +78,10 @@ SPECULATION = (
         ),
     ),
     Row(
-        "The way of a draft token",
+        "Draft token flow",
         (
             Panel(
-                "Draft tokens of the last hour, from drafted to accepted",
+                "Draft token funnel (last hour)",
                 (
                     (last_hour(DRAFTED), "drafted"),
                     (last_hour("faser_spec_pruned_tokens_total"), "  pruned before they were verified"),
@@ -94,7 +95,7 @@ SPECULATION = (
                 note="drafted = pruned + verified; verified = wasted + accepted.",
             ),
             Panel(
-                "Drafted, verified, accepted",
+                "Drafted, verified and accepted tokens",
                 (
                     (rate(DRAFTED), "drafted"),
                     (rate(VERIFIED), "verified"),
@@ -104,7 +105,7 @@ SPECULATION = (
                 note="The gaps are pruned and wasted tokens.",
             ),
             Panel(
-                "Where draft tokens end",
+                "Draft tokens, by outcome",
                 (
                     (rate(ACCEPTED), "accepted"),
                     (rate("faser_spec_wasted_tokens_total"), "verified and rejected"),
@@ -119,7 +120,7 @@ SPECULATION = (
         "Acceptance",
         (
             Panel(
-                "Accepted of the verified, by place in the draft (last hour)",
+                "Acceptance rate, by draft position (last hour)",
                 (
                     (
                         in_order(ratio(last_hour(ACCEPTED_AT, "position"), last_hour(VERIFIED_AT, "position"))),
@@ -130,10 +131,10 @@ SPECULATION = (
                 kind="bargauge",
                 most=1,
                 instant=True,
-                note="Of drafts long enough to have a token there. 0: the first one.",
+                note="Only drafts that reach the position count. Position 0 is the first token.",
             ),
             Panel(
-                "The first four places, by class (last hour)",
+                "Acceptance rate of the first four positions, by class (last hour)",
                 (
                     (
                         ratio(
@@ -149,13 +150,13 @@ SPECULATION = (
                 instant=True,
             ),
             Panel(
-                "Acceptance, by class",
+                "Acceptance rate, by class",
                 ((ratio(rate(ACCEPTED_AT, by="class"), rate(VERIFIED_AT, by="class")), "{{class}}"),),
                 "percentunit",
                 most=1,
             ),
             Panel(
-                "Acceptance of a request, by class (median)",
+                "Acceptance rate per request, by class (median)",
                 (
                     (
                         f"histogram_quantile(0.5, {rate(REQUEST_ACCEPTANCE + '_bucket', by='le, class')})",
@@ -166,7 +167,7 @@ SPECULATION = (
                 most=1,
             ),
             Panel(
-                "Expected against accepted tokens",
+                "Expected over accepted tokens",
                 (
                     (
                         ratio(rate("faser_spec_expected_accepted_tokens_total"), rate(ACCEPTED)),
@@ -177,7 +178,7 @@ SPECULATION = (
                 lines=(1,),
             ),
             Panel(
-                "Accepted tokens, by place in the draft",
+                "Accepted tokens, by draft position",
                 ((rate(VLLM_ACCEPTED_AT, by="position"), "token {{position}}"),),
                 stacked=True,
                 axis="tokens per second",
@@ -188,7 +189,7 @@ SPECULATION = (
         "Decisions",
         (
             Panel(
-                "Draft tokens chosen (γ)",
+                "Draft length (γ)",
                 (
                     (
                         f"sum by (le) (increase(faser_spec_gamma_bucket{{{CHOSEN}}}[$__rate_interval]))",
@@ -196,11 +197,11 @@ SPECULATION = (
                     ),
                 ),
                 kind="heatmap",
-                note="For each sample and step, zero included.",
+                note="One value per sample and step, zero included.",
             ),
-            Panel("Mean γ, by class", ((mean("faser_spec_gamma", by="class"), "{{class}}"),)),
+            Panel("Mean draft length (γ), by class", ((mean("faser_spec_gamma", by="class"), "{{class}}"),)),
             Panel(
-                "Why a sample was not drafted for",
+                "Steps without drafts, by reason",
                 ((rate("faser_spec_bypass_steps_total", by="reason"), "{{reason}}"),),
                 stacked=True,
                 axis="samples and steps per second",
@@ -218,13 +219,13 @@ SPECULATION = (
                 axis="engines",
             ),
             Panel(
-                "Share of the processors",
+                "Processor share, by lane",
                 ((f"avg by (lane) (faser_sm_share{{{CHOSEN}}})", "{{lane}}"),),
                 "percentunit",
                 most=1,
             ),
             Panel(
-                "Changes of mode",
+                "Mode switches",
                 ((rate("faser_spec_mode_switches_total", by="to"), "to {{to}}"),),
                 axis="per second",
             ),
@@ -234,13 +235,13 @@ SPECULATION = (
         "Predictions",
         (
             Panel(
-                "Time of a step, predicted and measured",
+                "Step time, predicted and measured",
                 ((per_step(PREDICTED), "predicted"), (per_step(MEASURED), "measured")),
                 "s",
-                note="With the drafts made for it.",
+                note="Includes the time to draft for the step.",
             ),
             Panel(
-                "Predicted over measured time",
+                "Predicted over measured step time",
                 (
                     (
                         ratio(
@@ -251,11 +252,11 @@ SPECULATION = (
                     ),
                 ),
                 "percentunit",
-                lines=(0.75, 1.25),
-                note="100 %: the cost model is right on average. A quarter off for half an hour is an alert.",
+                lines=(1 - THRESHOLDS["stepTimeError"], 1 + THRESHOLDS["stepTimeError"]),
+                note="100 %: the cost model is right on average. Outside the lines for half an hour is an alert.",
             ),
             Panel(
-                "Error of predicted step times (median)",
+                "Step time prediction error (median)",
                 (
                     (
                         f"histogram_quantile(0.5, {rate('faser_step_time_error_ratio_bucket', by='le, role')})",
@@ -266,7 +267,7 @@ SPECULATION = (
                 lines=(0.1,),
             ),
             Panel(
-                "Where the time goes",
+                "Time spent drafting, verifying and deciding",
                 (
                     (rate("faser_spec_draft_seconds_total"), "drafting"),
                     (rate("faser_spec_verify_seconds_total"), "verifying"),
@@ -277,7 +278,7 @@ SPECULATION = (
                 note="Share of the wall clock.",
             ),
             Panel(
-                "Draft KV computed again after a pause",
+                "Draft KV recomputed after a pause",
                 ((rate("faser_spec_catchup_tokens_total"), "tokens"),),
                 axis="tokens per second",
                 note="With a draft model only.",
@@ -295,7 +296,7 @@ SPECULATION = (
                 note="Off by default.",
             ),
             Panel(
-                "Early pruning: how well it tells good tokens from bad ones",
+                "Early pruning accuracy",
                 (
                     (rate("faser_prune_verified_tokens_total"), "looked at and verified"),
                     (rate("faser_prune_flagged_tokens_total"), "flagged"),
@@ -309,19 +310,19 @@ SPECULATION = (
         "Audit (--audit-speculation)",
         (
             Panel(
-                "Answers computed again without drafts, last hour",
+                "Audited answers (last hour)",
                 ((last_hour("faser_audit_checks_total", "backend"), "{{backend}}"),),
-                note="Stands still on an engine that is never idle.",
+                note="Does not grow on an engine that is never idle.",
             ),
             Panel(
-                "Answers that differed, last hour",
+                "Diverged answers (last hour)",
                 ((last_hour("faser_audit_divergences_total", "backend"), "{{backend}}"),),
                 lines=(1,),
                 note="One with the backend native is an alert. Other kernels can differ from themselves where two "
                 "tokens are nearly as likely.",
             ),
             Panel(
-                "Answers that found no room in the audit, last hour",
+                "Answers skipped by the audit (last hour)",
                 ((last_hour("faser_audit_skipped_total", "backend"), "{{backend}}"),),
             ),
         ),

@@ -1,6 +1,9 @@
 """Writes rules.yaml: recording rules of six service level objectives, and the alerts of the runbook.
 
     python deploy/prometheus/make_rules.py > deploy/prometheus/rules.yaml
+    python deploy/prometheus/make_rules.py --chart > deploy/helm/faser/files/rules.yaml
+
+The second one leaves thresholds as @name@, in whose place the chart puts its values.
 
 The error ratio of an objective is recorded over seven windows under the names that sloth gives them, so that its
 dashboards work. A burning budget alerts over two windows at once (The Site Reliability Workbook, chapter 5): the
@@ -10,6 +13,7 @@ which the server compares; their objectives are recorded for each class.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import yaml
@@ -18,6 +22,16 @@ WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 BY = "by (namespace, model_name)"
 BY_CLASS = "by (namespace, model_name, class)"
 PERIOD_DAYS = 30
+# Suitable for CPUs; 0.2 s per token is about as fast as people read. Names are those of the chart's values.
+THRESHOLDS = {
+    "ttftSeconds": 2.5,
+    "tpotSeconds": 0.2,
+    "kvCacheUsage": 0.95,
+    "queueSeconds": 10.0,
+    "preemptionsPerRequest": 0.1,
+    "acceptanceRatio": 0.5,
+    "stepTimeError": 0.25,
+}
 # (long window, short window, how many times faster than allowed the budget burns)
 PAGE = (("1h", "5m", 14.4), ("6h", "30m", 6.0))
 TICKET = (("1d", "2h", 3.0), ("3d", "6h", 1.0))
@@ -78,13 +92,16 @@ OBJECTIVES = (
         what="requests fail or are refused",
     ),
     _latency(
-        "ttft", "vllm:time_to_first_token_seconds", "1.0", "requests wait more than 1 s for their first token"
+        "ttft",
+        "vllm:time_to_first_token_seconds",
+        "@ttftSeconds@",
+        "requests wait more than @ttftSeconds@ s for their first token",
     ),
     _latency(
         "tpot",
         "vllm:request_time_per_output_token_seconds",
-        "0.1",
-        "requests take more than 100 ms for a token",
+        "@tpotSeconds@",
+        "requests take more than @tpotSeconds@ s per output token",
     ),
     _of_classes("class-ttft", "ttft", 0.95, "get their first token later than their target"),
     _of_classes("class-tpot", "tpot", 0.95, "take longer for a token than their target"),
@@ -146,7 +163,7 @@ SYMPTOMS = (
     ),
     Symptom(
         "FaserKvCacheFull",
-        "vllm:kv_cache_usage_perc > 0.95",
+        "vllm:kv_cache_usage_perc > @kvCacheUsage@",
         "10m",
         "ticket",
         "Running requests hold {{ $value | humanizePercentage }} of the KV blocks of {{ $labels.instance }}",
@@ -154,15 +171,15 @@ SYMPTOMS = (
     Symptom(
         "FaserPreempts",
         f"sum {BY} (rate(vllm:num_preemptions_total[10m]))\n"
-        f"> 0.1 * sum {BY} (rate(vllm:request_success_total[10m]))",
+        f"> @preemptionsPerRequest@ * sum {BY} (rate(vllm:request_success_total[10m]))",
         "10m",
         "ticket",
-        "More than one sample in ten requests of {{ $labels.model_name }} is preempted and computed again",
+        "More than @preemptionsPerRequest@ samples per request of {{ $labels.model_name }} are preempted",
     ),
     Symptom(
         "FaserQueueSlow",
         "histogram_quantile(0.95, sum by (namespace, model_name, le) "
-        "(rate(vllm:request_queue_time_seconds_bucket[10m]))) > 10",
+        "(rate(vllm:request_queue_time_seconds_bucket[10m]))) > @queueSeconds@",
         "10m",
         "ticket",
         "One request in twenty waits more than {{ $value | humanizeDuration }} for its first step",
@@ -171,16 +188,16 @@ SYMPTOMS = (
         "FaserAcceptanceCollapsed",
         f"(sum {BY} (rate(faser_spec_accepted_tokens_total[30m]))"
         f" / (sum {BY} (rate(faser_spec_verified_tokens_total[30m])) > 1))\n"
-        f"< 0.5 * (sum {BY} (rate(faser_spec_accepted_tokens_total[1d]))"
+        f"< @acceptanceRatio@ * (sum {BY} (rate(faser_spec_accepted_tokens_total[1d]))"
         f" / sum {BY} (rate(faser_spec_verified_tokens_total[1d])))",
         "30m",
         "ticket",
-        "Drafts of {{ $labels.model_name }} are accepted half as often as over the last day",
+        "Draft acceptance of {{ $labels.model_name }} is below @acceptanceRatio@ of that of the last day",
     ),
     Symptom(
         "FaserStepTimesWrong",
         'abs(1 - rate(faser_step_predicted_seconds_total{role="step"}[30m])\n'
-        '/ (rate(faser_step_measured_seconds_total{role="step"}[30m]) > 0.05)) > 0.25',
+        '/ (rate(faser_step_measured_seconds_total{role="step"}[30m]) > 0.05)) > @stepTimeError@',
         "30m",
         "ticket",
         "Steps of {{ $labels.instance }} take {{ $value | humanizePercentage }} more or less than predicted",
@@ -274,10 +291,13 @@ _Dumper.add_representer(str, _text)
 _Dumper.ignore_aliases = lambda *_: True  # type: ignore[method-assign]
 
 
-def main() -> None:
-    sys.stdout.write("# Written by deploy/prometheus/make_rules.py\n")
-    yaml.dump({"groups": groups()}, sys.stdout, Dumper=_Dumper, sort_keys=False, width=110)
+def rules(thresholds: Mapping[str, float]) -> str:
+    """Return the file; thresholds that are not given stay as @name@."""
+    text = yaml.dump({"groups": groups()}, Dumper=_Dumper, sort_keys=False, width=110)
+    for name, value in thresholds.items():
+        text = text.replace(f"@{name}@", str(value))
+    return f"# Written by deploy/prometheus/make_rules.py\n{text}"
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(rules({} if sys.argv[1:] == ["--chart"] else THRESHOLDS))

@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
+from deploy.prometheus.make_rules import THRESHOLDS, rules
 from tests.deploy.exported import DEPLOY, unknown_series
 from tests.deploy.rendered import CHART, WORKLOADS, configs, container, helm, objects, of_kind, templates
 from tests.deploy.values import CLAIM, GPU, REFUSED, RENDERED
@@ -227,9 +228,23 @@ def test_secrets_reach_the_pod_as_variables_and_never_as_arguments() -> None:
     assert monitor["authorization"]["credentials"] == {"name": "keys", "key": "api-key"}
 
 
+def test_thresholds_of_alerts_are_the_values() -> None:
+    given = RENDERED["thresholds"]["prometheusRule"]["thresholds"]
+    rule = of_kind(RENDERED["thresholds"], "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load(
+        rules({**THRESHOLDS, **{name: float(each) for name, each in given.items()}})
+    )
+    for default in THRESHOLDS:
+        tightened = {**RENDERED["monitoring"], "prometheusRule": {"enabled": True, "thresholds": {default: 0.75}}}
+        assert of_kind(tightened, "PrometheusRule")["spec"] == yaml.safe_load(rules({**THRESHOLDS, default: 0.75}))
+    assert "@" not in rules(THRESHOLDS)
+
+
 def test_rules_and_dashboards_are_those_of_the_project() -> None:
     rule = of_kind(RENDERED["monitoring"], "PrometheusRule")
     assert rule["spec"] == yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert values["prometheusRule"]["thresholds"] == THRESHOLDS
     boards = [each for each in objects(RENDERED["monitoring"]) if each["kind"] == "ConfigMap"]
     assert len(boards) == 3
     for each in boards:

@@ -62,6 +62,34 @@ def test_every_series_is_on_a_panel_or_has_a_reason_not_to_be() -> None:
     assert families - {parts.sub("", name) for name in shown} == WITHOUT_A_PANEL
 
 
+@pytest.mark.parametrize(
+    "series, title",
+    [
+        ("vllm:time_to_first_token_seconds", "Time to first token"),
+        ("vllm:inter_token_latency_seconds", "Inter-token latency"),
+        ("vllm:request_time_per_output_token_seconds", "Time per output token"),
+        ("vllm:e2e_request_latency_seconds", "End-to-end latency"),
+        ("vllm:request_queue_time_seconds", "Queue time"),
+        ("vllm:request_prefill_time_seconds", "Prefill time"),
+        ("vllm:request_decode_time_seconds", "Decode time"),
+        ("vllm:kv_cache_usage_perc", "KV cache usage"),
+    ],
+)
+def test_panels_have_the_names_of_the_field(series: str, title: str) -> None:
+    named = {where.split(": ", 1)[1] for where, expression in expressions() if f"{series}_bucket" in expression}
+    named |= {
+        where.split(": ", 1)[1] for where, expression in expressions() if expression.startswith(series + "{")
+    }
+    assert named == {title}
+
+
+def test_the_runbook_names_panels_that_exist() -> None:
+    text = " ".join((DEPLOY.parent / "docs" / "runbook.md").read_text().split())
+    named = re.findall(r"(?<!\*)\*([A-Z][^*]*)\*(?!\*)", text)
+    assert len(named) > 10
+    assert set(named) - {where.split(": ", 1)[1] for where, _ in expressions()} == set()
+
+
 @pytest.mark.parametrize("where, expression", expressions())
 def test_labels_that_an_expression_groups_by_exist(where: str, expression: str) -> None:
     series = exported_series()

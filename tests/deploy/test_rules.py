@@ -1,17 +1,22 @@
 """The rules name what a server exports, and fire when they should: promtool runs them on made-up series."""
 
-import runpy
+import json
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from deploy.prometheus.make_rules import THRESHOLDS
+from faser.metrics.server import Metrics
 from tests.deploy.exported import DEPLOY, exported_series, unknown_series
 
 RULES = DEPLOY / "prometheus" / "rules.yaml"
+SCHEMA = DEPLOY / "helm" / "faser" / "values.schema.json"
 RUNBOOK = (DEPLOY.parent / "docs" / "runbook.md").read_text()
 
 
@@ -23,9 +28,13 @@ def _alerts() -> list[str]:
     return [rule["alert"] for rule in _rules() if "alert" in rule]
 
 
-def test_the_file_is_what_its_program_writes(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(DEPLOY / "prometheus" / "make_rules.py"), run_name="__main__")
-    assert capsys.readouterr().out == RULES.read_text()
+@pytest.mark.parametrize(
+    "flags, path", [([], RULES), (["--chart"], DEPLOY / "helm" / "faser" / "files" / "rules.yaml")]
+)
+def test_the_files_are_what_their_program_writes(flags: list[str], path: Path) -> None:
+    program = DEPLOY / "prometheus" / "make_rules.py"
+    done = subprocess.run([sys.executable, program, *flags], capture_output=True, text=True, check=True)
+    assert done.stdout == path.read_text()
 
 
 def test_every_series_in_a_rule_is_exported_or_recorded() -> None:
@@ -33,14 +42,17 @@ def test_every_series_in_a_rule_is_exported_or_recorded() -> None:
 
 
 @pytest.mark.parametrize(
-    "metric, edge", [("time_to_first_token_seconds", "1.0"), ("request_time_per_output_token_seconds", "0.1")]
+    "metric, threshold",
+    [("time_to_first_token_seconds", "ttftSeconds"), ("request_time_per_output_token_seconds", "tpotSeconds")],
 )
-def test_thresholds_of_latency_are_edges_of_the_buckets(metric: str, edge: str) -> None:
-    from faser.metrics.server import Metrics
-
+def test_thresholds_of_latency_are_edges_of_the_buckets(metric: str, threshold: str) -> None:
     text = Metrics(model_name="m", max_model_len=64).render().decode()
-    assert f'vllm:{metric}_bucket{{engine="0",le="{edge}",model_name="m"}}' in text
-    assert f'le="{edge}"' in RULES.read_text()
+    edges = re.findall(rf'vllm:{metric}_bucket{{engine="0",le="([^"]+)"', text)
+    allowed = json.loads(SCHEMA.read_text())["properties"]["prometheusRule"]["properties"]["thresholds"][
+        "properties"
+    ]
+    assert [f"{float(each)}" for each in allowed[threshold]["enum"]] == edges[:-1]  # the last one is +Inf
+    assert f'le="{THRESHOLDS[threshold]}"' in RULES.read_text()
     assert f"vllm:{metric}_count" in exported_series()
 
 
@@ -49,6 +61,12 @@ def test_every_alert_has_an_entry_in_the_runbook_and_points_at_it(alert: str) ->
     (rule,) = [rule for rule in _rules() if rule.get("alert") == alert]
     assert rule["annotations"]["runbook_url"].endswith(f"docs/runbook.md#{alert.lower()}")
     assert f"\n## {alert}\n" in RUNBOOK
+
+
+def test_the_runbook_has_the_thresholds() -> None:
+    text = " ".join(RUNBOOK.split())
+    assert f"waits longer than {THRESHOLDS['ttftSeconds']} s for its first token" in text
+    assert f"takes longer than {THRESHOLDS['tpotSeconds']} s per output token" in text
 
 
 def test_the_runbook_has_no_entry_without_an_alert() -> None:

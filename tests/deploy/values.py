@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import yaml
+
+from tests.deploy.exported import DEPLOY
+
 SECRET = {"apiKey": {"existingSecret": "keys"}}
 CLAIM = {"model": {"existingClaim": "models", "name": "/models/qwen3-8b", "servedNames": ["qwen", "default"]}}
 GPU = {
@@ -21,8 +25,16 @@ GPU = {
 PICKER = {"inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}}
 ENGINES = {"dataParallel": {"size": 4, "firstPort": 8100}, **PICKER}
 RANKS = {"tensorParallel": {"size": 3}}
+VOLUME = {"persistence": {"enabled": True}}
+SHARED = {"persistence": {"enabled": True, "accessModes": ["ReadWriteMany"]}}
+HUB = {"model": {"name": "Qwen/Qwen3-8B"}}
+EXAMPLES: dict[str, dict[str, Any]] = {
+    f"values/{path.name}": yaml.safe_load(path.read_text())
+    for path in sorted((DEPLOY / "helm" / "values").iterdir())
+}
 
 RENDERED: dict[str, dict[str, Any]] = {
+    **EXAMPLES,
     "defaults": {},
     "gpu": GPU,
     "claim": CLAIM,
@@ -44,7 +56,10 @@ RENDERED: dict[str, dict[str, Any]] = {
         "speculation": {
             "policy": "faser",
             "config": {"method": "ngram", "num_speculative_tokens": 4},
-            "classes": {"interactive": {"slo": {"tpot_ms": 30}}, "batch": {"enabled": False}},
+            "classes": {
+                "interactive": {"slo": {"tpot_ms": 30}, "admission": "refuse"},
+                "batch": {"enabled": False},
+            },
             "slo": {"ttftMs": 500, "tpotMs": 50.5},
         }
     },
@@ -84,6 +99,26 @@ RENDERED: dict[str, dict[str, Any]] = {
         "persistence": {"enabled": True, "storageClass": "fast", "size": "100Gi"},
         "shm": {"enabled": False},
     },
+    "pods of a shared volume": {**SHARED, **HUB, "replicaCount": 3},
+    "pods of a claim": {"replicaCount": 3, "persistence": {"enabled": True, "existingClaim": "shared"}},
+    "one scaled pod of a volume": {**VOLUME, "autoscaling": {"hpa": {"enabled": True}, "maxReplicas": 1}},
+    "hub models": {
+        "model": {"name": "Qwen/Qwen3-8B", "revision": "v1"},
+        "speculation": {"config": {"method": "draft_model", "model": "Qwen/Qwen3-0.6B", "revision": "v2"}},
+        "hfToken": {"existingSecret": "hub"},
+        "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+        "envFrom": [{"secretRef": {"name": "proxy"}}],
+        "extraVolumes": [{"name": "certificates", "configMap": {"name": "certificates"}}],
+        "extraVolumeMounts": [{"name": "certificates", "mountPath": "/etc/ssl/certs"}],
+        "initContainers": [{"name": "first", "image": "busybox:1"}],
+        "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "32Gi"}},
+    },
+    "thresholds": {
+        "prometheusRule": {
+            "enabled": True,
+            "thresholds": {"ttftSeconds": 1, "tpotSeconds": 0.05, "queueSeconds": 30},
+        }
+    },
     "long-drain": {"server": {"shutdownTimeout": 120, "port": 9000, "rootPath": "/llm", "requestTimeout": 600}},
     "own-names": {"server": {"allowedHosts": ["llm.example", "*.corp.example"]}},
     "no-names": {"server": {"allowedHosts": []}},
@@ -119,13 +154,13 @@ RENDERED: dict[str, dict[str, Any]] = {
     "ranks of a claim": {
         **RANKS,
         **CLAIM,
-        "strategy": {"rollingUpdate": None},
+        "strategy": {"type": "RollingUpdate"},
         "serviceMonitor": {"enabled": True},
     },
     "ranks of a hub model": {
         **RANKS,
-        "model": {"name": "Qwen/Qwen3-8B"},
-        "persistence": {"enabled": True, "accessModes": ["ReadWriteMany"]},
+        **HUB,
+        **SHARED,
         "fullnameOverride": "a" * 63,
     },
     "ranks with hpa": {**RANKS, "autoscaling": {"hpa": {"enabled": True}, "minReplicas": 2}},
@@ -156,6 +191,53 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "traces without a path": ({"server": {"otlpTracesEndpoint": "http://c:4318"}}, "/server/otlpTracesEndpoint"),
     "replicas": ({"replicaCount": -1}, "/replicaCount"),
     "dtype": ({"engine": {"dtype": "int4"}}, "/engine/dtype"),
+    "weights": ({"engine": {"quantization": "int3"}}, "/engine/quantization"),
+    "kv type": ({"engine": {"kvCacheDtype": "int4"}}, "/engine/kvCacheDtype"),
+    "int4 on a GPU": (
+        {"engine": {"device": "cuda:0", "quantization": "int4"}},
+        "engine.quantization is int4, which needs engine.device cpu, and engine.device is cuda:0; use fp8",
+    ),
+    "fp8 on a CPU": (
+        {"engine": {"device": "cpu", "quantization": "fp8"}},
+        "engine.quantization is fp8, which needs engine.device cuda, and engine.device is cpu; use gguf",
+    ),
+    "int8 keys on a GPU": (
+        {"engine": {"device": "cuda", "kvCacheDtype": "int8"}},
+        "engine.kvCacheDtype is int8, which needs engine.device cpu, and engine.device is cuda; use fp8, or leave",
+    ),
+    "fp8 keys on a CPU": (
+        {"engine": {"device": "cpu", "kvCacheDtype": "fp8"}},
+        "engine.kvCacheDtype is fp8, which needs engine.device cuda, and engine.device is cpu; use int8, or leave",
+    ),
+    "pods of one volume": (
+        {**VOLUME, "replicaCount": 3},
+        "replicaCount is 3, and persistence.accessModes is ReadWriteOnce, a volume that one node can mount: use",
+    ),
+    "scaled pods of one volume": (
+        {
+            "persistence": {"enabled": True, "accessModes": ["ReadWriteOncePod"]},
+            "autoscaling": {"keda": {"enabled": True}},
+        },
+        "autoscaling.maxReplicas is 4, and persistence.accessModes is ReadWriteOncePod",
+    ),
+    "volume without a writer": (
+        {"persistence": {"enabled": True, "accessModes": ["ReadOnlyMany"]}},
+        "persistence.accessModes is ReadOnlyMany; pods write models and measured step times there",
+    ),
+    "surge beside one volume": (
+        {**VOLUME, "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}}},
+        "with strategy.rollingUpdate.maxSurge 1 a new pod waits for the volume of the old one",
+    ),
+    "Kubernetes' own surge beside one volume": (
+        {**VOLUME, "strategy": {"type": "RollingUpdate", "rollingUpdate": None}},
+        "with strategy.rollingUpdate.maxSurge 25% a new pod waits",
+    ),
+    "threshold between buckets": (
+        {"prometheusRule": {"thresholds": {"ttftSeconds": 3}}},
+        "'/prometheusRule/thresholds/ttftSeconds': value must be one of 0.001,",
+    ),
+    "share over one": ({"prometheusRule": {"thresholds": {"kvCacheUsage": 95}}}, "/thresholds/kvCacheUsage"),
+    "unknown threshold": ({"prometheusRule": {"thresholds": {"ttftMs": 900}}}, "ttftMs"),
     "policy": ({"speculation": {"policy": "always"}}, "/speculation/policy"),
     "utilization": ({"engine": {"gpuMemoryUtilization": 1.5}}, "/engine/gpuMemoryUtilization"),
     "kv size": ({"engine": {"kvCacheMemory": "much"}}, "/engine/kvCacheMemory"),

@@ -36,9 +36,57 @@
 {{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled -}}
 {{- fail "serviceMonitor and podMonitor are both enabled; every sample would be scraped twice" -}}
 {{- end -}}
+{{- include "faser.checkTypes" . -}}
+{{- include "faser.checkVolume" . -}}
 {{- include "faser.checkPorts" . -}}
 {{- include "faser.checkEngines" . -}}
 {{- if include "faser.ranked" . -}}{{- include "faser.checkRanks" . -}}{{- end -}}
+{{- end -}}
+
+{{- /* Types that have kernels on one kind of device only. The torch backend computes them anywhere. */ -}}
+{{- define "faser.checkTypes" -}}
+{{- $device := .Values.engine.device | trimSuffix (regexFind ":[0-9]+$" .Values.engine.device) -}}
+{{- $homes := dict
+  "quantization" (dict "fp8" "cuda" "gguf" "cpu" "int8" "cpu" "int4" "cpu")
+  "kvCacheDtype" (dict "fp8" "cuda" "int8" "cpu") -}}
+{{- if and (has $device (list "cpu" "cuda")) (not (regexMatch "--backend[= ]torch" (join " " .Values.engine.extraArgs))) -}}
+{{- range $name, $home := $homes -}}
+{{- $type := get $.Values.engine $name -}}
+{{- $needed := get $home $type | default $device -}}
+{{- if ne $needed $device -}}
+{{- $allowed := list -}}
+{{- range $each, $on := $home -}}{{- if eq $on $device -}}{{- $allowed = append $allowed $each -}}{{- end -}}{{- end -}}
+{{- fail (printf "engine.%s is %s, which needs engine.device %s, and engine.device is %s; use %s, or leave it empty" $name $type $needed $.Values.engine.device (join " or " (sortAlpha $allowed))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* A volume of the chart that one node mounts is for one pod at a time. */ -}}
+{{- define "faser.checkVolume" -}}
+{{- $modes := join ", " .Values.persistence.accessModes -}}
+{{- if include "faser.ownVolume" . -}}
+{{- if not (regexMatch "ReadWrite" $modes) -}}
+{{- fail (printf "persistence.accessModes is %s; pods write models and measured step times there: use ReadWriteOnce, or ReadWriteMany for more than one pod" $modes) -}}
+{{- end -}}
+{{- end -}}
+{{- if include "faser.singlePodVolume" . -}}
+{{- $name := "replicaCount" -}}
+{{- $pods := int .Values.replicaCount -}}
+{{- if include "faser.autoscaled" . -}}
+{{- $name = "autoscaling.maxReplicas" -}}
+{{- $pods = int .Values.autoscaling.maxReplicas -}}
+{{- end -}}
+{{- if gt $pods 1 -}}
+{{- fail (printf "%s is %d, and persistence.accessModes is %s, a volume that one node can mount: use ReadWriteMany, or turn persistence off (model.existingClaim can hold the model)" $name $pods $modes) -}}
+{{- end -}}
+{{- $strategy := .Values.strategy | default dict -}}
+{{- $rolling := $strategy.rollingUpdate | default dict -}}
+{{- $surge := hasKey $rolling "maxSurge" | ternary $rolling.maxSurge "25%" | toString -}}
+{{- if and $strategy (ne ($strategy.type | default "") "Recreate") (not (has $surge (list "0" "0%"))) -}}
+{{- fail (printf "persistence.accessModes is %s, and with strategy.rollingUpdate.maxSurge %s a new pod waits for the volume of the old one, which waits for it; set strategy.type=Recreate, or leave strategy empty" $modes $surge) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* No two things of a pod listen on one port. */ -}}
@@ -99,8 +147,7 @@
 {{- if eq ($strategy.type | default "") "Recreate" -}}
 {{- fail (printf "%s; a LeaderWorkerSet knows RollingUpdate only, and strategy.type is Recreate" $named) -}}
 {{- end -}}
-{{- $own := and .Values.persistence.enabled (not .Values.persistence.existingClaim) -}}
-{{- if and $own (not (has "ReadWriteMany" .Values.persistence.accessModes)) -}}
+{{- if include "faser.singlePodVolume" . -}}
 {{- fail (printf "%s; every rank mounts the volume, so persistence.accessModes must have ReadWriteMany" $named) -}}
 {{- end -}}
 {{- $kept := or .Values.persistence.enabled .Values.persistence.existingClaim -}}

@@ -239,8 +239,45 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end -}}
 
-{{- /* Whether the server fetches the model from the hub, rather than finds it in the image or on a volume. */ -}}
+{{- /* Whether the model comes from the hub, rather than from the image or a volume. */ -}}
 {{- define "faser.fetchesModel" -}}
+{{- if not .Values.model.existingClaim -}}{{- include "faser.onHub" .Values.model.name -}}{{- end -}}
+{{- end -}}
+
+{{- define "faser.onHub" -}}
 {{- $embedded := list "" "smollm2-135m-instruct" "huggingfacetb/smollm2-135m-instruct" -}}
-{{- if not (or .Values.model.existingClaim (hasPrefix "/" .Values.model.name) (has (lower .Values.model.name) $embedded)) -}}true{{- end -}}
+{{- if not (or (hasPrefix "/" .) (has (lower .) $embedded)) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* What init containers fetch: a list of name, model and revision, as JSON. */ -}}
+{{- define "faser.fetched" -}}
+{{- $found := list -}}
+{{- if include "faser.fetchesModel" . -}}
+{{- $found = append $found (dict "name" "model" "model" .Values.model.name "revision" .Values.model.revision) -}}
+{{- end -}}
+{{- $draft := .Values.speculation.config -}}
+{{- if include "faser.onHub" ($draft.model | default "") -}}
+{{- $found = append $found (dict "name" "draft" "model" $draft.model "revision" ($draft.revision | default "")) -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end -}}
+
+{{- /* The chart's own volume, if it makes one. */ -}}
+{{- define "faser.ownVolume" -}}
+{{- if and .Values.persistence.enabled (not .Values.persistence.existingClaim) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "faser.singlePodVolume" -}}
+{{- if and (include "faser.ownVolume" .) (not (has "ReadWriteMany" .Values.persistence.accessModes)) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "faser.strategy" -}}
+{{- if .Values.strategy -}}
+{{- toYaml .Values.strategy -}}
+{{- else if include "faser.singlePodVolume" . -}}
+type: Recreate
+{{- else -}}
+type: RollingUpdate
+rollingUpdate: {maxSurge: 1, maxUnavailable: 0}
+{{- end -}}
 {{- end -}}

@@ -40,9 +40,39 @@ spec:
   securityContext:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with .Values.initContainers }}
+  {{- $fetched := include "faser.fetched" . | fromJsonArray }}
+  {{- if or .Values.initContainers $fetched }}
   initContainers:
+    {{- with .Values.initContainers }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- range $fetched }}
+    - name: fetch-{{ .name }}
+      image: {{ include "faser.image" $root | quote }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      command: [/opt/faser/bin/faser, pull]
+      args:
+        - {{ .model | quote }}
+        {{- with .revision }}
+        - --revision={{ . }}
+        {{- end }}
+      env:
+        {{- include "faser.environment" $root | nindent 8 }}
+      {{- with $root.Values.envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with include "faser.fetchResources" $root }}
+      resources:
+        {{- . | nindent 8 }}
+      {{- end }}
+      {{- with $root.Values.securityContext }}
+      securityContext:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      volumeMounts:
+        {{- include "faser.mounts" $root | nindent 8 }}
+    {{- end }}
   {{- end }}
   containers:
     - name: faser
@@ -66,12 +96,6 @@ spec:
       args:
         {{- include "faser.arguments" . | trim | nindent 8 }}
       env:
-        - name: FASER_CACHE_DIR
-          value: /data
-        - name: HOME
-          value: /data
-        - name: HF_HOME
-          value: /data/huggingface
         - name: TRITON_CACHE_DIR
           value: /data/triton
         - name: FLASHINFER_WORKSPACE_BASE
@@ -83,22 +107,13 @@ spec:
               name: {{ . }}
               key: {{ $root.Values.apiKey.key }}
         {{- end }}
-        {{- if .Values.hfToken.existingSecret }}
-        - name: HF_TOKEN
-          valueFrom:
-            secretKeyRef:
-              name: {{ .Values.hfToken.existingSecret }}
-              key: {{ .Values.hfToken.key }}
-        {{- end }}
         {{- if .Values.kvEvents.enabled }}
         - name: POD_IP
           valueFrom:
             fieldRef:
               fieldPath: status.podIP
         {{- end }}
-        {{- with .Values.env }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- include "faser.environment" . | nindent 8 }}
       {{- with .Values.envFrom }}
       envFrom:
         {{- toYaml . | nindent 8 }}
@@ -151,10 +166,7 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       volumeMounts:
-        - name: cache
-          mountPath: /data
-        - name: tmp
-          mountPath: /tmp
+        {{- include "faser.mounts" . | nindent 8 }}
         {{- if .Values.shm.enabled }}
         - name: shm
           mountPath: /dev/shm
@@ -163,9 +175,6 @@ spec:
         - name: models
           mountPath: /models
           readOnly: true
-        {{- end }}
-        {{- with .Values.extraVolumeMounts }}
-        {{- toYaml . | nindent 8 }}
         {{- end }}
     {{- with .Values.extraContainers }}
     {{- toYaml . | nindent 4 }}
@@ -218,4 +227,48 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 {{- end }}
+{{- end -}}
+
+{{- /* Variables of the server and of what fetches models. */ -}}
+{{- define "faser.environment" -}}
+- name: FASER_CACHE_DIR
+  value: /data
+- name: HOME
+  value: /data
+- name: HF_HOME
+  value: /data/huggingface
+{{- with .Values.hfToken }}
+{{- if .existingSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .existingSecret }}
+      key: {{ .key }}
+{{- end }}
+{{- end }}
+{{- with .Values.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* What both may write to, and what the values add, such as certificates. */ -}}
+{{- define "faser.mounts" -}}
+- name: cache
+  mountPath: /data
+- name: tmp
+  mountPath: /tmp
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* The pod's, so that fetching adds nothing to them, without devices such as GPUs. */ -}}
+{{- define "faser.fetchResources" -}}
+{{- $own := dict -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- with pick (get $.Values.resources $kind | default dict) "cpu" "memory" "ephemeral-storage" -}}
+{{- $_ := set $own $kind . -}}
+{{- end -}}
+{{- end -}}
+{{- with $own -}}{{- toYaml . -}}{{- end -}}
 {{- end -}}
