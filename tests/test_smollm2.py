@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.exactness.greedy_equality import load_oracle
 from faser.engine.checkpoints.source import resolve
-from faser.offline import LLM, Generation
+from faser.offline import LLM, RequestOutput
 from faser.types import SamplingParams
 from tests.prompts import PROMPTS
 
@@ -40,7 +40,7 @@ def greedy(full: bool) -> SamplingParams:
 
 
 @pytest.fixture(scope="module")
-def alone(directory: Path, prompts: tuple[str, ...], greedy: SamplingParams) -> list[Generation]:
+def alone(directory: Path, prompts: tuple[str, ...], greedy: SamplingParams) -> list[RequestOutput]:
     with LLM(str(directory), **EXACT, max_num_seqs=1, max_num_batched_tokens=CHUNK) as model:
         return [model.generate(prompt, greedy)[0] for prompt in prompts]
 
@@ -50,9 +50,9 @@ def oracle(directory: Path) -> torch.nn.Module:
     return load_oracle(directory)
 
 
-def oracle_tokens(model: torch.nn.Module, generation: Generation) -> list[int]:
+def oracle_tokens(model: torch.nn.Module, generation: RequestOutput) -> list[int]:
     """What transformers would choose at every position of the answer."""
-    prompt, answer = generation.prompt_token_ids, generation.samples[0].token_ids
+    prompt, answer = generation.prompt_token_ids, generation.outputs[0].token_ids
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *answer]])).logits[0]
     chosen: list[int] = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
@@ -61,21 +61,21 @@ def oracle_tokens(model: torch.nn.Module, generation: Generation) -> list[int]:
 
 @pytest.mark.full
 def test_one_at_a_time_every_token_is_the_oracles(
-    prompts: tuple[str, ...], alone: list[Generation], oracle: torch.nn.Module
+    prompts: tuple[str, ...], alone: list[RequestOutput], oracle: torch.nn.Module
 ) -> None:
     for prompt, generation in zip(prompts, alone, strict=True):
-        assert generation.samples[0].token_ids == oracle_tokens(oracle, generation), prompt
+        assert generation.outputs[0].token_ids == oracle_tokens(oracle, generation), prompt
 
 
 def test_sixteen_at_once_chunked_and_cached_the_tokens_are_the_same(
-    directory: Path, prompts: tuple[str, ...], greedy: SamplingParams, alone: list[Generation]
+    directory: Path, prompts: tuple[str, ...], greedy: SamplingParams, alone: list[RequestOutput]
 ) -> None:
     with LLM(str(directory), **EXACT, max_num_seqs=16, max_num_batched_tokens=CHUNK) as model:
         crowd = model.generate(prompts, greedy)
         cached = model.generate(prompts, greedy)
     for prompt, lone, together, again in zip(prompts, alone, crowd, cached, strict=True):
-        assert together.samples[0].token_ids == lone.samples[0].token_ids, prompt
-        assert again.samples[0].token_ids == lone.samples[0].token_ids, prompt
+        assert together.outputs[0].token_ids == lone.outputs[0].token_ids, prompt
+        assert again.outputs[0].token_ids == lone.outputs[0].token_ids, prompt
     assert any(generation.num_cached_tokens for generation in cached)
 
 
@@ -88,6 +88,6 @@ def test_bfloat16_is_the_same_alone_and_in_a_crowd(
     with LLM(
         str(directory), dtype="bfloat16", quantization=quantization, max_num_seqs=16, backend="native"
     ) as model:
-        lone = [model.generate(prompt, sampling)[0].samples[0].token_ids for prompt in prompts[:4]]
-        crowd = [each.samples[0].token_ids for each in model.generate([*prompts, *PROMPTS[-8:]], sampling)]
+        lone = [model.generate(prompt, sampling)[0].outputs[0].token_ids for prompt in prompts[:4]]
+        crowd = [each.outputs[0].token_ids for each in model.generate([*prompts, *PROMPTS[-8:]], sampling)]
     assert crowd[:4] == lone
