@@ -30,6 +30,11 @@ DRAFTING = replace(
 )
 _OWN = re.compile(r'"(\w*id|created|created_at|completed_at)": ?("[^"]*"|[0-9.]+)|request [\w-]+')
 
+
+def _null(own: re.Match[str]) -> str:
+    return "" if own[1] is None else f'"{own[1]}":null'
+
+
 Answer = tuple[int, list[tuple[str, str]], list[str]]
 
 
@@ -53,7 +58,7 @@ async def answer(http: httpx.AsyncClient, path: str, body: dict[str, Any], key: 
         body = {**body, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     found = await http.post(path, json={"model": MODEL, **body}, headers={"authorization": f"Bearer {key}"})
     headers = [(k, v) for k, v in found.headers.items() if k not in ("date", "content-length", "x-request-id")]
-    return found.status_code, sorted(headers), _OWN.sub("", found.text).splitlines()
+    return found.status_code, sorted(headers), _OWN.sub(_null, found.text).splitlines()
 
 
 def heard(checkpoint: Path, *, after_the_victim: bool, **settings: Any) -> tuple[list[Answer], list[float]]:
@@ -99,4 +104,4 @@ def test_answers_do_not_show_whether_another_client_asked_the_same(
     assert statuses == [200, 200, 200, 200, 400, 200, 200, 200, 200, 200]
     text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in alone[-1][2] if '"text"' in line)
     assert text == "xxxxx"
-    assert "no token to choose" in alone[-1][2][-3] + alone[-1][2][-1]
+    assert any("no token to choose" in line for line in alone[-1][2])

@@ -173,8 +173,8 @@ def test_snapshots_follow_drafts_that_go_through_whole_chunks(
         for _, each in turn:
             wanted |= each
         asked = [replace(each, predicted_token_ids=wanted[each.request_id, 0][0]) for each, _ in turn]
-        for each in asked:
-            engine.add(replace(each, speculation=SpeculationParams(trace=True)))
+        for request in asked:
+            engine.add(replace(request, speculation=SpeculationParams(trace=True)))
         found: dict[tuple[str, int], Answer] = {}
         while engine.has_work():
             for delta in engine.step():

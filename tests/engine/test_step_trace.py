@@ -13,6 +13,7 @@ from faser.engine.contract.drafts import Drafts, table_of
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceRows, StepPlan, StepResult, StepRows
 from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
+from faser.types import SequenceError
 
 PLAN = StepPlan(
     step=7,
@@ -79,6 +80,14 @@ def test_accepted_tokens_and_rows_are_in_the_span(tmp_path: Path) -> None:
         "accepted": [1],
         "prompt_rows": 4,
     }
+
+
+def test_of_a_sequence_that_failed_all_tokens_were_drafted(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    trace = StepTraceFile(path)
+    trace.step(1.0, 1.070, PLAN, replace(RESULT, errors={0: SequenceError.NOT_FINITE}))
+    trace.close()
+    assert spans(path)["verify"]["args"]["accepted"] == [2]
 
 
 def test_lanes_that_ran_together_overlap_and_the_step_ends_with_the_longer(tmp_path: Path) -> None:

@@ -323,8 +323,8 @@ def test_a_stream_that_fails_has_said_the_same_before_with_drafts_as_without(
 ) -> None:
     """The prompt repeats the only token, so that drafts reach behind the last one that is allowed."""
     (token_id,) = tokenizer.encode("x")
-    limited = replace(GREEDY, allowed_token_ids=(token_id,), bad_words=((token_id,) * 11,))
-    wanted = [limited, replace(limited, stop=("xxxxxxx",)), GREEDY]
+    limited = replace(GREEDY, allowed_token_ids=(token_id,), bad_words=((token_id,) * 8,))
+    wanted = [limited, replace(limited, stop=("xxxx",), n=2), GREEDY]
 
     async def scenario(config: EngineConfig) -> tuple[list[tuple[dict[int, str], str | None]], float]:
         async with running(tiny_checkpoint, tokenizer, "thread", config) as engine:
@@ -334,10 +334,10 @@ def test_a_stream_that_fails_has_said_the_same_before_with_drafts_as_without(
 
     plain, drafting = (
         asyncio.run(scenario(replace(CONFIG, speculative_config=given)))
-        for given in ({"policy": "off"}, {"method": "ngram", "policy": "fixed", "num_speculative_tokens": 4})
+        for given in ({"policy": "off"}, {"method": "ngram", "policy": "fixed", "num_speculative_tokens": 8})
     )
-    assert plain[0][0][0] == {0: "x" * 10}
-    assert plain[0][1] == ({0: ""}, None)
+    assert plain[0][0][0] == {0: "x" * 7}
+    assert plain[0][1] == ({0: "", 1: ""}, None)
     assert [bool(why) for _, why in plain[0]] == [True, False, False]
     assert drafting[0] == plain[0]
     assert drafting[1] > 5

@@ -639,6 +639,18 @@ def test_an_accepted_token_that_ends_the_answer_hides_the_error_behind_it() -> N
     assert num_ended > 0, "no step that failed had accepted a new token"
 
 
+def test_a_prompt_that_fails_at_once_is_not_shared() -> None:
+    driver = Driver()
+    driver.add(request("a", prompt(17)))
+    driver.executor.fail_slots.add(0)
+    driver.run()
+    again = request("b", prompt(17))
+    driver.add(again)
+    driver.run()
+    driver.check(again)
+    assert driver.scheduler.stats().prefix_cache_hits == 0
+
+
 def test_an_error_of_the_first_sample_lets_the_others_go_on() -> None:
     driver = Driver()
     mine = request("a", prompt(5), n=2)

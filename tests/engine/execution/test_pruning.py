@@ -46,7 +46,7 @@ from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.torch_backend import TorchBackend
-from faser.types import PruneStats, Request, SamplingParams
+from faser.types import PruneStats, Request, SamplingParams, SequenceError
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.pruning_world import (
     CAP,
@@ -353,6 +353,17 @@ def test_only_verified_tokens_are_learned_from(drafts: list[list[int]], data: st
     pruning.learn(StepTokens(counts=[*map(len, sampled)], token_ids=token_ids))
     assert gate.lessons == expected
     assert gate.num_tokens == sum(map(len, sampled))
+
+
+def test_tokens_accepted_before_an_error_are_not_wasted() -> None:
+    """Two of three drafted rows; of the other sequence one of two, and the bonus token."""
+    pruning = given_ranks([0] * 5, GivenGate(least=9))
+    rows, batch = step_of([[1, 1, 1], [2, 2]])
+    pruning.run(_NoModel(), rows, batch)  # type: ignore[arg-type]
+    pruning.learn(
+        StepTokens(counts=[2, 2], token_ids=[1, 1, 2, 0], errors={0: SequenceError.NOT_FINITE}),
+    )
+    assert pruning.stats.wasted_rows == 2
 
 
 def step_of(drafts: list[list[int]]) -> tuple[StepRows, RowBatch]:

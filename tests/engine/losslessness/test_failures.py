@@ -185,7 +185,7 @@ def test_a_stop_token_ends_an_answer_before_the_row_behind_it_can_fail(
     assert accepted(engine) > 50
 
 
-X, Y = (tiny_tokenizer().token_to_id(text) for text in "xy")
+X, Y = (tiny_tokenizer().encode(text).ids[0] for text in "xy")
 LIMITS: dict[str, dict[str, Any]] = {
     "bad_words": {"allowed_token_ids": (X,), "bad_words": ((X,) * 7,)},
     "bad_words and a bias": {"allowed_token_ids": (X, Y), "bad_words": ((X, X, Y), (X,) * 9), "logprobs": 2},

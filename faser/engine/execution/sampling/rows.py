@@ -280,7 +280,8 @@ class LogitRows:
     @property
     def lacking(self) -> Bools:
         """[R] whether the row has no token."""
-        return self.best() == NO_TOKEN
+        lacking: Bools = self.best() == NO_TOKEN
+        return lacking
 
     def _errors(self, last: Ints) -> dict[int, SequenceError | None]:
         """By row, of the rows at which a sequence ends without a token; None: it goes on in a later step.

@@ -356,6 +356,26 @@ def test_a_finished_sample_reports_what_speculation_did_for_it() -> None:
     )
 
 
+def test_drafts_before_an_error_teach_nothing() -> None:
+    """Tokens of the sequence are delivered, but what refused the next one was not the draft's fault."""
+    num_delivered = 0
+    for moment in range(2, 7):
+        driver = driver_with(Greedy())
+        driver.add(asking("a"))
+        for _ in range(moment):
+            driver.step()
+        before = speculated(driver)
+        driver.executor.fail_slots.add(0)
+        driver.step()
+        after = speculated(driver)
+        assert [each.accepted for each in after.methods] == [each.accepted for each in before.methods]
+        assert [each.verified for each in after.methods] == [each.verified for each in before.methods]
+        last = driver.samples["a", 0].last
+        assert last is not None
+        num_delivered += len(last.token_ids)
+    assert num_delivered > 0
+
+
 def test_a_policy_that_was_refused_changes_nothing() -> None:
     policy = Greedy()
     driver = driver_with(policy, looks=False)
