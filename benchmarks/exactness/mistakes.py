@@ -28,6 +28,7 @@ from faser.engine.execution.sampling.rejection import (
 )
 from faser.engine.execution.sampling.rows import DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.kernels.interface.sampling import Ints
 
 LOW = 0.3  # a probability that a rule calls low
 STAIRS = (1.0, 1.8, 1.85, 1.9)  # cost of a step by γ: once the edge is crossed, more tokens cost next to nothing
@@ -85,15 +86,15 @@ def accept_too_often(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 class StaleChoice(ProbabilisticDraftSampler):
     """A position that is drafted again gets the same noise again."""
 
-    def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
-        return super().choose(logits, replace(rows, draft_starts=rows.positions))
+    def choose(self, logits: Tensor, rows: DraftRows, ids: Ints | None = None) -> DraftTokens:
+        return super().choose(logits, replace(rows, draft_starts=rows.positions), ids)
 
 
 class MisstatedChoice(ProbabilisticDraftSampler):
     """What the token was drawn from is stated a little flatter than it was."""
 
-    def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
-        chosen = super().choose(logits, rows)
+    def choose(self, logits: Tensor, rows: DraftRows, ids: Ints | None = None) -> DraftTokens:
+        chosen = super().choose(logits, rows, ids)
         assert chosen.probs is not None
         flatter = chosen.probs.sqrt()
         return replace(chosen, probs=flatter / flatter.sum(-1, keepdim=True))

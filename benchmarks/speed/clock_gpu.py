@@ -285,9 +285,7 @@ class _Choice:
     def take(self, logits: Tensor, rows: object, chosen: Tensor, **options: bool) -> None:
         chosen.fill_(_TOKEN)
 
-    def draft(
-        self, logits: Tensor, rows: object, window: float, chosen: Tensor, margins: Tensor, **options: bool
-    ) -> None:
+    def draft(self, logits: Tensor, rows: object, chosen: Tensor, margins: Tensor, **options: bool) -> None:
         chosen.fill_(_TOKEN)
         margins.fill_(_LEAD)
 

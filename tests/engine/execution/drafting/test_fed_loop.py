@@ -139,7 +139,7 @@ class Script:
         choices = SampledTokens(token_ids=requests.positions.copy(), margins=scripted)
         return Late(torch.from_numpy(choices.token_ids), choices, lambda: None)
 
-    def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
+    def choose(self, logits: Tensor, rows: DraftRows, _ids: Ints | None = None) -> DraftTokens:
         assert len(logits) == len(rows.slots)
         scripted = [self.margins[key] for key in zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)]
         return DraftTokens(token_ids=rows.positions.copy(), margins=np.array(scripted))

@@ -21,6 +21,7 @@ from faser.engine.execution.drafting.loop import DraftInput, ModelPasses, PassLo
 from faser.engine.execution.drafting.samplers import DraftRows, DraftTokens
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
+from faser.kernels.interface.sampling import Ints
 from tests.engine.execution.draft_lines import margins_of, tokens_of
 from tests.engine.execution.drafting.driving import BLOCK_SIZE, MAX_ROWS, NUM_BLOCKS, make_runner
 
@@ -40,7 +41,7 @@ class ScriptedChoice:
     def start(self, start: SequenceStart) -> None:
         raise AssertionError(f"slot {start.slot} is started")
 
-    def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
+    def choose(self, logits: Tensor, rows: DraftRows, _ids: Ints | None = None) -> DraftTokens:
         slots, positions = rows.slots, rows.positions
         assert len(logits) == len(slots)
         self.draft_starts.update(zip(slots.tolist(), rows.draft_starts.tolist(), strict=True))
