@@ -1,6 +1,7 @@
-"""Files: written so that a reader never sees half of one, and leftovers of writers that were killed."""
+"""Files: written so that a reader never sees half of one; leftovers of killed writers; JSON that others wrote."""
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -8,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _STALE_S = 3600.0  # longer than any writer goes without writing
 
@@ -25,6 +27,14 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON that comes from a file. Raises ValueError for text that is none, or is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -4,7 +4,6 @@ Also sampling defaults and the file of recorded answers. `faser run-batch` and r
 """
 
 import asyncio
-import json
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -34,6 +33,7 @@ from faser.engine.client.supervisor import Supervision
 from faser.engine.client.traffic import Outcome, TrafficRecorder
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError, ModelError
+from faser.files import parse_json
 from faser.machine import core_shares, may_have_gpu
 from faser.metrics.replicas import ReplicaMetrics, ServerMetrics
 from faser.metrics.server import Metrics
@@ -240,7 +240,7 @@ def _model_defaults(path: Path) -> dict[str, float]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from None
     if not isinstance(content, dict):

@@ -243,7 +243,7 @@ def inspect(path: Path, model: str) -> ModelReport:
         path=str(path),
         family=family.name if family else None,
         architecture=family.architecture if family else str(named[0]) if named[0] else None,
-        parameters=_num_parameters(config) if config else None,
+        parameters=_num_parameters(config) if config and not problems else None,
         weights=stored.form if stored else None,
         weight_bytes=stored.num_bytes if stored else None,
         max_model_len=config.spec.max_position_embeddings if config else None,
@@ -260,7 +260,7 @@ def _num_parameters(config: ModelConfig) -> int:
 
 def _check_tensors(path: Path, config: ModelConfig) -> None:
     """Raises ModelError unless the files have the tensors of the config; quantised ones have others."""
-    from faser.engine.execution.models.tensors import tensor_shapes
+    from faser.engine.execution.models.tensors import iter_shapes
 
     shapes: dict[str, tuple[int, ...]]
     if (file := gguf_file(path)) is not None:
@@ -273,7 +273,7 @@ def _check_tensors(path: Path, config: ModelConfig) -> None:
         shapes = {name: tuple(each.get("shape", ())) for name, each in tensor_headers(path).items()}
     else:
         return
-    for name, shape in tensor_shapes(config.spec).items():
+    for name, shape in iter_shapes(config.spec):
         if name not in shapes:
             raise ModelError(f"{path} lacks the tensor {name}")
         if shapes[name] != shape:

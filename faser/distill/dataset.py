@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser.errors import ConfigError
-from faser.files import replacing, write_atomically
+from faser.files import parse_json, replacing, write_atomically
 
 _INDEX = "dataset.json"
 _HELD_OUT_EVERY = 33  # conversations; one is for measuring, and never learned from. Odd: temperatures alternate
@@ -190,7 +190,7 @@ def held_out(place: int) -> bool:
 
 def _read(index: Path) -> dict[str, Any]:
     try:
-        stored = json.loads(index.read_text(encoding="utf-8"))
+        stored = parse_json(index.read_text(encoding="utf-8"))
         return {"settings": dict(stored["settings"]), "shards": list(stored["shards"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{index} cannot be read: {error}") from None

@@ -79,9 +79,13 @@ def messages_of(record: dict[str, Any]) -> list[Message]:
     if "messages" in record:
         return [{**each, "role": str(each["role"])} for each in record["messages"]]
     text = record["prompt"] if "prompt" in record else record["turns"][0]
-    if not isinstance(text, str):
-        raise TypeError("a question is a text")
-    return [{"role": "user", "content": text}]
+    return [{"role": "user", "content": _text(text)}]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a question or an answer is a text")
+    return value
 
 
 class TrafficFile:
@@ -123,7 +127,7 @@ class TrafficFile:
             ended = record.get("finish_reason", "stop") == "stop" and record.get("stop_reason") is None
             temperature = float(record.get("temperature", math.nan))
             prompt, answer = self._tokens(record)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ConfigError(f"{named} must be JSON such as {_FORM}") from None
         except RequestError as error:
             raise ConfigError(f"{named}: {error}") from None
@@ -142,9 +146,9 @@ class TrafficFile:
     def _tokens(self, record: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if "answer_token_ids" in record:
             return self._checked(record["prompt_token_ids"]), self._checked(record["answer_token_ids"])
-        answer = self._tokenizer.encode(record["answer"], add_special_tokens=False)
+        answer = self._tokenizer.encode(_text(record["answer"]), add_special_tokens=False)
         if self._turns is None:
-            return tuple(self._tokenizer.encode(record["prompt"])), tuple(answer)
+            return tuple(self._tokenizer.encode(_text(record["prompt"]))), tuple(answer)
         return tuple(self._turns.answer_prompt(messages_of(record))), tuple(answer)
 
     def _checked(self, ids: Sequence[Any]) -> tuple[int, ...]:

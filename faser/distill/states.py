@@ -23,7 +23,7 @@ from faser.config.declaration import show_bytes
 from faser.distill.dataset import Dataset, RecordedConversation, unwritable
 from faser.distill.target import Passage, PassageStates, TargetStates, batches
 from faser.errors import ConfigError
-from faser.files import replacing, write_atomically
+from faser.files import parse_json, replacing, write_atomically
 from faser.types import ProgressCallback
 
 _INDEX = "states.json"
@@ -65,7 +65,7 @@ class StateFolder:
         index = folder / _INDEX
         if index.exists():
             try:
-                stored = json.loads(index.read_text(encoding="utf-8"))
+                stored = parse_json(index.read_text(encoding="utf-8"))
                 self.num_shards, found = int(stored["shards"]), dict(stored["settings"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise ConfigError(f"{index} cannot be read: {error}") from None

@@ -31,7 +31,7 @@ from faser.distill.dataset import unwritable
 from faser.distill.head import TrainableHead
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.errors import ConfigError
-from faser.files import replacing
+from faser.files import parse_json, replacing
 
 STEP_DECAY = 0.8
 _WARM_SHARE = 0.05  # of a training, in which its rate rises at the longest
@@ -123,7 +123,7 @@ class TrainingState:
         """Raises ConfigError that names a damaged file."""
         try:
             with safe_open(path, framework="pt") as file:
-                about = json.loads(file.metadata()["training"])
+                about = parse_json(file.metadata()["training"])
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return cls(
                 settings=dict(about["settings"]),

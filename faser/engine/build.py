@@ -31,6 +31,7 @@ from faser.engine.execution.pruning import EarlyPruning, make_early_pruning
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.executor import EngineParts, WrapDrafter, load_parts, make_executor
+from faser.engine.execution.startup.memory import refused_allocations
 from faser.engine.execution.startup.models import Sources
 from faser.engine.execution.startup.step_times import measured_times
 from faser.engine.kv_events import KvEventPublisher
@@ -103,7 +104,8 @@ def build(
     model's tensors by its directory; None reads the directory. wrap_drafter: given the drafter, returns the one to
     use. Raises ConfigError (or ModelError) naming what does not fit.
     """
-    parts = load_parts(resolve_device(config), directory, report, partition, sources)
+    with refused_allocations(config):
+        parts = load_parts(resolve_device(config), directory, report, partition, sources)
     pruning = costs = pace = None
     if parts.speculates or config.speculation.has_targets:
         step_times = step_times or measured_times(parts, report)

@@ -5,6 +5,7 @@ Recorded traffic: texts are rendered as a server renders them, tokens are taken 
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +117,48 @@ def test_an_answer_that_a_stop_string_ended_gets_no_end_token(tiny_checkpoint: P
     assert (found.answer, found.ended) == ((7,), False)
 
 
+WRONG: tuple[Any, ...] = (
+    *(None, True, -1, 1 << 70, 10**400, float("nan"), "", "\ud800", [], ["x"], [[1]], [None], {}, {"a": 1}),
+    *([{"role": "user"}], [{"role": None, "content": "x"}], [{"role": "user", "content": [1]}]),
+)
+RECORDS: tuple[dict[str, Any], ...] = (
+    {"messages": [{"role": "user", "content": "hi"}], "answer": "yo", "temperature": 0.5},
+    {"prompt": "hi", "answer": "yo", "finish_reason": "stop"},
+    {"prompt_token_ids": [1, 2], "answer_token_ids": [3], "stop_reason": None},
+)
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_no_line_of_traffic_raises_anything_else(
+    tiny_checkpoint: Path, tmp_path: Path, has_template: bool
+) -> None:
+    """Seeded mutants: fields of other types, and characters that are others."""
+    tokenizer = load_tokenizer(tiny_checkpoint)
+    turns = ChatTurns(tokenizer, (EOS_TOKEN_ID,)) if has_template else None
+    path, refused = tmp_path / "a.jsonl", 0
+    for seed in range(300):
+        rng = random.Random(seed)
+        record = dict(rng.choice(RECORDS))
+        record[rng.choice([*record, "temperature", "messages"])] = rng.choice(WRONG)
+        line = list(json.dumps(record))
+        if rng.random() < 0.3:
+            line[rng.randrange(len(line))] = rng.choice('{}[]",:0x\\\0\u2028')
+        path.write_text("".join(line))
+        try:
+            list(TrafficFile(path, tokenizer, turns, EOS_TOKEN_ID, vocab_size=VOCAB_SIZE))
+        except ConfigError:
+            refused += 1
+    assert 100 < refused < 300
+
+
 @pytest.mark.parametrize(
     "record, message",
     [
         ({"prompt": "a"}, "its line 2 must be JSON such as"),
         ([1], "its line 2 must be JSON such as"),
         ({"prompt_token_ids": [5], "answer_token_ids": ["7"]}, "its line 2 must be JSON such as"),
+        ({"prompt": "a", "answer": ["b"]}, "its line 2 must be JSON such as"),
+        ({"prompt": "a", "answer": "b", "temperature": 10**400}, "its line 2 must be JSON such as"),
         ({"prompt": "a", "answer": ""}, "has 17 tokens of prompt and 0 of answer; each needs one"),
     ],
 )

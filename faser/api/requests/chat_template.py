@@ -1,24 +1,24 @@
 """ChatTemplate: renders the messages of a chat as the prompt format that the model was trained on.
 
-Owns the Jinja environment that the templates of checkpoints expect. A template comes with the checkpoint and
-is not trusted: it runs in a sandbox that forbids access to Python internals and changes to its inputs, and that
-stops loops and macros once a budget of turns and time is spent.
+Gives templates the functions that those of checkpoints expect. They run in a sandbox (template_sandbox.py).
 Knows no tokenizer and no HTTP.
 """
 
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from faser.api.requests.template_sandbox import (
+    BUDGET,
+    MAX_CHARS,
+    Budget,
+    OverBudgetError,
+    TemplateSandbox,
+    TooSlowError,
+)
 from faser.errors import ModelError, RequestError
 
 Message = Mapping[str, Any]
@@ -28,14 +28,6 @@ Message = Mapping[str, Any]
 _END_MARK = "\ue000end of the final message\ue001"
 _TRIMMED_AWAY = " "
 
-MAX_CHARS = 1 << 26  # of a prompt, and of a text that a template multiplies
-MAX_STEPS = 1 << 19  # turns of loops and calls of macros in one rendering
-MAX_SECONDS = 5  # of a processor, for one rendering
-
-_MAX_EXPONENT = 64
-
-_COUNT = "faser_count_step"  # what the loops of a template call
-
 _RESERVED = ("messages", "tools", "add_generation_prompt")
 
 
@@ -44,13 +36,13 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos_token: str | None, eos_token: str | None) -> None:
         """Raises ModelError with the line when the template does not compile."""
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        environment = TemplateSandbox()
         environment.filters["tojson"] = _tojson
+        environment.bound_filters()
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        del environment.globals["lipsum"]  # texts of any length
-        if _COUNT in source:
-            raise ModelError(f"the chat template does not compile: {_COUNT} is not its own")
+        if BUDGET in source:
+            raise ModelError(f"the chat template does not compile: {BUDGET} is not its own")
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -110,7 +102,7 @@ class ChatTemplate:
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
-            _COUNT: _Budget(),
+            BUDGET: Budget(),
         }
         prompt = self._run(variables)
         return _up_to_end_mark(prompt) if continue_final_message else prompt
@@ -125,37 +117,13 @@ class ChatTemplate:
                     raise OverBudgetError(f"the prompt has more than {MAX_CHARS} characters")
                 pieces.append(piece)
             return "".join(pieces)
-        except OverBudgetError:
+        except (OverBudgetError, TooSlowError):
             raise
         except Exception as error:  # a template can fail in any way that Python can
             raise RequestError(
                 f"the chat template cannot render these messages: {str(error) or type(error).__name__}",
                 param="messages",
             ) from None
-
-
-class OverBudgetError(RequestError):
-    """The template takes more steps or time, or makes a longer prompt, than any chat needs."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"the chat template cannot render these messages: {what}", param="messages")
-
-
-class _Budget:
-    """The steps and the time that are left of one rendering."""
-
-    def __init__(self) -> None:
-        self._steps = MAX_STEPS
-        self._end_s = time.thread_time() + MAX_SECONDS
-
-    def __call__(self) -> bool:
-        """Counts a step. Returns True, as a part of conditions. Raises OverBudgetError."""
-        self._steps -= 1
-        if self._steps < 0:
-            raise OverBudgetError(f"its loops take more than {MAX_STEPS} turns")
-        if time.thread_time() > self._end_s:
-            raise OverBudgetError(f"it takes more than {MAX_SECONDS} seconds")
-        return True
 
 
 def choose_template(templates: str | Mapping[str, str] | None, *, with_tools: bool) -> str:
@@ -172,49 +140,6 @@ def choose_template(templates: str | Mapping[str, str] | None, *, with_tools: bo
         found = f"; it has {', '.join(named)} but no default" if named else ""
         raise RequestError(f"this model has no chat template{found}; use completions, or serve it with one")
     return chosen
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Arithmetic cannot use up the memory, nor loops the time: a template comes with a checkpoint, its inputs from
-    clients.
-    """
-
-    intercepted_binops = frozenset(("*", "**"))
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """The template, whose loops and macros begin with a call that counts them."""
-        template = super()._parse(source, name, filename)
-        loops: Iterator[nodes.For | nodes.Macro | nodes.CallBlock] = template.find_all(
-            (nodes.For, nodes.Macro, nodes.CallBlock)
-        )
-        for loop in loops:
-            line = loop.lineno
-            count = nodes.Call(nodes.Name(_COUNT, "load", lineno=line), [], [], None, None, lineno=line)
-            if isinstance(loop, nodes.For) and loop.test is not None:  # turns that its condition leaves out count
-                loop.test = nodes.And(count, loop.test, lineno=line)
-            else:
-                loop.body.insert(0, nodes.ExprStmt(count, lineno=line))
-        return template
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Raises ValueError for a product of text or a list, or for a power, that is too long."""
-        if operator == "**" and isinstance(right, int) and abs(right) > _MAX_EXPONENT:
-            raise ValueError(f"the exponent {right} is above {_MAX_EXPONENT}")
-        if operator == "*":
-            for one, other in ((left, right), (right, left)):
-                if isinstance(one, Sized) and isinstance(other, int) and len(one) * other > MAX_CHARS:
-                    raise ValueError(f"a product would have {len(one) * other} elements; at most {MAX_CHARS} fit")
-        return super().call_binop(context, operator, left, right)
-
-
-class _GenerationTag(Extension):
-    """{% generation %} … {% endgeneration %}: marks the model's own text, for training. Renders its content."""
-
-    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it as a plain set
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _with_end_mark(messages: Sequence[Message]) -> list[Message]:

@@ -9,17 +9,20 @@ needed goes back to the system.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from faser.api.bodies.fields import Prediction
+from faser.api.requests.template_sandbox import TooSlowError, short_time
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 from faser.machine import return_free_memory
 
 _T = TypeVar("_T")
 _INLINE_CHARS = 2048  # handing work to a thread takes longer than tokenising so little
+_INLINE_SECONDS = 0.05  # of a processor, for a chat template: the event loop waits as long
 LARGE_CHARS = 1 << 15  # more of them are a large text
 
 
@@ -27,12 +30,15 @@ class TextWorker:
     """Of one server. Call it from an event loop."""
 
     def __init__(self) -> None:
+        self._works_inline = True  # until a chat template has been slow
         self._one_by_one = ThreadPoolExecutor(max_workers=1, thread_name_prefix="faser-large-texts")
 
     async def run(self, num_chars: int, work: Callable[[], _T]) -> _T:
         """The result of work on texts of num_chars characters together. Raises what work raises."""
-        if num_chars <= _INLINE_CHARS:
-            return work()
+        if num_chars <= _INLINE_CHARS and self._works_inline:
+            with suppress(TooSlowError), short_time(_INLINE_SECONDS):
+                return work()
+            self._works_inline = False
         if num_chars <= LARGE_CHARS:
             return await asyncio.to_thread(work)
         loop = asyncio.get_running_loop()

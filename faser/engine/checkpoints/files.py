@@ -3,7 +3,6 @@
 Needs no torch, so the front-end reads them as well. gguf/config.py makes a config.json of a GGUF file.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.families.wrappers import text_half
 from faser.engine.checkpoints.quantized import StoredQuantization, stored_quantization
 from faser.errors import ModelError
+from faser.files import parse_json
 
 GGUF_WEIGHTS = "model.gguf"  # in a directory whose other files are those of the hub
 TORCH_WEIGHTS = "pytorch_model.bin"  # of some heads; no model is read from it
@@ -105,7 +105,7 @@ def _model_config(
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path} is missing; a model directory must have one") from error
     except (OSError, ValueError) as error:
@@ -148,7 +148,7 @@ def tensor_headers(directory: Path) -> dict[str, dict[str, Any]]:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             header = file.read(length) if length <= _LONGEST_HEADER else b""
         try:
-            content = json.loads(header)
+            content = parse_json(header)
         except ValueError:
             continue
         found |= {name: each for name, each in content.items() if name != "__metadata__"}

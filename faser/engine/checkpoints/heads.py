@@ -16,7 +16,6 @@ embed_tokens. A head that is described like a target is known by its tensors. Ot
 An MTP layer is described by its target's config.json, and known by its tensors, mtp.*.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -32,6 +31,7 @@ from faser.engine.checkpoints.files import gguf_file, tensor_names
 from faser.engine.checkpoints.gguf.checkpoint import open_gguf
 from faser.engine.checkpoints.quantized import StoredMxfp4, StoredQuantization, stored_quantization
 from faser.errors import ModelError
+from faser.files import parse_json
 
 EAGLE3 = "eagle3"  # the method, as vLLM and speculators name it
 MTP_PREFIX = "mtp."  # of the tensors of an MTP layer
@@ -360,7 +360,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path} is missing; the directory of a head must have one") from error
     except (OSError, ValueError) as error:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.errors import ConfigError
+from faser.files import parse_json
 
 NO_TOKEN = -1  # before a context that is shorter than the widest
 LONGEST = 3  # tokens of a context; longer ones were found to bring nothing
@@ -98,7 +99,7 @@ def load(path: Path, *, vocab_size: int) -> NgramModel:
     """Raises ConfigError for a file that is none, and that names a token id which the model's vocabulary lacks."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            about = json.loads(str(stored["about"]))
+            about = parse_json(str(stored["about"]))
             contexts, following, shares = (stored[name] for name in _ARRAYS)
     except (OSError, KeyError, TypeError, AttributeError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path} is no n-gram model: {error}") from error

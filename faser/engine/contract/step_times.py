@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.errors import ConfigError
-from faser.files import write_atomically
+from faser.files import parse_json, write_atomically
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -328,7 +328,7 @@ class StepTimes:
     def from_json(cls, text: str, *, source: str = "the cost model") -> "StepTimes":
         """Raises ConfigError that names source and what is wrong."""
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             return cls(
                 tables=_read_tables(content),
                 interference=tuple(map(_read_interference, content["lanes"])),
@@ -337,7 +337,7 @@ class StepTimes:
             )
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ConfigError(f"{source} is not a cost model: {type(error).__name__}: {error}") from error
 
     def save(self, path: Path) -> None:

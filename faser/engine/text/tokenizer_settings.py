@@ -1,6 +1,5 @@
 """What a checkpoint says about its tokenizer in addition to the vocabulary: special tokens and chat templates."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from tokenizers import AddedToken
 
 from faser.engine.checkpoints.files import TEMPLATES
 from faser.errors import ModelError
+from faser.files import parse_json
 
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -115,7 +115,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = parse_json(path.read_text("utf-8"))
     except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):

@@ -212,6 +212,80 @@ def test_a_body_that_does_not_arrive_in_time_is_a_408(limited_url: str, engine: 
     assert not engine.requests
 
 
+@pytest.mark.parametrize(
+    "begin, drip",
+    [
+        (b"", b""),
+        (b"5\r\n", b""),
+        (b"5\r\n{", b""),
+        (b"", b"1\r\n \r\n"),
+        (b"1;", b"a"),
+        (b"1;" + b"a" * (HEAD_BYTES // 2), b""),
+        (b"1\r\n \r\n0\r\n", b"X: y\r\n"),
+        (b"0000", b"0"),
+        (b"fffffff\r\n", b" "),
+    ],
+    ids=["no-chunk", "size", "half", "bytes", "extension", "long-extension", "trailers", "zeros", "large-chunk"],
+)
+def test_a_chunked_body_that_stalls_or_drips_is_a_408(
+    limited_url: str, engine: FakeEngine, begin: bytes, drip: bytes
+) -> None:
+    with connect(limited_url) as connection:
+        connection.sendall(head(Transfer_Encoding="chunked") + begin)
+        send_slowly(connection, drip, every_s=0.05, for_s=2 * TIMEOUT_S)
+        assert error_of(read_all(connection)) == (408, f"the body did not arrive within {TIMEOUT_S} s")
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        b"fffffffffffffffff\r\n ",
+        b"-1\r\n \r\n",
+        b"0x1\r\n \r\n",
+        b"1 \r\n{\r\n",
+        b"\r\n",
+        b"1\r\n{}\r\n0\r\n\r\n",
+        b"1\n{\n0\n\n",
+    ],
+    ids=["beyond-64-bits", "negative", "prefix", "space", "none", "longer", "bare-newlines"],
+)
+def test_a_chunk_whose_size_is_wrong_is_a_400(limited_url: str, engine: FakeEngine, chunks: bytes) -> None:
+    with connect(limited_url) as connection:
+        connection.sendall(head(Transfer_Encoding="chunked") + chunks)
+        assert error_of(read_all(connection))[0] == 400
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"Content-Length: 2\r\nContent-Length: 3",
+        b"Content-Length: 2, 3",
+        b"Content-Length: -2",
+        b"Content-Length: 99999999999999999999",
+        b"Content-Length: 2\r\nTransfer-Encoding: chunked",
+        b"Transfer-Encoding: gzip",
+    ],
+    ids=["twice", "list", "negative", "beyond-64-bits", "and-chunked", "other-coding"],
+)
+def test_a_body_whose_length_is_in_doubt_is_a_400(limited_url: str, engine: FakeEngine, fields: bytes) -> None:
+    """Where a proxy reads another length, the rest of a body is the request of another client."""
+    with connect(limited_url) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n\r\n{}")
+        assert error_of(read_all(connection))[0] == 400
+    assert not engine.requests
+
+
+def test_a_body_longer_than_it_says_is_followed_by_no_request(limited_url: str, engine: FakeEngine) -> None:
+    body = b'{"prompt": "hi", "max_tokens": 1}'
+    with connect(limited_url) as connection:
+        connection.sendall(head(Content_Length=len(body)) + body + b"more than it says\r\n\r\n")
+        answers = read_all(connection)
+    assert answers.count(b"HTTP/1.1 ") <= 2
+    assert len(engine.requests) <= 1
+
+
 def test_half_heads_and_stalled_bodies_are_all_gone_after_the_deadline(limited_url: str) -> None:
     halves = [head()[:-2], head(Content_Length=MAX_BODY_BYTES) + b"{" + b" " * 30_000]
     connections = [connect(limited_url) for _ in range(200)]

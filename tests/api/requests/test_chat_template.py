@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from faser.api.requests import chat_template
+from faser.api.requests import template_sandbox
 from faser.api.requests.chat_template import ChatTemplate, choose_template
 from faser.errors import ModelError, RequestError
 
@@ -206,15 +208,108 @@ def test_the_sandbox_stops_what_a_template_must_not_do(source: str) -> None:
             " ~ a() ~ a() ~ a() ~ a() }}{% endfor %}",
             "9999 turns",
         ),
-        ("{% for i in range(99999) %}{% set x = ([1] * 9000000) | sum %}{% endfor %}", "more than 0.1 seconds"),
+        ("{% for i in range(99999) %}{% set x = ([1] * 900) | sum %}{% endfor %}", "more than 0.1 seconds"),
         ("{{ lipsum(n=1000000) }}", "'lipsum' is undefined"),
     ],
 )
 def test_loops_end_when_their_budget_is_spent(monkeypatch: pytest.MonkeyPatch, source: str, what: str) -> None:
-    monkeypatch.setattr(chat_template, "MAX_STEPS", 9999)
-    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.1 if "seconds" in what else 60)
+    monkeypatch.setattr(template_sandbox, "MAX_STEPS", 9999)
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.1 if "seconds" in what else 60)
     with pytest.raises(RequestError, match=f"cannot render these messages: .*{what}"):
         render(source, [USER])
+
+
+_GROWING = "{% set ns = namespace(a=START, b=START) %}{% for i in range(40) %}{% set ns.a = MORE %}{% endfor %}"
+_LONG = "('a' * 60000)"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' | center(10 ** 9) }}",
+        "{{ 'a'.center(1000000000) ~ 'a'.ljust(1000000000) ~ 'a'.rjust(1000000000) }}",
+        "{{ '1'.zfill(3000000000) }}",
+        "{{ '%1000000000s' % 'a' }}",
+        "{{ '%(a)1000000000s' % {'a': 1} }}",
+        "{{ '%*s' % (1000000000, 'a') }}",
+        "{{ '%.1000000000f' | format(1.5) }}",
+        "{{ '{:1000000000}'.format('a') }}",
+        "{{ '{:{}}'.format('a', 1000000000) }}",
+        "{{ ('{0}' * 30000).format(" + _LONG + ") }}",
+        "{{ ('%(a)s' * 30000) % {'a': " + _LONG + "} }}",
+        *(
+            _GROWING.replace("START", start).replace("MORE", more)
+            for start, more in (
+                ("'aaaaaaaa'", "ns.a ~ ns.a"),
+                ("'aaaaaaaa'", "ns.a + ns.a"),
+                ("[1]", "ns.a + ns.a"),
+                ("[1]", "[ns.a, ns.a]"),
+                ("[1]", "(ns.a, ns.a)"),
+                ("[1]", "{'a': ns.a, 'b': ns.a}"),
+                ("[1]", "dict(a=ns.a, b=ns.a)"),
+                ("[1]", "[ns.a[:], ns.a | list]"),
+                ("99999999999", "ns.a * ns.a"),
+            )
+        ),
+        "{% set ns = namespace(a=[]) %}{% for i in range(99) %}{% set ns.a = ns.a + ['a' * 999999] %}{% endfor %}",
+        "{% for i in range(2000) %}{% set a = 'a' * 9999999 %}{% endfor %}",
+        "{% set b = 'a' * 30000000 %}{% for i in range(99) %}{% set a = b ~ '' %}{% endfor %}",
+        "{{ " + _LONG + " | replace('a', 'b' * 60000) }}",
+        "{{ " + _LONG + ".replace('', 'b' * 60000) }}",
+        "{{ range(99999) | join(" + _LONG + ") }}",
+        "{{ " + _LONG + ".join(" + _LONG + " | list) }}",
+        "{{ ('\n' * 60000) | indent(60000) }}",
+        "{{ range(99999) | list | tojson(indent=60000) }}",
+        "{{ ('\t' * 60000).expandtabs(60000) }}",
+        "{{ " + _LONG + ".translate({97: 'b' * 60000}) }}",
+        "{{ ([[1] * 1000] * 6000) | sum(start=[]) | length }}",
+        "{{ range(99999) | map('center', 60000) | list | length }}",
+        "{{ ('ab' * 30000000) | list | length }}",
+        "{{ 9 ** 64 ** 64 }}",
+    ],
+)
+def test_what_would_take_gigabytes_is_refused_before_it_is_made(source: str) -> None:
+    """In memory and time: what one rendering may make, and half of the seconds."""
+    began_s = time.thread_time()
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="cannot render these messages"):
+            render(source, [USER])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.25 * template_sandbox.MAX_MADE
+    assert time.thread_time() - began_s < template_sandbox.MAX_SECONDS / 2
+
+
+@pytest.mark.parametrize("name", ["urlize", "wordwrap", "xmlattr", "pprint", "slice", "batch"])
+def test_filters_without_bounds_are_not_offered(name: str) -> None:
+    with pytest.raises(ModelError, match=f"No filter named '{name}'"):
+        template_of("{{ messages | " + name + " }}")
+
+
+def test_bounds_are_no_hindrance_to_what_templates_do() -> None:
+    """The same texts as from transformers, for what passes through every bounded operation."""
+    source = (
+        "{{ '%-8s|%5.2f' % ('ab', 1.5) }}{{ '%s=%s' | format('a', 1) }}{{ '{:>4}{}'.format('a', [1]) }}"
+        "{{ messages[0].content | center(9) ~ 1 ~ none ~ [1, messages[0].role] }}{{ [1] + [messages | length] }}"
+        "{{ ', '.join(['a', messages[0].role]) }}{{ ['a', 1] | join('-') }}{{ 'a\nb' | indent(2) }}"
+        "{{ {'a': messages[0].content, 'b': (1, [2])} | tojson(indent=2) }}{{ [3, 4] | sum }}{{ 7 * 6 + 2 ** 10 }}"
+        "{{ 'a b'.split(' ') | map('upper') | list }}{{ 'aXbX'.replace('X', '__') | replace('a', 'c') }}"
+        "{% for role, text in [('a', messages[0].content), ('b', 'x')] %}{{ role }}{{ text }}{% endfor %}"
+        "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ missing ~ 'x' }}{{ 'ab' * 3 }}"
+    )
+    assert render(source, [USER]) == oracle(source).apply_chat_template([USER], tokenize=False)
+
+
+def test_a_long_chat_is_within_the_bounds() -> None:
+    """2,000 messages of 600 kB together, in a text that grows message by message."""
+    source = (
+        "{% set ns = namespace(text='') %}{% for m in messages %}"
+        "{% set ns.text = ns.text ~ '<' + m.role + '>' + m.content | trim | replace('x', 'y') %}{% endfor %}"
+        "{{ ns.text[-20:] }}"
+    )
+    assert render(source, [USER | {"content": "word " * 60}] * 800).endswith("word")
 
 
 def test_a_loop_with_a_condition_has_the_turns_that_it_always_had() -> None:
@@ -228,7 +323,7 @@ def test_a_loop_with_a_condition_has_the_turns_that_it_always_had() -> None:
         "{{ " + "{" * 3000 + "1" + "}" * 3000 + " }}",
         "{{ " + "[" * 900 + "]" * 900 + " }}",
         "{% if true %}" * 200 + "{% endif %}" * 200,
-        "{{ faser_count_step }}",
+        "{{ faser_budget }}",
     ],
 )
 def test_a_template_that_python_cannot_compile_is_the_operators_error(source: str) -> None:
@@ -237,7 +332,7 @@ def test_a_template_that_python_cannot_compile_is_the_operators_error(source: st
 
 
 def test_a_template_that_loops_over_one_message_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_STEPS", 9999)
+    monkeypatch.setattr(template_sandbox, "MAX_STEPS", 9999)
     with pytest.raises(ModelError, match="more than 9999 turns, and this was one message"):
         template_of("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}").check()
     template_of("{{ raise_exception('a system message must come first') }}").check()

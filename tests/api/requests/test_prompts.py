@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from faser.api.requests.chat_template import ChatTemplate
 from faser.api.requests.prompts import (
     LARGE_CHARS,
     TextWorker,
@@ -207,3 +209,24 @@ def test_a_long_text_costs_no_more_memory_than_a_few_copies_of_it(
     assert answered == status
     assert peak_mb < 100
     assert kept_mb < 50
+
+
+def test_a_slow_chat_template_works_in_a_thread_and_goes_on_doing_so() -> None:
+    """The event loop waits for it once, for a moment; quick templates of the server follow into threads."""
+    loops = "{% for i in range(300) %}{% for j in range(300) %}{% endfor %}{% endfor %}done"
+    slow, quick = (ChatTemplate(source, bos_token=None, eos_token=None) for source in (loops, "done"))
+    names: list[str] = []
+
+    def render(template: ChatTemplate) -> str:
+        names.append(threading.current_thread().name)
+        message = {"role": "user", "content": "Hello"}
+        return template.render([message], add_generation_prompt=True, continue_final_message=False, extra={})
+
+    async def serve() -> list[str]:
+        worker = TextWorker()
+        order = (quick, slow, quick, slow)
+        return [await worker.run(5, partial(render, template)) for template in order]
+
+    assert asyncio.run(serve()) == ["done"] * 4
+    inline = threading.current_thread().name
+    assert [name == inline for name in names] == [True, True, False, False, False]

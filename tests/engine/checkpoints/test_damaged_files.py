@@ -7,6 +7,7 @@ mutant that loads is no fault: most bytes of a file are weights, scores and spel
 import json
 import mmap
 import random
+import re
 import struct
 import traceback
 from collections.abc import Callable
@@ -32,7 +33,24 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # weights of 
 
 MUTANTS = 40  # of each test
 WRONG: tuple[Any, ...] = (
-    *(None, True, False, -1, 0, 1, 3, 1 << 40, 0.5, float("nan"), float("inf"), "", "x", "none", "linear"),
+    *(
+        None,
+        True,
+        False,
+        -1,
+        0,
+        1,
+        3,
+        1 << 40,
+        10**400,
+        0.5,
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "none",
+        "linear",
+    ),
     *([], [0], ["x"], [[1]], {}, {"a": 1}, {"rope_type": "linear"}, {"type": "llama3", "factor": "2"}),
 )
 TOKENS = {
@@ -245,6 +263,19 @@ def test_fields_of_configuration_files(tmp_path: Path, file: str) -> None:
     refused, loaded = outcomes(range(MUTANTS), damage)
     assert refused + loaded == MUTANTS
     assert refused
+
+
+@pytest.mark.parametrize(
+    "file", ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors.index.json"]
+)
+@pytest.mark.parametrize("content", ["[" * 200_000, '{"a":' * 200_000])
+def test_json_that_is_nested_too_deeply_is_named(tmp_path: Path, file: str, content: str) -> None:
+    directory = write_tiny_checkpoint(tmp_path / "plain")
+    if file == "model.safetensors.index.json":
+        (directory / "model.safetensors").rename(directory / "part.safetensors")
+    (directory / file).write_text(content)
+    with pytest.raises(ModelError, match=rf"{re.escape(file)}.* nested too deeply"):
+        load(directory)
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq-desc-act", "w4a16-asymmetric", "w8a8-asymmetric"])

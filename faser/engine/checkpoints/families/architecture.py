@@ -9,6 +9,8 @@ from enum import StrEnum
 
 from faser.errors import ModelError
 
+MOST_EXPERTS = 4096  # of a layer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
@@ -235,6 +237,8 @@ class ExpertsSpec:
     shared_size: int = 0
 
     def __post_init__(self) -> None:
+        if self.num_experts > MOST_EXPERTS:
+            raise ModelError(f"num_experts is {self.num_experts}; at most {MOST_EXPERTS} are supported")
         if self.top_k > self.num_experts:
             raise ModelError(f"{self.top_k} experts are chosen for a token; the model has {self.num_experts}")
 

@@ -29,6 +29,8 @@ from faser.errors import ModelError
 _SLIDING = "sliding_attention"
 _FULL = "full_attention"
 _MOST_LAYERS = 4096
+_MOST_INTEGER = 1 << 53  # a float holds it
+_LEAST, _MOST = 1e-30, 1e30  # of a number that is not an integer: no product of several overflows
 _DEFAULT_THETA = 10_000.0
 _ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -54,6 +56,8 @@ class Fields:
         value = self._value(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelError(f"config.json: {name} is {value!r}; it must be an integer of at least 1")
+        if value > _MOST_INTEGER:
+            raise ModelError(f"config.json: {name} is {value}; it must be at most {_MOST_INTEGER}")
         return value
 
     def num_layers(self) -> int:
@@ -67,8 +71,10 @@ class Fields:
 
     def positive_float(self, name: str, default: float | None = None) -> float:
         value = self._value(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise ModelError(f"config.json: {name} is {value!r}; it must be a number above 0")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not _LEAST <= value <= _MOST:
+            raise ModelError(
+                f"config.json: {name} is {value!r}; it must be a number above 0, from {_LEAST:g} to {_MOST:g}"
+            )
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -227,8 +233,13 @@ def rope_spec(
     fraction = rope.positive_float("partial_rotary_factor", fields.positive_float("partial_rotary_factor", 1.0))
     width = head_dim or fields.head_dim()
     theta = rope.positive_float("rope_theta", fields.positive_float("rope_theta", default_theta))
-    rotated = int(width * fraction)
+    if (rotated := int(width * fraction)) > width:
+        raise ModelError(
+            f"{rotated} channels of a head of {width} rotate; partial_rotary_factor {fraction} must be at most 1"
+        )
     scaling = _scaling(given.get("rope_type", given.get("type")), rope, fields, rotated)
+    if isinstance(scaling, YarnScaling) and theta == 1:
+        raise ModelError("config.json: rope_theta is 1; yarn needs another one")
     return RopeSpec(
         theta=theta,
         scaling=scaling,
@@ -286,6 +297,8 @@ def _yarn(rope: Fields, fields: Fields) -> YarnScaling:
 def _longrope(rope: Fields, fields: Fields, rotated: int) -> LongRopeScaling:
     """The attention factor is √(1 + ln(growth) / ln(original positions)) unless it is stated."""
     original = _original_positions(rope, fields)
+    if original < 2:
+        raise ModelError(f"config.json: original_max_position_embeddings is {original}; longrope needs at least 2")
     growth = fields.positive_int("max_position_embeddings") / original
     usual = math.sqrt(1 + math.log(growth) / math.log(original)) if growth > 1 else 1.0
     return LongRopeScaling(

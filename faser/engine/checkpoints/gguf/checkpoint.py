@@ -4,6 +4,7 @@ Undoes what llama.cpp does: its row order of q and k, and the one that it adds t
 a config.json of the metadata. Imports torch only in GgufSource.get: the front-end opens files without it.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from faser.engine.checkpoints.families.architecture import MOST_EXPERTS
 from faser.engine.checkpoints.gguf.families import (
     A_LOG,
     BARE,
@@ -78,7 +80,11 @@ class GgufSource:
             if EXPERT not in hub:
                 self._stored[hub] = _Place(stored)
                 continue
-            for part in range(file.shape(stored)[0]):
+            if (num_experts := file.shape(stored)[0]) > MOST_EXPERTS:
+                raise ModelError(
+                    f"{file.path}: {stored} has {num_experts} experts; at most {MOST_EXPERTS} are supported"
+                )
+            for part in range(num_experts):
                 of_expert = hub.replace(EXPERT, str(part))
                 if GATE_UP in hub:
                     halves = enumerate(_HALVES)
@@ -97,9 +103,14 @@ class GgufSource:
         return list(self._stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape that `array` gives."""
         place = self._stored[name]
         shape = self._file.shape(place.tensor)
         shape = shape if place.part is None else shape[1:]
+        if name.endswith(f"{CONVOLUTION}.weight"):
+            return (shape[0], 1, *shape[1:])
+        if name.endswith(f"{SHARED_GATE}.weight"):
+            return (1, math.prod(shape))
         return shape if place.half is None else (shape[0] // 2, *shape[1:])
 
     def array(self, name: str) -> FloatArray:

@@ -89,6 +89,8 @@ def _longrope(file: GgufFile, architecture: str) -> dict[str, Any]:
     if not file.has_tensor(SHORT_FACTORS):
         raise ModelError(f"{file.path} has {LONG_FACTORS} but no {SHORT_FACTORS}")
     original = file.size(f"{architecture}.rope.scaling.original_context_length")
+    if original < 2:
+        raise ModelError(f"{file.path}: original_context_length is {original}; longrope needs at least 2")
     scaling = {
         "rope_type": "longrope",
         "short_factor": [shortest(each) for each in file.array(SHORT_FACTORS)],

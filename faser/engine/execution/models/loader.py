@@ -14,17 +14,16 @@ import torch
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import gguf_file, read_model_config
-from faser.engine.checkpoints.gguf.checkpoint import GgufSource, open_gguf
+from faser.engine.checkpoints.gguf.checkpoint import GgufSource
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, StoredMxfp4
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.decoder import Buffers, Decoder
+from faser.engine.execution.models.headers import check_sizes, open_tensors
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.shard import Shard, ShardedSource, local_shapes, local_spec
 from faser.engine.execution.models.sources import (
     QUANTIZATIONS,
     Fp8Source,
-    SafetensorsSource,
-    TextSource,
     block_formats,
     gguf_rows,
     rounded_rows,
@@ -81,6 +80,8 @@ def load_decoder(
     """
     config = read_model_config(directory)
     spec = config.spec
+    if source is None:
+        check_sizes(directory, config)
     if spec.has_experts and not backend.has_experts:
         raise ConfigError(
             f"{directory} is a mixture of experts; the {backend.name} backend computes none; "
@@ -267,12 +268,6 @@ def open_source(path: Path) -> WeightSource:
 
     Of a vision-language model: those of its text half.
     """
-    weights = gguf_file(path)
-    if weights is not None:
-        return open_gguf(weights)
-    source: WeightSource = SafetensorsSource(path)
     config = read_model_config(path)
-    if config.wrapper is not None:
-        source = TextSource(source)
-    stacked = config.spec.names.stacked_experts
-    return source if stacked is None else StackedSource(source, stacked)
+    source, stacked = open_tensors(path, config), config.spec.names.stacked_experts
+    return source if stacked is None or isinstance(source, GgufSource) else StackedSource(source, stacked)

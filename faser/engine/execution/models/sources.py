@@ -6,7 +6,6 @@ for backends that multiply them so; stored_codes.py has the integers of AWQ, GPT
 neither configs nor backends.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from faser.engine.checkpoints.gguf.checkpoint import GgufSource
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ModelError
+from faser.files import parse_json
 from faser.kernels.interface.fp8 import FP8, Fp8Rows
 from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.rows import INT4, INT8, FloatRows, LowBitRows, Scheme, block_rows
@@ -72,6 +72,10 @@ class SafetensorsSource:
     def names(self) -> list[str]:
         return list(self._file_of)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape in the header of the tensor's file."""
+        return tuple(self._open[self._file_of[name]].get_slice(name).get_shape())
+
     def get(self, name: str) -> Tensor:
         """A view of the mapped file, on the CPU, in the stored dtype. Raises ModelError for unsupported dtypes."""
         path = self._file_of[name]
@@ -94,7 +98,7 @@ def _files_by_tensor(directory: Path) -> dict[str, Path]:
     if not index.exists():
         raise ModelError(f"{directory} holds neither {_SINGLE} nor {_INDEX}; only safetensors weights are read")
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = parse_json(index.read_text(encoding="utf-8"))["weight_map"]
         found = {str(name): directory / file for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is not a safetensors index: {type(error).__name__}: {error}") from error
@@ -129,12 +133,16 @@ class TextSource:
     The tensors of the vision half and of the projector are left out; a name of neither half stays as it is.
     """
 
-    def __init__(self, source: WeightSource) -> None:
+    def __init__(self, source: SafetensorsSource) -> None:
         self._source = source
         self._stored_names = {_text_name(name): name for name in source.names() if not name.startswith(_NOT_TEXT)}
 
     def names(self) -> list[str]:
         return list(self._stored_names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape in the header of the tensor's file."""
+        return self._source.shape(self._stored_names[name])
 
     def get(self, name: str) -> Tensor:
         return self._source.get(self._stored_names[name])

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.families.architecture import StackedExperts
+from faser.engine.checkpoints.families.architecture import MOST_EXPERTS, StackedExperts
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.low_bit.formats import Bytes
@@ -98,6 +98,8 @@ class StackedSource:
         if ending == "_scales":
             return
         shape, parts = self._source.get(name).shape, _PARTS[whole]
+        if shape[0] > MOST_EXPERTS:  # an empty tensor may have any number
+            raise ModelError(f"tensor {name} has shape {list(shape)}; at most {MOST_EXPERTS} experts can be read")
         ending = "bias" if ending == "_bias" else "weight"
         for expert in range(shape[0]):
             for number, part in enumerate(parts):

@@ -4,6 +4,7 @@ The one module that spells these names. Opens no file and holds no tensor.
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,17 +47,23 @@ def layer_prefix(layer: int) -> str:
 
 def tensor_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     """Every tensor that the decoder needs, in loading order; products are [out, in]."""
-    shapes: dict[str, Shape] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
+    return dict(iter_shapes(spec))
+
+
+def iter_shapes(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
+    """Yield what tensor_shapes has, layer by layer: its size follows from a config that may be wrong."""
+    yield EMBEDDING, (spec.vocab_size, spec.hidden_size)
     if (inputs := spec.token_inputs) is not None:
         width = spec.num_layers * inputs.size
-        shapes[TOKEN_EMBEDDING] = (inputs.vocab_size, width)
-        shapes |= {TOKEN_PRODUCT: (width, spec.hidden_size), TOKEN_NORM: (inputs.size,)}
+        yield TOKEN_EMBEDDING, (inputs.vocab_size, width)
+        yield TOKEN_PRODUCT, (width, spec.hidden_size)
+        yield TOKEN_NORM, (inputs.size,)
     for number, layer in enumerate(spec.layers):
-        shapes |= {layer_prefix(number) + name: shape for name, shape in layer_shapes(spec, layer).items()}
-    shapes[FINAL_NORM] = (spec.hidden_size,)
+        for name, shape in layer_shapes(spec, layer).items():
+            yield layer_prefix(number) + name, shape
+    yield FINAL_NORM, (spec.hidden_size,)
     if not spec.tie_word_embeddings:
-        shapes[HEAD] = (spec.vocab_size, spec.hidden_size)
-    return shapes
+        yield HEAD, (spec.vocab_size, spec.hidden_size)
 
 
 def is_of_values(name: str) -> bool:
@@ -79,7 +86,7 @@ def ignorable(name: str, spec: DecoderSpec) -> bool:
 
 def num_parameters(spec: DecoderSpec) -> int:
     """Parameters of the checkpoint; a tied embedding counts once."""
-    return sum(math.prod(shape) for shape in tensor_shapes(spec).values())
+    return sum(math.prod(shape) for _, shape in iter_shapes(spec))
 
 
 def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:

@@ -26,6 +26,7 @@ from faser.engine.execution.drafting.registry import (
     make_drafter,
 )
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
+from faser.engine.execution.models.headers import check_sizes
 from faser.engine.execution.models.tensors import num_parameters
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_lanes, make_on_lanes
 from faser.engine.execution.overlap.partition import Partition
@@ -37,9 +38,15 @@ from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import make_verifier
 from faser.engine.execution.startup.device import check_kernels
-from faser.engine.execution.startup.files import ModelFiles, find_models
+from faser.engine.execution.startup.files import HeadFiles, ModelFiles, find_models
 from faser.engine.execution.startup.leader import Ranks
-from faser.engine.execution.startup.memory import kv_shapes, state_bytes, state_shape, text_index_bytes
+from faser.engine.execution.startup.memory import (
+    check_context,
+    kv_shapes,
+    state_bytes,
+    state_shape,
+    text_index_bytes,
+)
 from faser.engine.execution.startup.models import (
     EngineHead,
     EngineModel,
@@ -149,6 +156,12 @@ def _load_parts(
     """As load_parts. undo: what to do if it fails."""
     torch.set_num_threads(config.threads)
     config, files = find_models(config, directory, report)
+    if sources is None:
+        for each in files:
+            if not isinstance(each, HeadFiles):  # which has other tensors, and its sizes from the target
+                check_sizes(each.directory, each.config)
+    for each in files:
+        check_context(config, each, each.max_positions)
     grammars = _grammars(config, files[0])
     ngram_model = find_ngram_model(config.speculation, directory, files[0].spec.vocab_size)
     backend = engine_backend(config, report)

@@ -3,7 +3,9 @@
 Refuses what does not fit. warm_up.py measures what a GPU has left.
 """
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -102,6 +104,12 @@ _SEQUENCES_A_SNAPSHOT = 4
 _LEAST_SNAPSHOTS = 8
 _SHARE_OF_SNAPSHOTS = 4
 
+# Tables of a context: an angle; a block, as the control plane keeps it; and a block of a sequence.
+_ANGLE_BYTES = 4
+_BLOCK_BYTES = 128
+_TABLE_BYTES = 8
+_REFUSED = "can't allocate memory"  # by torch, on a CPU
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -180,6 +188,40 @@ def experts_bytes(config: EngineConfig, model: CachedModel) -> int:
         return networks + pairs + 4 * mixture.num_experts + shared
 
     return config.max_num_batched_tokens * max(map(of_row, model.spec.mixtures), default=0)
+
+
+def check_context(config: EngineConfig, model: CachedModel, num_positions: int) -> None:
+    """Raise ConfigError if the tables of a context, which are filled at the start, exceed the free memory.
+
+    These are angles for each rotary embedding, with what their computation takes, and the blocks of sequences.
+    """
+    widths = {(each.rope, each.head_dim): each.head_dim for each in model.spec.attentions if each.rope is not None}
+    angles = _ANGLE_BYTES * num_positions * (sum(widths.values()) + 2 * max(widths.values(), default=0))
+    blocks = -(-num_positions // config.block_size)
+    needed = angles + blocks * (_BLOCK_BYTES + _TABLE_BYTES * config.max_num_seqs)
+    if needed > (free := available_memory()):
+        given = "max_position_embeddings" if config.max_model_len is None else "--max-model-len"
+        raise ConfigError(
+            f"{given} is {num_positions}; tables for as many positions take {show_bytes(needed)}, and "
+            f"{show_bytes(free)} of memory are free; lower --max-model-len"
+        )
+
+
+@contextmanager
+def refused_allocations(config: EngineConfig) -> Iterator[None]:
+    """Context manager that raises ConfigError where the system refuses memory."""
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as error:
+        refused = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+        if not refused and _REFUSED not in str(error):
+            raise
+        context = "the model's" if config.max_model_len is None else config.max_model_len
+        reason, free = str(error) or type(error).__name__, show_bytes(available_memory())
+        raise ConfigError(
+            f"the system refuses memory ({reason}); {free} are free; "
+            f"--max-model-len is {context}, --max-num-seqs {config.max_num_seqs}; lower one of them"
+        ) from error
 
 
 def state_shape(config: EngineConfig, model: CachedModel) -> StateShape | None:

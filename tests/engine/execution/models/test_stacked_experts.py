@@ -6,6 +6,7 @@ up as halves.
 
 import json
 import logging
+import struct
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from faser.engine.checkpoints.families.architecture import StackedExperts
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.stored import stored_weights
 from faser.engine.execution.models.loader import open_source
+from faser.engine.execution.models.sources import SafetensorsSource
 from faser.engine.execution.models.stacked_experts import StackedSource
 from faser.errors import ConfigError, ModelError
 from faser.kernels.cpu.backend import NativeBackend
@@ -147,3 +150,12 @@ def test_mxfp4_is_not_quantised_again_nor_read_of_another_family(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"quantised \(mxfp4\), which is read of gpt-oss alone"):
         load(tmp_path)
+
+
+def test_an_empty_tensor_of_experts_without_number_is_refused(tmp_path: Path) -> None:
+    """It takes no byte of the file, and naming its experts would never end."""
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    header = json.dumps({name: {"dtype": "F32", "shape": [1 << 40, 2, 0], "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(ModelError, match=r"has shape \[1099511627776, 2, 0\]; at most 4096 experts"):
+        StackedSource(SafetensorsSource(tmp_path), StackedExperts.HALVES)

@@ -9,6 +9,8 @@ How many blocks the KV cache gets, with one model or two, and what is refused.
 """
 
 import ctypes
+import mmap
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -226,6 +228,31 @@ def test_the_scales_of_int8_count() -> None:
 def test_without_a_limit_the_kv_cache_is_no_more_than_all_sequences_can_fill() -> None:
     for models in ([TARGET], [TARGET, DRAFT]):
         assert kv_shapes(config(), models, CONTEXT)[0].num_blocks == 4 * CONTEXT // 16
+
+
+def test_a_context_whose_tables_exceed_the_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Angles of 16 channels, three times as many while they are computed; blocks, and those of four sequences."""
+    needed = 4 * 3 * 16 * CONTEXT + CONTEXT // 16 * (128 + 4 * 8)
+    monkeypatch.setattr(sizing, "available_memory", lambda: needed)
+    sizing.check_context(config(), TARGET, CONTEXT)
+    monkeypatch.setattr(sizing, "available_memory", lambda: needed - 1)
+    with pytest.raises(ConfigError, match=r"max_position_embeddings is 2048; tables .* lower --max-model-len"):
+        sizing.check_context(config(), TARGET, CONTEXT)
+    with pytest.raises(ConfigError, match=r"--max-model-len is 2048; tables"):
+        sizing.check_context(config(max_model_len=CONTEXT), TARGET, CONTEXT)
+
+
+@pytest.mark.parametrize(
+    "allocate", [lambda: torch.empty(1 << 55, dtype=torch.int8), lambda: mmap.mmap(-1, 1 << 55)]
+)
+def test_memory_that_the_system_refuses_is_the_operators_error(allocate: Callable[[], object]) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"the system refuses memory \(.*--max-model-len is the model's"),
+        sizing.refused_allocations(config()),
+    ):
+        allocate()
+    with pytest.raises(RuntimeError, match="another"), sizing.refused_allocations(config()):
+        raise RuntimeError("another")
 
 
 def test_the_index_of_texts_takes_what_sequences_can_fill_out_of_the_caches_memory(
