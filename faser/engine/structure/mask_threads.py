@@ -6,16 +6,21 @@ task:
 
     quick    tasks that are expected to be short, by a few threads
     slow     the others, by a single thread, so that they cannot take the processors from the steps
+
+The slow thread and those that are replaced have a lower priority than the threads that compute the model.
 """
 
+import contextlib
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
 _log = logging.getLogger("faser")
+_SLOW_NICE = 10
 
 
 class Task:
@@ -61,7 +66,7 @@ class MaskThreads:
         """slow: the task is expected to take long."""
         if not self._threads:
             self._threads = [_MaskThread(self._quick) for _ in range(self._num_quick)]
-            _MaskThread(self._slow)
+            _MaskThread(self._slow).give_way()
         task = Task(run)
         (self._slow if slow else self._quick).put(task)
         return task
@@ -73,6 +78,7 @@ class MaskThreads:
             task = each.task
             if task is not None and task.began_s < before and not task.is_done:
                 each.retired = True
+                each.give_way()
                 self._threads[at] = _MaskThread(self._quick)
 
 
@@ -83,7 +89,14 @@ class _MaskThread:
         self._tasks = tasks
         self.task: Task | None = None
         self.retired = False
-        threading.Thread(target=self._serve, name="faser-masks", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="faser-masks", daemon=True)
+        self._thread.start()
+
+    def give_way(self) -> None:
+        """Lower the priority of the thread; on Linux each has its own."""
+        assert self._thread.native_id is not None, "it has been started"
+        with contextlib.suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, self._thread.native_id, _SLOW_NICE)
 
     def _serve(self) -> None:
         while not self.retired:

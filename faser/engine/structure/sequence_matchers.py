@@ -39,7 +39,7 @@ _QUICK = 1 / 20  # of the patience; a sequence whose last token took longer is s
 _DRAFT = 1 / 10  # of the patience, what draft tokens may take in a step, as the last token predicts it
 _MOST_THREADS = 8  # masks take microseconds: more threads wait for each other
 _PAUSE = 64  # tokens without drafts after draft rows that took too long
-_LONGEST_S = 10.0  # what one token may take
+LONGEST_S = 10.0  # what one token may take
 _TOO_MANY = 1 << 40  # tokens to take back
 # Only these may be so ambiguous that the time of one token says nothing about the next one.
 _AMBIGUOUS = (StructureKind.GRAMMAR, StructureKind.STRUCTURAL_TAG)
@@ -91,8 +91,9 @@ class _Place:
 class SequenceMatchers:
     """Of all slots whose request asks for structure. num_threads: that compute masks.
 
-    patience_s: how long a step waits for masks. state_chunk: of a model with recurrent states, which goes on at
-    multiples of it, since it cannot compute the rows before them again: there a step waits for 10 s at most.
+    patience_s: how long a step waits for masks. longest_s: what a token may take; then its answer ends with an
+    error. state_chunk: of a model with recurrent states, which goes on at multiples of it, since it cannot compute
+    the rows before them again: there a step waits for longest_s at most.
     Called by the thread of the steps alone.
     """
 
@@ -102,11 +103,12 @@ class SequenceMatchers:
         *,
         num_threads: int,
         patience_s: float = PATIENCE_S,
+        longest_s: float = LONGEST_S,
         state_chunk: int | None = None,
     ) -> None:
         self._compiler = compiler
         self._state_chunk = state_chunk
-        self._patience_s = patience_s
+        self._patience_s, self._longest_s = patience_s, longest_s
         self._threads = MaskThreads(min(num_threads, _MOST_THREADS))
         self._executor = LLExecutor(1)
         self._places: dict[int, _Place] = {}
@@ -154,7 +156,7 @@ class SequenceMatchers:
         """
         for (slot, _), position in zip(drafts, positions, strict=True):
             if self._state_chunk and position % self._state_chunk == 0:
-                self._places[slot].task.wait(_LONGEST_S)
+                self._places[slot].task.wait(self._longest_s)
         waiting = self._wait([slot for slot, _ in drafts], alone=alone)
         deadline = time.perf_counter() + self._patience_s
         drafted = {slot: self._try(slot, draft) for slot, draft in drafts if draft and slot not in waiting}
@@ -284,7 +286,7 @@ class SequenceMatchers:
                     late = True
         if late:
             self._threads.replace_stuck(self._patience_s / 2)
-        before = time.perf_counter() - _LONGEST_S
+        before = time.perf_counter() - self._longest_s
         return {
             slot: SequenceError.GRAMMAR_TOO_SLOW if place.task.began_s < before else None
             for slot, place in waiting.items()

@@ -14,7 +14,7 @@ from llguidance import LLParserLimits
 
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.sequence_matchers import SequenceMatchers
-from faser.types import StructuredOutput, StructureKind
+from faser.types import SequenceError, StructuredOutput, StructureKind
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.structure.languages import EOS, the_compiler, the_tokenizer
 
@@ -121,6 +121,15 @@ def test_a_slow_mask_makes_its_own_sequence_wait_and_no_other_one() -> None:
     assert np.flatnonzero(np.unpackbits(words[1].view(np.uint8), bitorder="little")).tolist() == expected
     assert words[0].any()
     assert matchers.may_draft(1, 1) == 0
+
+
+def test_a_token_that_takes_too_long_ends_its_answer_with_the_reason() -> None:
+    output = the_ids("x" * 150)
+    matchers = SequenceMatchers(the_compiler(), num_threads=1, patience_s=0.01, longest_s=0.0)
+    matchers.start(0, grammar('start: e\ne: "x" | e e | e e e'), output)
+    words, without_token = matchers.masks([(0, ())], [len(output)])
+    assert without_token == {0: SequenceError.GRAMMAR_TOO_SLOW}
+    assert not words.any()
 
 
 def test_steps_with_other_answers_wait_for_no_mask_that_is_expected_to_take_long() -> None:
