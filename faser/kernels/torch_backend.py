@@ -247,22 +247,12 @@ class TorchBackend:
             seen = columns <= rows
             if shape.window is not None:
                 seen &= columns > rows - shape.window
-            sound = keys.isfinite().all(-1, keepdim=True) & values.isfinite().all(-1, keepdim=True)
-            keys, values = keys.where(sound, 0.0), values.where(sound, 0.0)  # 0 times NaN would be NaN
-            if shape.score_cap is None and sinks is None:
-                mixed = functional.scaled_dot_product_attention(
-                    queries[None], keys[None], values[None], attn_mask=seen, scale=shape.scale
-                )[0]
-            else:
-                scores = queries.float() @ keys.float().mT * shape.scale
-                if shape.score_cap is not None:
-                    scores = shape.score_cap * torch.tanh(scores / shape.score_cap)
-                scores = scores.masked_fill(~seen, -torch.inf)
-                if sinks is not None:
-                    scores = torch.cat((scores, sinks[:, None, None].expand(-1, end - start, 1)), -1)
-                mixed = (scores.softmax(-1)[..., :length] @ values.float()).to(values.dtype)
-            sees_unsound = (seen & ~sound.mT).any(-1, keepdim=True)
-            mixed = mixed.masked_fill(sees_unsound, torch.nan)
+            mixed = _attention(queries, keys, values, seen, shape, sinks)
+            if mixed.isnan().any():  # 0 times NaN is NaN, also for rows that do not see it
+                sound = keys.isfinite().all(-1, keepdim=True) & values.isfinite().all(-1, keepdim=True)
+                keys, values = keys.where(sound, 0.0), values.where(sound, 0.0)
+                sees_unsound = (seen & ~sound.mT).any(-1, keepdim=True)
+                mixed = _attention(queries, keys, values, seen, shape, sinks).masked_fill(sees_unsound, torch.nan)
             out[start:end] = mixed.transpose(0, 1).reshape(end - start, -1)
         return out
 
@@ -305,6 +295,23 @@ def _num_outputs(packed: _TorchLinear | Fp8Linear | DecodedLowBit) -> int:
 def _first(part: Tensor, blocks: Tensor, length: int) -> Tensor:
     """[length, ...]: the first `length` positions of these blocks. part: [blocks, block_size, ...]."""
     return as_bytes(part)[blocks].flatten(0, 1)[:length].view(part.dtype)
+
+
+def _attention(
+    queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, shape: AttentionShape, sinks: Tensor | None
+) -> Tensor:
+    """[Hq, rows, D]. queries: [Hq, rows, D]. keys, values: [Hq, length, D]. seen: [rows, length]."""
+    if shape.score_cap is None and sinks is None:
+        return functional.scaled_dot_product_attention(
+            queries[None], keys[None], values[None], attn_mask=seen, scale=shape.scale
+        )[0]
+    scores = queries.float() @ keys.float().mT * shape.scale
+    if shape.score_cap is not None:
+        scores = shape.score_cap * torch.tanh(scores / shape.score_cap)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, queries.shape[1], 1)), -1)
+    return (scores.softmax(-1)[..., : keys.shape[1]] @ values.float()).to(values.dtype)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
