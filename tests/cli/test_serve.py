@@ -1,6 +1,7 @@
 """`faser serve` with a tiny model, in a process of its own."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 
 from faser.cli.main import main
 from faser.cli.serve import SYNTHETIC_BANNER
+from faser.engine.checkpoints.embedded import SMOLLM2
 
 
 def test_a_served_model_answers_and_a_signal_ends_it(tiny_checkpoint: Path) -> None:
@@ -52,6 +54,35 @@ def test_a_served_model_answers_and_a_signal_ends_it(tiny_checkpoint: Path) -> N
             r"[\d.]+KiB in memory · the KV cache holds [\d.e+]+ sequences of 2048 tokens\n",
             errors,
         )
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_log_says_that_the_default_model_is_a_small_one(
+    tiny_checkpoint: Path, tmp_path: Path, is_named: bool
+) -> None:
+    installed = tmp_path / "models" / SMOLLM2.name
+    installed.parent.mkdir()
+    installed.symlink_to(tiny_checkpoint)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "faser", "serve", *([str(installed)] if is_named else [])]
+        + ["--port", "0", "--backend", "torch"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "FASER_CACHE_DIR": str(tmp_path)},
+    )
+    watchdog = threading.Timer(60, process.kill)
+    watchdog.start()
+    try:
+        assert process.stdout is not None
+        assert "ready at" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate()
+        assert ("faser serve: the default model is a small one to try the server with" in errors) != is_named
     finally:
         watchdog.cancel()
         process.kill()
