@@ -103,6 +103,7 @@ def _live(pages: dict[str, Any], url: str, folder: Path) -> None:
     sessions = {}
     for name, page in pages.items():
         page.goto(f"{url}/#live")
+        page.get_by_text("Speculation", exact=True).click()
         sessions[name] = page.context.new_cdp_session(page)
         sessions[name].send("Performance.enable")
     any_page = next(iter(pages.values()))

@@ -57,10 +57,6 @@ _SWITCH_S = 0.001
 # Does what must come before an engine: fetches the model, builds the application. May be cancelled.
 Prepare = Callable[[], Awaitable[AsyncEngine | Replicas]]
 
-_DEFAULT_MODEL = (
-    "the default model is a small one to try the server with; 'faser serve MODEL' serves another one, and "
-    "'faser models' lists what can be served"
-)
 _log = logging.getLogger("faser.serve")
 
 
@@ -130,8 +126,6 @@ def serve_on(
         def announce(info: ModelInfo) -> None:
             report.stop()
             notice(model_line(served[0], info))
-            if engine_config.model is None:
-                notice(_DEFAULT_MODEL)
             threads = max(1, engine_config.threads // server_config.data_parallel_size)
             ready = ready_line(url_of(listener, server_config), name, info, threads, began_s)
             for count, what in (

@@ -55,9 +55,10 @@ class Latencies:
         counts[place if place < _NUM_BINS else _NUM_BINS - 1] += 1
 
     def percentiles(self, shares: Sequence[float], at_s: float) -> tuple[int, list[float]]:
-        """How many values the window that ends at at_s has, and the smallest value, in seconds, that covers each share.
+        """Return the number of values in the window that ends at at_s, and the least value that covers each share.
 
-        shares: rising, above 0 to 1. at_s: at most HISTORY_S ago. Without values there is no percentile.
+        Values are seconds; without any there is none to return. shares: rising, above 0 to 1. at_s: at most
+        HISTORY_S ago.
         """
         then, now = self._totals_at(at_s - LATENCY_WINDOW_S), self._totals_at(at_s)
         if then is now:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -383,7 +384,7 @@ def test_a_reload_amid_an_answer_keeps_what_has_come(browser: Browser, url: str,
         visit.page.reload()
         turn = answered(visit.page)
         assert "word word" in turn.inner_text()
-        assert turn.locator(".ending").inner_text() == "Stopped"
+        assert turn.locator(".ending").inner_text() == "Interrupted"
         until(lambda: len(engine.aborted) == 1)
 
 
@@ -543,6 +544,6 @@ def test_the_page_says_that_the_default_model_is_a_small_one(browser: Browser) -
     from tests.page.browser import visiting
 
     for model, is_shown in ((SMOLLM2_ID, True), ("some/other", False)):
-        with serving(FakeEngine(), settings(model=model)) as url, visiting(browser, url) as visit:
+        with serving(FakeEngine(), replace(settings(), model=model)) as url, visiting(browser, url) as visit:
             visit.page.locator("#model").get_by_text("tiny").wait_for()
             assert visit.page.get_by_text("tiny is a small model to try the server with").is_visible() == is_shown

@@ -198,14 +198,15 @@ COLOURED = {
         ("keyword", "</p"),
         ("keyword", ">"),
     ],
-    "rust": [("keyword", "fn"), ("call", "f"), ("string", "'\\n'")],
+    "rust": [("keyword", "fn"), ("keyword", "char"), ("string", "'\\n'")],
 }
 HIGHLIGHT = """async ([code, language]) => {
   const { highlighted } = await import("/page/chat/highlight.js");
   const root = document.createElement("code");
   const began = performance.now();
   root.append(...highlighted(code, language));
-  return { ms: performance.now() - began, text: root.textContent, tags: [...new Set([...root.children].map((each) => each.localName))],
+  return { ms: performance.now() - began, text: root.textContent,
+    tags: [...new Set([...root.children].map((each) => each.localName))],
     spans: [...root.children].map((each) => [each.className.replace("code-", ""), each.textContent]) };
 }"""
 

@@ -280,7 +280,7 @@ class Chat {
     const kinds = Object.entries(KINDS).map(([name, label]) =>
       h("label", { class: "row" }, h("input", { type: "radio", name: "snippet", value: name, checked: name === kind, onchange: () => { kind = name; show(); } }), label));
     const copy = copyButton(() => text.textContent, { class: "primary" });
-    const save = h("button", { type: "button", onclick: () => this.save() }, "Save conversation");
+    const save = h("button", { type: "button", onclick: () => this.download() }, "Save conversation");
     const close = h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Close");
     const dialog = h("dialog", { class: "export", "aria-labelledby": "export-title" },
       h("h2", { id: "export-title" }, "The last request"),
@@ -291,7 +291,7 @@ class Chat {
     return dialog;
   }
 
-  save() {
+  download() {
     const conversation = { request: this.lastBody, messages: this.turns.map(({ message }) => message) };
     const url = URL.createObjectURL(new Blob([JSON.stringify(conversation, null, 2)], { type: "application/json" }));
     h("a", { href: url, download: "conversation.json" }).click();

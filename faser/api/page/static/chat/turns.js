@@ -175,7 +175,7 @@ export class AnswerTurn {
 
   // What is left of the answer after a reload: all but its trace.
   keep() {
-    return { message: this.message, reasoning: this.reasoning, finish: this.finish ?? "stopped", figures: this.figures() };
+    return { message: this.message, reasoning: this.reasoning, finish: this.finish ?? "failed", figures: this.figures() };
   }
 
   restore({ message, reasoning, finish, figures }) {
