@@ -78,11 +78,11 @@ def _chat(page: Any, url: str, folder: Path, name: str) -> None:
     page.get_by_text("ready", exact=True).first.wait_for(timeout=_WAIT_MS)
     narrow = name.startswith("phone")
     if narrow:
-        page.get_by_text("Settings", exact=True).click()
+        page.get_by_text("Chats and settings", exact=True).click()
     page.get_by_label("Max tokens").fill("220")
     page.get_by_label("Temperature").fill("0")
     if narrow:
-        page.get_by_text("Settings", exact=True).click()
+        page.get_by_text("Chats and settings", exact=True).click()
     for turn, question in enumerate(_CHAT):
         page.get_by_label("Message", exact=True).fill(question)
         page.get_by_role("button", name="Send").click()
@@ -103,6 +103,7 @@ def _live(pages: dict[str, Any], url: str, folder: Path) -> None:
     sessions = {}
     for name, page in pages.items():
         page.goto(f"{url}/#live")
+        page.get_by_text("Speculation", exact=True).click()
         sessions[name] = page.context.new_cdp_session(page)
         sessions[name].send("Performance.enable")
     any_page = next(iter(pages.values()))

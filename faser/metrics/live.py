@@ -7,6 +7,7 @@ numbers and names that the operator or FASER chose: no request's id, text or key
 
 import itertools
 import math
+import operator
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,32 +31,40 @@ _FIRST_S = 1e-4
 _PER_DOUBLING = 16
 _NUM_BINS = _PER_DOUBLING * 24  # the last one begins at 1,606 s
 RESOLUTION = 2 ** (0.5 / _PER_DOUBLING) - 1
+HISTORY_S = 120
+INTERVAL_S = 1.0
+LATENCY_WINDOW_S = 30
 
 
 class Latencies:
-    """Of one kind. window: percentiles are those of this many calls of `tick`, and of what came since the last."""
+    """Values of one kind, counted in bins, whose percentiles can be told for each window of the last HISTORY_S."""
 
-    def __init__(self, window: int) -> None:
-        self._counts = [0] * _NUM_BINS
-        self._before: deque[list[int]] = deque([[0] * _NUM_BINS], maxlen=window)
+    def __init__(self) -> None:
+        # One entry for each second with values: its begin, and how many values each bin had by its end.
+        self._totals: deque[tuple[float, list[int]]] = deque([(-math.inf, [0] * _NUM_BINS)])
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, at_s: float) -> None:
+        """at_s: when the value was measured; never before that of the last call."""
+        began_s, counts = self._totals[-1]
+        if at_s >= began_s + INTERVAL_S:
+            while len(self._totals) > 1 and self._totals[1][0] <= at_s - HISTORY_S - LATENCY_WINDOW_S:
+                self._totals.popleft()
+            counts = counts.copy()
+            self._totals.append((at_s, counts))
         place = int(_PER_DOUBLING * math.log2(seconds / _FIRST_S)) if seconds > _FIRST_S else 0
-        self._counts[place if place < _NUM_BINS else _NUM_BINS - 1] += 1
+        counts[place if place < _NUM_BINS else _NUM_BINS - 1] += 1
 
-    def tick(self) -> None:
-        """A part of the window has passed."""
-        self._before.append(self._counts.copy())
+    def percentiles(self, shares: Sequence[float], at_s: float) -> tuple[int, list[float]]:
+        """Return the number of values in the window that ends at at_s, and the least value that covers each share.
 
-    def percentiles(self, shares: Sequence[float]) -> tuple[int, list[float]]:
-        """How many values the window has, and the smallest value, in seconds, that covers each share of them.
-
-        shares: rising, above 0 to 1. Without values there is no percentile.
+        Values are seconds; without any there is none to return. shares: rising, above 0 to 1. at_s: at most
+        HISTORY_S ago.
         """
-        counts = [now - before for now, before in zip(self._counts, self._before[0], strict=True)]
-        total = sum(counts)
-        if not total:
+        then, now = self._totals_at(at_s - LATENCY_WINDOW_S), self._totals_at(at_s)
+        if then is now:
             return 0, []
+        counts = list(map(operator.sub, now, then))
+        total = sum(counts)
         found, covered, place = [], counts[0], 0
         for share in shares:
             while covered < math.ceil(share * total):
@@ -64,10 +73,10 @@ class Latencies:
             found.append(_FIRST_S * 2 ** ((place + 0.5) / _PER_DOUBLING))
         return total, found
 
+    def _totals_at(self, at_s: float) -> list[int]:
+        return next(counts for began_s, counts in reversed(self._totals) if began_s <= at_s)
 
-HISTORY_S = 120
-INTERVAL_S = 1.0
-LATENCY_WINDOW_S = 30
+
 MOST_STEPS = 64  # of one interval, the last ones
 
 SloKey = tuple[str, str, bool]  # class, target, met
@@ -116,7 +125,8 @@ class LiveRecorder:
         self._past: deque[Snapshot] = deque(maxlen=HISTORY_S + 1)
         self._noted_s = self._began_s
         self._steps: deque[ReportedStep] = deque(maxlen=MOST_STEPS + 1)
-        self._latencies: dict[str, Latencies] = {}  # empty while no page watches
+        self._latencies = {name: Latencies() for name in ("ttft", "itl", "tpot")}
+        self._watched = False
 
     @property
     def past(self) -> list[Snapshot]:
@@ -126,7 +136,7 @@ class LiveRecorder:
 
     @property
     def watched(self) -> bool:
-        return bool(self._latencies)
+        return self._watched
 
     @property
     def latencies(self) -> dict[str, Latencies]:
@@ -137,13 +147,13 @@ class LiveRecorder:
         return at_s - self._began_s
 
     def watch(self) -> None:
-        """Note single steps and latencies from now on, until `unwatch`. The caller takes the snapshots."""
-        self._latencies = {name: Latencies(LATENCY_WINDOW_S) for name in ("ttft", "itl", "tpot")}
+        """Note single steps from now on, until `unwatch`. The caller takes the snapshots."""
+        self._watched = True
         if self.on_watch is not None:
             self.on_watch(True)
 
     def unwatch(self) -> None:
-        self._latencies = {}
+        self._watched = False
         self._steps.clear()
         if self.on_watch is not None:
             self.on_watch(False)
@@ -163,8 +173,6 @@ class LiveRecorder:
             outlook=self._outlook,
         )
         self._past.append(taken)
-        for each in self._latencies.values():
-            each.tick()
         return taken
 
     def take_steps(self) -> list[ReportedStep]:
@@ -179,7 +187,7 @@ class LiveRecorder:
     def engine(self, stats: EngineStats) -> None:
         """The engine's statistics after a step, or after a while without one."""
         now_s = self._clock()
-        if self._latencies:
+        if self._watched:
             if stats.num_steps > self._stats.num_steps:
                 self._steps.append(ReportedStep(at_s=now_s, stats=stats))
             self._stats = stats
@@ -201,8 +209,7 @@ class LiveRecorder:
             self.on_change()
 
     def latency(self, name: str, seconds: float) -> None:
-        if self._latencies:
-            self._latencies[name].add(seconds)
+        self._latencies[name].add(seconds, self._clock())
 
     def finished(self, reason: FinishReason) -> None:
         self._finished[reason] += 1
@@ -306,7 +313,7 @@ class LiveSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens generated. queries, hits: prompt tokens that were looked up in the prefix cache, and found.
     finished: requests, by reason. rejected: requests refused because of load, limits or state.
     latencies: by kind (ttft, itl, tpot) how many values the window has, then their PERCENTILES in milliseconds;
-    empty for seconds that passed without a viewer. slo: by class and target, requests that met it and missed it.
+    a kind without values is left out. slo: by class and target, requests that met it and missed it.
     admission: by class, how many requests with targets came, by what became of them (met, waits ttft, …).
     outlook: None before enough requests have ended. speculation: None in an engine without. timeline: the last
     steps.
@@ -366,7 +373,7 @@ def make_sample(
             if (count := after.finished[reason] - before.finished[reason])
         },
         rejected=after.rejected - before.rejected,
-        latencies={name: found for name, each in latencies.items() if (found := _percentiles(each))},
+        latencies={name: found for name, each in latencies.items() if (found := _percentiles(each, after.at_s))},
         slo=_attainment(before, after),
         admission=_decided(before, after),
         outlook=_outlook(after.outlook),
@@ -377,8 +384,8 @@ def make_sample(
     )
 
 
-def _percentiles(latencies: Latencies) -> list[float]:
-    count, found = latencies.percentiles(PERCENTILES)
+def _percentiles(latencies: Latencies, at_s: float) -> list[float]:
+    count, found = latencies.percentiles(PERCENTILES, at_s)
     return [count, *(_ms(each) for each in found)] if count else []
 
 

@@ -1,6 +1,7 @@
 """`faser serve` with a tiny model, in a process of its own."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -13,7 +14,8 @@ import httpx
 import pytest
 
 from faser.cli.main import main
-from faser.cli.serve import SYNTHETIC_BANNER
+from faser.cli.serve import DEFAULT_MODEL_NOTE, SYNTHETIC_BANNER
+from faser.engine.checkpoints.embedded import SMOLLM2
 
 
 def test_a_served_model_answers_and_a_signal_ends_it(tiny_checkpoint: Path) -> None:
@@ -56,6 +58,27 @@ def test_a_served_model_answers_and_a_signal_ends_it(tiny_checkpoint: Path) -> N
         watchdog.cancel()
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_log_says_that_the_default_model_is_a_small_one(
+    tiny_checkpoint: Path, tmp_path: Path, is_named: bool
+) -> None:
+    """The context is too long for the model, so the server never starts."""
+    installed = tmp_path / "models" / SMOLLM2.name
+    installed.parent.mkdir()
+    installed.symlink_to(tiny_checkpoint)
+    named = [str(installed)] if is_named else []
+    done = subprocess.run(
+        [sys.executable, "-m", "faser", "serve", *named, "--port", "0", "--max-model-len", "9M"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "FASER_CACHE_DIR": str(tmp_path)},
+    )
+    assert "--max-model-len is 9437184" in done.stderr
+    assert (f"faser serve: {DEFAULT_MODEL_NOTE}\n" in done.stderr) != is_named
 
 
 def test_warnings_and_the_synthetic_banner_come_before_the_model_is_loaded(tiny_checkpoint: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.live import (
     HISTORY_S,
+    LATENCY_WINDOW_S,
     MOST_STEPS,
     RESOLUTION,
     Latencies,
@@ -41,35 +42,42 @@ SHARES = (0.5, 0.95, 0.99)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("count", [1, 2, 19, 400])
 def test_percentiles_are_those_of_the_window_within_the_resolution(seed: int, count: int) -> None:
+    """Of the window that ends now, and of one that ended a minute ago."""
     rng = np.random.default_rng(seed)
-    latencies = Latencies(window=3)
-    parts = [10 ** rng.uniform(-3.9, 3, count) for _ in range(7)]
-    for part in parts:
-        latencies.tick()
-        for value in part:
-            latencies.add(value)
-    found_count, found = latencies.percentiles(SHARES)
-    window = np.concatenate(parts[-3:])
-    assert found_count == len(window)
-    exact = np.percentile(window, [100 * each for each in SHARES], method="inverted_cdf")
-    assert found == pytest.approx(exact, rel=RESOLUTION * 1.001)
+    latencies = Latencies()
+    seconds = [10 ** rng.uniform(-3.9, 3, count) for _ in range(100)]
+    for second, values in enumerate(seconds):
+        for value in values:
+            latencies.add(value, second)
+    for end in (99, 39):
+        found_count, found = latencies.percentiles(SHARES, end)
+        window = np.concatenate(seconds[end - LATENCY_WINDOW_S + 1 : end + 1])
+        assert found_count == len(window)
+        exact = np.percentile(window, [100 * each for each in SHARES], method="inverted_cdf")
+        assert found == pytest.approx(exact, rel=RESOLUTION * 1.001)
 
 
 def test_a_window_without_values_has_no_percentile() -> None:
-    latencies = Latencies(window=2)
-    assert latencies.percentiles(SHARES) == (0, [])
-    latencies.add(0.5)
-    assert latencies.percentiles(SHARES)[0] == 1
-    for _ in range(2):
-        latencies.tick()
-    assert latencies.percentiles(SHARES) == (0, [])
+    latencies = Latencies()
+    assert latencies.percentiles(SHARES, 7.0) == (0, [])
+    latencies.add(0.5, 7.0)
+    assert latencies.percentiles(SHARES, 7.0)[0] == latencies.percentiles(SHARES, 36.9)[0] == 1
+    assert latencies.percentiles(SHARES, 37.0) == latencies.percentiles(SHARES, 6.9) == (0, [])
+
+
+def test_latencies_that_no_sample_can_show_are_dropped() -> None:
+    latencies = Latencies()
+    for second in range(1000):
+        latencies.add(0.5, second)
+        latencies.add(0.5, second + 0.5)
+    assert len(latencies._totals) == HISTORY_S + LATENCY_WINDOW_S + 1  # and what was counted before
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9, 1e9])
 def test_a_value_outside_of_the_bins_counts_in_the_nearest(seconds: float) -> None:
-    latencies = Latencies(window=2)
-    latencies.add(seconds)
-    assert latencies.percentiles((1.0,))[0] == 1
+    latencies = Latencies()
+    latencies.add(seconds, 7.0)
+    assert latencies.percentiles((1.0,), 7.0)[0] == 1
 
 
 class Clock:
@@ -231,7 +239,7 @@ def test_a_quiet_second_is_small() -> None:
     assert len(msgspec.json.encode(sample(recorder, first, recorder.snapshot()))) < 60
 
 
-def test_without_viewers_it_keeps_a_snapshot_a_second_and_nothing_else() -> None:
+def test_without_viewers_it_keeps_a_snapshot_a_second_and_latencies_but_no_steps() -> None:
     rng, clock, stats = random.Random(1), Clock(), EMPTY
     recorder = LiveRecorder(clock)
     for _ in range(500):
@@ -243,7 +251,7 @@ def test_without_viewers_it_keeps_a_snapshot_a_second_and_nothing_else() -> None
     assert all(
         later.at_s - earlier.at_s >= 1.0 for earlier, later in zip(recorder.past, recorder.past[1:], strict=False)
     )
-    assert recorder.latencies == {}
+    assert recorder.latencies["itl"].percentiles((1.0,), clock.now_s)[0] == 500
     assert recorder.take_steps() == []
 
 
@@ -285,7 +293,7 @@ def test_metrics_report_all_that_the_view_shows() -> None:
     metrics.speculation.finished(SpeculationParams(slo=Slo(ttft_ms=100, tpot_ms=200)), (), ttft_s=0.2, tpot_s=0.1)
     taken = recorder.snapshot()
     assert taken.state is EngineState.READY
-    assert {name: each.percentiles((1.0,))[0] for name, each in recorder.latencies.items()} == {
+    assert {name: each.percentiles((1.0,), taken.at_s)[0] for name, each in recorder.latencies.items()} == {
         "ttft": 1,
         "itl": 1,
         "tpot": 1,

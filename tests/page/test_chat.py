@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -93,8 +94,9 @@ def test_the_fields_make_the_request(browser: Browser, url: str, engine: FakeEng
         page = visit.page
         for label, value in (("Temperature", "0.5"), ("Top k", "7"), ("Seed", "3"), ("Max tokens", "9")):
             page.get_by_label(label).fill(value)
-        page.get_by_label("Stop at").fill("END\nSTOP")
-        page.get_by_label("Most drafted").fill("2")
+        page.get_by_label("Stop sequences").fill("END\nSTOP")
+        page.get_by_text("Speculation", exact=True).click()
+        page.get_by_label("Max draft tokens").fill("2")
         ask(page, "hi")
         answered(page)
         page.get_by_label("Drafts").select_option("off")
@@ -114,7 +116,9 @@ def test_the_fields_make_the_request(browser: Browser, url: str, engine: FakeEng
     assert (second.speculation.enabled, second.prompt_token_ids) == (False, first.prompt_token_ids)
 
 
-def test_edit_takes_a_question_back_and_clear_forgets_all(browser: Browser, url: str, engine: FakeEngine) -> None:
+def test_edit_takes_a_question_back_and_a_new_chat_begins_without_turns(
+    browser: Browser, url: str, engine: FakeEngine
+) -> None:
     from tests.page.browser import visiting
 
     with visiting(browser, url) as visit:
@@ -126,7 +130,7 @@ def test_edit_takes_a_question_back_and_clear_forgets_all(browser: Browser, url:
         assert page.get_by_label("Message", exact=True).input_value() == "first"
         ask(page, "second")
         answered(page)
-        page.get_by_role("button", name="Clear").click()
+        page.get_by_role("button", name="New chat").click()
         assert page.locator(".turn").count() == 0
         ask(page, "third")
         answered(page)
@@ -163,7 +167,7 @@ def test_a_server_with_keys_is_asked_once_and_the_key_is_kept_for_the_tab(browse
         page = visit.page
         page.get_by_label("API key", exact=True).fill("wrong")
         page.keyboard.press("Enter")
-        page.get_by_text("does not know that key").wait_for()
+        page.get_by_text("rejected that key").wait_for()
         page.get_by_label("API key", exact=True).fill("right")
         page.keyboard.press("Enter")
         page.locator("#model").get_by_text("tiny").wait_for()
@@ -287,7 +291,7 @@ def test_a_phone_scrolls_in_one_direction_only(browser: Browser, url: str, engin
     with visiting(browser, url, size=PHONE) as visit:
         for opened in (False, True):
             if opened:
-                visit.page.get_by_text("Settings", exact=True).click()
+                visit.page.get_by_text("Chats and settings", exact=True).click()
             ask(visit.page, "z" * 200)
             answered(visit.page, 1 + opened)
             wide = visit.page.evaluate("document.documentElement.scrollWidth")
@@ -328,7 +332,7 @@ def test_ten_thousand_tokens_do_not_stall_the_page(browser: Browser, url: str, e
             ask(page, "go")
             answered(page)
             assert len(page.locator(".prose").inner_text()) > 0.4 * len(text)
-            page.get_by_role("button", name="Clear").click()
+            page.get_by_role("button", name="New chat").click()
         assert page.evaluate("longest") < 1500  # milliseconds, on a machine that does other things as well
 
 
@@ -340,3 +344,206 @@ def test_the_page_is_shown_below_a_proxys_path(browser: Browser) -> None:
     with serving(FakeEngine(saying("Hello!")), config=config) as url, visiting(browser, f"{url}/llm") as visit:
         ask(visit.page, "hi")
         assert "Hello!" in answered(visit.page).inner_text()
+
+
+def test_a_conversation_goes_on_after_a_reload(browser: Browser, url: str, engine: FakeEngine) -> None:
+    from tests.page.browser import visiting
+
+    with visiting(browser, url) as visit:
+        page = visit.page
+        page.get_by_label("System prompt").fill("Be brief.")
+        page.get_by_label("Max tokens").fill("400")
+        for number in (1, 2):
+            ask(page, f"question {number}")
+            answered(page, number)
+        before = page.locator(".turns").inner_html()
+        page.reload()
+        answered(page, 2)
+        assert page.locator(".turns").inner_html() == before
+        assert page.get_by_label("System prompt").input_value() == "Be brief."
+        ask(page, "question 3")
+        answered(page, 3)
+        page.get_by_role("button", name="X-ray").click()
+        assert "page was reloaded" in page.locator(".turn.assistant").first.inner_text()
+    # The server sees one conversation: the same salt, and each request begins with the one before.
+    first, second, third = engine.requests
+    assert first.cache_salt == second.cache_salt == third.cache_salt is not None
+    text = third.prompt_token_ids
+    assert len(text) - len(second.prompt_token_ids) == len(second.prompt_token_ids) - len(first.prompt_token_ids)
+    assert third.sampling.max_tokens == 400
+
+
+def test_a_reload_amid_an_answer_keeps_what_has_come(browser: Browser, url: str, engine: FakeEngine) -> None:
+    from tests.page.browser import visiting
+
+    engine.script = saying("word " * 2000, tokens_per_step=1)
+    engine.step_s = 0.01
+    with visiting(browser, url) as visit:
+        ask(visit.page, "talk")
+        visit.page.locator(".turn.assistant").get_by_text("word word").wait_for()
+        visit.page.reload()
+        turn = answered(visit.page)
+        assert "word word" in turn.inner_text()
+        assert turn.locator(".ending").inner_text() == "Interrupted"
+        until(lambda: len(engine.aborted) == 1)
+
+
+def test_conversations_are_listed_opened_and_deleted(browser: Browser, url: str, engine: FakeEngine) -> None:
+    from tests.page.browser import visiting
+
+    def stored() -> str:
+        return str(page.evaluate("JSON.stringify(localStorage)"))
+
+    with visiting(browser, url) as visit:
+        page = visit.page
+        kept = page.locator(".kept li")
+        for number, name in enumerate(("apples", "pears"), 1):
+            ask(page, name)
+            answered(page)
+            page.get_by_role("button", name="New chat").click()
+            assert kept.count() == number
+        page.get_by_role("button", name="apples", exact=True).click()
+        assert page.locator(".turn.user .said").all_inner_texts() == ["apples"]
+        ask(page, "more")
+        answered(page, 2)
+        first, second, third = engine.requests
+        assert first.cache_salt == third.cache_salt != second.cache_salt
+        page.get_by_role("button", name="Delete pears").click()
+        assert page.locator(".turn").count() == 4  # the one that is shown stays
+        assert "pears" not in stored()
+        assert second.cache_salt not in stored()
+        page.get_by_role("button", name="Delete apples").click()
+        assert page.locator(".turn").count() == 0
+        assert "apples" not in stored()
+        page.reload()
+        page.get_by_text("How can I help?").wait_for()
+        assert kept.count() == 0
+
+
+def test_a_deleted_conversation_is_gone_from_other_tabs_too(browser: Browser, url: str) -> None:
+    from tests.page.browser import visiting
+
+    with visiting(browser, url) as visit:
+        page = visit.page
+        ask(page, "apples")
+        answered(page)
+        other = page.context.new_page()
+        other.goto(url)
+        other.get_by_text("How can I help?").wait_for()  # a new tab begins a conversation
+        other.get_by_role("button", name="Delete apples").click()
+        page.get_by_text("How can I help?").wait_for()
+        page.reload()
+        page.get_by_text("How can I help?").wait_for()
+        assert page.evaluate("Object.keys(localStorage).filter((each) => each.startsWith('faser-chat'))") == []
+
+
+def test_who_wants_nothing_kept_leaves_nothing(browser: Browser, url: str) -> None:
+    from tests.page.browser import visiting
+
+    with visiting(browser, url) as visit:
+        page = visit.page
+        asked: list[str] = []
+        page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
+        ask(page, "apples")
+        answered(page)
+        page.get_by_label("Keep in this browser").uncheck()
+        assert asked == ["Delete 1 conversation from this browser?"]
+        ask(page, "pears")
+        answered(page, 2)
+        found = page.evaluate("JSON.stringify({...localStorage, ...sessionStorage})")
+        assert "apples" not in found
+        assert "pears" not in found
+        page.reload()
+        page.get_by_text("How can I help?").wait_for()
+        assert not page.get_by_label("Keep in this browser").is_checked()
+        page.get_by_label("Keep in this browser").check()
+        ask(page, "plums")
+        answered(page)
+        page.get_by_role("button", name="Delete all").click()
+        assert page.locator(".turn").count() == 0
+        assert "plums" not in page.evaluate("JSON.stringify(localStorage)")
+
+
+def test_a_conversation_that_the_browser_cannot_keep_is_reported(browser: Browser, url: str) -> None:
+    from tests.page.browser import visiting
+
+    with visiting(browser, url) as visit:
+        page = visit.page
+        page.evaluate(
+            "() => { try { for (let at = 0; ; at += 1) localStorage.setItem(`x${at}`, 'x'.repeat(100000)); }"
+            " catch { try { for (let at = 0; ; at += 1) localStorage.setItem(`y${at}`, 'x'.repeat(100)); }"
+            " catch { /* full */ } } }"
+        )
+        ask(page, "apples " * 40)
+        answered(page)
+        page.get_by_text("does not keep this conversation (QuotaExceededError)").wait_for()
+        page.evaluate(
+            "for (const key of Object.keys(localStorage)) if (/^[xy]/.test(key)) localStorage.removeItem(key)"
+        )
+        ask(page, "pears")
+        answered(page, 2)
+        assert page.get_by_text("does not keep this conversation").count() == 0
+        page.reload()
+        answered(page, 2)
+
+
+def test_an_answer_that_is_not_complete_says_so(browser: Browser, url: str, engine: FakeEngine) -> None:
+    from tests.page.browser import visiting
+
+    def ending(number: int) -> Any:
+        return answered(page, number).locator(".ending")
+
+    with visiting(browser, url) as visit:
+        page = visit.page
+        ask(page, "hi")
+        assert not ending(1).is_visible()
+        page.get_by_label("Max tokens").fill("3")
+        ask(page, "hi")
+        assert ending(2).inner_text() == "Cut off at max tokens"
+        page.get_by_label("Max tokens").fill("")
+        engine.script = saying("word " * 2000, tokens_per_step=1)
+        engine.step_s = 0.01
+        ask(page, "talk")
+        page.locator(".turn.assistant").nth(2).get_by_text("word").wait_for()
+        page.keyboard.press("Escape")
+        assert ending(3).inner_text() == "Stopped"
+        engine.step_s = 1.0  # before the first token
+        ask(page, "talk")
+        page.get_by_text("waiting for the first token").wait_for()
+        page.keyboard.press("Escape")
+        assert ending(4).inner_text() == "Stopped"
+        assert page.get_by_text("waiting for the first token").count() == 0
+        page.reload()
+        assert ending(3).inner_text() == "Stopped"
+        assert not ending(1).is_visible()
+        assert ending(2).inner_text() == "Cut off at max tokens"
+
+
+@pytest.mark.parametrize("is_secure", [True, False])
+def test_a_block_of_code_is_copied(browser: Browser, url: str, is_secure: bool) -> None:
+    """Also where the page has no clipboard of its own: over HTTP from another machine."""
+    from tests.page.browser import visiting
+
+    with visiting(browser, url) as visit:
+        page = visit.page
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        if not is_secure:
+            page.evaluate("Object.defineProperty(navigator.clipboard, 'writeText', { value: undefined })")
+        ask(page, "hi")
+        block = answered(page).locator(".code-block")
+        assert block.locator(".code-head span").inner_text() == "python"
+        assert block.locator(".code-call").inner_text() == "print"
+        assert block.locator(".code-string").inner_text() == "'<b>mars</b>'"
+        block.get_by_role("button", name="Copy code").click()
+        block.get_by_text("Copied").wait_for()
+        assert page.evaluate("navigator.clipboard.readText()") == "print('<b>mars</b>')"
+
+
+def test_the_page_says_that_the_default_model_is_a_small_one(browser: Browser) -> None:
+    from faser.engine.checkpoints.source import SMOLLM2_ID
+    from tests.page.browser import visiting
+
+    for model, is_shown in ((SMOLLM2_ID, True), ("some/other", False)):
+        with serving(FakeEngine(), replace(settings(), model=model)) as url, visiting(browser, url) as visit:
+            visit.page.locator("#model").get_by_text("tiny").wait_for()
+            assert visit.page.get_by_text("tiny is a small model to try the server with").is_visible() == is_shown

@@ -79,7 +79,8 @@ def test_the_view_shows_what_the_server_did(browser: Browser, url: str) -> None:
         num_tokens = ask(url)
         assert num_tokens == 240
         panel(page, "Tokens per sequence and step").locator('svg:not([aria-label*=": – "])').wait_for()
-        flow = panel(page, "What became of the drafts")
+        page.get_by_text("Speculation", exact=True).click()
+        flow = panel(page, "Draft token flow")
         flow.locator("summary").click()
         counted = scraped(url)
         in_all = sum(counted[name] for name in counted if name.startswith("faser_spec_drafted_tokens_total{"))
@@ -95,10 +96,40 @@ def test_the_view_shows_what_the_server_did(browser: Browser, url: str) -> None:
         targets = panel(page, "Latency targets met")
         assert "4 requests" not in targets.inner_text()
         wait_for(page, lambda: "100 % of 4" in (targets.locator("svg").text_content() or ""))
-        assert re.search(r"at their length\s+4", panel(page, "Requests ended").inner_text())
+        assert re.search(r"length\s+4", panel(page, "Finished requests").inner_text())
         assert panel(page, "Steps").locator("path.verify").count() == 3
         shapes = panel(page, "Steps").locator("path.step.rows").get_attribute("d")
-        assert shapes.count("M") > 1
+        assert re.match(r"M[\d.]+ [\d.]+H", shapes)  # the last second may have had one step
+
+
+def test_latencies_of_before_the_view_was_opened_are_shown(browser: Browser, tiny_checkpoint: Path) -> None:
+    from tests.page.browser import serving_model, visiting
+
+    with serving_model(tiny_checkpoint, CONFIG) as url:
+        ask(url)
+        with visiting(browser, f"{url}/#live") as visit:
+            is_live(visit.page)
+            shown = panel(visit.page, "Time to first token").locator(".side")
+            wait_for(visit.page, lambda: shown.inner_text().startswith("p95 "))
+            row = panel(visit.page, "Latency").locator("tr", has_text="time to first token")
+            assert row.locator("td").last.inner_text() == "4"
+
+
+def test_speculation_is_folded_until_it_is_opened_and_that_is_remembered(browser: Browser, idle_url: str) -> None:
+    from tests.page.browser import visiting
+
+    with visiting(browser, f"{idle_url}/#live") as visit:
+        page = visit.page
+        is_live(page)
+        chart = panel(page, "Draft token flow")
+        for is_open in (True, False):
+            assert chart.is_visible() != is_open
+            page.get_by_text("Speculation", exact=True).click()
+            assert chart.is_visible() == is_open
+            page.wait_for_timeout(100)  # the browser tells of a toggle a moment later
+            page.reload()
+            is_live(page)
+            assert chart.is_visible() == is_open
 
 
 def scraped(url: str) -> dict[str, float]:
@@ -120,6 +151,7 @@ def test_every_chart_has_words_and_a_table(browser: Browser, url: str) -> None:
         is_live(page)
         ask(url, 1)
         page.wait_for_timeout(1200)
+        page.get_by_text("Speculation", exact=True).click()
         for svg in page.locator("svg.chart").all():
             label = svg.get_attribute("aria-label") or ""
             assert re.fullmatch(r"\S.*: \S.*", label), label
@@ -153,7 +185,7 @@ def test_the_keyboard_looks_back_and_holds(browser: Browser, idle_url: str) -> N
     with visiting(browser, f"{idle_url}/#live") as visit:
         page = visit.page
         is_live(page)
-        slider = page.get_by_role("slider", name="Time that the numbers are of")
+        slider = page.get_by_role("slider", name="Time shown")
         slider.focus()
         for _ in range(3):
             page.keyboard.press("ArrowLeft")

@@ -56,8 +56,9 @@ TAGS = {
     "tr",
     "th",
     "td",
+    "button",
 }
-ATTRIBUTES = {"class", "tabindex", "data-language", "start", "href", "target", "rel"}
+ATTRIBUTES = {"class", "tabindex", "type", "aria-label", "start", "href", "target", "rel"}
 HOSTILE = [
     "<script>window.ran = 1</script>",
     "<img src=x onerror='window.ran=1'>",
@@ -153,6 +154,90 @@ def test_a_text_looks_the_same_however_it_is_cut(page: Page, at: int) -> None:
     assert page.evaluate(RENDER, list(text))["html"] == whole
 
 
+CODE = {
+    "python": "def f(x):  # \"no string\"\n    return g(\"a # b\", 0x1F, '''x\ny''')",
+    "js": "const a = `x ${b}`; // <b>\n/* if */ if (a) call(1.5);",
+    "sql": "SELECT name FROM t -- all\nWHERE id = 7 and x = 'it';",
+    "html": '<!-- <i> --><p class="a">it isn\'t</p>',
+    "rust": "fn f<'a>(x: &'a str) -> char { '\\n' }",
+}
+COLOURED = {
+    "python": [
+        ("keyword", "def"),
+        ("call", "f"),
+        ("comment", '# "no string"'),
+        ("keyword", "return"),
+        ("call", "g"),
+        ("string", '"a # b"'),
+        ("number", "0x1F"),
+        ("string", "'''x\ny'''"),
+    ],
+    "js": [
+        ("keyword", "const"),
+        ("string", "`x ${b}`"),
+        ("comment", "// <b>"),
+        ("comment", "/* if */"),
+        ("keyword", "if"),
+        ("call", "call"),
+        ("number", "1.5"),
+    ],
+    "sql": [
+        ("keyword", "SELECT"),
+        ("keyword", "FROM"),
+        ("comment", "-- all"),
+        ("keyword", "WHERE"),
+        ("number", "7"),
+        ("keyword", "and"),
+        ("string", "'it'"),
+    ],
+    "html": [
+        ("comment", "<!-- <i> -->"),
+        ("keyword", "<p"),
+        ("string", '"a"'),
+        ("keyword", ">"),
+        ("keyword", "</p"),
+        ("keyword", ">"),
+    ],
+    "rust": [("keyword", "fn"), ("keyword", "char"), ("string", "'\\n'")],
+}
+HIGHLIGHT = """async ([code, language]) => {
+  const { highlighted } = await import("/page/chat/highlight.js");
+  const root = document.createElement("code");
+  const began = performance.now();
+  root.append(...highlighted(code, language));
+  return { ms: performance.now() - began, text: root.textContent,
+    tags: [...new Set([...root.children].map((each) => each.localName))],
+    spans: [...root.children].map((each) => [each.className.replace("code-", ""), each.textContent]) };
+}"""
+
+
+@pytest.mark.parametrize("language", CODE)
+def test_code_is_coloured_by_kind(page: Page, language: str) -> None:
+    found = page.evaluate(HIGHLIGHT, [CODE[language], language])
+    assert found["text"] == CODE[language]
+    assert [tuple(each) for each in found["spans"]] == COLOURED[language]
+
+
+def test_colouring_changes_no_text_and_takes_time_in_proportion_to_its_length(page: Page) -> None:
+    languages = ("python", "js", "c", "sql", "bash", "yaml", "json", "html", "css", "ruby", "no such", None)
+    hostile = [each * 1500 for each in ('"', "'", "`", "\\", "/*", "<!--", "'''", '"\\', "a(", '="', "#", "1.")]
+    for language in languages:
+        for code in (*HOSTILE, *CODE.values(), *hostile):
+            found = page.evaluate(HIGHLIGHT, [code, language])
+            assert found["text"] == code
+            assert set(found["tags"]) <= {"span"}
+            assert found["ms"] < 1000  # a pattern that tries every place again takes minutes
+
+
+def test_code_that_ends_without_its_fence_is_coloured_too(page: Page) -> None:
+    render = RENDER.replace("const all =", "stream.end(); const all =")
+    open_fence, closed = (page.evaluate(render, [f"```python\nimport os{end}"]) for end in ("", "\n```"))
+    assert '<span class="code-keyword">import</span>' in closed["html"]
+    assert open_fence["html"] == closed["html"]
+    pieces = page.evaluate(render, list("a\n```python\nimport os"))
+    assert pieces["html"] == "<p>a</p>" + closed["html"]
+
+
 def test_a_long_paragraph_stays_one_and_loses_nothing(page: Page) -> None:
     text = "word **bold** `code` " * 800
     found = page.evaluate(RENDER, [text[at : at + 7] for at in range(0, len(text), 7)])
@@ -172,5 +257,5 @@ def test_hostile_answers_of_a_model_do_nothing(browser: Browser, page: Page, eng
             form, input, [onclick], [onerror], [onload])`).length"""
         )
         assert shown == 0
-        page.get_by_role("button", name="Clear").click()
+        page.get_by_role("button", name="New chat").click()
     assert page.evaluate("window.ran ?? null") is None

@@ -104,10 +104,10 @@ def test_nothing_is_sampled_before_the_first_viewer_and_a_while_after_the_last(
     async def test() -> None:
         watched = Watched()
         assert not watched.feed.is_sampling
-        assert not watched.recorder.latencies
+        assert not watched.recorder.watched
         _, events = await watched.join()
         assert watched.feed.is_sampling
-        assert watched.recorder.latencies
+        assert watched.recorder.watched
         await asyncio.sleep(0.2)
         assert watched.feed.is_sampling
         await events.aclose()
@@ -115,7 +115,7 @@ def test_nothing_is_sampled_before_the_first_viewer_and_a_while_after_the_last(
         assert watched.feed.is_sampling  # a page that is loaded again has its past
         await asyncio.sleep(0.2)
         assert not watched.feed.is_sampling
-        assert not watched.recorder.latencies
+        assert not watched.recorder.watched
         await (await watched.join())[1].aclose()
         assert watched.feed.is_sampling
 
@@ -139,6 +139,28 @@ def test_the_first_viewer_gets_what_was_recorded_without_viewers() -> None:
             sum(each.get("output", 0) for each in first["history"])
             == stats.generation_tokens - began.generation_tokens
         )
+        await events.aclose()
+
+    run(test)
+
+
+def test_the_first_viewer_gets_the_latencies_of_requests_that_ended_before_it_came() -> None:
+    async def test() -> None:
+        clock = Clock()
+        watched = Watched(recorder=LiveRecorder(clock))
+        recorder = watched.recorder
+        for second in range(60):
+            clock.now_s += 1.0
+            if second == 10:
+                recorder.latency("ttft", 0.2)
+            if second == 57:
+                recorder.latency("ttft", 0.1)
+            recorder.engine(EMPTY)
+        first, events = await watched.join()
+        shown = [each.get("latencies", {}).get("ttft") for each in first["history"]]
+        assert [each and each[0] for each in shown] == [None] * 9 + [1] * 30 + [None] * 17 + [1] * 4
+        assert shown[-1][1:] == pytest.approx([100] * 3, rel=recording.RESOLUTION * 1.001)
+        assert shown[9][1:] == pytest.approx([200] * 3, rel=recording.RESOLUTION * 1.001)
         await events.aclose()
 
     run(test)

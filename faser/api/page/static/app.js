@@ -60,7 +60,7 @@ let asking = null;
 function askForKey(wrong) {
   asking ??= new Promise((resolve) => {
     const dialog = byId("ask-key");
-    byId("ask-key-wrong").textContent = wrong ? "The server does not know that key." : "";
+    byId("ask-key-wrong").textContent = wrong ? "The server rejected that key." : "";
     byId("ask-key-wrong").hidden = !wrong;
     byId("key-field").value = "";
     dialog.returnValue = "";

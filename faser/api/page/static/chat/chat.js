@@ -1,30 +1,38 @@
-// The chat: one conversation with the model. It lives in this tab's memory and nowhere else.
+// The chat: the conversation that this tab shows, and the others that the browser keeps.
 
 import { postJson, request, ServerError } from "../api.js";
 import { h } from "../dom.js";
+import { Conversations, randomName } from "./conversations.js";
+import { copyButton } from "./copy.js";
 import { Settings } from "./settings.js";
 import { KINDS, snippet } from "./snippets.js";
 import { dataOf } from "./sse.js";
 import { AnswerTurn, userTurn } from "./turns.js";
 
+// Questions that the default model answers well at temperature 0, its default.
 const SAMPLES = [
-  "Explain speculative decoding to a child, in five sentences.",
-  "Write a Python function that checks whether a text is a palindrome, with a test.",
-  "List the planets as a Markdown table: name, moons, length of a year.",
+  "Explain in two sentences what photosynthesis is.",
+  "Write a Python function that checks whether a number is even.",
+  "Give me three tips for better sleep.",
 ];
+const DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct";
 
 class Chat {
   constructor(root) {
     this.turns = [];  // {message, element, answer: AnswerTurn or undefined}
     this.settings = new Settings();
+    this.id = null;
+    this.store = new Conversations({ onOpen: (kept) => this.open(kept), onGone: () => this.begin({ save: false }) });
     this.lastBody = null;
     this.running = null;  // AbortController of the answer that arrives
     this.xray = false;
 
+    this.small = h("p", { class: "small-model", hidden: true });
     this.list = h("ol", { class: "turns", "aria-label": "Conversation" });
     this.empty = h("div", { class: "empty" },
-      h("h2", {}, "Ask the model something."),
-      h("p", {}, "The conversation stays in this tab's memory and is gone when the tab is. Requests carry a cache salt of this tab, so nothing is shared with other clients."),
+      h("h2", {}, "How can I help?"),
+      this.small,
+      h("p", {}, "Conversations are kept in this browser until you delete them. Cached prefixes and drafts are private to each conversation."),
       h("div", { class: "samples" }, ...SAMPLES.map((text) => h("button", { type: "button", onclick: () => this.say(text) }, text))));
     this.said = h("div", { class: "unseen", role: "status", "aria-live": "polite" });
     this.input = h("textarea", { id: "ask", rows: 2, placeholder: "Message", "aria-label": "Message", "aria-describedby": "ask-hint", enterkeyhint: "send" });
@@ -32,20 +40,20 @@ class Chat {
     this.stop = h("button", { type: "button", class: "stop", hidden: true, onclick: () => this.running?.abort() }, "Stop");
     this.xrayButton = h("button", { type: "button", class: "toggle", "aria-pressed": "false", onclick: () => this.showXray(!this.xray) }, "X-ray");
     this.again = h("button", { type: "button", class: "quiet", disabled: true, onclick: () => this.regenerate() }, "Regenerate");
-    this.clearButton = h("button", { type: "button", class: "quiet", disabled: true, onclick: () => this.clear() }, "Clear");
+    this.newButton = h("button", { type: "button", class: "quiet", disabled: true, onclick: () => { this.begin(); this.input.focus(); } }, "New chat");
     this.exportButton = h("button", { type: "button", class: "quiet", disabled: true, onclick: () => this.exporter.showModal() }, "Export");
     this.form = h("form", { class: "compose", onsubmit: (event) => { event.preventDefault(); this.submit(); } },
       this.input,
-      h("div", { class: "compose-row" }, this.xrayButton, this.again, this.clearButton, this.exportButton,
-        h("span", { id: "ask-hint", class: "hint" }, "Enter sends, Shift+Enter breaks the line, Esc stops"), this.stop, this.send));
+      h("div", { class: "compose-row" }, this.xrayButton, this.again, this.newButton, this.exportButton,
+        h("span", { id: "ask-hint", class: "hint" }, "Enter to send · Shift+Enter for a new line · Esc to stop"), this.stop, this.send));
     this.panel = h("details", { class: "panel", open: matchMedia("(min-width: 961px)").matches },
-      h("summary", {}, "Settings"), this.settings.element);
+      h("summary", {}, "Chats and settings"), this.store.element, this.settings.element);
     matchMedia("(min-width: 961px)").addEventListener("change", (event) => { this.panel.open = event.matches; });
     this.exporter = this.makeExporter();
     this.log = h("div", { class: "log" }, this.empty, this.list);
     root.append(h("div", { class: "chat" },
       h("div", { class: "talk" }, this.log, this.said, this.form),
-      h("aside", { "aria-label": "Settings" }, this.panel)), this.exporter);
+      h("aside", { "aria-label": "Chats and settings" }, this.panel)), this.exporter);
 
     this.input.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -56,17 +64,28 @@ class Chat {
     root.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.running) this.running.abort();
     });
-    addEventListener("faser-models", (event) => this.settings.setModels(event.detail));
+    addEventListener("faser-models", (event) => this.setModels(event.detail));
     this.askModels();
+    addEventListener("pagehide", () => this.save());
+    const kept = this.store.shown();
+    if (kept) this.open(kept);
+    else this.begin();
   }
 
   // app.js tells of models when it has them; a chat that is opened later asks.
   async askModels() {
     try {
-      this.settings.setModels((await (await request("v1/models", { quiet: true })).json()).data);
+      this.setModels((await (await request("v1/models", { quiet: true })).json()).data);
     } catch {
       // the server is loading, or wants a key
     }
+  }
+
+  setModels(models) {
+    this.settings.setModels(models);
+    const [{ id, root }] = models;
+    this.small.textContent = `${id} is a small model to try the server with: expect mistakes. For another one, start the server with faser serve MODEL.`;
+    this.small.hidden = root !== DEFAULT_MODEL;
   }
 
   submit() {
@@ -84,7 +103,7 @@ class Chat {
 
   addMessage(message) {
     const turn = { message };
-    const copy = h("button", { type: "button", class: "quiet", onclick: () => copyText(message.content, copy) }, "Copy");
+    const copy = copyButton(() => message.content);
     const edit = h("button", { type: "button", class: "quiet", onclick: () => this.edit(turn) }, "Edit");
     turn.element = userTurn(message, message.role === "user" ? [copy, edit] : [copy]);
     this.append(turn);
@@ -103,6 +122,7 @@ class Chat {
     if (this.running) return;
     this.input.value = turn.message.content;
     this.cut(this.turns.indexOf(turn));
+    this.save();
     this.input.focus();
   }
 
@@ -118,20 +138,60 @@ class Chat {
     if (this.turns.length) this.answer();
   }
 
-  clear() {
+  // Another conversation, with a salt of its own; the one that is shown stays in the list. save: false: it was deleted.
+  begin({ save = true } = {}) {
+    this.leave(save);
+    this.id = randomName();
+    this.settings.salt = randomName();
+    this.store.show(this.id);
+  }
+
+  // Show a conversation that was kept.
+  open({ id, salt, settings, turns }) {
+    this.leave(true);
+    this.id = id;
+    this.settings.salt = salt;
+    this.settings.setValues(settings);
+    for (const turn of turns) {
+      if (turn.message.role === "assistant") this.addAnswer().answer.restore(turn);
+      else this.addMessage(turn.message);
+    }
+    this.store.show(id);
+    const last = this.turns.at(-1);
+    if (last.answer?.calls.length) this.askForResults(last.answer);
+    this.scroll(true);
+  }
+
+  leave(save) {
+    if (save) this.save();
+    this.id = null;
     this.running?.abort();
     this.cut(0);
     this.lastBody = null;
     this.refresh();
-    this.input.focus();
+  }
+
+  save() {
+    if (this.id === null) return;
+    const turns = this.turns.filter(({ answer }) => !answer?.isEmpty);
+    this.store.put({
+      id: this.id, salt: this.settings.salt, settings: this.settings.values(),
+      turns: turns.map(({ message, answer }) => answer?.keep() ?? { message }),
+    });
+  }
+
+  addAnswer() {
+    const answer = new AnswerTurn({ xray: this.xray, actions: [copyButton(() => answer.message.content ?? "")] });
+    const turn = { element: answer.element, answer, get message() { return answer.message; } };
+    this.append(turn);
+    return turn;
   }
 
   async answer() {
-    const copy = h("button", { type: "button", class: "quiet", onclick: () => copyText(answer.message.content ?? "", copy) }, "Copy");
-    const answer = new AnswerTurn({ xray: this.xray, actions: [copy] });
-    const turn = { message: answer.message, element: answer.element, answer };
-    const messages = this.turns.filter((each) => !each.answer?.failed).map((each) => each.message);
-    this.append(turn);
+    const messages = this.turns.filter(({ answer }) => !answer?.isEmpty).map(({ message }) => message);
+    const turn = this.addAnswer();
+    const { answer } = turn;
+    this.save();
     answer.onDrawn = () => this.scroll(false);
     this.running = new AbortController();
     this.refresh();
@@ -142,14 +202,16 @@ class Chat {
       answer.end();
       this.tell(`The answer is complete: ${answer.message.content ?? "it calls a tool"}`);
     } catch (error) {
-      answer.end();
-      if (error.name === "AbortError") this.tell("Stopped.");
+      const isStopped = error.name === "AbortError";
+      answer.end(isStopped ? "stopped" : "failed");
+      if (isStopped) this.tell("Stopped.");
       else this.fail(turn, error);
-      if (!answer.message.content && !answer.calls.length) answer.failed = true;
     }
     this.running = null;
     this.refresh();
-    if (answer.calls.length && !answer.failed) this.askForResults(answer);
+    if (!this.turns.includes(turn)) return;  // another conversation is shown
+    this.save();
+    if (answer.calls.length) this.askForResults(answer);
     this.scroll(false);
   }
 
@@ -197,8 +259,8 @@ class Chat {
     this.send.hidden = busy;
     this.stop.hidden = !busy;
     this.again.disabled = busy || !this.turns.length;
-    this.clearButton.disabled = !this.turns.length;
-    this.exportButton.disabled = this.lastBody === null;
+    this.newButton.disabled = !this.turns.length;
+    this.exportButton.disabled = !this.turns.length;
   }
 
   tell(text) {
@@ -214,11 +276,11 @@ class Chat {
   makeExporter() {
     const text = h("pre", { class: "code", tabindex: "0" });
     let kind = "curl";
-    const show = () => { text.textContent = this.lastBody ? snippet(kind, this.lastBody) : ""; };
+    const show = () => { text.textContent = this.lastBody ? snippet(kind, this.lastBody) : "No request since the page was loaded."; };
     const kinds = Object.entries(KINDS).map(([name, label]) =>
       h("label", { class: "row" }, h("input", { type: "radio", name: "snippet", value: name, checked: name === kind, onchange: () => { kind = name; show(); } }), label));
-    const copy = h("button", { type: "button", class: "primary", onclick: () => copyText(text.textContent, copy) }, "Copy");
-    const save = h("button", { type: "button", onclick: () => this.save() }, "Save conversation");
+    const copy = copyButton(() => text.textContent, { class: "primary" });
+    const save = h("button", { type: "button", onclick: () => this.download() }, "Save conversation");
     const close = h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Close");
     const dialog = h("dialog", { class: "export", "aria-labelledby": "export-title" },
       h("h2", { id: "export-title" }, "The last request"),
@@ -229,7 +291,7 @@ class Chat {
     return dialog;
   }
 
-  save() {
+  download() {
     const conversation = { request: this.lastBody, messages: this.turns.map(({ message }) => message) };
     const url = URL.createObjectURL(new Blob([JSON.stringify(conversation, null, 2)], { type: "application/json" }));
     h("a", { href: url, download: "conversation.json" }).click();
@@ -241,17 +303,6 @@ function words(error) {
   if (!(error instanceof ServerError)) return error.message;
   if (error.retryAfterS && !/try again in/.test(error.message)) return `${error.message} Try again in ${error.retryAfterS} s.`;
   return error.message;
-}
-
-async function copyText(text, button) {
-  const label = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Not allowed";
-  }
-  setTimeout(() => { button.textContent = label; }, 1200);
 }
 
 export function mountChat(root) {

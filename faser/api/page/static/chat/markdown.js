@@ -2,6 +2,8 @@
 // nodes, HTML in it stays text, links lead to http and https only, and there are no images.
 
 import { h } from "../dom.js";
+import { copyButton } from "./copy.js";
+import { highlighted } from "./highlight.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
@@ -32,8 +34,9 @@ export class MarkdownStream {
     this.nodes = [];
     this.code = null;
     if (!blocks.length) return;
-    // The line that is still written may yet belong to the block before it.
-    const open = blocks.splice(blocks.at(-1).line === lines.length - 1 ? -2 : -1);
+    // The line that is still written may yet belong to the block before it, unless that is code, which has ended.
+    const isWritten = blocks.at(-1).line === lines.length - 1 && blocks.at(-2)?.kind !== "code";
+    const open = blocks.splice(isWritten ? -2 : -1);
     for (const block of blocks) this.show(block);
     const [first] = open;
     if (first.line > 0) this.rest = lines.slice(first.line).join("\n");
@@ -41,6 +44,12 @@ export class MarkdownStream {
     if (open.length === 1 && last.kind === "text" && this.rest.length > LONGEST_PIECE) this.shorten(last);
     this.nodes = open.flatMap((block) => this.show(block));
     if (last.kind === "code" && !last.closed && open.length === 1 && this.rest.includes("\n")) this.openFence(last);
+  }
+
+  // The text is complete, also where it ends within a fence.
+  end() {
+    if (this.code) this.code.replaceWith(...highlighted(this.code.data, this.language));
+    this.code = null;
   }
 
   // Shows the first part of a long paragraph for good.
@@ -66,6 +75,7 @@ export class MarkdownStream {
     const shown = this.nodes[0].querySelector("code");
     this.code = shown.firstChild ?? shown.appendChild(document.createTextNode(""));
     this.mark = block.mark;
+    this.language = block.language;
     this.seen = this.rest.length;
   }
 
@@ -177,8 +187,7 @@ function cells(line) {
 function elements(block) {
   switch (block.kind) {
     case "code":
-      return [h("pre", { class: "code", tabindex: "0", "data-language": block.language || null },
-        h("code", {}, block.text))];
+      return [codeBlock(block)];
     case "heading":
       return [h(`h${Math.min(block.level + 2, 6)}`, {}, ...inline(block.text))];
     case "rule":
@@ -198,6 +207,14 @@ function elements(block) {
     default:
       return [h("p", {}, ...inline(block.text))];
   }
+}
+
+// Code that is still written is coloured when its fence ends.
+function codeBlock({ text, language, closed }) {
+  const code = h("code", {}, ...(closed ? highlighted(text, language) : [text]));
+  return h("div", { class: "code-block" },
+    h("div", { class: "code-head" }, h("span", {}, language), copyButton(() => code.textContent, { "aria-label": "Copy code" })),
+    h("pre", { class: "code", tabindex: "0" }, code));
 }
 
 // The blocks of a list's item; its first paragraph needs no element.

@@ -19,14 +19,14 @@ const SAMPLE_SCHEMA = {
 
 // name, label, limits of the input, what it is for. Empty: the server's default.
 const SAMPLING = [
-  ["temperature", "Temperature", { min: 0, max: 2, step: 0.05 }, "0: always the likeliest token"],
-  ["top_p", "Top p", { min: 0.01, max: 1, step: 0.01 }, "likeliest tokens that add up to this"],
-  ["top_k", "Top k", { min: 0, step: 1 }, "this many likeliest tokens; 0: all"],
-  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 }, "tokens at least this likely, compared with the likeliest"],
-  ["max_tokens", "Max tokens", { min: 1, step: 1 }, "longest answer"],
-  ["seed", "Seed", { step: 1 }, "equal seeds give equal answers"],
-  ["repetition_penalty", "Repetition", { min: 0.01, step: 0.05 }, "above 1: fewer repetitions"],
-  ["presence_penalty", "Presence", { min: -2, max: 2, step: 0.1 }, "above 0: other words than before"],
+  ["temperature", "Temperature", { min: 0, max: 2, step: 0.05 }, "0: always the likeliest token (greedy)"],
+  ["top_p", "Top p", { min: 0.01, max: 1, step: 0.01 }, "nucleus sampling: the likeliest tokens that add up to this probability"],
+  ["top_k", "Top k", { min: 0, step: 1 }, "only the k likeliest tokens; 0: all"],
+  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 }, "minimum probability, relative to the likeliest token"],
+  ["max_tokens", "Max tokens", { min: 1, step: 1 }, "maximum length of the answer"],
+  ["seed", "Seed", { step: 1 }, "the same seed gives the same answer"],
+  ["repetition_penalty", "Repetition", { min: 0.01, step: 0.05 }, "above 1: discourages repeated tokens"],
+  ["presence_penalty", "Presence", { min: -2, max: 2, step: 0.1 }, "above 0: discourages tokens that have already appeared"],
 ];
 
 let serial = 0;
@@ -54,38 +54,54 @@ function group(title, open, ...children) {
 
 export class Settings {
   constructor() {
-    this.salt = Array.from(crypto.getRandomValues(new Uint8Array(16)), (each) => each.toString(16).padStart(2, "0")).join("");
+    this.salt = null;  // of the conversation
     this.model = choice([]);
-    this.system = area("", 3, { placeholder: "What the model should know or be.", spellcheck: "true" });
+    this.system = area("", 3, { placeholder: "e.g. You are a helpful assistant.", spellcheck: "true" });
     this.numbers = Object.fromEntries(SAMPLING.map(([name, , limits]) =>
       [name, h("input", { type: "number", inputmode: "decimal", placeholder: "default", ...limits })]));
-    this.stop = area("", 2, { placeholder: "one a line" });
+    this.stop = area("", 2, { placeholder: "one per line" });
     this.drafts = choice([["", "server's choice"], ["true", "on"], ["false", "off"]]);
     this.gamma = h("input", { type: "number", min: 0, step: 1, placeholder: "server's" });
     this.class = h("input", { type: "text", placeholder: "default", autocapitalize: "off" });
     this.trace = h("input", { type: "checkbox", checked: true });
     this.useTools = h("input", { type: "checkbox" });
     this.tools = area(JSON.stringify(SAMPLE_TOOLS, null, 1), 9, { class: "mono" });
-    this.format = choice([["text", "text"], ["json_object", "a JSON object"], ["json_schema", "JSON by this schema"]]);
+    this.format = choice([["text", "text"], ["json_object", "JSON object"], ["json_schema", "JSON with this schema"]]);
     this.schema = area(JSON.stringify(SAMPLE_SCHEMA, null, 1), 9, { class: "mono" });
     this.element = h("form", { class: "settings", onsubmit: (event) => event.preventDefault() },
       group("Model", true, field("Model", this.model), field("System prompt", this.system)),
       group("Sampling", true,
         h("div", { class: "pairs" }, ...SAMPLING.map(([name, label, , hint]) => field(label, this.numbers[name], hint))),
-        field("Stop at", this.stop)),
-      group("Speculation", true,
+        field("Stop sequences", this.stop)),
+      group("Speculation", false,
         h("div", { class: "pairs" },
           field("Drafts", this.drafts),
-          field("Most drafted (γ)", this.gamma, "draft tokens a step at most; 0: none"),
-          field("Class", this.class, "one of the operator's classes of requests")),
+          field("Max draft tokens (γ)", this.gamma, "maximum draft tokens per step; 0: none"),
+          field("Class", this.class, "a request class that the operator has defined")),
         check("Trace tokens, for X-ray", this.trace)),
       group("Tools", false, check("Offer these tools", this.useTools), field("Tools, as JSON", this.tools)),
-      group("Answer format", false, field("The answer is", this.format), field("Schema", this.schema)),
+      group("Answer format", false, field("Format", this.format), field("Schema", this.schema)),
     );
     const schemaField = this.schema.parentElement;
-    const showSchema = () => { schemaField.hidden = this.format.value !== "json_schema"; };
-    this.format.addEventListener("change", showSchema);
-    showSchema();
+    this.showSchema = () => { schemaField.hidden = this.format.value !== "json_schema"; };
+    this.format.addEventListener("change", this.showSchema);
+    this.showSchema();
+  }
+
+  // What the fields hold, without the model; setValues puts it back.
+  values() {
+    return this.fields().map((each) => (each.type === "checkbox" ? each.checked : each.value));
+  }
+
+  setValues(values) {
+    const fields = this.fields();
+    if (values.length !== fields.length) return;  // kept by a page with other fields
+    fields.forEach((each, at) => { each[each.type === "checkbox" ? "checked" : "value"] = values[at]; });
+    this.showSchema();
+  }
+
+  fields() {
+    return [...this.element.elements].filter((each) => each !== this.model);
   }
 
   setModels(models) {

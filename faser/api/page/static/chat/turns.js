@@ -4,6 +4,8 @@ import { h } from "../dom.js";
 import { MarkdownStream } from "./markdown.js";
 import { gammaStrip, legend, TokenView, Trace } from "./xray.js";
 
+// How an answer ended that is not complete.
+const ENDINGS = { stopped: "Stopped", length: "Cut off at max tokens", failed: "Interrupted" };
 const SHARE_OF_TIME = 8;  // drawing takes at most one eighth of the time
 
 // A message of the user's, or the result of a tool. actions: buttons.
@@ -30,6 +32,7 @@ export class AnswerTurn {
     this.drawn = { content: 0, reasoning: 0 };
     this.pending = false;
     this.xray = xray;
+    this.kept = null;  // figures of an answer that was kept
 
     this.thinking = h("div", { class: "thinking-text" });
     this.fold = h("details", { class: "thinking", hidden: true }, h("summary", {}, "Reasoning"), this.thinking);
@@ -38,9 +41,10 @@ export class AnswerTurn {
     this.wires = h("div", { class: "wires" });
     this.callList = h("div", { class: "calls" });
     this.numbers = h("p", { class: "numbers" }, "waiting for the first token");
+    this.ending = h("span", { class: "ending", hidden: true });
     this.problem = h("div", { class: "problem", role: "alert", hidden: true });
     this.element = h("li", { class: "turn assistant" },
-      h("div", { class: "head" }, h("h2", {}, "Model"), h("div", { class: "actions" }, ...actions)),
+      h("div", { class: "head" }, h("h2", {}, "Model"), this.ending, h("div", { class: "actions" }, ...actions)),
       this.fold, this.prose, this.tokens.element, this.callList, this.wires, this.numbers, this.problem);
     this.element.ariaBusy = "true";
     this.stream = new MarkdownStream(this.prose);
@@ -90,7 +94,7 @@ export class AnswerTurn {
       this.thinking.append(this.reasoning.slice(this.drawn.reasoning));
       this.drawn.reasoning = this.reasoning.length;
     }
-    const { content } = this.message;
+    const content = this.message.content ?? "";
     if (content.length > this.drawn.content) {
       this.stream.push(content.slice(this.drawn.content));
       this.drawn.content = content.length;
@@ -112,15 +116,16 @@ export class AnswerTurn {
     });
   }
 
-  // Figures of the answer; the server's own where it has sent them.
+  // Figures of the answer, the server's own where it has sent them; null before the first token.
   figures() {
+    if (this.kept || this.firstAt === null) return this.kept;
     const tokens = this.usage?.completion_tokens ?? this.trace.tokens.length;
     const seconds = (this.lastAt - this.firstAt) / 1000;
     return {
       prompt: this.usage?.prompt_tokens ?? null,
       cached: this.usage?.prompt_tokens_details?.cached_tokens ?? null,
       tokens,
-      ttftMs: this.firstAt === null ? null : this.firstAt - this.began,
+      ttftMs: this.firstAt - this.began,
       perSecond: tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null,
       steps: this.metrics?.steps ?? (this.trace.steps.length || null),
       verified: this.metrics?.verified ?? this.trace.verified,
@@ -129,24 +134,23 @@ export class AnswerTurn {
   }
 
   drawNumbers() {
-    if (this.firstAt === null) return;
     const now = this.figures();
+    if (now === null) return;
     const parts = [];
     const add = (value, unit, title) => parts.push(h("span", { title }, h("b", {}, value), ` ${unit}`));
     if (now.perSecond !== null) add(now.perSecond.toFixed(now.perSecond < 100 ? 1 : 0), "tok/s", "output tokens per second, after the first");
     if (now.tokens) add(String(now.tokens), "tokens", "tokens of the answer");
     if (now.prompt !== null) add(String(now.prompt), now.cached ? `prompt (${now.cached} cached)` : "prompt", "tokens of the prompt");
     add(now.ttftMs < 1000 ? `${now.ttftMs.toFixed(0)} ms` : `${(now.ttftMs / 1000).toFixed(1)} s`, "to first", "time to the first token");
-    if (now.steps) add((now.tokens / now.steps).toFixed(2), "per step", "tokens that a step of the model added, on average");
-    if (now.verified) add(`${Math.round((100 * now.accepted) / now.verified)} %`, `of ${now.verified} draft tokens accepted`, "of the draft tokens that the model verified");
-    if (this.finish === "length") add("cut", "at max tokens", "finish_reason: length");
+    if (now.steps) add((now.tokens / now.steps).toFixed(2), "per step", "mean tokens per model step");
+    if (now.verified) add(`${Math.round((100 * now.accepted) / now.verified)} %`, `of ${now.verified} draft tokens accepted`, "share of the verified draft tokens that were accepted");
     this.numbers.replaceChildren(...parts);
     if (this.xray) this.drawWires();
   }
 
   drawWires() {
     if (!this.trace.steps.length) {
-      this.wires.replaceChildren(h("p", { class: "hint" }, "This answer has no trace: it was made with “Trace tokens” off."));
+      this.wires.replaceChildren(h("p", { class: "hint" }, "This answer has no trace: “Trace tokens” was off, or the page was reloaded since."));
       return;
     }
     this.wires.replaceChildren(gammaStrip(this.trace), legend(this.trace));
@@ -160,20 +164,44 @@ export class AnswerTurn {
     this.wires.hidden = !on;
     if (on) {
       this.tokens.add();
-      if (this.firstAt !== null) this.drawWires();
+      if (this.figures()) this.drawWires();
     }
+  }
+
+  // Whether nothing came of it.
+  get isEmpty() {
+    return !this.message.content && !this.calls.length && [null, "stopped", "failed"].includes(this.finish);
+  }
+
+  // What is left of the answer after a reload: all but its trace.
+  keep() {
+    return { message: this.message, reasoning: this.reasoning, finish: this.finish ?? "failed", figures: this.figures() };
+  }
+
+  restore({ message, reasoning, finish, figures }) {
+    this.message = message;
+    this.calls = message.tool_calls ?? [];
+    this.reasoning = reasoning;
+    this.kept = figures;
+    this.pending = true;
+    this.draw();
+    this.end(finish);
   }
 
   fail(words, retry) {
     this.problem.replaceChildren(h("p", {}, words), retry);
     this.problem.hidden = false;
-    if (this.firstAt === null) this.numbers.textContent = "";
   }
 
-  end() {
+  // finish: how it ended, where the server has not said so: "stopped" by the reader, or "failed".
+  end(finish = "failed") {
     this.pending = true;
     this.draw();
-    this.finish ??= "stopped";
+    this.stream.end();
+    this.finish ??= finish;
+    this.ending.textContent = ENDINGS[this.finish] ?? "";
+    this.ending.hidden = !this.ending.textContent;
+    if (!this.figures()) this.numbers.textContent = "";
     this.showXray(this.xray);
     this.element.ariaBusy = "false";
     if (this.calls.length) this.message.tool_calls = this.calls;

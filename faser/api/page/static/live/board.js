@@ -34,6 +34,18 @@ export class Board {
     });
   }
 
+  // The panels that add(this) makes, in a part that the reader folds; the browser remembers whether it is open.
+  fold(title, add) {
+    const key = `faser-open-${title}`;
+    const outer = this.grid;
+    this.grid = h("div", { class: "live-grid" });
+    add(this);
+    const part = h("details", { class: "fold", open: localStorage.getItem(key) === "yes" }, h("summary", {}, title), this.grid);
+    part.addEventListener("toggle", () => localStorage.setItem(key, part.open ? "yes" : "no"));
+    this.grid = outer;
+    outer.append(part);
+  }
+
   // A chart with a title, a line of numbers and a table. draw(range) draws it and returns {words, columns, rows}.
   panel({ title, hint = "", className = "", charts = [], big = null, key = null, draw }) {
     const table = h("table");

@@ -45,7 +45,7 @@ class LiveView {
       max: 0,
       step: 1,
       value: 0,
-      "aria-label": "Time that the numbers are of",
+      "aria-label": "Time shown",
       "aria-valuetext": "now",
       oninput: () => this.board.lookAt(Number(this.slider.value) || null),
     });
@@ -58,7 +58,7 @@ class LiveView {
     const grid = h("div", { class: "live-grid" });
     this.board = new Board(grid, (at) => this.showTime(at));
     root.append(
-      h("h2", { class: "unseen" }, "What the server does now"),
+      h("h2", { class: "unseen" }, "Live server metrics"),
       h(
         "div",
         { class: "live-bar" },

@@ -136,11 +136,11 @@ function latency(board, title, kind, what) {
       return [
         value,
         unit ? `${unit} p50` : "",
-        p50 === null ? `no ${what} in ${RECENT_S} s` : `p95 ${n.durationText(p95)} · p99 ${n.durationText(p99)}`,
+        p50 === null ? `no ${what} in the last ${RECENT_S} s` : `p95 ${n.durationText(p95)} · p99 ${n.durationText(p99)}`,
       ];
     },
     values: (each) => of(each).slice(1).reverse(),
-    columns: [...PERCENTILES, `${what} of ${RECENT_S} s`],
+    columns: [...PERCENTILES, `${what} in ${RECENT_S} s`],
     rows: ({ last }) => [...of(last).slice(1).map(n.durationText), n.count(of(last)[0])],
   });
 }

@@ -1,4 +1,4 @@
-// Panels of requests that have ended: latency targets, percentiles, reasons.
+// Panels of finished requests: latency targets, percentiles, finish reasons.
 
 import { h } from "../dom.js";
 import { fillTable, RECENT_S } from "./board.js";
@@ -9,11 +9,11 @@ const PERCENTILES = ["p50", "p95", "p99"];
 
 export function addRequests(board) {
   const slo = new BarChart({ left: 128, right: 96 });
-  const none = h("p", { class: "empty" }, "No request that ended named a latency target (speculative.slo).");
+  const none = h("p", { class: "empty" }, "No finished request had a latency target (speculative.slo).");
   board
     .panel({
       title: "Latency targets met",
-      hint: "requests of two minutes, by class",
+      hint: "last 2 min, by class",
       charts: [slo],
       draw: ({ upTo }) => {
         const found = Object.entries(n.attainment(upTo)).flatMap(([name, targets]) =>
@@ -50,14 +50,14 @@ export function addRequests(board) {
   board
     .panel({
       title: "Latency",
-      hint: `of ${RECENT_S} s, ±2 %`,
+      hint: `last ${RECENT_S} s, ±2 %`,
       className: "half",
       draw: ({ last }) => {
         const columns = ["", ...PERCENTILES, "count"];
         const rows = [
-          ["first token", "ttft"],
-          ["per output token", "tpot"],
-          ["between chunks", "itl"],
+          ["time to first token", "ttft"],
+          ["time per output token", "tpot"],
+          ["inter-token latency", "itl"],
         ].map(([name, kind]) => {
           const [count, ...values] = last?.latencies[kind] ?? [0, null, null, null];
           return [name, ...values.map(n.durationText), n.count(count)];
@@ -71,19 +71,19 @@ export function addRequests(board) {
   const ended = h("table", { class: "shown" });
   board
     .panel({
-      title: "Requests ended",
-      hint: "in two minutes",
+      title: "Finished requests",
+      hint: "last 2 min",
       className: "half",
       draw: ({ upTo }) => {
         const counts = n.merged(upTo, (each) => each.finished);
         const rows = [
-          ["stopped by themselves", counts.stop],
-          ["at their length", counts.length],
+          ["stop", counts.stop],
+          ["length", counts.length],
           ["aborted", counts.abort],
           ["failed", counts.error],
-          ["refused", n.total(upTo, (each) => each.rejected)],
+          ["rejected", n.total(upTo, (each) => each.rejected)],
         ].map(([name, count]) => [name, n.count(count ?? 0)]);
-        fillTable(ended, "Requests ended", ["", "requests"], rows);
+        fillTable(ended, "Finished requests", ["", "requests"], rows);
         return { words: "", columns: ["", "requests"], rows };
       },
     })
@@ -94,11 +94,11 @@ export function addRequests(board) {
 // Who was let in as asked, who waits, runs as another class or was refused, and for which target.
 function addAdmission(board) {
   const table = h("table", { class: "shown" });
-  const none = h("p", { class: "empty" }, "No request with a latency target came.");
+  const none = h("p", { class: "empty" }, "No request with a latency target arrived.");
   board
     .panel({
-      title: "Targets on arrival",
-      hint: "requests of two minutes, by class",
+      title: "Admission by target",
+      hint: "last 2 min, by class",
       className: "half",
       draw: ({ upTo }) => {
         const columns = ["class", "decision", "requests"];
@@ -107,7 +107,7 @@ function addAdmission(board) {
         );
         none.hidden = rows.length > 0;
         table.hidden = !rows.length;
-        fillTable(table, "Targets on arrival", columns, rows);
+        fillTable(table, "Admission by target", columns, rows);
         return { words: "", columns, rows };
       },
     })
@@ -121,14 +121,14 @@ function addOutlook(board) {
   board
     .panel({
       title: "Predicted and measured",
-      hint: "means predicted, medians measured",
+      hint: "predicted means, measured medians",
       className: "half",
       draw: ({ last }) => {
         const columns = ["", "predicted", "measured"];
         const outlook = last?.outlook ?? null;
         const rows = [
-          ["first token", "ttft"],
-          ["per output token", "tpot"],
+          ["time to first token", "ttft"],
+          ["time per output token", "tpot"],
         ].map(([name, kind]) => {
           const measured = last?.latencies[kind]?.[1] ?? null;
           return [name, n.durationText(outlook?.known ? (outlook[kind] ?? 0) : null), n.durationText(measured)];
@@ -136,14 +136,14 @@ function addOutlook(board) {
         if (outlook) {
           rows.push(["requests", `${n.fraction(outlook.rate)} / s`, `of ${n.fraction(outlook.capacity)} / s`]);
           for (const [name, [nine, ninetyNine]] of Object.entries(outlook.headroom ?? {})) {
-            rows.push([`${name}: room at 90 %, 99 %`, n.signedRate(nine), n.signedRate(ninetyNine)]);
+            rows.push([`${name}: headroom at 90 %, 99 %`, n.signedRate(nine), n.signedRate(ninetyNine)]);
           }
         }
         note.textContent = outlook
           ? outlook.known
             ? ""
-            : "At this load the model does not know the times."
-          : "Too few requests have ended to predict anything.";
+            : "No estimate: the server is overloaded."
+          : "No estimate yet: too few requests have finished.";
         note.hidden = !note.textContent;
         fillTable(table, "Predicted and measured", columns, rows);
         return { words: "", columns, rows };

@@ -1,4 +1,4 @@
-// Panels of speculation: what became of drafts, how long they are, and the steps that verify them.
+// Panels of speculation: the flow of draft tokens, how long drafts are, and the steps that verify them.
 
 import { fillLegend, legend, RECENT_S, SPAN_S } from "./board.js";
 import { BarChart, FlowChart, HeatChart, StepChart } from "./charts.js";
@@ -6,12 +6,17 @@ import * as n from "./numbers.js";
 
 const DRAFTERS = ["draft_model", "eagle3", "mtp", "suffix", "ngram", "ngram_model", "grammar"];
 
+// Folded: speculation is one part of the server, and these panels are half of the view.
 export function addSpeculation(board) {
+  board.fold("Speculation", addPanels);
+}
+
+function addPanels(board) {
   const flow = new FlowChart({});
   const drafterKey = legend([]);
   board.panel({
-    title: "What became of the drafts",
-    hint: `tokens of ${RECENT_S} s`,
+    title: "Draft token flow",
+    hint: `last ${RECENT_S} s`,
     className: "wide",
     charts: [flow],
     key: drafterKey,
@@ -27,7 +32,7 @@ export function addSpeculation(board) {
       flow.draw(
         names.map((name) => ({ class: `by-${name.replaceAll("_", "-")}`, ...found[name] })),
         {
-          none: `no drafts in ${RECENT_S} s`,
+          none: `no drafts in the last ${RECENT_S} s`,
           drafted: `drafted ${n.count(all.drafted)}`,
           verified: `verified ${n.count(all.verified)}`,
           pruned: `pruned ${n.count(all.pruned)}`,
@@ -66,7 +71,7 @@ export function addSpeculation(board) {
   const heat = new HeatChart({ span: SPAN_S });
   board.pointer(heat, heat.left, heat.side);
   board.panel({
-    title: "γ, draft tokens verified in a step",
+    title: "γ, draft tokens verified per step",
     hint: "share by second",
     charts: [heat],
     draw: ({ recent }) => {
@@ -97,14 +102,14 @@ export function addSpeculation(board) {
   const steps = new StepChart({});
   board.panel({
     title: "Steps",
-    hint: "the last ones, one after the other",
+    hint: "latest, in order",
     className: "full",
     charts: [steps],
     key: legend([
       ["step-draft", "draft"],
-      ["step-plain", "verify: plain"],
-      ["step-serial", "verify: drafts made before"],
-      ["step-overlapped", "verify: drafts made meanwhile"],
+      ["step-plain", "verify (no drafts)"],
+      ["step-serial", "verify (serial)"],
+      ["step-overlapped", "verify (overlapped)"],
       ["step-rest", "host"],
     ]),
     draw: ({ upTo }) => {
@@ -116,7 +121,7 @@ export function addSpeculation(board) {
         words: made.length
           ? `${made.length} steps of ${mean((each) => each.length)}, ${mean((each) => each.draft)} of it drafting`
           : "none yet",
-        columns: ["step", "length", "drafting", "verifying", "sequences", "rows", "mode"],
+        columns: ["step", "length", "drafting", "verifying", "sequences", "tokens", "mode"],
         rows: made
           .slice(-12)
           .reverse()
@@ -136,12 +141,12 @@ export function addSpeculation(board) {
   const depth = new BarChart({ left: 22, right: 96 });
   board.panel({
     title: "Accepted by depth",
-    hint: `drafts of ${RECENT_S} s`,
+    hint: `last ${RECENT_S} s`,
     charts: [depth],
     draw: ({ recent }) => {
       const found = n.depths(recent).filter(({ tried }) => tried > 0);
       const shown = found.slice(0, 8);
-      depth.without(shown.length ? "" : `no drafts in ${RECENT_S} s`);
+      depth.without(shown.length ? "" : `no drafts in the last ${RECENT_S} s`);
       depth.draw(
         shown.map(({ tried, accepted }, place) => ({
           name: String(place + 1),
@@ -223,8 +228,8 @@ export function addSpeculation(board) {
     })),
     key: [
       ["mode-plain", "no drafts"],
-      ["mode-serial", "drafts before the step"],
-      ["mode-overlapped", "drafts during it"],
+      ["mode-serial", "serial drafting"],
+      ["mode-overlapped", "overlapped drafting"],
     ],
     number: ({ last, recent }) => {
       const spec = last?.speculation;
@@ -234,7 +239,7 @@ export function addSpeculation(board) {
       return [
         spec?.mode ?? n.NONE,
         spec ? `· policy ${spec.policy}` : "",
-        paidAt(last) ?? (why ? `drafts left out: ${why[0]}` : ""),
+        paidAt(last) ?? (why ? `no drafts because: ${why[0]}` : ""),
       ];
     },
     values: (each) => {
@@ -251,8 +256,8 @@ function paidAt(sample) {
   const found = sample?.speculation?.paid?.find(([least, most]) => least <= sample.running && sample.running <= most);
   if (!found) return null;
   const [, , ratio, low, high, drafts] = found;
-  const so = { true: "they pay", false: "left out" }[drafts] ?? "being measured";
-  return `drafts measured at ${ratio.toFixed(2)}× (${low.toFixed(2)} … ${high.toFixed(2)}): ${so}`;
+  const so = { true: "on", false: "off" }[drafts] ?? "measuring";
+  return `speedup from drafts ${ratio.toFixed(2)}× (${low.toFixed(2)} … ${high.toFixed(2)}): ${so}`;
 }
 
 function modeShares(samples) {
