@@ -34,7 +34,8 @@ def stored_weights(path: Path, config: ModelConfig) -> StoredWeights:
     Raises ModelError for a GGUF file that cannot be read.
     """
     if (file := gguf_file(path)) is not None:
-        return StoredWeights(form=f"GGUF {_recipe(GgufFile(file))}", num_bytes=file.stat().st_size)
+        opened = GgufFile(file)
+        return StoredWeights(form=f"GGUF {_recipe(opened)}", num_bytes=opened.num_bytes)
     num_bytes = sum(each.stat().st_size for each in path.glob("*.safetensors"))
     match config.quantization:
         case StoredFp8(method=method):

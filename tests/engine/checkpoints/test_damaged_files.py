@@ -19,7 +19,7 @@ import torch
 
 from faser.api.requests.chat_renderer import ChatRenderer
 from faser.engine.checkpoints.files import read_model_config
-from faser.engine.checkpoints.gguf.file import TENSOR_TYPES, Header
+from faser.engine.checkpoints.gguf.header import TENSOR_TYPES, Header
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ModelError

@@ -11,6 +11,7 @@ from pathlib import Path
 from faser.engine.checkpoints.families.wrappers import text_half
 from faser.engine.checkpoints.files import ModelConfig, gguf_file, read_config
 from faser.engine.checkpoints.gguf.checkpoint import GgufSource, open_gguf
+from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.engine.execution.models.sources import SafetensorsSource, TextSource
 from faser.engine.execution.models.tensors import iter_shapes
 from faser.errors import ModelError
@@ -76,7 +77,9 @@ def check_sizes(path: Path, config: ModelConfig) -> None:
 
 def _weight_bytes(path: Path) -> int:
     weights = gguf_file(path)
-    return sum(each.stat().st_size for each in ([weights] if weights else path.glob("*.safetensors")))
+    if weights is not None:
+        return GgufFile(weights).num_bytes
+    return sum(each.stat().st_size for each in path.glob("*.safetensors"))
 
 
 def _stated(path: Path, name: str) -> str:

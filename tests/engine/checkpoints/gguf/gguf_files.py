@@ -90,14 +90,18 @@ def write_gguf(
     untied: bool = False,
     more: Names | None = None,
     permuted: bool | None = None,
+    seed: int = 0,
+    tensors_a_part: int = 0,
 ) -> dict[str, Array]:
     """Write a tiny model; returns its weights under Hugging Face names, before quantisation.
+
+    tensors_a_part: above 0, the model is split into files NAME-00001-of-0000N.gguf.
 
     metadata: more keys, or None as a value to leave one out. raw: finished blocks in place of a tensor.
     extra: more tensors under GGUF names.
     """
-    weights, stored_names = hf_weights(untied=untied, more=more)
-    writer = GGUFWriter(path, architecture)
+    weights, stored_names = hf_weights(seed=seed, untied=untied, more=more)
+    writer = GGUFWriter(path, architecture, split_max_tensors=tensors_a_part)
     keys: dict[str, Any] = {f"{architecture}.{name}": value for name, value in SIZES.items()}
     keys |= {f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5, f"{architecture}.rope.freq_base": 10000.0}
     keys |= {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.bos_token_id": 0}

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from faser.config.declaration import show_bytes
-from faser.engine.checkpoints.gguf.file import TENSOR_TYPES, DamagedHeader, GgufFile, Header, OtherByteOrder
+from faser.engine.checkpoints.gguf.file import GgufFile
+from faser.engine.checkpoints.gguf.header import TENSOR_TYPES, DamagedHeader, Header, OtherByteOrder
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 
@@ -163,9 +164,3 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         GgufFile(tmp_path / "m.gguf")
     with pytest.raises(ModelError, match="cannot be read"):
         GgufFile(tmp_path / "missing.gguf")
-
-
-def test_a_part_of_a_split_model_is_refused(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "m.gguf", metadata={"split.count": 3})
-    with pytest.raises(ModelError, match="one of 3 parts"):
-        GgufFile(tmp_path / "m.gguf")
