@@ -45,8 +45,10 @@ def _check_parts(parts: dict[Path, Header]) -> None:
     for index, (each, header) in enumerate(parts.items()):
         number = _stated(header, _NUMBER)
         if number != index:
-            holds = f"part {number + 1}" if isinstance(number, int) else "a part without a number"
-            raise ModelError(f"{each} holds {holds} of {len(parts)}; by its name it must hold part {index + 1}")
+            holds = (
+                f"holds part {number + 1} of {len(parts)}" if isinstance(number, int) else "states no part number"
+            )
+            raise ModelError(f"{each} {holds}; by its name it must hold part {index + 1}")
         for key in sorted((header.keys() & first.keys()) - {_NUMBER}):
             if (found := _stated(header, key)) != (expected := _stated(first, key)):
                 raise ModelError(

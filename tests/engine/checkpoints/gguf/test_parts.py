@@ -1,5 +1,6 @@
 """Models split into several GGUF files. Oracle: the gguf library's writer, which splits as llama.cpp does."""
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -66,32 +67,36 @@ def test_a_part_under_another_name_is_told_how_parts_are_named(tmp_path: Path) -
         )
 
 
-def test_parts_of_different_models_are_refused(tmp_path: Path) -> None:
-    """Of a model with more tensors, of one cut at other places, and of another count of parts."""
-    (tmp_path / "other").mkdir()
+@pytest.mark.parametrize(
+    "tensors_a_part, untied, said",
+    [
+        (8, True, "is not of the model of m-00001-of-00003.gguf: split.tensors.count is 21, not 20"),
+        (5, False, "is not of the model of m-00001-of-00003.gguf: split.count is 4, not 3"),
+        (7, False, "is not of the model of m-00001-of-00003.gguf: it has the tensor blk.0.ffn_gate.weight"),
+    ],
+)
+def test_a_part_of_another_model_or_split_is_named(
+    tmp_path: Path, tensors_a_part: int, untied: bool, said: str
+) -> None:
+    for name in ("this", "other"):
+        (tmp_path / name).mkdir()
+    parts = split(tmp_path / "this")
+    parts[1].write_bytes(split(tmp_path / "other", tensors_a_part, untied=untied)[1].read_bytes())
+    for part in parts:
+        if tensors_a_part != 5 or part != parts[1]:
+            assert refusal(part).startswith(f"{parts[1]} {said}")
+
+
+def test_parts_that_lack_tensors_are_refused(tmp_path: Path) -> None:
     parts = split(tmp_path)
-    kept = parts[1].read_bytes()
-    larger = split(tmp_path / "other", 8, untied=True)
-    parts[1].write_bytes(larger[1].read_bytes())
-    said = f"{parts[1]} is not of the model of {parts[0].name}: "
-    assert refusal(parts[0]) == f"{said}split.tensors.count is 21, not 20"
-    for each in larger:
-        each.unlink()
-    parts[1].write_bytes(split(tmp_path / "other", 7)[1].read_bytes())
-    assert refusal(parts[2]) == f"{said}it has the tensor blk.0.ffn_gate.weight, as {parts[0].name} has"
-    parts[1].write_bytes(split(tmp_path / "other", 5)[1].read_bytes())
-    assert refusal(parts[0]) == f"{said}split.count is 4, not 3"
-    parts[1].write_bytes(kept)
-    assert GgufFile(parts[0]).tensor_names()
-
-
-def test_a_part_with_fewer_tensors_than_the_model_has_is_refused(tmp_path: Path) -> None:
-    parts = split(tmp_path, 9)
-    (tmp_path / "other").mkdir()
-    parts[2].write_bytes(split(tmp_path / "other", 8)[2].read_bytes().replace(b"output_norm", b"token_embd_"))
-    assert "tensor" in refusal(parts[0])
-    write_gguf(tmp_path / "m-00001-of-00001.gguf", metadata={"split.count": 1})
-    assert len(GgufFile(tmp_path / "m-00001-of-00001.gguf").tensor_names()) == 20
+    key = b"split.tensors.count" + struct.pack("<I", 5)
+    for part in parts:
+        content = part.read_bytes()
+        assert content.count(key + struct.pack("<i", 20)) == 1
+        part.write_bytes(content.replace(key + struct.pack("<i", 20), key + struct.pack("<i", 21)))
+    assert refusal(parts[1]) == f"{parts[0]}: split.tensors.count is 21, and its 3 parts have 20 tensors"
+    parts[1].write_bytes(parts[1].read_bytes().replace(b"split.no", b"split.xx"))
+    assert refusal(parts[0]) == f"{parts[1]} states no part number; by its name it must hold part 2"
 
 
 def test_a_damaged_part_is_named(tmp_path: Path) -> None:
