@@ -152,7 +152,7 @@ def test_what_is_not_supported_is_refused_by_name(model: LLM) -> None:
 
 
 def test_a_model_that_cannot_be_served_is_refused() -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="neither a local path nor a hub id"):
         LLM("./no-such-model")
 
 

@@ -133,7 +133,7 @@ def test_a_template_that_does_not_compile_is_named_before_the_model_is_looked_fo
         (["--trace-steps", "/"], "--trace-steps is /; it must be the path of a file that can be written"),
         (
             ["--speculative-config", '{"model": "/no/such/draft"}'],
-            "/no/such/draft does not exist, and is no hub id",
+            "'/no/such/draft' is neither a local path nor a hub id",
         ),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_form_in_fewer_bits_is_named(tiny_checkpoint: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "model, problem",
     [
-        ("./nowhere", "./nowhere does not exist, and is no hub id of the form owner/name"),
+        ("./nowhere", "'./nowhere' is neither a local path nor a hub id (owner/name or owner/name:Q4_K_M)"),
         ("some/model", "some/model is not on this machine; faser pull fetches it"),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct is not on this machine; "),
     ],

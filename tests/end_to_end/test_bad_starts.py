@@ -99,7 +99,10 @@ def refused(model: Path, folder: Path, *flags: str) -> str:
 
 def test_a_model_that_does_not_exist_is_named(folder: Path) -> None:
     line = refused(Path("/no/such/model"), folder)
-    assert line == "faser serve: /no/such/model does not exist, and is no hub id of the form owner/name"
+    assert (
+        line
+        == "faser serve: '/no/such/model' is neither a local path nor a hub id (owner/name or owner/name:Q4_K_M)"
+    )
 
 
 def test_a_directory_that_is_no_checkpoint_is_named(tmp_path: Path, folder: Path) -> None:

@@ -13,7 +13,7 @@ from faser.errors import ModelError
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _COMPANIONS = ("mmproj", "imatrix")  # encoders of images, and statistics for quantizing
 _QUANTIZATION = re.compile(
-    r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|(?:BF|FP|F)(?:16|32)|(?:MX|NV)FP4(?:_\w+)?))(?=$|[-.])",
+    r"(?:^|[-._])((?:UD-)?(?:I?Q\d(?:_\w+)?|TQ\d_\d|(?:BF|FP|F)(?:16|32)|(?:MX|NV)FP4(?:_\w+)?))(?=$|[-.])",
     re.IGNORECASE,
 )
 _PREFERRED = "Q4_K_M"  # where a hub repository has several and the operator names none

@@ -88,7 +88,10 @@ def configuration(directory: Path, **changes: object) -> Path:
         ),
         ({"max_model_len": 5000}, "--max-model-len is 5000; this model has at most 4096 positions"),
         ({"speculative_config": {"model": "OTHER"}}, "has 528 tokens and the target 512; a draft model needs"),
-        ({"speculative_config": {"model": "/no/such/draft"}}, "/no/such/draft does not exist, and is no hub id"),
+        (
+            {"speculative_config": {"model": "/no/such/draft"}},
+            "'/no/such/draft' is neither a local path nor a hub id",
+        ),
     ],
 )
 def test_what_configurations_show_is_refused_before_kernels_are_compiled_and_weights_read(
