@@ -36,8 +36,9 @@ _HELP = f"""usage: faser models [--json]
 
 List the families of models that load, or say of one model what it is, whether it loads, and why not.
 
-  MODEL                 a directory, a .gguf file, or a hub id that has been fetched (faser pull);
-                        {SMOLLM2_ID} is the embedded model
+  MODEL                 a directory, a .gguf file, or a hub id that has been fetched (faser pull), with a
+                        tag for one of its GGUF files (owner/name:Q4_K_M); {SMOLLM2_ID}
+                        is the embedded model
   --revision REVISION   branch, tag or commit of a hub model [the main branch]
   --json                as JSON
   --markdown            the list as docs/models.md has it
@@ -73,6 +74,12 @@ served. Encoders, other mixtures of experts, and whatever else is not in the tab
 | GGUF, with [these types of tensors](quantization.md#gguf-files-as-they-are-stored) | those named in the column |
 | fp8, AWQ, GPTQ, compressed-tensors | tested with Llama only; what else has such tensors is read alike |
 | MXFP4 | the experts of gpt-oss |
+
+A model split by llama.cpp's `gguf-split` is named by any of its parts, or by the folder that has them. A folder
+with one GGUF model is that model; files whose name has `mmproj` or `imatrix` are ignored.
+
+On the Hugging Face hub, `owner/name:Q4_K_M` (also as `hf.co/owner/name:Q4_K_M`) fetches the GGUF files of that
+quantization alone. Without a tag, a repository that has only GGUF files gives `Q4_K_M`, or else its first one.
 
 The tokenizer of a GGUF file is rebuilt from its metadata. By `tokenizer.ggml.model` it is `llama` (sentencepiece),
 `gemma4`, or `gpt2` that splits text in one of these ways of `tokenizer.ggml.pre`:
@@ -204,10 +211,10 @@ def report(model: str, revision: str | None = None) -> ModelReport:
     Reads headers and the tokenizer, and no weights; uses no network.
     """
     path = Path(model).expanduser()
-    if not (path / "config.json").is_file():  # a directory with one can be described, whatever it lacks
-        try:
-            path = cached(model, cache_dir(), revision=revision)
-        except ModelError as error:
+    try:
+        path = cached(model, cache_dir(), revision=revision)
+    except ModelError as error:
+        if not (path / "config.json").is_file():  # a directory with one can be described, whatever it lacks
             return ModelReport(model=model, problems=(str(error),))
     return inspect(path, model)
 

@@ -150,6 +150,14 @@ def test_a_model_that_is_not_here_is_not_fetched(
     assert found.startswith(problem)
 
 
+def test_a_folder_of_a_split_gguf_model_is_described_as_that_model(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", tokenizer="gpt2", tensors_a_part=8)
+    write_json(tmp_path / "config.json", tiny_llama_config())
+    found = report(str(tmp_path))
+    assert (found.path, found.problems) == (str(tmp_path / "m-00001-of-00003.gguf"), ())
+    assert found.weight_bytes == sum(each.stat().st_size for each in tmp_path.glob("*.gguf"))
+
+
 def test_flags_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--revision", "main"]) == 2
     assert main(["models", "x", "--markdown"]) == 2

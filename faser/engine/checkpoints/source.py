@@ -163,6 +163,8 @@ def _checked(path: Path, *, named: str | None = None) -> Path:
             raise ModelError(f"{path} is a file but not a .gguf file; give that or a checkpoint directory")
         _refuse_pointers(part_paths(path))
         return path
+    if not path.exists():
+        raise ModelError(f"{path} is missing; put all parts of the model into one folder")
     refuse_special_files(path)
     if not _has_weights(path) and (models := model_files(each.name for each in path.glob("*.gguf"))):
         if len(models) > 1:

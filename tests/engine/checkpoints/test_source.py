@@ -182,6 +182,15 @@ def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
     assert check_source(str(tmp_path), None) == tmp_path
 
 
+def test_a_folder_without_the_first_part_of_its_model_is_told_which_one_it_lacks(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", tensors_a_part=12)
+    first = tmp_path / "m-00001-of-00002.gguf"
+    first.unlink()
+    with pytest.raises(ModelError) as caught:
+        check_source(str(tmp_path), None)
+    assert str(caught.value) == f"{first} is missing; put all parts of the model into one folder"
+
+
 def test_without_network_the_hubs_cache_serves_a_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = tmp_path / "models--o--r"
     snapshot = repository / "snapshots" / ("0" * 40)
