@@ -529,6 +529,7 @@ def test_a_block_of_code_is_copied(browser: Browser, url: str, is_secure: bool) 
     with visiting(browser, url) as visit:
         page = visit.page
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.evaluate("navigator.clipboard.writeText('before')")
         if not is_secure:
             page.evaluate("Object.defineProperty(navigator.clipboard, 'writeText', { value: undefined })")
         ask(page, "hi")
