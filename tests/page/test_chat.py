@@ -408,10 +408,14 @@ def test_conversations_are_listed_opened_and_deleted(browser: Browser, url: str,
         answered(page, 2)
         first, second, third = engine.requests
         assert first.cache_salt == third.cache_salt != second.cache_salt
+        salts = page.evaluate(
+            "Object.values(localStorage).filter((each) => each[0] === '{').map((each) => JSON.parse(each).salt)"
+        )
+        assert len(set(salts)) == 2
         page.get_by_role("button", name="Delete pears").click()
         assert page.locator(".turn").count() == 4  # the one that is shown stays
         assert "pears" not in stored()
-        assert second.cache_salt not in stored()
+        assert sum(each in stored() for each in salts) == 1  # its salt is gone with it
         page.get_by_role("button", name="Delete apples").click()
         assert page.locator(".turn").count() == 0
         assert "apples" not in stored()
@@ -443,7 +447,12 @@ def test_who_wants_nothing_kept_leaves_nothing(browser: Browser, url: str) -> No
     with visiting(browser, url) as visit:
         page = visit.page
         asked: list[str] = []
-        page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
+
+        def accept(dialog: Any) -> None:
+            asked.append(dialog.message)
+            dialog.accept()
+
+        page.on("dialog", accept)
         ask(page, "apples")
         answered(page)
         page.get_by_label("Keep in this browser").uncheck()
@@ -456,7 +465,9 @@ def test_who_wants_nothing_kept_leaves_nothing(browser: Browser, url: str) -> No
         page.reload()
         page.get_by_text("How can I help?").wait_for()
         assert not page.get_by_label("Keep in this browser").is_checked()
+        assert page.get_by_text("is lost when you close or reload it").is_visible()
         page.get_by_label("Keep in this browser").check()
+        assert page.get_by_text("until you delete them").is_visible()
         ask(page, "plums")
         answered(page)
         page.get_by_role("button", name="Delete all").click()
@@ -527,6 +538,7 @@ def test_a_block_of_code_is_copied(browser: Browser, url: str, is_secure: bool) 
     with visiting(browser, url) as visit:
         page = visit.page
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.evaluate("navigator.clipboard.writeText('before')")
         if not is_secure:
             page.evaluate("Object.defineProperty(navigator.clipboard, 'writeText', { value: undefined })")
         ask(page, "hi")

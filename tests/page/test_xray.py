@@ -73,6 +73,7 @@ def test_colours_are_the_servers_counts(browser: Browser, url: str) -> None:
         assert not turn.locator(".tokens").is_visible()
         page.get_by_role("button", name="X-ray").click()
         assert turn.locator(".tokens").is_visible()
+        page.get_by_text("Speculation", exact=True).click()
         page.get_by_label("Trace tokens, for X-ray").uncheck()
         page.get_by_role("button", name="Regenerate").click()
         assert "has no trace" in answered(page).inner_text()

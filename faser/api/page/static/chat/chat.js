@@ -32,7 +32,8 @@ class Chat {
     this.empty = h("div", { class: "empty" },
       h("h2", {}, "How can I help?"),
       this.small,
-      h("p", {}, "Conversations are kept in this browser until you delete them. Cached prefixes and drafts are private to each conversation."),
+      this.store.promise,
+      h("p", {}, "Cached prefixes and drafts are private to each conversation."),
       h("div", { class: "samples" }, ...SAMPLES.map((text) => h("button", { type: "button", onclick: () => this.say(text) }, text))));
     this.said = h("div", { class: "unseen", role: "status", "aria-live": "polite" });
     this.input = h("textarea", { id: "ask", rows: 2, placeholder: "Message", "aria-label": "Message", "aria-describedby": "ask-hint", enterkeyhint: "send" });

@@ -18,6 +18,7 @@ export class Conversations {
   constructor({ onOpen, onGone }) {
     this.onOpen = onOpen;
     this.onGone = onGone;
+    this.promise = h("p");
     this.list = h("ul", { class: "kept" });
     this.none = h("p", { class: "hint" }, "None yet.");
     this.note = h("p", { class: "wrong", role: "status" });
@@ -99,6 +100,9 @@ export class Conversations {
     const all = this.all();
     const shown = sessionStorage.getItem(SHOWN);
     this.keep.checked = this.isKeeping;
+    this.promise.textContent = this.isKeeping
+      ? "Conversations are kept in this browser until you delete them."
+      : "Your conversation is kept in this tab only and is lost when you close or reload it.";
     this.none.hidden = all.length > 0;
     this.deleteAll.hidden = !all.length;
     this.list.replaceChildren(...all.map((each) => h("li", {},

@@ -403,7 +403,7 @@ export class StepChart extends Chart {
     [
       ["draft", 20],
       ["verify", 48],
-      ["tokens in batch", 84],
+      ["tokens", 84],
     ].forEach(([words, y]) => {
       this.text("name", { x: 0, y }).textContent = words;
     });
