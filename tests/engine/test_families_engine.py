@@ -324,10 +324,10 @@ _LONGER_RUNS = [
 def test_tokens_and_scores_are_those_of_each_request_alone(
     name: str, drafter: str, worlds: Callable[[str], World]
 ) -> None:
-    """Greedy, then sampled with seeds, on one engine: the second time it knows prompts and answers."""
+    """Greedy, sampled with seeds, and greedy again, on one engine: the last time it knows prompts and answers."""
     world = worlds(name)
     engine = world.crowded(drafter)
-    for temperature in TEMPERATURES:
+    for temperature in (*TEMPERATURES, 0.0):
         wanted = world.wanted[temperature]
         assert len({each for found, _ in wanted.values() for each in found}) > 20
         assert answers(engine, asked(temperature)) == wanted, f"temperature {temperature}"
@@ -339,5 +339,4 @@ def test_tokens_and_scores_are_those_of_each_request_alone(
     if drafter != "off":
         verified, accepted = verified_and_accepted(stats)
         assert accepted < verified, "a refused draft is where a wrong token would come from"
-        # A seeded head may never be right, nor text of samples side by side: test_states_engine.py sees to it.
-        assert accepted > 0 or drafter == "eagle3" or CASES[name].has_states
+        assert accepted > 0 or drafter == "eagle3", "only a head of random weights may never be right"
