@@ -48,6 +48,7 @@ Show versions, device and backend, or compile CUDA kernels in advance.
 _PULL_HELP = """usage: faser pull [MODEL] [--revision REVISION]
 
 Fetch a model into the cache and print its path. Without MODEL: the embedded SmolLM2-135M-Instruct.
+MODEL: a hub id, or owner/name:Q4_K_M for the GGUF files of one quantization.
 
   --revision REVISION   branch, tag or commit of a hub model [the main branch]"""
 

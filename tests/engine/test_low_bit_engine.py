@@ -67,6 +67,16 @@ def test_drafts_change_no_answer(tmp_path: Path, quantization: Type, temperature
     assert {name: len(token_ids) for name, token_ids in wanted.items()} == dict.fromkeys("0123", 30)
 
 
+def test_a_split_model_answers_as_the_whole_file_does(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", quantization=Type.Q8_0, tokenizer="gpt2")
+    write_gguf(tmp_path / "p.gguf", quantization=Type.Q8_0, tokenizer="gpt2", tensors_a_part=8)
+    whole, parts = (
+        answers(built(tmp_path / name, {"policy": "off"}), 0.0) for name in ("m.gguf", "p-00002-of-00003.gguf")
+    )
+    assert parts == whole
+    assert len(whole["0"]) == 30
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_drafts_change_no_answer_of_weights_rounded_while_loading(
