@@ -137,8 +137,8 @@ class EngineConfig:
         MODEL,
         Kind.TEXT,
         None,
-        "Model directory, .gguf file or hub id: owner/name, or owner/name:Q4_K_M for one of its GGUF files. None: the "
-        "embedded SmolLM2-135M-Instruct.",
+        "Model directory, .gguf file or hub id: owner/name, or owner/name:Q4_K_M for one of its GGUF files. None: "
+        "the embedded SmolLM2-135M-Instruct.",
         metavar="model",
         aliases=("-m", "--hf-repo", "-hf", "-hfr"),
         common=True,
