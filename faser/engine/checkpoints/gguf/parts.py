@@ -20,8 +20,10 @@ _MOST_SHOWN = 60  # characters of a wrong value
 def open_parts(path: Path) -> dict[Path, Header]:
     """The files of a model in order; of one that is not split, its only file."""
     opened = _open(path)
-    count = _stated(opened, _COUNT)
-    if not isinstance(count, int) or count <= 1:
+    count = _stated(opened, _COUNT) if opened.has(_COUNT) else 1
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise ModelError(f"{path}: {_COUNT} is {shown(count)}; it must be an integer")
+    if count <= 1:
         return {path: opened}
     named = part_number(path)
     if named is None or named[1] != count:
