@@ -633,7 +633,7 @@ def test_an_idle_engine_gives_signs_of_life(
 
 def children() -> list[int]:
     listed = subprocess.run(
-        ["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True, check=True
+        ["ps", "-ww", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True, check=True
     )
     return [int(line.split()[0]) for line in listed.stdout.splitlines() if "faser.engine.worker" in line]
 
