@@ -378,7 +378,7 @@ def test_a_storm_of_preemptions_changes_no_token_holds_nothing_and_is_one_line(
     assert none == 0
     assert "preempted" not in caplog.text
     stormy, many = asyncio.run(scenario(1 << 20))
-    assert many >= 20
+    assert many >= 5
     assert stormy == calm
     (line,) = [line for line in caplog.messages if "preempted" in line]
     assert "raise --kv-cache-memory, which is 1MiB" in line
