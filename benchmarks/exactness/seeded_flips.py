@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def _logits(options: argparse.Namespace) -> tuple[Reals, Reals]:
-    """Of the model and of its weights in 4 bits, [N, V] each."""
+    """Logits of the model and of its weights in 4 bits, [N, V] each."""
     model = options.model or model_directory(None) / "model.gguf"
     texts = list(windows(model, options.windows, 256))
     with tempfile.TemporaryDirectory() as folder:

@@ -289,7 +289,7 @@ async def _serve_all(servers: Sequence[tuple[HttpServer, socket.socket]]) -> Non
 
 
 class _Stop:
-    """What signals ask for. requested: a signal sets it. ready: the server has been ready."""
+    """Requests made by signals. requested: a signal sets it. ready: the server has been ready."""
 
     def __init__(self, on_hangup: Callable[[], None] | None) -> None:
         """on_hangup: is called for SIGHUP; None: SIGHUP asks for a stop too, unless it is ignored (nohup)."""

@@ -69,7 +69,7 @@ class OtherByteOrder(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlace:
-    """Where a tensor lies. number: of its type in ggml. shape: the slowest dimension first, as in torch.
+    """Location of a tensor in its file. number: of its type in ggml. shape: the slowest dimension first, as in torch.
 
     start: its first byte in the file.
     """
@@ -86,7 +86,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Value:
-    """Where a metadata value lies. item: the type of an array's items; None: it is no array."""
+    """Location of a metadata value. item: the type of an array's items; None: it is no array."""
 
     kind: int
     start: int

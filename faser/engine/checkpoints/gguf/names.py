@@ -42,7 +42,7 @@ def part_names(name: str) -> list[str]:
 
 
 def part_paths(path: Path) -> list[Path]:
-    """As part_names, of a file; whether they exist or not."""
+    """Paths of all parts of the model that a file belongs to, whether they exist or not."""
     return [Path(each) for each in part_names(str(path))]
 
 

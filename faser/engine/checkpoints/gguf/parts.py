@@ -87,7 +87,7 @@ def _open(path: Path) -> Header:
 
 
 def _damage(path: Path) -> str:
-    """What is wrong with a file whose header cannot be read."""
+    """Describe what is wrong with a file whose header cannot be read."""
     with path.open("rb") as file:
         begins_well = file.read(len(MAGIC)) == MAGIC
     if not begins_well:
