@@ -69,7 +69,7 @@ class OtherByteOrder(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlace:
-    """Location of a tensor in its file. number: of its type in ggml. shape: the slowest dimension first, as in torch.
+    """Location of a tensor. number: of its type in ggml. shape: the slowest dimension first, as in torch.
 
     start: its first byte in the file.
     """
