@@ -150,7 +150,7 @@ class Admission:
         return None
 
     def _judge(self, request: Request, now_s: float) -> tuple[Prediction | None, Target]:
-        """What is predicted for a newcomer, and which of its targets that misses. None: nothing is."""
+        """Predict a newcomer's times, and the targets that they miss. None: there is no prediction."""
         slo = request.speculation.slo
         if self.pace is None or slo == NO_TARGETS:
             return None, Target.NONE

@@ -57,7 +57,7 @@ class _Draft:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Where one slot's answer stands. The task owns the fields of the second group until it is done.
+    """Position of one slot's answer in its grammar. The task owns the fields of the second group until it is done.
 
     may_end_from: before this position the answer ends only if nothing else is allowed. token_ids: of the answer.
     drafts_from: how many of them there are before it drafts again.
@@ -177,7 +177,7 @@ class SequenceMatchers:
         return words, waiting
 
     def may_draft(self, slot: int, num_tokens: int) -> int:
-        """How many of so many draft tokens may be tried in a step: none where its grammar takes long.
+        """Return how many of num_tokens draft tokens a step may try: none where the grammar takes long.
 
         Does not depend on the tokens, so a draft may be cut there whatever it was drawn from.
         """

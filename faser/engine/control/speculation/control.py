@@ -504,7 +504,7 @@ class SpeculationControl:
             self._guard.observe(step.guarded, step.num_tokens, span.seconds)
 
     def trace(self, drafts: StepDrafts | None, slot: int, *, gamma: int, accepted: int) -> StepTrace:
-        """Where the tokens of one sequence come from, in a step that accepted some of gamma draft tokens of it."""
+        """Trace the tokens of one sequence in a step that accepted some of its gamma draft tokens."""
         if drafts is None or not gamma:
             return StepTrace()
         at = int(np.flatnonzero(drafts.table.slots == slot)[0])

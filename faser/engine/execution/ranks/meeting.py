@@ -1,10 +1,10 @@
-"""Where the ranks of one model meet, and the connections that they make there.
+"""Meeting place of the ranks of one model, and the connections that they make there.
 
 Ranks that rank 0 has started meet at a file without a name, which they inherit: no other user can read or write
 it. Gloo connects them over loopback, where every program of the machine may connect too, so each rank proves
 to each other one, on the connection between them, that it knows the secret in that file.
 
-Under torchrun the store and the network are torchrun's, and whoever reaches them is trusted.
+Under torchrun the store and the network are torchrun's, and any process that reaches them is trusted.
 """
 
 import hmac

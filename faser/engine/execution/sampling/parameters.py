@@ -88,7 +88,7 @@ Generator = Callable[[Words, Words], Words]
 
 
 class Purpose(IntEnum):
-    """What a random word decides. Each purpose has words of its own at every position.
+    """Purpose of a random word. Each purpose has words of its own at every position.
 
     TOKEN: which token is sampled. ACCEPT: whether a draft token is accepted. REPLACE: which token is recovered
     after a rejection. DRAFT: which token is drafted.

@@ -153,7 +153,7 @@ def _load_parts(
     sources: Sources | None,
     undo: contextlib.ExitStack,
 ) -> EngineParts:
-    """As load_parts. undo: what to do if it fails."""
+    """Load the parts as load_parts does. undo: called if that fails."""
     torch.set_num_threads(config.threads)
     config, files = find_models(config, directory, report)
     if sources is None:
