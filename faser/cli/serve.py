@@ -39,10 +39,6 @@ from faser.processes import exit_on_sigterm, python_command
 
 PROG = "faser serve"
 
-DEFAULT_MODEL_NOTE = (
-    "the default model is a small one to try the server with; 'faser serve MODEL' serves another one, such as "
-    "qwen2.5-coder-1.5b (a download of 1.1 GB); 'faser models' lists what can be served"
-)
 SYNTHETIC_BANNER = """\
 ********************************************************************************
 ** SYNTHETIC ACCEPTANCE: drafts are accepted by given rates, not by the model.**
@@ -64,8 +60,6 @@ def serve(arguments: Sequence[str]) -> int:
     _start_logging(server_config)
     for warning in findings.warnings:
         notice(f"warning: {warning}", logging.WARNING)
-    if engine_config.model is None:
-        notice(DEFAULT_MODEL_NOTE)
     if engine_config.speculation.synthetic:
         _warn_of_synthetic_acceptance(server_config)
     try:

@@ -59,6 +59,11 @@ _SWITCH_S = 0.001
 # Does what must come before an engine: fetches the model, builds the application. May be cancelled.
 Prepare = Callable[[], Awaitable[AsyncEngine | Replicas]]
 
+DEFAULT_MODEL_NOTE = (
+    "the default model is a small one to try the server with; 'faser serve MODEL' serves another one, such as "
+    "qwen2.5-coder-1.5b (a download of 1.1 GB); 'faser models' lists what can be served"
+)
+
 _log = logging.getLogger("faser.serve")
 
 
@@ -107,6 +112,8 @@ def serve_on(
 
         async def prepare() -> AsyncEngine | Replicas:
             directory = await fetch_model(engine_config, report_fetch)
+            if engine_config.model is None:
+                notice(DEFAULT_MODEL_NOTE)
             served.append(await asyncio.to_thread(ServedModel.of, directory))
             built = await build_application(
                 directory,

@@ -20,6 +20,7 @@ from faser.errors import GrammarCostError, OverloadError, RequestError
 from faser.types import Request
 
 WAIT_S = 30.0
+_END_S = 5.0  # for a grammar that is being compiled
 _STACK_BYTES = 8 << 20  # twice what trials have, whatever the system's default is
 
 
@@ -58,6 +59,7 @@ class Preparation:
         self._quick, self._costly = _Line(QUICK), _Line(COSTLY)
         self._changed = threading.Condition()  # guards the lines
         self._is_closed = False
+        self._threads: list[threading.Thread] = []
         before = threading.stack_size(_STACK_BYTES)
         try:
             self._start("quick", [self._quick])
@@ -90,13 +92,22 @@ class Preparation:
         return self._jobs.pop(request.request_id).aborts
 
     def close(self) -> None:
-        """End the threads; what is being prepared is dropped."""
+        """End the threads; what is being prepared is dropped.
+
+        They are waited for: the last thread that refers to the engine frees its tensors, which aborts the process
+        once the interpreter is ending.
+        """
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+        until_s = time.monotonic() + _END_S
+        for each in self._threads:
+            each.join(max(0.0, until_s - time.monotonic()))
 
     def _start(self, name: str, lines: "list[_Line]") -> None:
-        threading.Thread(target=self._work, args=(lines,), name=f"faser-preparation-{name}", daemon=True).start()
+        thread = threading.Thread(target=self._work, args=(lines,), name=f"faser-preparation-{name}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _join(self, line: "_Line", job: _Job) -> None:
         with self._changed:

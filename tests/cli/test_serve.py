@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from faser.cli.main import main
-from faser.cli.serve import DEFAULT_MODEL_NOTE, SYNTHETIC_BANNER
+from faser.cli.serve import SYNTHETIC_BANNER
+from faser.cli.server import DEFAULT_MODEL_NOTE
 from faser.engine.checkpoints.embedded import SMOLLM2
 
 

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -122,7 +122,8 @@ def end(server: Server) -> None:
     server.process.kill()
     server.process.wait()
     for each in left:
-        each.kill()
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 @contextmanager

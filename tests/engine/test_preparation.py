@@ -179,3 +179,15 @@ def test_what_waits_is_dropped_at_the_end(grammars: Grammars) -> None:
     assert {grammars.next_prepared().request.request_id for _ in range(2)} == {"0", "1"}
     assert grammars.messages.empty()
     assert grammars.begun.empty()
+
+
+def test_closing_waits_for_the_threads() -> None:
+    """A thread that ended later would free the engine's tensors while the interpreter ends."""
+    before = set(threading.enumerate())
+    grammars = Grammars()
+    grammars.preparation.begin(request("costly"))
+    grammars.next_begun()
+    started = set(threading.enumerate()) - before
+    assert len(started) == 2
+    grammars.preparation.close()
+    assert not started & set(threading.enumerate())

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch.distributed import DistStoreError
 
 from faser.config.environment import RankPlace
 from faser.errors import ConfigError, EngineError
@@ -28,10 +29,14 @@ _SECRET = "secret"
 def open_meeting() -> int:
     """Return the descriptor of a new file at which ranks can meet; it has a secret.
 
-    Keep it open as long as a store uses it. Linux alone has such files.
+    Keep it open as long as a store uses it. Linux alone has such files. Raises ConfigError.
     """
-    descriptor = os.memfd_create("faser-ranks")
-    store_of(descriptor).set(_SECRET, secrets.token_hex(32))
+    try:
+        descriptor = os.memfd_create("faser-ranks")
+        store_of(descriptor).set(_SECRET, secrets.token_hex(32))
+    except (OSError, DistStoreError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the ranks of the model have no file to meet at: {reason}") from None
     return descriptor
 
 
