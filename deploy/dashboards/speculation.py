@@ -36,6 +36,18 @@ SPECULATION = (
                 "sequences that decode. 1: no gain; below it sequences of that load draft nothing.",
             ),
             Panel(
+                "Time saved by drafts",
+                tuple(
+                    (f'sum(faser_spec_saved_seconds{{{CHOSEN},bound="{bound}"}})', text)
+                    for bound, text in (("mean", "saved"), ("low", "at least"), ("high", "at most"))
+                ),
+                "s",
+                least=None,
+                lines=(0,),
+                note="Seconds that drafts have saved since the servers started, and bounds that hold at all "
+                "times (95 %): drafts cannot have cost more than the lowest line is below 0.",
+            ),
+            Panel(
                 "Mean acceptance length",
                 (
                     (

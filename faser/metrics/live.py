@@ -252,7 +252,8 @@ class SpeculationSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     accepted_at: drafts whose token at depth 1, 2, … was accepted. modes: steps by mode; mode: of the last step.
     draft_share: of the processors, in an overlapped step. bypasses: sequences in a step without a draft, by
     reason. paid: by load (fewest and most sequences), times the tokens per second that drafts were measured to
-    bring, with its interval, and whether sequences draft for it; null while that is being measured. The rest are
+    bring, with its interval, and whether sequences draft for it; null while that is being measured. saved: seconds
+    that drafts have saved since the start, and the most that they can have cost. The rest are
     milliseconds: of drafting, of verifying, of both at once, of deciding; and of whole steps, as predicted and as
     measured.
     """
@@ -267,6 +268,7 @@ class SpeculationSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     drafters: dict[str, DrafterSample] = {}
     bypasses: dict[str, int] = {}
     paid: list[tuple[int, int, float, float, float, bool | None]] = []
+    saved: tuple[float, float] | None = None
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     overlap_ms: float = 0.0
@@ -447,6 +449,7 @@ def _speculation(then: SpeculationStats, now: SpeculationStats) -> SpeculationSa
             (*each.sequences, round(each.ratio, 3), round(each.low, 3), round(each.high, 3), each.drafts)
             for each in now.paid
         ],
+        saved=None if now.balance is None else (round(now.balance.saved_s, 1), round(now.balance.most_lost_s, 1)),
         draft_ms=_ms(_drafting_s(now) - _drafting_s(then)),
         verify_ms=_ms(_role(now.roles, "verify").measured_s - _role(then.roles, "verify").measured_s),
         overlap_ms=_ms(now.overlap_s - then.overlap_s),

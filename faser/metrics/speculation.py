@@ -284,6 +284,11 @@ class _EngineSeries(Collector):
             "1 where sequences draft because drafts paid when they were measured last, 0 where they did not pay."
         )
         yield self._gauges("faser_spec_paying", text, ("sequences",), decided)
+        if (balance := stats.balance) is not None:
+            low, high = balance.saved_s - balance.error_s, balance.saved_s + balance.error_s
+            saved = {("low",): low, ("mean",): balance.saved_s, ("high",): high}
+            text = "Seconds that drafts have saved since the start, with bounds that hold at all times (95 %)."
+            yield self._gauges("faser_spec_saved_seconds", text, ("bound",), saved.items())
         share = stats.draft_share
         shares = {("draft",): share or 1.0, ("verify",): 1.0 - share}
         yield self._gauges("faser_sm_share", "Share of the processors by lane.", ("lane",), shares.items())

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from faser.metrics.server import Metrics
-from faser.types import AuditStats, EngineStats, PaidRatio, SpeculationStats
+from faser.types import AuditStats, EngineStats, PaidRatio, SpeculationBalance, SpeculationStats
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _ABOUT_SCRAPES = {"up"}
@@ -15,7 +15,9 @@ def exported_series() -> dict[str, set[str]]:
     series: dict[str, set[str]] = {}
     metrics = Metrics(model_name="m", max_model_len=2048)
     paid = PaidRatio((1, 1), 1.2, 1.1, 1.3, drafts=True)
-    speculation = SpeculationStats(policy="faser", method="auto", paid=(paid,))
+    speculation = SpeculationStats(
+        policy="faser", method="auto", paid=(paid,), balance=SpeculationBalance(1.0, 2.0)
+    )
     # Of an engine that audits and has measured what drafts bring.
     metrics.engine(EngineStats(audit=AuditStats(backend="native"), speculation=speculation))
     for line in metrics.render().decode().splitlines():

@@ -164,10 +164,8 @@ class SpeculationControl:
         self._long_enough = _Pauses()
         self._changes_seen = 0
         self._last: _LastStep | None = None
-        self._clock = clock
-        self._guard = Guard(clock) if guarded else None
+        self._guard = Guard() if guarded else None
         self._allowed: bool | None = None  # drafts in the next step, by the guard; None: it was not asked
-        self._num_decoding = 0  # sequences of that step
 
     # What the scheduler says of policies and sequences.
 
@@ -191,7 +189,7 @@ class SpeculationControl:
         self._state.drop_decision()
         if forget:
             self._acceptance.forget()
-            self._guard = None if self._guard is None else Guard(self._clock)
+            self._guard = None if self._guard is None else Guard()
         self._pause = self._paused = 0
         self._long_enough = _Pauses()
         self._overlap.reset(overlap)
@@ -223,6 +221,7 @@ class SpeculationControl:
             draft_share=self._overlap.share,
             partition_fallback=self._fallback,
             paid=() if self._guard is None else self._guard.paid(),
+            balance=None if self._guard is None else self._guard.balance(),
         )
 
     # Before a step.
@@ -292,7 +291,6 @@ class SpeculationControl:
                 return None
         drafts = self._with_room(sequences, candidates, lengths, room)
         if drafts is None:
-            self._expect()
             return None
         if cached is not None and cached.num_drafting >= len(drafts.lengths):
             drafts.stop = cached.stop
@@ -316,7 +314,6 @@ class SpeculationControl:
         """The policy says what of the drafts the step verifies."""
         with self._statistics.deciding():
             self._keep(step)
-            self._expect()
 
     def chunks(self, sequences: Many[Sequence], others: OtherRows, *, budget: int) -> StepDrafts | None:
         """What the next step verifies of the drafts made during the last one.
@@ -515,13 +512,8 @@ class SpeculationControl:
         """The guard allows drafts in the next step, of num_decoding sequences."""
         if self._guard is None or self._overlap.is_forced or self.drafts_overlapped or self._policy.name != FASER:
             return True
-        self._num_decoding, self._allowed = num_decoding, self._guard.allows(num_decoding)
+        self._allowed = self._guard.allows(num_decoding)
         return self._allowed
-
-    def _expect(self) -> None:
-        """Tell the guard what the policy expects of the step."""
-        if self._guard is not None and self._allowed is not None:
-            self._guard.expect(self._num_decoding, self._policy.gain)
 
     def _pause_ends(self, count: int, *, launches_ahead: bool) -> bool:
         longest = self._long_enough.launched_ahead if launches_ahead else self._long_enough.waiting

@@ -146,8 +146,7 @@ class Faser(Policy):
             return candidates.limit
         objective = Objective(self._costs, candidates)
         choice = best_lengths(candidates, objective, self._costs)
-        self.gain = choice.rate / objective.rate_without_drafts
-        self._switch(self.gain, candidates.step.since)
+        self._switch(choice.rate / objective.rate_without_drafts, candidates.step.since)
         planned = self._planned(choice if self._on else None, candidates, objective)
         lengths = self._probes.add(candidates, planned, objective, self._costs)
         if not self._has_text:
@@ -160,12 +159,10 @@ class Faser(Policy):
         objective = Objective(self._costs, candidates)
         text = text_drafts(by_text, objective)
         if not self._on:
-            self.gain = text.rate / objective.rate_without_drafts
             probed = np.isin(candidates.slots, self._probed) & (text.rows == 0)
             probes = np.where(probed, np.minimum(candidates.limit, PROBE_TOKENS), 0)
             return np.maximum(probes, self._planned(None, candidates, objective, text))
         choice = best_lengths(candidates, objective, self._costs, text)
-        self.gain = choice.rate / objective.rate_without_drafts
         return self._planned(choice, candidates, objective, text)
 
     def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:
@@ -189,15 +186,10 @@ class Faser(Policy):
     def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
         """Drafting time is spent: only what verification adds counts, and to verify no token may be best."""
         if not np.count_nonzero(lengths):
-            if not self._costs.has_passes:
-                self.gain = 1.0
             return lengths
         objective = Objective(self._costs, candidates)
         needed = needed_tokens(candidates, lengths, lambda count, _: objective.verified_s(count))
-        choice = best_kept(objective, candidates, lengths, self._acceptance.native, needed)
-        if not self._costs.has_passes:  # with a model, the gain is that before its passes
-            self.gain = choice.rate / objective.rate_without_drafts
-        return choice.lengths
+        return best_kept(objective, candidates, lengths, self._acceptance.native, needed).lengths
 
     def _planned(
         self, choice: Choice | None, candidates: Candidates, objective: Objective, text: TextDrafts | None = None

@@ -1,47 +1,53 @@
-"""Guard: whether drafts pay at the present load, by tokens and seconds alone.
+"""Guard: whether drafts pay at the present load, from tokens and seconds alone, and what they can have cost.
 
-What a policy expects of drafts is a prediction: of acceptance, of steps, of the host's work. Whatever of it is
-wrong, the guard sees the outcome. At every load it compares phases of steps with drafts and phases without:
+What a policy expects of drafts is a prediction: of acceptance, of step times, of the host's work. Whatever of it
+is wrong, the guard sees the outcome. It is an experiment that never ends. At every load steps come in groups:
 
-    one pair      | 8 steps with drafts | 24 steps without |       the two in random order
-    its gain      log(tokens per second with) - log(tokens per second without)
-    decided       once the mean gain of the pairs is 2.6 standard errors away from 0, or obvious: a loss by one
-                  pair, a gain by two, or by one if it is twice as much; after 600 pairs: no drafts
+    a group       | common steps | 4 rare steps | common steps |       the rare ones at a random place
+    its gain      tokens of a step with drafts x seconds without - seconds with, in steps without drafts
 
-Where the policy expects clearly more of drafts, both phases have 8 steps. Otherwise a quarter of the steps have
-drafts: so a test costs a quarter of what they lose.
+One side has drafts, the other has none. A step without drafts brings one token a sequence, so nothing but its time
+has to be estimated. The common side's time is that of the 32 steps before and after the rare ones, so a machine
+that slows down slows both. While the mean gain of the groups is not sure, a group has as many common steps as rare
+ones. Once it is sure, the better side is the common one, and the rare one may cost 1/400 to 1/700 of the time:
+the greater the difference, the rarer it is. Groups of long ago are forgotten: 50 of them count.
+
+Two things put an answer in doubt, and then only the group that follows counts: a rare side that contradicts it,
+and, while drafts are common, tokens. These are exact in every step; where they fall below what drafts take by the
+last groups (a cumulative sum, Page 1954), drafts have ceased to pay.
+
+The balance adds up what drafts have saved. Only the time without drafts is estimated in it, by steps at a random
+place, so its error is a sum of martingale differences. The bound holds at all times at once, to the extent that
+the central limit theorem does (asymptotic confidence sequence, arXiv 2103.06476).
 
 The seconds are those from the beginning of a step to the beginning of the next one, so deciding, learning,
 messages and whatever else runs on the machine are in them. They count in units of what a step without drafts takes
-by the table, so that a batch that grows during a pair counts for neither side.
-
-What is decided is tested again after 30 seconds, then after 1, 2, 4 … 10 minutes; what was found before counts as
-two pairs, so two more confirm it. Where drafts do not pay, the policy is still asked once in 8 to 64 steps: so
-rarely that what drafts lose there is a 500th of the time. Where it then expects clearly more than it did in the
-test that failed, the texts are others, and the next test begins at once.
+by the table, so that a batch that grows counts for neither side.
 """
 
 import math
 import random
 from dataclasses import dataclass, field
 
-from faser.engine.control.clock import Clock
-from faser.types import PaidRatio
+from faser.types import PaidRatio, SpeculationBalance
 
-PHASE_STEPS, LONG_PHASE_STEPS = 8, 24
-LIKELY = 1.1  # gain that the policy has to expect for phases of equal length; it expects the best of many
-LEAST_PAIRS, MOST_PAIRS = 4, 600
-OBVIOUS = 0.5  # mean gain, or loss, for which hardly any pairs are enough: two thirds more tokens, or a third less
-SURE = 2.6  # standard errors
-FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 600.0
-LOOK_SHARE, LEAST_LOOK_STEPS, MOST_LOOK_STEPS = 0.002, 8, 64
-HOPE = 1.15  # gain that the policy has to expect for a test before its time, corrected by how wrong it was before
-_REMEMBERED = 2  # pairs that the last test counts as in the next one
-_PRIOR_PAIRS, _PRIOR_VARIANCE = 3, 0.1**2  # of a pair's gain: few pairs may lie close together by chance
-_INTERVAL = 1.96  # standard errors on either side, in reports
-_FOLLOW, _FOLLOW_LOOK = 0.02, 0.3  # weight of the newest expectation in the mean
-_OUTLIER = 3.0  # times the usual length of a step; a longer one counts as this
+RARE_STEPS = 4
+SHARE, SHARE_OF_DRAFTS = 0.0015, 0.0025  # of the time that rare steps may cost: without drafts, with drafts
+MOST_COMMON = 255  # common steps for each rare one
+SURE, LEAST_GROUPS = 1.5, 1.9  # standard errors of the mean gain, and groups: two, the first of which has aged
+_OBVIOUS = 3.0
+_NEAR = 32  # steps before and after the rare ones
+_LEAST_SEEN = 3  # steps of each side: a step or two are under way when a group begins
+_KEPT = 0.98  # of the groups so far, with each further one
+_OF_OTHER_LOAD = 1.5  # groups that the nearest load is worth at one without any
+_PRIOR_GROUPS, _PRIOR_VARIANCE = 2.0, 0.15**2  # few groups may lie close together by chance
+_CONTRADICTION, _LEAST_CONTRADICTION = 3.0, 0.05  # standard deviations of a group's gain, and the gain itself
+_DOUBT = 12.0  # standard deviations of a step's tokens by which their sum may fall behind
+_OUTLIER, _FIRST_OUTLIER = 2.0, 3.0  # times the usual length of a step; a longer one counts as this
 _RISE, _FALL = 0.05, 0.3  # weight of a longer and of a shorter step in the usual length
+_INTERVAL = 1.96  # standard errors on either side, in reports of a load
+_ALPHA = 0.05  # chance that the bound is wrong at any time
+_PRIOR_ERROR_S = 0.5  # error at which the bound is tightest, as a share of that error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,167 +63,242 @@ class GuardedStep:
 
 
 @dataclass(slots=True)
-class _Phase:
-    """Sums over the steps of a phase. time: in plain steps."""
+class _Group:
+    """Steps of a group, in the order in which they run. at: the first rare one. Times are in plain steps."""
 
-    num_steps: int = 0
-    tokens: int = 0
-    sequences: int = 0
-    time: float = 0.0
+    num_common: int
+    rare_drafts: bool
+    at: int
+    num_launched: int = 0
+    num_seen: int = 0
+    num_drafting: int = 0
+    tokens: float = 0.0  # a sequence, over the steps with drafts
+    drafting: float = 0.0  # time of these steps
+    near: list[int] = field(default_factory=lambda: [0, 0])  # steps compared: without drafts, with drafts
+    times: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of these
 
     @property
-    def log_rate(self) -> float:
-        return math.log(self.tokens * self.num_steps / (self.sequences * self.time))
+    def drafts(self) -> bool:
+        """Of the step that is launched next."""
+        return self.rare_drafts == (self.at <= self.num_launched < self.at + RARE_STEPS)
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_launched >= self.num_common + RARE_STEPS and min(self.near) >= _LEAST_SEEN
+
+    def add(self, time: float, tokens: float, *, drafts: bool) -> None:
+        at, self.num_seen = self.num_seen, self.num_seen + 1
+        if drafts:
+            self.num_drafting += 1
+            self.tokens += tokens
+            self.drafting += time
+        if drafts == self.rare_drafts or self.at - _NEAR <= at < self.at + RARE_STEPS + _NEAR:
+            self.near[drafts] += 1
+            self.times[drafts] += time
+
+    def cut_short(self) -> None:
+        """The rare steps come now, unless they have come; afterwards the group is over."""
+        if self.num_launched < self.at:
+            self.at = self.num_common = self.num_launched
+        else:
+            self.num_common = max(self.num_launched - RARE_STEPS, self.at)
 
 
 @dataclass(slots=True)
-class _Test:
-    """Pairs of phases. drafts: in the phase that runs. mean, squares: of the gains, and of their deviations."""
+class _Mean:
+    """Discounted sums over groups: gains, their squares, times of a step without and with drafts."""
 
-    drafts: bool = True
-    phase: _Phase = field(default_factory=_Phase)
-    first: float | None = None  # log rate of the pair's first phase, once it is over
-    num_pairs: int = 0
-    mean: float = 0.0
+    groups: float = 0.0
+    weights: float = 0.0  # sum of squared weights
+    gains: float = 0.0
     squares: float = 0.0
+    plain: float = 0.0
+    drafting: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """Of a step with drafts, in steps without."""
+        return self.gains / self.plain if self.groups else 0.0
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of a group's gain."""
+        spread = max(self.squares - self.gains**2 / self.groups, 0.0) * self.groups / self.plain**2
+        total = self.groups * spread + _PRIOR_GROUPS * _PRIOR_VARIANCE
+        return math.sqrt(total / (self.groups + _PRIOR_GROUPS))
 
     @property
     def error(self) -> float:
-        """Standard error of the mean gain."""
-        variance = (self.squares + _PRIOR_PAIRS * _PRIOR_VARIANCE) / (self.num_pairs - 1 + _PRIOR_PAIRS)
-        return math.sqrt(variance / self.num_pairs)
+        """Standard error of the gain."""
+        return self.deviation * math.sqrt(self.weights) / self.groups if self.groups else math.inf
 
-    @property
-    def pays(self) -> bool | None:
-        """None: not known yet."""
-        if self.mean < -OBVIOUS:
-            return False
-        if self.mean * min(self.num_pairs, 2) > 2 * OBVIOUS:  # other programs make a single pair look OBVIOUS
-            return True
-        if self.num_pairs < LEAST_PAIRS:
-            return None
-        if abs(self.mean) > SURE * self.error:
-            return self.mean > 0
-        return False if self.num_pairs >= MOST_PAIRS else None
+    def add(self, gain: float, plain: float, drafting: float) -> None:
+        self.groups = self.groups * _KEPT + 1
+        self.weights = self.weights * _KEPT**2 + 1
+        self.gains = self.gains * _KEPT + gain
+        self.squares = self.squares * _KEPT + gain**2
+        self.plain = self.plain * _KEPT + plain
+        self.drafting = self.drafting * _KEPT + drafting
 
-    def end_phase(self, *, next_drafts: bool) -> bool:
-        """Whether a pair is over. next_drafts: then the next one begins with drafts."""
-        rate, self.phase = self.phase.log_rate, _Phase()
-        if self.first is None:
-            self.first, self.drafts = rate, not self.drafts
-            return False
-        gain = rate - self.first if self.drafts else self.first - rate
-        self.first, self.drafts = None, next_drafts
-        self.num_pairs += 1
-        moved = gain - self.mean
-        self.mean += moved / self.num_pairs
-        self.squares += moved * (gain - self.mean)
-        return True
+    def scaled(self, most_groups: float, *, keeps_gain: bool) -> "_Mean":
+        """The same from most_groups at most. keeps_gain: else nothing is known of the gain but its spread."""
+        if not self.groups:
+            return _Mean()
+        by = min(1.0, most_groups / self.groups)
+        groups, gains, squares = self.groups * by, self.gains * by, self.squares * by
+        if not keeps_gain:
+            gains, squares = 0.0, squares - gains**2 / groups
+        return _Mean(groups, groups, gains, squares, self.plain * by, self.drafting * by)
 
 
 @dataclass(slots=True)
 class _Load:
     """What is known of a load.
 
-    pays: None while a test runs. due_s: when the next one begins, wait_s after the last. since_look: steps since
-    the policy was last asked, which it is after look_steps where drafts do not pay. usual: length of a step.
-    expected: mean gain that the policy expects, of num_expected and of 1. failed: the same in the test that failed
-    last, over the gain that it found.
+    ratio: common steps for each rare one. usual: time of a step without drafts, in plain steps. tokens, variance:
+    a sequence, of a step with drafts. behind: by how much the sum of these tokens has fallen behind. quotient:
+    time without drafts over time with them, of the last group, and the variance of its error.
     """
 
-    test: _Test = field(default_factory=_Test)
-    pays: bool | None = None
-    due_s: float = 0.0
-    wait_s: float = FIRST_WAIT_S / 2
-    since_look: int = 0
-    look_steps: float = 0.0
+    mean: _Mean
+    group: _Group
+    ratio: int = 1
     usual: float = 0.0
-    expected: float = 1.0
-    num_expected: int = 0
-    failed: float = 1.0
-    found: tuple[float, float] | None = None  # mean gain of the last test that is over, and its standard error
+    tokens: float = 0.0
+    variance: float = 0.0
+    num_drafting: int = 0
+    behind: float = 0.0
+    quotient: float | None = None
+    quotient_variance: float = 0.0
+    num_quotients: int = 0
+
+    @property
+    def pays(self) -> bool | None:
+        """None: both sides are as common."""
+        return None if self.ratio == 1 else self.mean.gain > 0
 
 
 class Guard:
     """See the module. A load is a number of sequences that decode, up to a factor of 2."""
 
-    def __init__(self, clock: Clock, *, seed: int = 0) -> None:
-        self._clock = clock
+    def __init__(self, *, seed: int = 0) -> None:
         self._random = random.Random(seed)
         self._loads: dict[int, _Load] = {}
+        self._saved_s = self._variance = 0.0
 
     def allows(self, num_sequences: int) -> bool:
         """The next step, of num_sequences that decode, may have drafts."""
-        load = self._load(num_sequences)
-        if load.pays is not None and self._clock.now() >= load.due_s:
-            mean, _ = load.found or (0.0, 0.0)
-            load.test, load.pays = _Test(num_pairs=_REMEMBERED, mean=mean), None
-        if load.pays is None:
-            return load.test.drafts
-        return load.pays or load.since_look >= load.look_steps
+        return self._load(num_sequences).group.drafts
 
     def launched(self, step: GuardedStep) -> None:
         """The step begins."""
-        load = self._load(step.num_sequences)
-        load.since_look = 0 if step.drafts else load.since_look + 1
-
-    def expect(self, num_sequences: int, gain: float) -> None:
-        """The policy expects a step to bring gain times the tokens per second of one without drafts."""
-        load = self._load(num_sequences)
-        load.num_expected += 1
-        weight = max(_FOLLOW, 1 / (1 + load.num_expected)) if load.pays is None else _FOLLOW_LOOK
-        load.expected += weight * (gain - load.expected)
-        if load.pays is False and load.expected > HOPE * load.failed:
-            load.test, load.pays, load.wait_s = _Test(), None, FIRST_WAIT_S / 2
+        self._load(step.num_sequences).group.num_launched += 1
 
     def observe(self, step: GuardedStep, num_tokens: int, seconds: float) -> None:
         """The step has brought num_tokens, at least 1, and taken seconds, above 0."""
         load = self._load(step.num_sequences)
-        time = seconds / step.plain_s
+        time, tokens = seconds / step.plain_s, num_tokens / step.num_sequences
         if not load.usual:
             load.usual = time  # the first step of its kind takes longer than any other
             return
-        time = min(time, _OUTLIER * load.usual)
-        load.usual += (_FALL if time < load.usual else _RISE) * (time - load.usual)
-        test = load.test
-        if load.pays is not None or step.drafts != test.drafts:
-            return  # a step or two of the phase before are still to come when the next one begins
-        phase = test.phase
-        phase.num_steps += 1
-        phase.tokens += num_tokens
-        phase.sequences += step.num_sequences
-        phase.time += time
-        is_long = not test.drafts and load.expected <= LIKELY
-        if phase.num_steps < (LONG_PHASE_STEPS if is_long else PHASE_STEPS):
-            return
-        if test.end_phase(next_drafts=self._random.random() < 0.5):
-            self._conclude(load, test)
+        is_known = load.mean.groups >= 2
+        price = load.mean.drafting / load.mean.plain if step.drafts and is_known else 1.0
+        usual = load.usual * price
+        time = min(time, (_OUTLIER if is_known else _FIRST_OUTLIER) * usual)
+        load.usual += (_FALL if time < usual else _RISE) * (time / price - load.usual)
+        load.group.add(time, tokens, drafts=step.drafts)
+        if step.drafts:
+            self._watch(load, tokens)
+        if load.group.is_over:
+            self._conclude(load, step.plain_s)
 
     def paid(self) -> tuple[PaidRatio, ...]:
-        """By load, lowest first; a load at which no pair of phases is over is left out."""
+        """By load, lowest first; a load at which no group is over is left out."""
         found = []
         for level, load in sorted(self._loads.items()):
-            mean, error = load.found or (load.test.mean, load.test.error if load.test.num_pairs else math.inf)
-            if math.isfinite(error):
-                low, high = (math.exp(mean + side * _INTERVAL * error) for side in (-1, 1))
+            mean = load.mean
+            if load.num_quotients:
+                ratio, error = mean.gains / mean.drafting, mean.error * mean.plain / mean.drafting
+                low, high = (max(1 + ratio + side * _INTERVAL * error, 0.0) for side in (-1, 1))
                 sequences = (1 << level - 1, (1 << level) - 1)
-                found.append(PaidRatio(sequences, math.exp(mean), low, high, drafts=load.pays))
+                found.append(PaidRatio(sequences, 1 + ratio, low, high, drafts=load.pays))
         return tuple(found)
+
+    def balance(self) -> SpeculationBalance:
+        """What drafts have saved so far in the groups that are over."""
+        prior = _PRIOR_ERROR_S**2
+        total = self._variance + prior
+        error_s = math.sqrt(total * (2 * math.log(1 / _ALPHA) + math.log(total / prior)))
+        return SpeculationBalance(self._saved_s, error_s)
 
     def _load(self, num_sequences: int) -> _Load:
         level = num_sequences.bit_length()
         if level not in self._loads:
-            self._loads[level] = _Load()
+            known = [other for other, each in self._loads.items() if each.mean.groups]
+            mean = _Mean()
+            if known:
+                nearest = min(known, key=lambda other: (abs(other - level), other))
+                mean = self._loads[nearest].mean.scaled(_OF_OTHER_LOAD, keeps_gain=True)
+            self._loads[level] = _Load(mean, self._new_group(mean, 1))
         return self._loads[level]
 
-    def _conclude(self, load: _Load, test: _Test) -> None:
-        pays = test.pays
-        if pays is None:
+    def _new_group(self, mean: _Mean, ratio: int) -> _Group:
+        common = ratio * RARE_STEPS
+        if ratio == 1:
+            return _Group(common, self._random.random() < 0.5, self._random.choice((0, common)))
+        return _Group(common, mean.gain <= 0, self._random.randint(0, common))
+
+    def _watch(self, load: _Load, tokens: float) -> None:
+        """Doubt that drafts pay once their tokens no longer make up for their time."""
+        load.num_drafting += 1
+        weight, moved = max(0.01, 1 / load.num_drafting), tokens - load.tokens
+        load.tokens += weight * moved
+        load.variance += weight * ((1 - weight) * moved**2 - load.variance)
+        if not load.pays:
             return
-        load.pays, load.found = pays, (test.mean, test.error)
-        load.wait_s = min(2 * load.wait_s, LONGEST_WAIT_S)
-        load.due_s = self._clock.now() + load.wait_s
-        if not pays:
-            loss = 1.0 - math.exp(test.mean)
-            load.look_steps = min(max(loss / LOOK_SHARE, LEAST_LOOK_STEPS), MOST_LOOK_STEPS)
-            load.failed = max(load.expected / math.exp(test.mean), 1.0)
+        load.behind = max(0.0, load.behind + load.mean.drafting / load.mean.plain - tokens)
+        if load.behind > _DOUBT * math.sqrt(load.variance):
+            self._doubt(load)
+            load.group.cut_short()
+
+    def _doubt(self, load: _Load) -> None:
+        load.mean, load.ratio, load.behind = load.mean.scaled(1.0, keeps_gain=False), 1, 0.0
+
+    def _conclude(self, load: _Load, plain_s: float) -> None:
+        group, mean = load.group, load.mean
+        plain, drafting = (time / steps for time, steps in zip(group.times, group.near, strict=True))
+        tokens = group.tokens / group.num_drafting
+        gain = tokens * plain - drafting
+        self._account(load, plain / drafting, plain_s)
+        if mean.groups >= 2 and gain * mean.gain < 0:
+            moved = abs(gain * mean.groups / mean.plain - mean.gain)
+            if moved > max(_CONTRADICTION * mean.deviation, _LEAST_CONTRADICTION):
+                self._doubt(load)
+        load.mean.add(gain, plain, drafting)
+        self._choose(load)
+        load.group = self._new_group(load.mean, load.ratio)
+
+    def _choose(self, load: _Load) -> None:
+        """How rare the worse side is from now on."""
+        mean, sure = load.mean, abs(load.mean.gain) / load.mean.error
+        if sure < SURE or mean.groups < LEAST_GROUPS:
+            load.ratio = 1
+            return
+        relative = mean.gains / mean.drafting  # tokens per second with drafts over those without, less 1
+        wanted = relative / (1 + relative) / SHARE if relative > 0 else -relative / SHARE_OF_DRAFTS
+        longer = load.ratio * (2 if sure < _OBVIOUS else 8)
+        load.ratio = max(1, min(longer, int(wanted), MOST_COMMON))
+
+    def _account(self, load: _Load, quotient: float, plain_s: float) -> None:
+        """Add what the group's drafts have saved, and the variance of that."""
+        group = load.group
+        load.num_quotients += 1
+        if load.quotient is not None:
+            weight = max(1 / 16, 1 / (load.num_quotients - 1))
+            squared = (quotient - load.quotient) ** 2 / 2
+            load.quotient_variance += weight * (squared - load.quotient_variance)
+        load.quotient = quotient
+        spent_s = plain_s * group.drafting
+        tokens = group.tokens / group.num_drafting
+        self._saved_s += spent_s * (tokens * quotient - 1)
+        self._variance += (spent_s * tokens) ** 2 * load.quotient_variance

@@ -123,12 +123,10 @@ def without_targets(count: int) -> tuple[Floats, Floats]:
 class Policy(Protocol):
     """Decides draft lengths; owns at most its own hysteresis. A subclass must define name and lengths.
 
-    never_drafts: it never wants a draft, so it need not be asked. gain: expected tokens per second of the step
-    that it was asked about last, over those of one without drafts; 1: a policy that does not say.
+    never_drafts: it never wants a draft, so it need not be asked.
     """
 
     never_drafts: bool = False
-    gain: float = 1.0
 
     @property
     def name(self) -> str: ...

@@ -24,6 +24,7 @@ from faser.types import (
     PaidRatio,
     PruneStats,
     RoleStats,
+    SpeculationBalance,
     SpeculationStats,
     SpeculationSummary,
 )
@@ -208,6 +209,7 @@ class SpeculationStatistics:
         draft_share: float,
         partition_fallback: str,
         paid: tuple[PaidRatio, ...],
+        balance: SpeculationBalance | None,
     ) -> SpeculationStats:
         """All counters. roles: the cost model's times; its role of whole forwards is reported as verify.
 
@@ -238,6 +240,7 @@ class SpeculationStatistics:
             partition_fallback=partition_fallback,
             pruning=self.pruning,
             paid=paid,
+            balance=balance,
         )
 
     def _method_stats(self) -> tuple[MethodStats, ...]:

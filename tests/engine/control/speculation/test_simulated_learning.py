@@ -119,4 +119,4 @@ def test_requests_that_edit_logits_do_not_change_the_drafts_of_others() -> None:
     silent.serve(clients)
     others = [number for number in range(16, count) if number not in edits]
     assert silent.gamma(others) > 1.0
-    assert edited.gamma(others) == pytest.approx(silent.gamma(others), rel=0.05)
+    assert edited.gamma(others) == pytest.approx(silent.gamma(others), rel=0.1)

@@ -60,6 +60,7 @@ def snapshot(
         draft_share=0.0,
         partition_fallback="",
         paid=(),
+        balance=None,
     )
 
 

@@ -240,6 +240,7 @@ function addPanels(board) {
         spec?.mode ?? n.NONE,
         spec ? `· policy ${spec.policy}` : "",
         paidAt(last) ?? (why ? `no drafts because: ${why[0]}` : ""),
+        savedSoFar(last),
       ];
     },
     values: (each) => {
@@ -258,6 +259,14 @@ function paidAt(sample) {
   const [, , ratio, low, high, drafts] = found;
   const so = { true: "on", false: "off" }[drafts] ?? "measuring";
   return `speedup from drafts ${ratio.toFixed(2)}× (${low.toFixed(2)} … ${high.toFixed(2)}): ${so}`;
+}
+
+/** What drafts have saved since the server started, and the bound on what they can have cost. */
+function savedSoFar(sample) {
+  if (!sample?.speculation?.saved) return "";
+  const [saved, most] = sample.speculation.saved;
+  const since = saved < 0 ? `cost ${(-saved).toFixed(1)} s` : `saved ${saved.toFixed(1)} s`;
+  return `· ${since} so far; cannot have cost more than ${most.toFixed(1)} s`;
 }
 
 function modeShares(samples) {
