@@ -21,7 +21,12 @@ FORMAT = {"type": "tag", "begin": "<f>", "content": {"type": "any_text"}, "end":
 ASKED: list[tuple[dict[str, Any], StructureKind, Any, str]] = [
     ({"response_format": {"type": "json_object"}}, StructureKind.JSON_OBJECT, None, "response_format"),
     *(
-        ({"response_format": {"type": kind, "schema": SCHEMA}}, StructureKind.JSON, SCHEMA, "response_format.schema")
+        (
+            {"response_format": {"type": kind, "schema": SCHEMA}},
+            StructureKind.JSON,
+            SCHEMA,
+            "response_format.schema",
+        )
         for kind in ("json_object", "json_schema")
     ),
     (
