@@ -1,8 +1,8 @@
 """closed_schema: the schema of a function's arguments without the properties that it does not declare.
 
-JSON Schema lets an object have any further property, so a grammar that follows it lets a model invent arguments. Here
-an object has the properties that it declares, as in OpenAI's strict mode and by default in vLLM, unless the schema
-says otherwise: `additionalProperties` and `unevaluatedProperties` are kept, and an object that declares none is open.
+JSON Schema lets an object have any further property, so a grammar that follows it lets a model invent arguments.
+Here an object has the properties that it declares, as in OpenAI's strict mode and by default in vLLM, unless its
+schema says otherwise: `additionalProperties` and `unevaluatedProperties` are kept. One that declares none is open.
 """
 
 from collections.abc import Mapping
