@@ -29,8 +29,8 @@ from faser.api.bodies.errors import (
     error_body,
     internal_error,
     messages_error_body,
-    speaks_messages,
 )
+from faser.api.bodies.openapi import speaks_messages
 from faser.api.dialects.conversion import typed_event
 from faser.api.http.paths import route_of
 from faser.ray.calls import AnswerStart, Call, prompt_digests
