@@ -27,6 +27,14 @@ FILES = (
 _OWN = "tests vLLM's own classes, without a server"
 LEFT_OUT = {
     "*/test_*_conversion.py, *_error.py, *_validation.py, *_unit.py, test_serving_*.py, test_*_utils.py": _OWN,
+    "anthropic/test_error_type_mapping.py, test_protocol_exports.py": _OWN,
+    "openai/chat_completion/test_message_assembly.py, test_stream_processor.py": _OWN,
+    "openai/completion/test_completion_text_offset.py": _OWN,
+    "openai/responses/test_errors.py, test_function_call*.py, test_namespace_*.py, test_protocol.py": _OWN,
+    "openai/responses/test_response_input_to_harmony.py, test_sampling_params.py, test_streaming_events.py": _OWN,
+    "openai/test_penalty_default_resolution.py, test_reasoning_enable_thinking.py, test_stop_token_ids.py": _OWN,
+    "openai/test_tool_calls_serialization.py, test_tool_choice_content_none.py, test_watermarking.py": _OWN,
+    "serve/exception_handling, serve/utils, serve/test_profile_api_router.py": _OWN,
     "openai/parser, tool_parsers, unit_tests, openai/test_render_*.py, openai/test_session_id.py": _OWN,
     "openai/completion/test_*_with_prompt_embeds.py": "FASER takes no prompt embeddings",
     "openai/completion/test_prompt_validation.py": "about prompt embeddings, and words",
@@ -37,6 +45,8 @@ LEFT_OUT = {
     "openai/chat_completion/test_extra_content_fields.py, multimodal, speech_to_text": "FASER reads text only",
     "openai/chat_completion/test_thinking_token_budget.py": "FASER has no budget of thoughts",
     "openai/responses/test_harmony.py, test_mcp_tools.py, test_parsable_context.py": "needs gpt-oss or its tools",
+    "openai/decisions": "vLLM's own routes",
+    "openai/correctness": "scores of a model",
     "openai/responses/test_stateful.py": "FASER stores no responses, and says so",
     "openai/test_openai_schema.py": "needs an image model; tests/api/test_openapi_conformance.py does the same",
     "pooling, rl, scale_out, cohere, llm, cli, launchers, generate, serve/dev, serve/sagemaker": "vLLM's own",
