@@ -192,7 +192,7 @@ class SamplingParams:
         _at_most("logit_bias", len(self.logit_bias), "entries", MAX_LOGIT_BIAS)
         _at_most("stop_token_ids", len(self.stop_token_ids), "token ids", MAX_STOP_TOKEN_IDS)
         for token_id, bias in self.logit_bias:
-            _BIAS_LIMITS.check(f"logit_bias.{token_id}", bias)
+            BIAS_LIMITS.check(f"logit_bias.{token_id}", bias)
         _at_most("stop", len(self.stop), "strings", MAX_STOP_STRINGS)
         if any(not text for text in self.stop):
             raise RequestError("stop contains an empty string; it would match everywhere", param="stop")
@@ -224,8 +224,8 @@ _DECLARED = fields(SamplingParams)
 _EDITING = [each for each in _DECLARED if each.metadata.get("edits")]
 _edits = attrgetter(*(each.name for each in _EDITING))
 _NO_EDITS = tuple(each.default for each in _EDITING)
-_BIAS_LIMITS = Limits(low=-100.0, high=100.0, above=False)
-_PRIORITIES = Limits(low=_MOST_NEGATIVE, high=_MOST_POSITIVE, above=False)
+BIAS_LIMITS = Limits(low=-100.0, high=100.0, above=False)
+PRIORITY_LIMITS = Limits(low=_MOST_NEGATIVE, high=_MOST_POSITIVE, above=False)
 
 # By name: the limits of the numbers; and ours of those that may have a default of the server's.
 SAMPLING_LIMITS: dict[str, Limits] = {
@@ -320,7 +320,7 @@ class Request:
     may_record: bool = True
 
     def __post_init__(self) -> None:
-        _PRIORITIES.check("priority", self.priority)
+        PRIORITY_LIMITS.check("priority", self.priority)
 
     @property
     def token_target_ms(self) -> float | None:

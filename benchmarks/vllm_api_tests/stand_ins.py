@@ -135,6 +135,7 @@ _PASSED_ON = {
     "--root-path": 1,
     "--api-key": 1,
     "--enable-force-include-usage": 0,
+    "--enable-per-request-metrics": 0,
     "--enable-prompt-tokens-details": 0,
     "--enable-auto-tool-choice": 0,
     "--tool-call-parser": 1,

@@ -60,7 +60,7 @@ def create_app(
     keys = ApiKeys(settings.api_keys) if keys is None else keys
     service = Service(engine, settings, metrics)
     app = FastAPI(title="FASER", version=settings.version, redirect_slashes=False, telemetry=_NO_TELEMETRY)
-    app.openapi = lambda: document(app)  # type: ignore[method-assign]
+    app.openapi = lambda: document(app, max_logprobs=settings.max_logprobs)  # type: ignore[method-assign]
     for router in _ROUTERS:
         include(app, router(service))
     page = PageFiles() if settings.page else None

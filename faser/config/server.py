@@ -301,6 +301,12 @@ class ServerConfig:
     enable_force_include_usage: bool = setting(
         OUTPUT, Kind.SWITCH, False, "End every stream with its usage, whether or not the request asks for it."
     )
+    enable_per_request_metrics: bool = setting(
+        OUTPUT,
+        Kind.SWITCH,
+        False,
+        "Add the times of a request to the metrics of its answer: queue, first token, mean time per token.",
+    )
 
     def __post_init__(self) -> None:
         raise_problems(self)

@@ -29,9 +29,10 @@ from faser.api.bodies.errors import (
     error_body,
     internal_error,
     messages_error_body,
-    speaks_messages,
 )
+from faser.api.bodies.openapi import speaks_messages
 from faser.api.dialects.conversion import typed_event
+from faser.api.http.paths import route_of
 from faser.ray.calls import AnswerStart, Call, prompt_digests
 
 _LOST = (RayActorError, ObjectLostError)
@@ -71,7 +72,7 @@ class Gateway:
         headers = tuple(scope["headers"])
         return Call(
             method=request.method,
-            path=scope["path"].removeprefix(scope.get("root_path", "")),
+            path=route_of(scope["path"], scope.get("root_path", "")),
             query=scope["query_string"],
             headers=headers,
             body=bytes(body),

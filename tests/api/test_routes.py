@@ -123,6 +123,32 @@ def test_a_route_is_found_with_and_without_the_proxys_path(path: str) -> None:
         assert httpx.get(url + "/llmv1/models").status_code == 404
 
 
+def test_a_client_whose_base_url_has_no_v1_gets_openais_answers() -> None:
+    with serving(FakeEngine(), settings(api_keys=("k",))) as url:
+        client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
+        assert [card.id for card in client.models.list().data] == ["tiny", "tiny-alias"]
+        assert client.models.retrieve("tiny-alias").id == "tiny-alias"
+        asked = [{"role": "user", "content": "hi"}]
+        assert client.chat.completions.create(model="tiny", messages=asked).object == "chat.completion"  # type: ignore[call-overload]
+        assert client.completions.create(model="tiny", prompt="hi").object == "text_completion"
+        assert client.responses.create(model="tiny", input="hi").object == "response"
+        for path, status in (("/v1/health", 200), ("/models", 401), ("/chat/completions", 401)):
+            assert httpx.get(url + path).status_code == status, path
+
+
+@pytest.mark.parametrize(
+    "method, path", [("POST", "/completion"), ("POST", "/embeddings"), ("POST", "/infill"), ("GET", "/props")]
+)
+def test_a_route_of_llama_cpps_own_is_a_404_that_names_those_there_are(
+    http: httpx.Client, method: str, path: str
+) -> None:
+    answer = http.request(method, path, json={} if method == "POST" else None)
+    assert answer.status_code == 404
+    message = answer.json()["error"]["message"]
+    assert message.startswith(f"{method} {path} is not offered; the routes are ")
+    assert "POST /v1/completions" in message
+
+
 def test_the_proxys_path_opens_no_route_that_needs_a_key() -> None:
     config = ServerConfig(root_path="/llm", disable_uvicorn_access_log=True)
     with serving(FakeEngine(), settings(api_keys=("k",)), config) as url:

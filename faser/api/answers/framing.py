@@ -154,7 +154,7 @@ class ChoicesFraming:
             "object": self._formatter.object_name,
             "choices": choices,
             "usage": usage.as_json(),
-            **usage.speculation.as_json(),
+            **usage.metrics(),
             **self._formatter.top_level_fields(states),
         }
 
@@ -178,7 +178,7 @@ class ChoicesFraming:
     def end(self, usage: Usage) -> bytes:
         if not self._streaming.ends_with_usage:
             return _DONE
-        return self._writer.last({"usage": usage.as_json(), **usage.speculation.as_json()}) + _DONE
+        return self._writer.last({"usage": usage.as_json(), **usage.metrics()}) + _DONE
 
 
 class ChunkWriter:

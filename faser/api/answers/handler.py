@@ -135,6 +135,8 @@ class GenerationHandler:
             aclosing(_merged(readers)) as outputs,
         ):
             self.readers = readers
+            if self.service.settings.per_request_metrics and len(self.states) == 1:
+                self.usage.timing = readers[0].timing
             self.usage.count_prompts()
             yield outputs
 

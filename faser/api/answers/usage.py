@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from faser.engine.client.output_stream import Timing
 from faser.types import NO_TARGETS, OutputDelta, SpeculationParams, SpeculationSummary, StepTrace
 
 _RUN = 3  # shorter runs of equal tokens are taken for coincidence
@@ -28,6 +29,7 @@ class Usage:
     predicted: token ids of the request's prediction; None: it has none, and the usage does not mention one.
     shares_cache: of the requests; the cached tokens would tell what other clients' prompts were, so they are null.
     on_tokens: is called with the number of tokens whenever some are counted. speculation: gathers with it.
+    timing: of the only request, if the answer tells its times.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Usage:
         shares_cache: bool = False,
     ) -> None:
         self.speculation = speculation
+        self.timing: Timing | None = None
         self._shares_cache = shares_cache
         self._prompt_tokens = sum(num_prompt_tokens)
         self._cached_tokens = [0] * len(num_prompt_tokens)
@@ -96,6 +99,33 @@ class Usage:
             "prompt_tokens_details": cached,
             "completion_tokens_details": details,
         }
+
+    def metrics(self) -> dict[str, Any]:
+        """{"metrics": …}: the times of the request and what speculation did; empty without either."""
+        found: dict[str, Any] = self.speculation.as_json().get("metrics", {})
+        if self.timing is not None:
+            found = times_json(self.timing, self._completion_tokens) | found
+        return {"metrics": found} if found else {}
+
+
+def times_json(timing: Timing, num_tokens: int) -> dict[str, float]:
+    """One answer's times as vLLM reports them (pull request 46768); without those that it does not have.
+
+    The first token's time counts from the step that took the request up; queue_time_ms is the time before that.
+    """
+    scheduled_s, first_s, last_s = timing.scheduled_s, timing.first_token_s, timing.last_token_s.get(0)
+    if scheduled_s is None or first_s is None or last_s is None:
+        return {}
+    found = {
+        "time_to_first_token_ms": 1e3 * (first_s - scheduled_s),
+        "generation_time_ms": 1e3 * (last_s - first_s),
+        "queue_time_ms": 1e3 * max(0.0, scheduled_s - timing.arrival_s),
+    }
+    if num_tokens > 1:
+        found["mean_itl_ms"] = found["generation_time_ms"] / (num_tokens - 1)
+    if last_s > scheduled_s:
+        found["tokens_per_second"] = num_tokens / (last_s - scheduled_s)
+    return found
 
 
 class PredictionUsage:

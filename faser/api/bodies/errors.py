@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ExceptionHandler, Receive, Scope, Send
 
-from faser.api.bodies.openapi import documented
+from faser.api.bodies.openapi import documented, speaks_messages
 from faser.errors import (
     DeadlineError,
     EngineDiedError,
@@ -28,7 +28,6 @@ from faser.errors import (
     UnknownModelError,
 )
 
-_PATH = "/v1/messages"
 _ANTHROPIC_TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -113,11 +112,6 @@ def messages_error_body(status: int, message: str, request_id: str | None) -> di
         "error": {"type": kind or "invalid_request_error", "message": message},
         "request_id": request_id,
     }
-
-
-def speaks_messages(path: str) -> bool:
-    """Whether a route's errors have this shape."""
-    return path == _PATH or path.startswith(_PATH + "/")
 
 
 def as_http_error(error: FaserError) -> HttpError:

@@ -107,12 +107,16 @@ class NvExt(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """What the answer must be. structures, triggers: of the older form of structural_tag; format: of the newer."""
+    """What the answer must be. structures, triggers: of the older form of structural_tag; format: of the newer.
+
+    schema: llama.cpp's, beside json_object or json_schema, instead of OpenAI's json_schema.schema.
+    """
 
     model_config = CLOSED
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: dict[str, Any] | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
     structures: list[Any] | None = None
     triggers: list[Any] | None = None
     format: dict[str, Any] | None = None

@@ -1,11 +1,14 @@
 """What /openapi.json says of routes that read their body and write their answer themselves."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+
+from faser.api.bodies.bounds import bounds
 
 _ERROR = {
     "type": "object",
@@ -23,6 +26,20 @@ _ERROR = {
     },
     "required": ["error"],
 }
+_MESSAGES_ERROR = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+        "request_id": {"type": ["string", "null"]},
+    },
+    "required": ["type", "error", "request_id"],
+}
+_MESSAGES = "/v1/messages"
 _MEANINGS = {
     400: "A field is wrong or not supported; param names it.",
     401: "The API key is missing or wrong.",
@@ -40,6 +57,11 @@ _MEANINGS = {
 BODY_ERRORS = (400, 401, 404, 408, 413, 415, 429, 500, 503)
 PLAIN_ERRORS = (401, 429, 500)
 _BODY = "body"  # until the document is asked for
+
+
+def speaks_messages(route: str) -> bool:
+    """Whether a route's errors have the shape of Anthropic's Messages."""
+    return route == _MESSAGES or route.startswith(_MESSAGES + "/")
 
 
 def json_body(schema: type[BaseModel]) -> dict[str, Any]:
@@ -78,8 +100,11 @@ def documented(app: FastAPI) -> tuple[APIRoute, ...]:
     return tuple(each for each in routes if each.include_in_schema)
 
 
-def document(app: FastAPI) -> dict[str, Any]:
-    """The document of an app, without FastAPI's own error format, which no route ever has."""
+def document(app: FastAPI, *, max_logprobs: int) -> dict[str, Any]:
+    """The document of an app, without FastAPI's own error format, which no route ever has.
+
+    max_logprobs: the operator's limit.
+    """
     if app.openapi_schema is None:
         for route in documented(app):
             extra = route.openapi_extra or {}
@@ -87,12 +112,28 @@ def document(app: FastAPI) -> dict[str, Any]:
                 content = {"application/json": {"schema": _inlined(schema)}}
                 extra["requestBody"] = {"required": True, "content": content}
         made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        for operations in made["paths"].values():
+        limits = bounds(max_logprobs)
+        for path, operations in made["paths"].items():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
+                if "requestBody" in operation:
+                    _bound(operation["requestBody"]["content"]["application/json"]["schema"], limits)
+                if speaks_messages(path):
+                    for status in operation["responses"].keys() - {"200"}:
+                        operation["responses"][status]["content"]["application/json"]["schema"] = _MESSAGES_ERROR
         made.get("components", {}).pop("schemas", None)
         app.openapi_schema = made
     return app.openapi_schema
+
+
+def _bound(schema: dict[str, Any], limits: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add the limits of its fields to the schema of a body; what a field declares itself stays.
+
+    Not before FastAPI has read the schema: it makes floats of large integers.
+    """
+    for name, field in schema["properties"].items():
+        if {"type": "boolean"} not in field.get("anyOf", ()):  # chats have their numbers in top_logprobs
+            schema["properties"][name] = {**limits.get(name, {}), **field}
 
 
 def _inlined(schema: type[BaseModel]) -> dict[str, Any]:

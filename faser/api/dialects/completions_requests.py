@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 from starlette.responses import Response
 
 from faser.api.answers.framing import TokenFormatter
@@ -34,6 +35,7 @@ class CompletionBody(GenerationBody):
     """The shared fields, and those of completions only. logprobs: number of alternatives; 0: the chosen token."""
 
     prompt: Any
+    max_tokens: Integer | None = Field(None, json_schema_extra={"minimum": 0})
     logprobs: Integer | None = None
     echo: Flag | None = None
 

@@ -36,7 +36,7 @@ class MessageFraming:
         return {
             **self._message(self._content.blocks, usage),
             **_ending(choice, called=bool(calls)),
-            **usage.speculation.as_json(),
+            **usage.metrics(),
         }
 
     def events(self, chunks: Sequence[Choice], usage: Usage) -> bytes:
@@ -58,7 +58,7 @@ class MessageFraming:
             "type": "message_delta",
             "delta": self._ended,
             "usage": _usage(usage.as_json()),
-            **usage.speculation.as_json(),
+            **usage.metrics(),
         }
         return b"".join(map(typed_event, [*self._content.finish(), ended, {"type": "message_stop"}]))
 

@@ -69,7 +69,7 @@ class ResponseFraming:
 
     def _ended(self, finish_reason: str | None, usage: Usage) -> tuple[list[Json], Json]:
         """(the events that end the output, the response). Only the length makes a response incomplete."""
-        fields: Json = {"usage": _usage(usage.as_json()), **usage.speculation.as_json()}
+        fields: Json = {"usage": _usage(usage.as_json()), **usage.metrics()}
         match finish_reason:
             case FinishReason.LENGTH:
                 status = INCOMPLETE

@@ -1,10 +1,15 @@
 """The path of a request as routes know it: without the proxy's path in front and without a slash at the end.
 
 A proxy that serves FASER under a path (`--root-path`) may leave that path in front of the request's own or take it
-away. Both are understood, as in vLLM.
+away. Both are understood, as in vLLM. OpenAI's routes are also found without /v1, and /health with it, as in
+llama.cpp's server.
 """
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+_V1 = "/v1"
+_WITHOUT_V1 = frozenset({"chat", "completions", "models", "responses"})  # first parts of OpenAI's paths
+_HEALTH = "/health"
 
 
 def route_of(path: str, root_path: str) -> str:
@@ -15,7 +20,10 @@ def route_of(path: str, root_path: str) -> str:
     route = path.removeprefix(root_path)
     if root_path and (route == root_path or route.startswith(f"{root_path}/")):
         route = route.removeprefix(root_path)
-    return route.rstrip("/") or "/"
+    route = route.rstrip("/") or "/"
+    if route.split("/", 2)[1] in _WITHOUT_V1:
+        return _V1 + route
+    return _HEALTH if route == _V1 + _HEALTH else route
 
 
 class PathMiddleware:

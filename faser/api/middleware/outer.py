@@ -13,6 +13,7 @@ from contextlib import suppress
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from faser.api.bodies.bounds import MAX_ID_LENGTH
 from faser.api.bodies.errors import ErrorResponse, HttpError, internal_error
 from faser.errors import RequestError
 from faser.logs import begin, bind
@@ -20,7 +21,6 @@ from faser.logs import begin, bind
 _log = logging.getLogger("faser.api")
 
 REQUEST_ID_HEADER = "X-Request-Id"
-_MAX_ID_LENGTH = 256
 
 # What is still read and thrown away after such an answer. A connection closed at once may take the answer along.
 _DISCARD_S = 2.0
@@ -35,9 +35,9 @@ def get_request_id(scope: Scope) -> str:
 def set_request_id(scope: Scope, request_id: str, param: str) -> None:
     """Replace the id. Raises RequestError for an id that is not fit for a header or is too long for a log."""
     printable = request_id.isascii() and request_id.isprintable() and request_id.strip() == request_id
-    if not printable or not 1 <= len(request_id) <= _MAX_ID_LENGTH:
+    if not printable or not 1 <= len(request_id) <= MAX_ID_LENGTH:
         raise RequestError(
-            f"{param} is {request_id[:80]!r}; it must be 1 to {_MAX_ID_LENGTH} printable ASCII characters",
+            f"{param} is {request_id[:80]!r}; it must be 1 to {MAX_ID_LENGTH} printable ASCII characters",
             param=param,
         )
     scope["state"]["request_id"] = request_id

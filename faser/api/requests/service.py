@@ -58,7 +58,7 @@ class ApiSettings:
     allowed_hosts: further names to which a server without keys answers; *: all.
     key_limits: of each API key. request_timeout_s: longest time a request may take; None: no limit.
     speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
-    page: / shows the page. most_viewers: of its live view, at once.
+    per_request_metrics: answers tell their times. page: / shows the page. most_viewers: of its live view, at once.
     """
 
     served_model_names: tuple[str, ...]
@@ -74,6 +74,7 @@ class ApiSettings:
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
     version: str = "0"
     force_include_usage: bool = False
+    per_request_metrics: bool = False
     max_logprobs: int = MAX_LOGPROBS
     enable_metrics_auth: bool = False
     key_limits: KeyLimits = field(default_factory=KeyLimits)

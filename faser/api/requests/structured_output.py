@@ -2,7 +2,7 @@
 
 One request may ask in one way only, of these:
 
-    response_format       OpenAI's and vLLM's: json_object, json_schema, structural_tag
+    response_format       OpenAI's and vLLM's: json_object, json_schema, structural_tag; llama.cpp's: schema
     structured_outputs    vLLM's: json, json_object, regex, choice, grammar, structural_tag
     guided_…              the same in older versions of vLLM
     grammar, json_schema  llama.cpp's
@@ -49,12 +49,17 @@ def _asked(body: GenerationBody) -> Iterator[StructuredOutput]:
 
 
 def _of_response_format(asked: ResponseFormat) -> Iterator[StructuredOutput]:
-    param = "response_format"
+    param, wrapper = "response_format", asked.json_schema or {}
+    if asked.schema_ is not None:
+        if asked.type not in ("json_object", "json_schema") or "schema" in wrapper:
+            beside = f"{param}.json_schema.schema" if "schema" in wrapper else f'the type "{asked.type}"'
+            raise RequestError(f"{param}.schema cannot be set beside {beside}", param=f"{param}.schema")
+        yield _structure(StructureKind.JSON, asked.schema_, f"{param}.schema")
+        return
     match asked.type:
         case "json_object":
             yield StructuredOutput(kind=StructureKind.JSON_OBJECT, param=param)
         case "json_schema":
-            wrapper = asked.json_schema or {}
             if "schema" not in wrapper:
                 raise RequestError(f"{param}.json_schema.schema is missing", param=f"{param}.json_schema")
             yield _structure(StructureKind.JSON, wrapper["schema"], f"{param}.json_schema.schema")

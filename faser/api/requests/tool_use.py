@@ -16,6 +16,7 @@ from faser.api.parsing.answer_parser import END_THINK, THINK, AnswerParsing, beg
 from faser.api.parsing.harmony import ANALYSIS, ENDS, FINAL, MESSAGE, START, is_analysis, opening_of
 from faser.api.parsing.registry import TOOL_PARSERS, ServerParsers
 from faser.api.parsing.tool_parser import CallTag, ToolParser
+from faser.api.requests.closed_schema import closed_schema
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 from faser.types import SamplingParams, StructuredOutput, StructureKind
@@ -132,7 +133,7 @@ class ToolUse:
 
     def _tag(self, tool: Tool, tag: CallTag, *, demanded: bool) -> Format:
         """demanded: by tool_choice; otherwise only strict functions have their arguments checked."""
-        schema = parameters_of(tool) if demanded or tool.function.strict else _ANY_OBJECT
+        schema = closed_schema(parameters_of(tool)) if demanded or tool.function.strict else _ANY_OBJECT
         return {
             "type": "tag",
             "begin": tag.begin(tool.function.name),

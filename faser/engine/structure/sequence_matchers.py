@@ -11,7 +11,8 @@ on copies:
 The mask of r0 is computed by other threads (mask_threads.py) as soon as the token before it is known. The thread
 of the steps waits for it no longer than `patience_s`: a sequence whose mask is not ready gets no token in that
 step, and the same one later. Where draft rows take long or meet a limit of the parser, the sequence gets no drafts
-for a while: limits are met by committed tokens alone, so answers are those without drafts.
+for a while: limits are met by committed tokens alone, so answers are those without drafts. All questions about the
+drafts of a step, of all sequences, wait for `patience_s` together.
 
 Copies of a matcher share its lexer, and so do all sequences with the same grammar. When the lexer is at its limit,
 each of them goes on with a matcher of its own, which takes the tokens of its answer alone.
@@ -20,7 +21,7 @@ each of them goes on with a matcher of its own, which takes the tokens of its an
 import contextlib
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -113,6 +114,7 @@ class SequenceMatchers:
         self._executor = LLExecutor(1)
         self._places: dict[int, _Place] = {}
         self._ends: Words | None = None  # [W] a mask of the end-of-sequence tokens
+        self._left_s = patience_s  # what questions about drafts may wait until the next masks
 
     @property
     def slots(self) -> Collection[int]:
@@ -158,13 +160,14 @@ class SequenceMatchers:
             if self._state_chunk and position % self._state_chunk == 0:
                 self._places[slot].task.wait(self._longest_s)
         waiting = self._wait([slot for slot, _ in drafts], alone=alone)
+        self._left_s = self._patience_s
         deadline = time.perf_counter() + self._patience_s
         drafted = {slot: self._try(slot, draft) for slot, draft in drafts if draft and slot not in waiting}
         words = np.zeros((sum([len(draft) + 1 for _, draft in drafts]), len(self._ends_mask())), dtype=np.int64)
         row = 0
         for (slot, draft), position in zip(drafts, positions, strict=True):
             place, count = self._places[slot], len(draft) + 1
-            if slot in drafted and not self._is_done(place, drafted[slot], deadline):
+            if slot in drafted and not self._is_done(place, drafted[slot], until_s=deadline):
                 waiting[slot] = None
             elif slot not in waiting and not place.failed:
                 found = words[row : row + count]
@@ -182,7 +185,7 @@ class SequenceMatchers:
         Does not depend on the tokens, so a draft may be cut there whatever it was drawn from.
         """
         place = self._places[slot]
-        if not place.task.wait(self._patience_s) or place.failed or self._is_slow(place):
+        if self._takes_long(place) or not self._comes(place.task.wait) or place.failed or self._is_slow(place):
             return 0
         if len(place.token_ids) < place.drafts_from:
             return 0
@@ -202,7 +205,7 @@ class SequenceMatchers:
             with self._held(place) as held:
                 return int(place.ready.validate_tokens([*token_ids])) if held else 0
         draft = self._try(slot, tuple(token_ids))
-        if not self._is_done(place, draft, time.perf_counter() + self._patience_s):
+        if not self._is_done(place, draft):
             return 0
         of_tokens = np.array(token_ids, dtype=np.int64)
         bits = draft.words[np.arange(len(of_tokens)), of_tokens // 64] >> (of_tokens % 64) & 1
@@ -234,6 +237,11 @@ class SequenceMatchers:
 
     def _is_slow(self, place: _Place) -> bool:
         return place.seconds > self._patience_s * _QUICK
+
+    def _takes_long(self, place: _Place) -> bool:
+        """Whether steps do not wait for its mask: its last token was slow, or a step has waited for this one."""
+        at_work = not place.task.is_done and place.task.began_s < time.perf_counter() - self._patience_s
+        return at_work or self._is_slow(place)
 
     def _advance(self, place: _Place) -> None:
         """Take the tokens that are new, and compute the mask of the next one. In another thread."""
@@ -279,7 +287,7 @@ class SequenceMatchers:
         waiting = {slot: place for slot, place in places.items() if not place.task.is_done}
         late = False
         for slot, place in [*waiting.items()]:
-            if not self._is_slow(place) or (alone and len(waiting) == len(places)):
+            if not self._takes_long(place) or (alone and len(waiting) == len(places)):
                 if place.task.wait(deadline - time.perf_counter()):
                     del waiting[slot]
                 else:
@@ -311,16 +319,19 @@ class SequenceMatchers:
             )
         draft.failed = copy.is_error()
 
-    def _is_done(self, place: _Place, draft: _Draft, deadline: float) -> bool:
-        """Whether the draft can be verified; otherwise its sequence does without drafts for a while."""
+    def _is_done(self, place: _Place, draft: _Draft, *, until_s: float | None = None) -> bool:
+        """Whether the draft can be verified; otherwise its sequence does without drafts for a while.
+
+        until_s: how long a step waits that verifies it; None: it is a question about drafts.
+        """
         assert draft.task is not None
-        done = draft.task.wait(deadline - time.perf_counter())
+        was_over = until_s is None and not self._left_s
+        done = self._comes(draft.task.wait) if until_s is None else draft.task.wait(until_s - time.perf_counter())
         if not done:
             self._threads.replace_stuck(self._patience_s / 2)
-        if not done or draft.failed:
+        if draft.failed if done else not was_over:
             self._pause(place)
-            return False
-        return True
+        return done and not draft.failed
 
     def _pause(self, place: _Place) -> None:
         place.draft, place.drafts_from = None, len(place.token_ids) + _PAUSE
@@ -328,14 +339,22 @@ class SequenceMatchers:
     @contextlib.contextmanager
     def _held(self, place: _Place) -> Iterator[bool]:
         """Whether the lexer was free in time; if so no other matcher uses it until the end of the block."""
-        held = place.lexer.acquire(timeout=self._patience_s)
-        if not held:
+        was_over = not self._left_s
+        held = self._comes(lambda seconds: place.lexer.acquire(timeout=seconds))
+        if not held and not was_over:
             self._pause(place)
         try:
             yield held
         finally:
             if held:
                 place.lexer.release()
+
+    def _comes(self, wait: Callable[[float], bool]) -> bool:
+        """Whether something that a draft needs comes in the time that is left for the drafts of this step."""
+        began_s = time.perf_counter()
+        came = wait(self._left_s)
+        self._left_s = max(0.0, self._left_s - (time.perf_counter() - began_s))
+        return came
 
     def _ends_mask(self) -> Words:
         if self._ends is None:

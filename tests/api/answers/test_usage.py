@@ -1,5 +1,7 @@
-"""A prediction reaches the engine as tokens, and its fate comes back in the usage."""
+"""A prediction reaches the engine as tokens, and its fate comes back in the usage. Answers tell their times."""
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -7,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.api.answers.usage import PredictionUsage
-from tests.fake_engine import MAX_MODEL_LEN, FakeEngine
+from faser.api.answers.usage import PredictionUsage, times_json
+from faser.engine.client.output_stream import Timing
+from tests.api.server import http_client, serving, settings
+from tests.fake_engine import MAX_MODEL_LEN, FakeEngine, saying
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -93,3 +97,62 @@ def test_the_fate_is_that_of_every_place_of_the_prediction(
     assert fate.accepted == accepted
     spoken = sum(bool(pieces) for pieces in answers)
     assert fate.rejected == spoken * len(predicted) - accepted
+
+
+TIMES = ("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second")
+
+
+def test_times_are_those_of_the_request_in_vllms_units() -> None:
+    timing = Timing(arrival_s=10.0)
+    assert times_json(timing, 0) == {}
+    timing.scheduled_s, timing.first_token_s, timing.last_token_s = 10.5, 10.75, {0: 12.75}
+    assert times_json(timing, 9) == {
+        "time_to_first_token_ms": 250.0,
+        "generation_time_ms": 2000.0,
+        "queue_time_ms": 500.0,
+        "mean_itl_ms": 250.0,
+        "tokens_per_second": 4.0,
+    }
+    assert "mean_itl_ms" not in times_json(timing, 1)
+    timing.last_token_s = {0: 10.5}
+    assert "tokens_per_second" not in times_json(timing, 1)
+
+
+@pytest.fixture(scope="module")
+def timed() -> Iterator[httpx.Client]:
+    engine = FakeEngine()
+    engine.script, engine.step_s = saying("Hello!"), 0.001
+    with serving(engine, settings(per_request_metrics=True)) as url, http_client(url) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "route, body",
+    [
+        (CHAT, {"messages": HI}),
+        (TEXT, {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 9}),
+    ],
+)
+def test_an_answer_tells_its_times_where_the_operator_wants_it(
+    timed: httpx.Client, http: httpx.Client, route: str, body: dict[str, Any]
+) -> None:
+    metrics = timed.post(route, json=body).json()["metrics"]
+    assert set(metrics) == set(TIMES)
+    assert all(value >= 0 for value in metrics.values())
+    assert metrics["generation_time_ms"] == pytest.approx(5 * metrics["mean_itl_ms"])
+    assert "metrics" not in http.post(route, json=body).json()
+
+
+def test_a_stream_tells_its_times_beside_its_usage(timed: httpx.Client) -> None:
+    body = {"messages": HI, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last, done = timed.post(CHAT, json=body).text.split("\n\n")[:-1]
+    assert done == "data: [DONE]"
+    assert set(json.loads(last.removeprefix("data: "))["metrics"]) == set(TIMES)
+    assert not any("metrics" in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize("fields", [{"prompt": ["a", "b"]}, {"prompt": "a", "n": 2, "temperature": 1}])
+def test_several_choices_have_no_times(timed: httpx.Client, fields: dict[str, Any]) -> None:
+    assert "metrics" not in timed.post(TEXT, json=fields).json()

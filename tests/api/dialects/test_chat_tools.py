@@ -167,6 +167,7 @@ def tag(name: str, schema: Any) -> dict[str, Any]:
 
 
 EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
+CLOSED = {**PARAMETERS, "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_demanded_calls_are_enforced_by_a_grammar(
     (choice,) = client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS, **fields).choices
     assert choice.finish_reason == finish
     assert choice.message.tool_calls is not None
-    schemas = {"weather": PARAMETERS, "now": EMPTY}
+    schemas = {"weather": CLOSED, "now": EMPTY}
     assert structure_of(engine) == {
         "type": "tags_with_separator",
         "tags": [tag(name, schemas[name]) for name in names],
@@ -216,7 +217,7 @@ def test_strict_functions_are_enforced_when_the_model_calls_them(
     assert structure_of(engine) == {
         "type": "triggered_tags",
         "triggers": ["<tool_call>"],
-        "tags": [tag("weather", PARAMETERS), tag("now", {"type": "object"})],
+        "tags": [tag("weather", CLOSED), tag("now", {"type": "object"})],
         "at_least_one": False,
         "stop_after_first": False,
     }

@@ -51,7 +51,7 @@ def test_every_key_is_compared_in_constant_time_whichever_matches() -> None:
         assert (compare.call_count, len(lengths)) == (3, 1)
 
 
-OPEN = ("/health", "/ready", "/ping", "/metrics")
+OPEN = ("/health", "/v1/health", "/ready", "/ping", "/metrics")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,18 @@ def test_orchestrators_and_scrapers_need_no_key(http: httpx.Client, route: str) 
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/version", "/openapi.json", "/nowhere", "/healthz", "/health/x", "/v1/health"]
+    "path",
+    [
+        "/v1/models",
+        "/version",
+        "/openapi.json",
+        "/nowhere",
+        "/healthz",
+        "/health/x",
+        "/v1/ready",
+        "/models",
+        "/chat/completions",
+    ],
 )
 def test_every_other_route_asks_for_a_key(http: httpx.Client, path: str) -> None:
     answer = http.get(path)

@@ -20,6 +20,15 @@ FORMAT = {"type": "tag", "begin": "<f>", "content": {"type": "any_text"}, "end":
 
 ASKED: list[tuple[dict[str, Any], StructureKind, Any, str]] = [
     ({"response_format": {"type": "json_object"}}, StructureKind.JSON_OBJECT, None, "response_format"),
+    *(
+        (
+            {"response_format": {"type": kind, "schema": SCHEMA}},
+            StructureKind.JSON,
+            SCHEMA,
+            "response_format.schema",
+        )
+        for kind in ("json_object", "json_schema")
+    ),
     (
         {
             "response_format": {
@@ -123,6 +132,16 @@ def test_free_text_has_no_structure(http: httpx.Client, engine: FakeEngine, body
             "structured_outputs.regex and structured_outputs.choice are set",
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "schema is missing"),
+        (
+            {"response_format": {"type": "text", "schema": SCHEMA}},
+            "response_format.schema",
+            'response_format.schema cannot be set beside the type "text"',
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}, "schema": SCHEMA}},
+            "response_format.schema",
+            "response_format.schema cannot be set beside response_format.json_schema.schema",
+        ),
         (
             {"response_format": {"type": "structural_tag", "triggers": ["<f"]}},
             "response_format",

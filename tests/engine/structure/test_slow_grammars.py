@@ -1,19 +1,21 @@
 """Grammars that are ambiguous, and lexers at their limits: what they take from their own answer and from others.
 
 Bugs these tests have been seen to catch: draft rows on the matcher itself, drafts again at once, a lexer at its
-limit that stays in use or in the cache, steps that wait for slow masks.
+limit that stays in use or in the cache, steps that wait for slow masks, or for each question about drafts again.
 """
 
 import random
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from llguidance import LLParserLimits
+from llguidance import LLMatcher, LLParserLimits
 
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.sequence_matchers import SequenceMatchers
+from faser.engine.structure.trials import COSTLY, Budget
 from faser.types import SequenceError, StructuredOutput, StructureKind
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.structure.languages import EOS, the_compiler, the_tokenizer
@@ -159,3 +161,80 @@ def test_a_matcher_takes_tokens_alike_whether_it_is_slow_or_not(patience_s: floa
     assert all(token_id in each for token_id, each in zip(token_ids, rows, strict=True))
     again = begun(asked, token_ids[:-1])
     assert row(again, 0, len(token_ids) - 1) == rows[-1]
+
+
+class _Withheld(GrammarCompiler):
+    """Its matchers come once they are released, so that every mask takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__(the_tokenizer, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+        self.prepare().join()
+        self.released = threading.Event()
+
+    def matcher(self, asked: StructuredOutput, budget: Budget = COSTLY) -> LLMatcher:
+        self.released.wait(PATIENCE_S)
+        return super().matcher(asked, budget)
+
+
+def seconds_of(questions: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    questions()
+    return time.perf_counter() - began_s
+
+
+def test_all_questions_about_the_drafts_of_a_step_wait_once() -> None:
+    """Ten sequences whose masks are not ready are asked three times each, as several drafters do."""
+    patience_s, slots, draft = 0.2, range(10), tuple(the_ids("xx"))
+    compiler = _Withheld()
+    matchers = SequenceMatchers(compiler, num_threads=2, patience_s=patience_s)
+    for slot in slots:
+        matchers.start(slot, grammar(f'start: "x"+ "{slot}"'), ())
+
+    def ask() -> None:
+        for slot in slots:
+            assert matchers.may_draft(slot, 2) == 0
+            assert matchers.num_allowed(slot, draft) == 0
+            assert matchers.forced(slot, (), 4) == []
+
+    assert patience_s / 2 < seconds_of(ask) < 10 * patience_s
+    assert seconds_of(lambda: matchers.may_draft(slots[-1], 1)) < patience_s / 2
+    matchers.masks([(slot, ()) for slot in slots], [0 for _ in slots], alone=False)
+    assert seconds_of(lambda: matchers.may_draft(slots[-1], 1)) > patience_s / 2, "the next step waits again"
+    compiler.released.set()
+    for slot in slots:
+        while matchers.masks([(slot, ())], [0])[1]:
+            pass
+        assert row(matchers, slot, 0) == the_ids("x")
+
+
+def test_a_sequence_that_another_one_leaves_no_time_keeps_its_drafts() -> None:
+    compiler = _Withheld()
+    matchers = SequenceMatchers(compiler, num_threads=2, patience_s=0.2)
+    compiler.released.set()
+    matchers.start(0, AMBIGUOUS, the_ids("ac" + 60 * "x"))
+    while matchers.masks([(0, ())], [62])[1]:
+        pass
+    compiler.released.clear()
+    matchers.start(1, grammar('start: "x"+'), ())
+    assert matchers.may_draft(1, 1) == 0
+    matchers.num_allowed(0, tuple(the_ids(40 * "x")))
+    assert matchers.may_draft(0, 1) == 1
+    compiler.released.set()
+
+
+def test_steps_wait_once_for_a_mask_that_takes_long() -> None:
+    patience_s = 0.2
+    compiler = _Withheld()
+    matchers = SequenceMatchers(compiler, num_threads=2, patience_s=patience_s)
+    matchers.start(0, grammar('start: "x"+'), ())
+
+    def steps() -> None:
+        for _ in range(20):
+            assert matchers.may_draft(0, 1) == 0
+            assert matchers.masks([(0, ())], [0], alone=False)[1] == {0: None}
+
+    assert seconds_of(steps) < 10 * patience_s
+    compiler.released.set()
+    while matchers.masks([(0, ())], [0])[1]:
+        pass
+    assert row(matchers, 0, 0) == the_ids("x")
