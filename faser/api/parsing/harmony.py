@@ -61,8 +61,9 @@ class HarmonyParser:
         self._seen: set[type[AnswerEvent]] = set()
         self._reading = self._read()
 
-    def push(self, text: str, *, complete: bool) -> list[AnswerEvent]:
+    def push(self, text: str, *, complete: bool, cut: bool = False) -> list[AnswerEvent]:
         """What the next piece adds: ReasoningText and ContentText. complete: it is the last piece."""
+        del cut
         self._cursor.push(text, complete=complete)
         next(self._reading, None)
         events, self._events = self._events, []
@@ -96,7 +97,8 @@ class HarmonyParser:
         try:
             return (yield from read_header(cursor))
         except NotACall:
-            if (yield from cursor.peek()) == END:
+            if cursor.exhausted:
+                cursor.take_arrived()
                 cursor.mark()
             return ""
 
@@ -187,7 +189,7 @@ class OpenAiParser:
         cursor.mark()
         yield from skip_space(cursor)
         for end in ENDS:
-            if (yield from cursor.accept(end)):
+            if (yield from cursor.accept_cut(end)):
                 return
 
     def new_call_id(self) -> str:
