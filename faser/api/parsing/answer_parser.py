@@ -64,7 +64,9 @@ class ThinkParser:
         cursor = self._cursor
         while True:
             marks = (END_THINK, *self._call_marks)
-            mark = yield from cursor.copy_until(marks, self._reasoning, trailing="\n")
+            mark = yield from cursor.copy_until(
+                marks, self._reasoning, trailing="\n", unfinished=self._unfinished_mark
+            )
             if mark is None:
                 return False
             if mark == END_THINK:
@@ -85,10 +87,10 @@ class ThinkParser:
             events = reader.push(text + arrived, complete=cursor.complete)
             num_complete += sum(isinstance(each, ToolCallEnd) for each in events)
             is_draft = any(isinstance(each, ContentText) for each in events)
-            tail = tail[1 - len(END_THINK) :] + arrived
+            tail += arrived
             if is_draft or END_THINK in tail or cursor.complete:
                 break
-            text = ""
+            text, tail = "", tail[1 - len(END_THINK) :]
             yield
         cursor.rewind(offset)
         if not is_draft:
@@ -99,6 +101,10 @@ class ThinkParser:
         while (yield from self._cursor.accept("\n")):
             pass
         self._cursor.mark()
+
+    def _unfinished_mark(self, text: str) -> None:
+        if not self._cut:
+            self._reasoning(text)
 
     def _reasoning(self, text: str) -> None:
         self._events.append(ReasoningText(text=text))

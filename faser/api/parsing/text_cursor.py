@@ -135,12 +135,13 @@ class TextCursor:
         """
         while True:
             held = self._text[self._marked :]
-            found = min(((at, each) for each in marks if (at := held.find(each)) >= 0), default=None)
-            if found is not None:
-                self._pass_on(len(held[: found[0]].rstrip(trailing)), sink)
-                self._at = self._text.index(found[1], self._marked) + len(found[1])
-                return found[1]
-            begun = max((_overlap(held, each) for each in marks), default=0)
+            mark = _first_of(marks, held)
+            if mark is not None:
+                at = held.index(mark)
+                self._pass_on(len(held[:at].rstrip(trailing)), sink)
+                self._at = self._text.index(mark, self._marked) + len(mark)
+                return mark
+            begun = _begun(marks, held)
             if self.complete and (begun == 0 or unfinished is None):
                 self._pass_on(len(held), sink)
                 return None
@@ -158,7 +159,13 @@ class TextCursor:
         self._at = max(self._at, self._marked)
 
 
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of the text that the mark begins with."""
-    longest = min(len(text), len(mark) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
+def _first_of(marks: tuple[str, ...], text: str) -> str | None:
+    """The mark that comes first in the text; None: the text has none."""
+    return min((each for each in marks if each in text), key=text.index, default=None)
+
+
+def _begun(marks: tuple[str, ...], text: str) -> int:
+    """Length of the longest end of the text that a mark begins with."""
+    longest = min(len(text), max(map(len, marks), default=1) - 1)
+    ends = (text[len(text) - size :] for size in range(longest, 0, -1))
+    return next((len(end) for end in ends if any(each.startswith(end) for each in marks)), 0)

@@ -147,7 +147,8 @@ class CallWriter:
         if self._reported:
             call_id = self._new_call_id()
             self.events.append(ToolCallStart(index=self.num_calls - 1, call_id=call_id, name=self._name))
-        return self._held
+        held, self._held = self._held, ""
+        return held
 
     def _write_arguments(self, text: str) -> None:
         if text and self._reported:

@@ -304,3 +304,8 @@ def test_a_call_that_the_length_cuts_off_is_one_with_the_arguments_so_far(
 ) -> None:
     for pieces in splits_at_every_byte(text):
         assert raw(name, pieces, cut=True) == (content, calls)
+
+
+def test_a_call_after_an_object_is_read_as_after_any_text() -> None:
+    for pieces in splits_at_every_byte(f"{CALL} <tool_call>{CALL}</tool_call>"):
+        assert parsed("hermes", pieces) == (CALL, [("weather", {"city": "Oslo"})])
