@@ -97,17 +97,17 @@ def checked(value: Any, schema: type[_Body]) -> _Body:
 
 
 def parse_text(text: str, path: str) -> Any:
-    """The value of JSON that a field of the body contains as text. path: of the field.
+    """The value of JSON that a field of the body contains as text; the text if it is not JSON. path: of the field.
 
-    Raises RequestError and HttpError (413), with the limits of a body: for its number of values, and their depth.
+    Text that is nested deeper than a body may be counts as not JSON. Raises HttpError (413) for more values than a
+    body may have.
     """
     raw = text.encode("utf-8", "surrogatepass")
     check_size(raw, path)
     try:
         return pydantic_core.from_json(raw)
-    except ValueError as error:
-        fault = _json_fault(str(error))
-        raise RequestError(f"{path} is {shown(text)}; it must be JSON: {fault}", param=path) from None
+    except ValueError:
+        return text
 
 
 def _as_request_error(error: Mapping[str, Any]) -> RequestError:

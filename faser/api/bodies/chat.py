@@ -66,6 +66,7 @@ class ChatBody(GenerationBody):
 def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages as chat templates expect them: text as a string, arguments of tool calls as objects.
 
+    Arguments that are no JSON object stay the text that they are: a call may have been cut off, or malformed.
     Raises RequestError that names the message and the part that is wrong.
     """
     if not messages:
@@ -149,7 +150,8 @@ def _read_tool_call(call: Any, path: str) -> dict[str, Any]:
         raise RequestError(f"{path} is {shown(call)}; it must have a function with a name", param=path)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        arguments = parse_text(arguments, f"{path}.function.arguments") if arguments else {}
+        value = parse_text(arguments or "{}", f"{path}.function.arguments")
+        arguments = {} if value is None else value if isinstance(value, dict) else arguments
     return {**call, "function": {**function, "arguments": arguments}}
 
 

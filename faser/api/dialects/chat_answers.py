@@ -109,7 +109,8 @@ class ChatFormatter:
     def _events(self, state: ChoiceState, delta: OutputDelta, *, complete: bool) -> list[AnswerEvent]:
         if state.parser is None:
             state.parser = self.parsing.start(self.prompt.text or "")
-        return state.parser.push(delta.text, delta.token_ids, complete=complete)
+        cut = delta.finish_reason is FinishReason.LENGTH
+        return state.parser.push(delta.text, delta.token_ids, complete=complete, cut=cut)
 
     def _finish_reason(self, state: ChoiceState, delta: OutputDelta) -> str | None:
         """An answer that calls functions because it chooses to ends with tool_calls, as OpenAI's do."""

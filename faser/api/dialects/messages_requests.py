@@ -304,7 +304,7 @@ def _assistant(content: Any, path: str) -> Json:
                         "type": "function",
                         "function": {
                             "name": read_string(block, "name", where),
-                            "arguments": read_object(block.get("input"), f"{where}.input"),
+                            "arguments": _input(block.get("input"), f"{where}.input"),
                         },
                     }
                 )
@@ -323,6 +323,11 @@ def _assistant(content: Any, path: str) -> Json:
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _input(value: Any, path: str) -> str | Json:
+    """The input of a call: an object, or the text of one that was cut off."""
+    return value if isinstance(value, str) else read_object(value, path)
 
 
 def _blocks(content: Any, path: str) -> list[Json]:

@@ -1,9 +1,9 @@
 """AnswerParser: the events of one answer, from its text as it arrives. Reasoning first, then content and calls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from faser.api.parsing.events import AnswerEvent, ContentText, ReasoningText, ToolCallArguments
+from faser.api.parsing.events import AnswerEvent, ContentText, ReasoningText, ToolCallArguments, ToolCallEnd
 from faser.api.parsing.harmony import HarmonyParser, HarmonyTokens, opening_of
 from faser.api.parsing.text_cursor import Reading, TextCursor
 from faser.api.parsing.tool_parser import Schema, ToolCallReader, ToolParser
@@ -15,18 +15,36 @@ THINK, END_THINK = "<think>", "</think>"
 class ThinkParser:
     """Reasoning between <think> and </think>, at the beginning of an answer.
 
-    Line ends next to the marks belong to the format. An answer that ends within its reasoning has no content.
+    Line ends next to the marks belong to the format. An answer that ends within its reasoning has no content but
+    complete calls at its end: some models forget to close their reasoning before they call. Calls that something
+    follows, if only the end of the reasoning, are drafts.
     """
 
-    def __init__(self, *, open_at_start: bool) -> None:
-        """open_at_start: the answer begins within its reasoning, with or without a mark."""
+    def __init__(
+        self,
+        *,
+        open_at_start: bool,
+        call_marks: tuple[str, ...] = (),
+        new_reader: Callable[[], ToolCallReader] | None = None,
+    ) -> None:
+        """open_at_start: the answer begins within its reasoning, with or without a mark.
+
+        call_marks: where calls may begin. new_reader: makes a reader of calls; needed if there are marks.
+        """
         self._open = open_at_start
+        self._call_marks = call_marks
+        self._new_reader = new_reader
+        self._cut = False
         self._cursor = TextCursor()
         self._events: list[AnswerEvent] = []
         self._reading = self._read()
 
-    def push(self, text: str, *, complete: bool) -> list[AnswerEvent]:
-        """What the next piece adds: ReasoningText, then ContentText. complete: it is the last piece."""
+    def push(self, text: str, *, complete: bool, cut: bool = False) -> list[AnswerEvent]:
+        """What the next piece adds: ReasoningText, then ContentText. complete: it is the last piece.
+
+        cut: the answer's length ends it.
+        """
+        self._cut = cut
         self._cursor.push(text, complete=complete)
         next(self._reading, None)
         events, self._events = self._events, []
@@ -37,15 +55,56 @@ class ThinkParser:
         yield from cursor.skip_spaces()
         if (yield from cursor.accept(THINK)) or self._open:
             yield from self._skip_line_ends()
-            if (yield from cursor.copy_until((END_THINK,), self._reasoning, trailing="\n")) is None:
+            if not (yield from self._read_reasoning()):
                 return
-            yield from self._skip_line_ends()
         yield from cursor.copy_until((), self._content, trailing="")
+
+    def _read_reasoning(self) -> Reading[bool]:
+        """The reasoning up to its end, or to calls that end the answer. False: the answer ends within it."""
+        cursor = self._cursor
+        while True:
+            marks = (END_THINK, *self._call_marks)
+            mark = yield from cursor.copy_until(
+                marks, self._reasoning, trailing="\n", unfinished=self._unfinished_mark
+            )
+            if mark is None:
+                return False
+            if mark == END_THINK:
+                yield from self._skip_line_ends()
+                return True
+            if (yield from self._calls_follow(mark)):
+                return True
+            self._reasoning(cursor.since_mark())
+            cursor.mark()
+
+    def _calls_follow(self, mark: str) -> Reading[bool]:
+        """Whether nothing but complete calls follows a mark in the answer. Leaves the cursor behind the mark."""
+        assert self._new_reader is not None
+        reader, cursor, offset = self._new_reader(), self._cursor, self._cursor.offset
+        text, tail, num_complete, is_draft = mark, "", 0, False
+        while True:
+            arrived = cursor.take_arrived()
+            events = reader.push(text + arrived, complete=cursor.complete)
+            num_complete += sum(isinstance(each, ToolCallEnd) for each in events)
+            is_draft = any(isinstance(each, ContentText) for each in events)
+            tail += arrived
+            if is_draft or END_THINK in tail or cursor.complete:
+                break
+            text, tail = "", tail[1 - len(END_THINK) :]
+            yield
+        cursor.rewind(offset)
+        if not is_draft:
+            self._call_marks = ()  # the reasoning, or the answer, ends in what looks like calls: look no further
+        return not is_draft and END_THINK not in tail and not self._cut and reader.num_calls == num_complete
 
     def _skip_line_ends(self) -> Reading[None]:
         while (yield from self._cursor.accept("\n")):
             pass
         self._cursor.mark()
+
+    def _unfinished_mark(self, text: str) -> None:
+        if not self._cut:
+            self._reasoning(text)
 
     def _reasoning(self, text: str) -> None:
         self._events.append(ReasoningText(text=text))
@@ -115,31 +174,36 @@ class AnswerParser:
         self._tokens = tokens
         self._shows_reasoning = shows_reasoning
 
-    def push(self, text: str, token_ids: tuple[int, ...], *, complete: bool) -> list[AnswerEvent]:
-        """What one step adds. complete: it is the last of this answer. Texts that adjoin are one event."""
+    def push(
+        self, text: str, token_ids: tuple[int, ...], *, complete: bool, cut: bool = False
+    ) -> list[AnswerEvent]:
+        """What one step adds. complete: it is the last of this answer. cut: the answer's length ends it.
+
+        Texts that adjoin are one event.
+        """
         if self._tokens is not None:
             self._tokens.take(token_ids)
         if self._reasoning is None:
-            return _joined(self._content(text, complete=complete))
-        divided = self._reasoning.push(text, complete=complete)
+            return _joined(self._content(text, complete=complete, cut=cut))
+        divided = self._reasoning.push(text, complete=complete, cut=cut)
         events: list[AnswerEvent] = [
             each for each in divided if isinstance(each, ReasoningText) and self._shows_reasoning
         ]
         content = "".join(each.text for each in divided if isinstance(each, ContentText))
-        return _joined(events + self._content(content, complete=complete))
+        return _joined(events + self._content(content, complete=complete, cut=cut))
 
     @property
     def num_calls(self) -> int:
-        """Complete tool calls so far."""
-        return 0 if self._tool_calls is None else self._tool_calls.num_complete
+        """Tool calls so far."""
+        return 0 if self._tool_calls is None else self._tool_calls.num_calls
 
     @property
     def num_reasoning_tokens(self) -> int:
         return 0 if self._tokens is None else self._tokens.count
 
-    def _content(self, text: str, *, complete: bool) -> list[AnswerEvent]:
+    def _content(self, text: str, *, complete: bool, cut: bool) -> list[AnswerEvent]:
         if self._tool_calls is not None:
-            return self._tool_calls.push(text, complete=complete)
+            return self._tool_calls.push(text, complete=complete, cut=cut)
         return [ContentText(text=text)] if text else []
 
 
@@ -164,11 +228,7 @@ class AnswerParsing:
 
     def start(self, prompt: str) -> AnswerParser:
         """The parser of one answer. prompt: its text ends where the answer begins."""
-        tool_calls = (
-            None
-            if self.tool_parser is None
-            else ToolCallReader(self.tool_parser, self.declared, parallel=self.parallel)
-        )
+        tool_calls = None if self.tool_parser is None else self._new_reader()
         if self.harmony:
             opening = opening_of(prompt)
             return AnswerParser(
@@ -182,11 +242,19 @@ class AnswerParsing:
             return AnswerParser(tool_calls=tool_calls)
         open_at_start = self.always_reasons or within is True
         return AnswerParser(
-            ThinkParser(open_at_start=open_at_start),
+            ThinkParser(
+                open_at_start=open_at_start,
+                call_marks=() if self.tool_parser is None else self.tool_parser.marks,
+                new_reader=self._new_reader,
+            ),
             tool_calls,
             ReasoningTokens(self.tokenizer, open_at_start=open_at_start),
             shows_reasoning=self.shows_reasoning,
         )
+
+    def _new_reader(self) -> ToolCallReader:
+        assert self.tool_parser is not None
+        return ToolCallReader(self.tool_parser, self.declared, parallel=self.parallel)
 
 
 def _joined(events: Sequence[AnswerEvent]) -> list[AnswerEvent]:

@@ -33,7 +33,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallArguments:
-    """More of a call's arguments. The texts of one call, joined, are a JSON object once the call has ended."""
+    """More of a call's arguments. The texts of one call, joined, are a JSON object if the call is complete."""
 
     index: int
     text: str
@@ -41,28 +41,17 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallEnd:
-    """The call is complete."""
+    """The call is complete. A call without this event is malformed, or the answer ended within it."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCallAbandoned:
-    """What began as a call is none: its text is malformed, or the answer ended within it.
-
-    The text, from its first character on, follows as ContentText. A dialect that has sent parts of the call leaves
-    it unfinished; the call is not among those of the complete message.
-    """
-
-    index: int
-
-
-AnswerEvent = ReasoningText | ContentText | ToolCallStart | ToolCallArguments | ToolCallEnd | ToolCallAbandoned
+AnswerEvent = ReasoningText | ContentText | ToolCallStart | ToolCallArguments | ToolCallEnd
 
 
 @dataclass(slots=True, kw_only=True)
 class ToolCall:
-    """One complete call. arguments: a JSON object, as the model wrote it."""
+    """One call. arguments: a JSON object, as the model wrote it; less, or none, if the call is not complete."""
 
     call_id: str
     name: str
@@ -81,7 +70,7 @@ class Message:
 def collect(events: Iterable[AnswerEvent]) -> Message:
     """The message that all events of an answer make together."""
     message = Message()
-    unfinished: dict[int, ToolCall] = {}
+    calls: dict[int, ToolCall] = {}
     for event in events:
         match event:
             case ReasoningText():
@@ -89,11 +78,8 @@ def collect(events: Iterable[AnswerEvent]) -> Message:
             case ContentText():
                 message.content += event.text
             case ToolCallStart():
-                unfinished[event.index] = ToolCall(call_id=event.call_id, name=event.name)
+                calls[event.index] = ToolCall(call_id=event.call_id, name=event.name)
             case ToolCallArguments():
-                unfinished[event.index].arguments += event.text
-            case ToolCallEnd():
-                message.tool_calls.append(unfinished.pop(event.index))
-            case ToolCallAbandoned():
-                del unfinished[event.index]
+                calls[event.index].arguments += event.text
+    message.tool_calls = list(calls.values())
     return message

@@ -11,6 +11,7 @@ Source: the guide to the format, openai/openai-harmony, docs/format.md.
 """
 
 import re
+from collections.abc import Callable
 from typing import ClassVar
 
 from faser.api.parsing.events import AnswerEvent, ContentText, ReasoningText
@@ -57,12 +58,17 @@ class HarmonyParser:
         self._cursor = TextCursor()
         self._events: list[AnswerEvent] = []
         self._header = opening if MESSAGE in opening else None
+        self._cut = False
         self._begins = False  # whether the next text is the first of its message
         self._seen: set[type[AnswerEvent]] = set()
         self._reading = self._read()
 
-    def push(self, text: str, *, complete: bool) -> list[AnswerEvent]:
-        """What the next piece adds: ReasoningText and ContentText. complete: it is the last piece."""
+    def push(self, text: str, *, complete: bool, cut: bool = False) -> list[AnswerEvent]:
+        """What the next piece adds: ReasoningText and ContentText. complete: it is the last piece.
+
+        cut: the answer's length ends it; a mark at the cut is left out.
+        """
+        self._cut = cut
         self._cursor.push(text, complete=complete)
         next(self._reading, None)
         events, self._events = self._events, []
@@ -77,7 +83,7 @@ class HarmonyParser:
             if header and not calls:
                 cursor.mark()
             sink = self._reasoning if is_analysis(header) else self._content
-            end = yield from cursor.copy_until(ENDS, sink, trailing="")
+            end = yield from cursor.copy_until(ENDS, sink, trailing="", unfinished=self._unfinished_mark(sink))
             if end is None:
                 return
             if calls:
@@ -92,13 +98,22 @@ class HarmonyParser:
             if (yield from cursor.starts_with(mark)):
                 break
         else:
+            self._leave_out_rest(only_cut=True)
             return ""
         try:
             return (yield from read_header(cursor))
         except NotACall:
-            if (yield from cursor.peek()) == END:
-                cursor.mark()
+            self._leave_out_rest()
             return ""
+
+    def _leave_out_rest(self, *, only_cut: bool = False) -> None:
+        """Leave out a header that the answer ends within."""
+        if self._cursor.exhausted and (self._cut or not only_cut):
+            self._cursor.take_arrived()
+            self._cursor.mark()
+
+    def _unfinished_mark(self, sink: Callable[[str], None]) -> Callable[[str], None]:
+        return lambda text: None if self._cut else sink(text)
 
     def _reasoning(self, text: str) -> None:
         self._add(ReasoningText, text)
@@ -187,7 +202,7 @@ class OpenAiParser:
         cursor.mark()
         yield from skip_space(cursor)
         for end in ENDS:
-            if (yield from cursor.accept(end)):
+            if (yield from cursor.accept_cut(end)):
                 return
 
     def new_call_id(self) -> str:

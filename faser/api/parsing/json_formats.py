@@ -24,38 +24,74 @@ Sink = Callable[[str], None]
 _MAX_DEPTH = 64
 _MAX_NUMBER_CHARS = 400  # Python's parser refuses integers of more than 4,300 digits
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_WORD = re.compile("true|false|null")
+_NUMBER_CHARS = "+-.0123456789eE"
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _SPACE = " \t\n\r"
+
+
+_FRAMES = {"```json": "```", "```": "```", "<tools>": "</tools>", "": ""}  # around a whole answer
 
 
 class HermesParser:
     """<tool_call>{"name": …, "arguments": {…}}</tool_call>, as many as there are calls.
 
-    A tag may also hold a list of calls, or several one after the other; the last one may lack its end.
+    A tag may also hold a list of calls, or several one after the other; the last one may lack its end. The same
+    without tags, in a code block or in <tools> is a call if it is the whole answer: Qwen2.5-Coder often writes so.
     """
 
     marks: ClassVar[tuple[str, ...]] = ("<tool_call>",)
-    openings: ClassVar[str] = ""
+    openings: ClassVar[str] = "{`<"
     inner_marks: ClassVar[tuple[str, ...]] = ("</tool_call>",)
     tag: ClassVar[CallTag | None] = CallTag(
         trigger="<tool_call>", begin='<tool_call>\n{"name": "NAME", "arguments": ', end="}\n</tool_call>"
     )
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
-        del mark
-        yield from cursor.skip_spaces()
-        if (yield from cursor.peek()) == "[":
-            yield from read_call_list(cursor, calls)
-        else:
-            yield from read_call(cursor, calls)
-        yield from cursor.skip_spaces()
-        while (yield from cursor.peek()) == "{":
-            yield from read_call(cursor, calls)
-            yield from cursor.skip_spaces()
-        yield from cursor.accept("</tool_call>")
+        if mark:
+            yield from _read_objects(cursor, calls)
+            yield from cursor.accept_cut("</tool_call>")
+            return
+        draft, cursor.pinned = calls.draft(), True
+        try:
+            yield from _read_whole_answer(cursor, draft)
+        except NotACall:
+            cursor.rewind()
+            raise
+        finally:
+            cursor.pinned = False
+        calls.adopt(draft)
 
     def new_call_id(self) -> str:
         return openai_call_id()
+
+
+def _read_whole_answer(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
+    """Calls without tags, from the first character to the last."""
+    begin = ""
+    for each in _FRAMES:
+        if (yield from cursor.accept(each)):
+            begin = each
+            break
+    yield from _read_objects(cursor, calls)
+    yield from cursor.accept_cut(_FRAMES[begin])
+    yield from cursor.skip_spaces()
+    if (yield from cursor.peek()) != END:
+        raise NotACall
+
+
+def _read_objects(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
+    """A list of calls, or one, and any that follow."""
+    yield from cursor.skip_spaces()
+    if (yield from cursor.peek()) == "[":
+        yield from read_call_list(cursor, calls)
+    else:
+        yield from read_call(cursor, calls)
+    yield from cursor.skip_spaces()
+    while (yield from cursor.peek()) == "{":
+        yield from read_call(cursor, calls)
+        yield from cursor.skip_spaces()
 
 
 class Llama3JsonParser:
@@ -135,11 +171,13 @@ def _read_named(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
 def read_call(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
     """One call: {"name": …, "arguments": {…}}; `parameters` is the same, and type and id are skipped.
 
-    Arguments may also be JSON within a string, null, or missing: then there are none.
+    Arguments may also be JSON within a string, null, or missing: then there are none. What else the object has is
+    skipped if it comes after these. Its braces may be doubled, as some templates show them.
     """
     named = False
     arguments: list[str] | None = None
     yield from expect(cursor, "{")
+    doubled = yield from cursor.accept("{")
     while True:
         key = yield from _read_key(cursor)
         if key == "name" and not named:
@@ -150,7 +188,7 @@ def read_call(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         elif key in ("arguments", "parameters") and arguments is None:
             arguments = []
             yield from _copy_arguments(cursor, calls.arguments if named else arguments.append)
-        elif key in ("type", "id"):
+        elif key in ("type", "id") or (named and arguments is not None):
             yield from copy_value(cursor, _discard)
         else:
             raise NotACall
@@ -158,6 +196,8 @@ def read_call(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
             break
     if not named:
         raise NotACall
+    if doubled:
+        yield from cursor.accept_cut("}")
     if arguments is None:
         calls.arguments("{}")
     calls.end()
@@ -241,15 +281,21 @@ def copy_value(cursor: TextCursor, sink: Sink, depth: int = 0) -> Reading[None]:
         case '"':
             yield from _copy_string(cursor, sink)
         case "t" | "f" | "n":
-            word = yield from read_word(cursor, str.isalpha, limit=5)
-            if word not in ("true", "false", "null"):
-                raise NotACall
-            sink(word)
+            sink((yield from _read_matching(_WORD, cursor, str.isalpha, limit=5)))
         case _:
-            number = yield from read_word(cursor, lambda char: char in "+-.0123456789eE", limit=_MAX_NUMBER_CHARS)
-            if not _NUMBER.fullmatch(number):
-                raise NotACall
-            sink(number)
+            sink((yield from _read_matching(_NUMBER, cursor, _NUMBER_CHARS.__contains__, limit=_MAX_NUMBER_CHARS)))
+
+
+def _read_matching(
+    pattern: re.Pattern[str], cursor: TextCursor, allowed: Callable[[str], bool], *, limit: int
+) -> Reading[str]:
+    """A word that matches the pattern. Another one is left unread."""
+    offset = cursor.offset
+    word = yield from read_word(cursor, allowed, limit=limit)
+    if not pattern.fullmatch(word):
+        cursor.rewind(offset)
+        raise NotACall
+    return word
 
 
 def _copy_members(cursor: TextCursor, sink: Sink, depth: int, brackets: str) -> Reading[None]:
@@ -288,7 +334,6 @@ def _copy_string(cursor: TextCursor, sink: Sink) -> Reading[None]:
             sink(plain)
         char = yield from cursor.peek()
         if char == "\\":
-            cursor.skip(1)
             sink((yield from _read_escape(cursor)))
         elif char == '"':
             cursor.skip(1)
@@ -302,18 +347,14 @@ def _copy_string(cursor: TextCursor, sink: Sink) -> Reading[None]:
 
 
 def _read_escape(cursor: TextCursor) -> Reading[str]:
-    """An escape, whose backslash was just read, as it is written."""
-    char = yield from cursor.peek()
-    if char == END or char not in '"\\/bfnrtu':
+    """An escape as it is written. One that JSON does not have is left unread."""
+    offset = cursor.offset
+    escape = (yield from cursor.take()) + (yield from cursor.take())
+    for _ in range(4 if escape == "\\u" else 0):
+        escape += yield from cursor.take()
+    if not _ESCAPE.fullmatch(escape):
+        cursor.rewind(offset)
         raise NotACall
-    cursor.skip(1)
-    escape = "\\" + char
-    for _ in range(4 if char == "u" else 0):
-        digit = yield from cursor.peek()
-        if digit == END or digit not in "0123456789abcdefABCDEF":
-            raise NotACall
-        cursor.skip(1)
-        escape += digit
     return escape
 
 

@@ -37,7 +37,7 @@ class PythonicParser:
             yield from expect(cursor, ",")
         cursor.mark()
         yield from cursor.skip_spaces()
-        yield from cursor.accept("<|python_end|>")
+        yield from cursor.accept_cut("<|python_end|>")
 
     def new_call_id(self) -> str:
         return openai_call_id()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from faser.api.parsing.json_formats import as_json, read_call
 from faser.api.parsing.pythonic import literal_value
-from faser.api.parsing.text_cursor import END, Reading, TextCursor
+from faser.api.parsing.text_cursor import Reading, TextCursor
 from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, Schema, openai_call_id, read_word
 
 _PLAIN = re.compile(r"[^<\n]+")
@@ -37,7 +37,7 @@ class Qwen3CoderParser:
         else:
             yield from _read_function(cursor, calls)
         yield from cursor.skip_spaces()
-        yield from cursor.accept("</tool_call>")
+        yield from cursor.accept_cut("</tool_call>")
 
     def new_call_id(self) -> str:
         return openai_call_id()
@@ -89,12 +89,25 @@ def _copy_text(cursor: TextCursor, sink: Callable[[str], None]) -> Reading[None]
     while True:
         if plain := cursor.take_run(_PLAIN):
             sink(plain)
-        if (yield from cursor.accept("\n</parameter>")) or (yield from cursor.accept("</parameter>")):
+        offset = cursor.offset
+        if (yield from _accept_end(cursor)):
             return
-        char = yield from cursor.take()
-        if char == END:
+        if cursor.exhausted:
             raise NotACall
-        sink(char)
+        cursor.rewind(offset)
+        sink((yield from cursor.take()))
+
+
+def _accept_end(cursor: TextCursor) -> Reading[bool]:
+    """Whether the end of a value comes next, and go past it. The tag that ends it may be text of the value.
+
+    It ends the value if another value or the end of the call follows.
+    """
+    yield from cursor.accept("\n")
+    if not (yield from cursor.accept("</parameter>")):
+        return False
+    yield from cursor.skip_spaces()
+    return (yield from cursor.starts_with("<parameter=")) or (yield from cursor.starts_with("</function>"))
 
 
 def _converted(text: str, types: set[str]) -> str:
@@ -102,7 +115,9 @@ def _converted(text: str, types: set[str]) -> str:
     for read in (json.loads, literal_value):  # models write Python's True, None and quotes too
         try:
             value = read(text.strip())
-            if _type_of(value) & types:
+            if isinstance(value, float) and value.is_integer() and "number" not in types:
+                value = int(value)
+            if not isinstance(value, str) and _type_of(value) & types:
                 return as_json(value)
         except (ValueError, RecursionError):
             continue
@@ -117,7 +132,9 @@ def _type_of(value: Any) -> set[str]:
         case int():
             return {"integer", "number"}
         case float():
-            return {"number", "integer"} if value.is_integer() else {"number"}
+            return {"number"}
+        case str():
+            return {"string"}
         case None:
             return {"null"}
         case list():
@@ -137,6 +154,9 @@ def _types(schema: Any, root: Schema, depth: int = 0) -> set[str]:
     if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
         return set()
     found = set(_strings(schema.get("type")))
+    if not found:
+        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        found.update(*map(_type_of, values if isinstance(values, list) else ()))
     for key in ("anyOf", "oneOf", "allOf"):
         branches = schema.get(key)
         for branch in branches if isinstance(branches, list) else ():

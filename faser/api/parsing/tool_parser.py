@@ -1,7 +1,10 @@
 """ToolParser: a format of tool calls, and what reads the calls of an answer by it.
 
-A parser reads calls from the first mark on. Text that turns out to be no call, at whatever character, is content:
-no character of an answer is lost but whitespace around calls and the format's own marks.
+A parser reads calls from the first mark on. Text that turns out to be no call is content, to the last character.
+
+A call begins with the first key of its arguments, and is reported from there on. If its text is malformed after
+that, or ends, it stays a call, and its arguments are what the model wrote. A call that the answer's length cuts
+off after its name is one too. Markup at the cut is left out once an answer has a call.
 """
 
 import secrets
@@ -12,7 +15,6 @@ from typing import Any, ClassVar, Protocol
 from faser.api.parsing.events import (
     AnswerEvent,
     ContentText,
-    ToolCallAbandoned,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
@@ -57,7 +59,7 @@ class ToolParser(Protocol):
         """Read one or more calls. mark: was just read; empty at an opening, which was not.
 
         Marks the cursor after each call. Raises NotACall at the first character that does not fit; that one is
-        left unread.
+        left unread. Markup that may be cut off at the end of an answer is read with cursor.accept_cut.
         """
         ...
 
@@ -73,47 +75,88 @@ class CallWriter:
     def __init__(self, declared: Mapping[str, Schema], new_call_id: Callable[[], str], *, parallel: bool) -> None:
         self.declared = declared
         self.events: list[AnswerEvent] = []
-        self.num_complete = 0
+        self.num_calls = 0  # that have begun
         self._new_call_id = new_call_id
         self._parallel = parallel
-        self._num_begun = 0
-        self._open = False
+        self._name: str | None = None  # of the call in progress
+        self._held = ""  # arguments of a call that has not begun
+        self._begun = False  # whether the call in progress is reported from now on
+        self._content_begun = False
+        self._separator = ""
 
     def start(self, name: str) -> None:
-        """Begin a call. Raises NotACall if the function is not declared."""
+        """Start a call, which begins with its arguments. Raises NotACall if the function is not declared."""
         if name not in self.declared:
             raise NotACall
-        self._open = True
-        if self._reports:
-            self.events.append(ToolCallStart(index=self._num_begun, call_id=self._new_call_id(), name=name))
+        self._name, self._held = name, ""
 
     def arguments(self, text: str) -> None:
-        if self._reports:
-            self.events.append(ToolCallArguments(index=self._num_begun, text=text))
+        if not self._begun:
+            self._held += text
+            if ":" not in text:
+                return
+            text = self._begin()
+        self._write_arguments(text)
 
     def end(self) -> None:
-        if self._reports:
-            self.events.append(ToolCallEnd(index=self._num_begun))
-        self._num_begun += 1
-        self.num_complete += 1
-        self._open = False
+        """The call is complete."""
+        if not self._begun:
+            self._write_arguments(self._begin())
+        if self._reported:
+            self.events.append(ToolCallEnd(index=self.num_calls - 1))
+        self._name, self._begun = None, False
 
-    def abandon(self, text: str) -> None:
-        """The call that has begun, if one has, is none. text: all of it."""
-        if self._open:
-            if self._reports:
-                self.events.append(ToolCallAbandoned(index=self._num_begun))
-            self._num_begun += 1
-            self._open = False
-        self.content(text)
+    def keep_unfinished(self, *, cut: bool) -> bool:
+        """Whether the call in progress stays one although its text does not go on as a call.
+
+        cut: the answer's length cut it off.
+        """
+        if cut and self._name is not None and not self._begun:
+            self._write_arguments(self._begin())
+        kept, self._name, self._begun = self._begun, None, False
+        return kept
+
+    def malformed(self, text: str) -> None:
+        """Add text to the arguments of the call that was kept last."""
+        self._write_arguments(text)
 
     def content(self, text: str) -> None:
         if text:
-            self.events.append(ContentText(text=text))
+            separator = self._separator if self._content_begun else ""
+            self.events.append(ContentText(text=separator + text))
+            self._content_begun, self._separator = True, ""
+
+    def separate(self, space: str) -> None:
+        """Remember whitespace next to a call; the first there is separates the texts before and after calls."""
+        self._separator = self._separator or space
+
+    def draft(self) -> "CallWriter":
+        """A writer for calls that are reported only if `adopt` takes them."""
+        return CallWriter(self.declared, self._new_call_id, parallel=self._parallel)
+
+    def adopt(self, draft: "CallWriter") -> None:
+        """Report the calls of a draft, before any others."""
+        self.events += draft.events
+        self.num_calls += draft.num_calls
+
+    def _begin(self) -> str:
+        """Begin the call that was started. Its arguments so far."""
+        assert self._name is not None
+        self._begun = True
+        self.num_calls += 1
+        if self._reported:
+            call_id = self._new_call_id()
+            self.events.append(ToolCallStart(index=self.num_calls - 1, call_id=call_id, name=self._name))
+        held, self._held = self._held, ""
+        return held
+
+    def _write_arguments(self, text: str) -> None:
+        if text and self._reported:
+            self.events.append(ToolCallArguments(index=self.num_calls - 1, text=text))
 
     @property
-    def _reports(self) -> bool:
-        return self._parallel or self.num_complete == 0
+    def _reported(self) -> bool:
+        return self._parallel or self.num_calls == 1
 
 
 class ToolCallReader:
@@ -123,39 +166,72 @@ class ToolCallReader:
         self._parser = parser
         self._cursor = TextCursor()
         self._calls = CallWriter(declared, parser.new_call_id, parallel=parallel)
+        self._cut = False
         self._reading = self._read()
 
-    def push(self, text: str, *, complete: bool) -> list[AnswerEvent]:
-        """What the next piece of the answer adds. complete: it is the last."""
+    def push(self, text: str, *, complete: bool, cut: bool = False) -> list[AnswerEvent]:
+        """What the next piece of the answer adds. complete: it is the last. cut: the answer's length ends it."""
+        self._cut = cut
         self._cursor.push(text, complete=complete)
         next(self._reading, None)
         events, self._calls.events = self._calls.events, []
         return events
 
     @property
-    def num_complete(self) -> int:
-        """Complete calls so far."""
-        return self._calls.num_complete
+    def num_calls(self) -> int:
+        """Calls so far."""
+        return self._calls.num_calls
 
     def _read(self) -> Reading[None]:
         cursor, parser = self._cursor, self._parser
+        mark: str | None = None
         if parser.openings:
             yield from cursor.skip_spaces()
             if (yield from cursor.peek()) in tuple(parser.openings):
-                yield from self._read_calls("")
+                mark = yield from self._read_calls("")
         while True:
-            mark = yield from cursor.copy_until(parser.marks, self._calls.content, trailing=None)
+            if mark is None:
+                mark = yield from cursor.copy_until(
+                    parser.marks, self._calls.content, trailing=None, unfinished=self._no_call
+                )
             if mark is None:
                 return
-            yield from self._read_calls(mark)
+            mark = yield from self._read_calls(mark)
 
-    def _read_calls(self, mark: str) -> Reading[None]:
+    def _read_calls(self, mark: str) -> Reading[str | None]:
+        """Read what follows a mark; empty at an opening. The mark of another call if that was read as well."""
+        cursor, calls, found = self._cursor, self._calls, None
+        before = cursor.since_mark().removesuffix(mark)
         try:
-            yield from self._parser.read_calls(mark, self._cursor, self._calls)
-            yield from self._cursor.skip_spaces()
+            yield from self._parser.read_calls(mark, cursor, calls)
+            cursor.mark()
         except NotACall:
-            self._calls.abandon(self._cursor.since_mark())
-        self._cursor.mark()
+            if cursor.exhausted:  # what is left unread is the beginning of a tag
+                cursor.take_arrived()
+            if not calls.keep_unfinished(cut=self._cut and cursor.exhausted):
+                self._no_call(cursor.since_mark())
+                cursor.mark()
+                return None
+            cursor.mark()
+            ends = (*self._parser.marks, *self._parser.inner_marks)
+            found = yield from cursor.copy_until(ends, calls.malformed, trailing=None, unfinished=_ignore)
+        calls.separate(before)
+        if found in self._parser.marks:
+            return found
+        cursor.mark()
+        yield from cursor.skip_spaces()
+        calls.separate(cursor.since_mark())
+        cursor.mark()
+        return None
+
+    def _no_call(self, text: str) -> None:
+        """Take text that may begin a call and does not: content, or markup at the cut of an answer with calls."""
+        if not (self._cut and self._cursor.exhausted and self._calls.num_calls):
+            self._calls.content(text)
+
+
+def _ignore(_: str) -> None:
+    """Leave out a text."""
 
 
 def openai_call_id() -> str:

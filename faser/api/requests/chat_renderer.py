@@ -68,13 +68,32 @@ class ChatRenderer:
         takes_tools = "tools" in chosen.source
         if tools and not takes_tools:
             read = describe_tools(read, tools)
-        return chosen.template.render(
-            read,
-            add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
-            continue_final_message=continues,
-            tools=list(tools) if tools and takes_tools else None,
-            extra={**(template_kwargs or {}), **given},
-        )
+        options: dict[str, Any] = {
+            "add_generation_prompt": not continues if add_generation_prompt is None else add_generation_prompt,
+            "continue_final_message": continues,
+            "tools": list(tools) if tools and takes_tools else None,
+            "extra": {**(template_kwargs or {}), **given},
+        }
+        try:
+            return chosen.template.render(read, **options)
+        except RequestError:
+            with_objects = [_with_argument_objects(message) for message in read]
+            if with_objects == read:
+                raise
+            return chosen.template.render(with_objects, **options)
+
+
+def _with_argument_objects(message: Message) -> Message:
+    """The message, with an object around arguments that are text: some templates read keys and values only."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str):
+            call = {**call, "function": {**call["function"], "arguments": {"arguments": arguments}}}
+        calls.append(call)
+    return {**message, "tool_calls": calls}
 
 
 class _NamedTemplate:

@@ -173,29 +173,10 @@ def called(arguments: str) -> dict[str, Any]:
     return {"messages": [*HI, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]}
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ("[" * 100_000, "lists and objects are nested deeper than 201 levels"),
-        ('{"a":' * 10_000, "lists and objects are nested deeper than 201 levels"),
-        ("[" * 202 + "]" * 202, "lists and objects are nested deeper than 201 levels"),
-        ("{", "it must be JSON"),
-        ("9" * 5000, "it must be JSON"),
-    ],
-)
+@pytest.mark.parametrize("arguments", ["[" * 300, '{"a":' * 250, "[" * 202 + "]" * 202, "{", "[1]"])
 @pytest.mark.parametrize("route", [CHAT, "/tokenize"])
-def test_arguments_of_a_call_that_cannot_be_read_are_a_400_that_names_them(
-    http: httpx.Client, route: str, arguments: str, words: str
-) -> None:
-    failure = bad(http.post(route, json=called(arguments)))
-    assert failure["param"] == "messages.1.tool_calls.0.function.arguments"
-    assert failure["message"].startswith("messages.1.tool_calls.0.function.arguments is ")
-    assert words in failure["message"]
-    assert len(failure["message"]) < 1000
-
-
-def test_arguments_of_a_call_may_be_as_deep_as_a_body(http: httpx.Client) -> None:
-    assert http.post(CHAT, json=called("[" * 201 + "]" * 201)).status_code == 200
+def test_arguments_of_a_call_that_cannot_be_read_are_text(http: httpx.Client, route: str, arguments: str) -> None:
+    assert http.post(route, json=called(arguments)).status_code == 200
 
 
 def test_a_body_nested_too_deeply_names_the_limit(http: httpx.Client) -> None:

@@ -102,12 +102,65 @@ def test_an_answer_without_calls_is_as_without_tools(client: openai.OpenAI, engi
     assert streamed(client, tools=TOOLS) == ("", "Just text.", [], "stop")
 
 
-def test_a_call_that_is_cut_off_stays_text_and_the_answer_ends_with_length(
-    client: openai.OpenAI, engine: FakeEngine
+@pytest.mark.parametrize("max_tokens", [25, 30, 45, 60, 66, 70])
+def test_a_call_that_is_cut_off_is_the_same_call_in_message_and_stream_and_the_answer_ends_with_length(
+    client: openai.OpenAI, engine: FakeEngine, max_tokens: int
 ) -> None:
     engine.script = saying(CALL)
-    (choice,) = client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS, max_tokens=60).choices
-    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("length", CALL[:60], None)
+    (choice,) = client.chat.completions.create(
+        model="tiny", messages=HI, tools=TOOLS, max_tokens=max_tokens
+    ).choices
+    calls = [(each.function.name, each.function.arguments) for each in choice.message.tool_calls or ()]  # type: ignore[union-attr]
+    arguments = '{"city": "Oslo"}'
+    begun = CALL[:max_tokens].partition('"arguments": ')[2][: len(arguments)]
+    named = "weather" in CALL[:max_tokens]
+    assert calls == ([("weather", begun)] if named else [])
+    assert (choice.finish_reason, choice.message.content) == ("length", None if named else CALL[:max_tokens])
+    _, content, streamed_calls, finish = streamed(client, tools=TOOLS, max_tokens=max_tokens)
+    assert (content, finish) == (choice.message.content or "", "length")
+    assert [(each["name"], each["arguments"]) for each in streamed_calls] == calls
+
+
+ITEMS = (
+    "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "{% for key, value in call.function.arguments | items %}[{{ key }}={{ value }}]{% endfor %}"
+    "{% endfor %}{% endfor %}{{ tools }}"
+)
+
+
+@pytest.mark.parametrize(
+    "template, written",
+    [
+        (NATIVE, '{"name": "weather", "arguments": "{\\"city\\": \\"Pa"}'),
+        (ITEMS, '[arguments={"city": "Pa]'),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", '"arguments": "{\\"city\\": \\"Pa"'),
+    ],
+)
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_a_history_with_a_call_that_was_cut_off_is_given_to_the_template_as_text(
+    route: str, template: str, written: str
+) -> None:
+    cut = '{"city": "Pa'
+    match route:
+        case "/v1/chat/completions":
+            function = {"name": "weather", "arguments": cut}
+            call: Any = {
+                "role": "assistant",
+                "tool_calls": [{"id": "1", "type": "function", "function": function}],
+            }
+            body: Any = {"messages": [*HI, call, {"role": "tool", "tool_call_id": "1", "content": "?"}]}
+        case "/v1/responses":
+            call = {"type": "function_call", "call_id": "1", "name": "weather", "arguments": cut}
+            body = {"input": [*HI, call, {"type": "function_call_output", "call_id": "1", "output": "?"}]}
+        case _:
+            call = {"type": "tool_use", "id": "1", "name": "weather", "input": cut}
+            result = {"type": "tool_result", "tool_use_id": "1", "content": "?"}
+            turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+            body = {"messages": [*HI, *turns], "max_tokens": 5}
+    engine = FakeEngine(tokenizer=byte_tokenizer(template))
+    with serving(engine) as url:
+        answer = httpx.post(f"{url}{route}", json={"model": "tiny", **body})
+    assert (answer.status_code, written in prompt_of(engine)) == (200, True), answer.text
 
 
 def test_a_model_whose_template_knows_no_tools_is_informed_of_them(

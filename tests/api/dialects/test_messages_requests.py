@@ -49,7 +49,7 @@ def test_thinking_text_and_calls_are_one_message() -> None:
         ("user", "hi", "messages.0.content.0"),
         ("assistant", {"type": "redacted_thinking", "data": "x"}, "messages.0.content.0.type"),
         ("assistant", {"type": "server_tool_use"}, "messages.0.content.0.type"),
-        ("assistant", {**USE, "input": "{}"}, "messages.0.content.0.input"),
+        ("assistant", {**USE, "input": [1]}, "messages.0.content.0.input"),
         ("assistant", {**USE, "name": None}, "messages.0.content.0.name"),
         ("tool", text("hi"), "messages.0.role"),
     ],

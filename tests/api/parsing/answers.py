@@ -21,6 +21,7 @@ DECLARED: dict[str, dict[str, Any]] = {
             "at": {"anyOf": [{"type": "number"}, {"type": "boolean"}]},
             "where": {"$ref": "#/$defs/place"},
             "tags": {"type": "array"},
+            "level": {"enum": [1, 2, None]},
         },
         "$defs": {"place": {"type": "object"}},
     },
@@ -32,10 +33,11 @@ Calls = list[tuple[str, Any]]  # name and arguments, decoded
 _TOKENIZER = byte_tokenizer()
 
 
-def events_of(name: str, pieces: Iterable[str], *, parallel: bool = True) -> list[AnswerEvent]:
+def events_of(name: str, pieces: Iterable[str], *, parallel: bool = True, cut: bool = False) -> list[AnswerEvent]:
+    """The events of an answer. cut: its length ended it."""
     reader = ToolCallReader(TOOL_PARSERS[name], DECLARED, parallel=parallel)
     events = [event for piece in pieces for event in reader.push(piece, complete=False)]
-    return events + reader.push("", complete=True)
+    return events + reader.push("", complete=True, cut=cut)
 
 
 def parsed(name: str, pieces: Iterable[str], *, parallel: bool = True) -> tuple[str, Calls]:
@@ -50,9 +52,9 @@ def _shown(message: Message) -> tuple[str, Calls]:
     return message.content, calls
 
 
-def raw(name: str, pieces: Iterable[str]) -> tuple[str, list[tuple[str, str]]]:
+def raw(name: str, pieces: Iterable[str], *, cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
     """(content, calls), arguments as they were written."""
-    message = collect(events_of(name, pieces))
+    message = collect(events_of(name, pieces, cut=cut))
     return message.content, [(call.name, call.arguments) for call in message.tool_calls]
 
 

@@ -176,19 +176,11 @@ NO_CALLS = {
         "no call <tool_cal",
         "<tool_call>",
         '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}</tool_call> then',
         "<tool_call>{'name': 'weather'}</tool_call>",
         '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": "weather", "arguments": "[1]"}</tool_call>',
-        '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>',
-        '<tool_call>{"name": "weather", "arguments": {"a": 01}}</tool_call>',
-        '<tool_call>{"name": "weather", "arguments": {"a": "\\x"}}</tool_call>',
-        '<tool_call>{"name": "weather", "arguments": {"a": "\\u12"}}</tool_call>',
-        '<tool_call>{"name": "weather", "arguments": {"a": 1,}}</tool_call>',
-        '<tool_call>{"name": "weather", "arguments": {}, "extra": 1}</tool_call>',
+        '<tool_call>{"name": "weather", "extra": 1, "arguments": {}}</tool_call>',
         '<tool_call>{"arguments": {}}</tool_call>',
-        '<tool_call>{"name": "weather", "arguments": {"a": ' + "[" * 70 + "]" * 70 + "}}</tool_call>",
-        '<tool_call>{"name": "weather", "arguments": {"a": ' + "9" * 500 + "}}</tool_call>",
         "<tool_call><tool_call>\n",
     ),
     "llama3_json": (
@@ -207,7 +199,6 @@ NO_CALLS = {
         "<|channel|>commentary to=now<|message|>{}<|call|>",
         "<|channel|>commentary to=functions.unknown<|message|>{}<|call|>",
         "<|channel|>commentary to=functions.now<|message|>[1]<|call|>",
-        '<|channel|>commentary to=functions.weather<|message|>{"city": "Oslo"<|call|>',
         "<|channel|>commentary to=functions.now {}",
     ),
     "pythonic": (
@@ -227,8 +218,32 @@ NO_CALLS = {
     "qwen3_coder": (
         "<tool_call>text</tool_call>",
         "<function=unknown></function>",
-        "<function=weather><parameter=city>Oslo</function>",
         "<function=weather",
         "<function=weather>oops</function>",
     ),
+}
+# Calls that are malformed after they have begun: (text, content, the arguments as the model wrote them).
+MALFORMED = {
+    "hermes": (
+        ('<tool_call>{"name": "weather", "arguments": {}, "extra": 1}</tool_call>', "", "{}"),
+        (
+            '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}</tool_call> then',
+            "then",
+            '{"city": "Oslo"}',
+        ),
+        ('<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>', "", '{"a": NaN}}'),
+        ('<tool_call>{"name": "weather", "arguments": {"a": 01}}</tool_call>', "", '{"a": 01}}'),
+        ('<tool_call>{"name": "weather", "arguments": {"a": "\\x"}}</tool_call>', "", '{"a": "\\x"}}'),
+        ('<tool_call>{"name": "weather", "arguments": {"a": "\\u12"}}</tool_call>', "", '{"a": "\\u12"}}'),
+        ('Hm. <tool_call>{"name": "weather", "arguments": {"a": 1,}}</tool_call>', "Hm.", '{"a": 1,}}'),
+        ('<tool_call>{"name": "weather", "arguments": {"a": 1}, "why": [1]}</tool_call>', "", '{"a": 1}'),
+        ('<tool_call>{"name": "weather", "arguments": {"a": "b</tool_call>', "", '{"a": "b</tool_call>'),
+    ),
+    "llama3_json": (('{"name": "weather", "parameters": {"city": Oslo}} Yes', "", '{"city": Oslo}} Yes'),),
+    "mistral": (('[TOOL_CALLS]weather{"city": Oslo}', "", '{"city": Oslo}'),),
+    "openai": (
+        ('<|channel|>commentary to=functions.weather<|message|>{"city": "Oslo"<|call|>', "", '{"city": "Oslo"'),
+    ),
+    "pythonic": (("<|python_start|>[weather(a=1, b=(1])]<|python_end|> Yes", "Yes", '{"a": 1])]'),),
+    "qwen3_coder": (("<function=weather><parameter=city>Oslo</function>", "", '{"city": "Oslo</function>'),),
 }

@@ -3,7 +3,7 @@
 import pytest
 
 from faser.api.parsing.answer_parser import AnswerParsing
-from faser.api.parsing.events import Message, collect
+from faser.api.parsing.events import Message, ReasoningText, collect
 from faser.api.parsing.registry import TOOL_PARSERS
 from tests.fake_engine import byte_tokenizer
 
@@ -12,7 +12,13 @@ OPEN, CLOSED, FREE = "[assistant]<think>\n", "[assistant]<think>\n\n</think>\n\n
 
 
 def message_of(
-    pieces: list[str], prompt: str, *, always: bool = False, tools: bool = False, shows: bool = True
+    pieces: list[str],
+    prompt: str,
+    *,
+    always: bool = False,
+    tools: bool = False,
+    shows: bool = True,
+    cut: bool = False,
 ) -> tuple[Message, int]:
     """(message, number of reasoning tokens). A token is a byte."""
     parsing = AnswerParsing(
@@ -27,7 +33,7 @@ def message_of(
     events = [
         event
         for at, piece in enumerate(pieces)
-        for event in parser.push(piece, tuple(piece.encode()), complete=at == len(pieces) - 1)
+        for event in parser.push(piece, tuple(piece.encode()), complete=at == len(pieces) - 1, cut=cut)
     ]
     return collect(events), parser.num_reasoning_tokens
 
@@ -73,6 +79,53 @@ def test_calls_are_looked_for_after_the_reasoning_only() -> None:
         message, _ = message_of(pieces, FREE, tools=True)
         assert (message.reasoning, message.content) == (f"shall I {call}?", "I do.")
         assert [each.name for each in message.tool_calls] == ["now"]
+
+
+CALL = '<tool_call>{"name": "now"}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "text, reasoning, num_calls",
+    [
+        (f"I will look it up.\n{CALL}", "I will look it up.", 1),
+        (f"I will look it up.\n{CALL}\n{CALL}\n", "I will look it up.", 2),
+        (f"Shall I write {CALL}? No: {CALL}", f"Shall I write {CALL}? No: ", 1),
+        (f"A call begins with <tool_call>. {CALL}", "A call begins with <tool_call>. ", 1),
+        ("A call begins with <tool_call>", "A call begins with <tool_call>", 0),
+        (f"I could write {CALL} here.", f"I could write {CALL} here.", 0),
+        ("Go: " + CALL.replace("now", "then"), "Go: " + CALL.replace("now", "then"), 0),
+        (
+            'Go: <tool_call>{"name": "now", "arguments": {"a": 1',
+            'Go: <tool_call>{"name": "now", "arguments": {"a": 1',
+            0,
+        ),
+    ],
+)
+def test_complete_calls_at_the_end_of_reasoning_that_never_closes_are_calls(
+    text: str, reasoning: str, num_calls: int
+) -> None:
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        message, _ = message_of(pieces, OPEN, tools=True)
+        assert (message.reasoning, message.content) == (reasoning, "")
+        assert [each.name for each in message.tool_calls] == ["now"] * num_calls
+
+
+def test_a_draft_of_a_call_in_reasoning_that_closes_or_is_cut_off_is_none() -> None:
+    drafted = f"Perhaps {CALL}\n"
+    for pieces in ([f"{drafted}</think>\nNo."], [*drafted, *"</think>\nNo."]):
+        assert message_of(pieces, OPEN, tools=True)[0] == Message(reasoning=drafted.rstrip(), content="No.")
+    for pieces in ([drafted], list(drafted)):
+        assert message_of(pieces, OPEN, tools=True, cut=True)[0] == Message(reasoning=drafted)
+
+
+def test_reasoning_is_held_back_only_while_it_may_be_a_call() -> None:
+    parsing = AnswerParsing(
+        tokenizer=TOKENIZER, reasoning=True, tool_parser=TOOL_PARSERS["hermes"], declared={"now": {}}
+    )
+    parser = parsing.start(OPEN)
+    for piece, seen in (("Hm <tool", "Hm "), ("_call>", ""), ('{"na', ""), ('no": 1', '<tool_call>{"nano": 1')):
+        found = parser.push(piece, (), complete=False)
+        assert found == ([ReasoningText(text=seen)] if seen else [])
 
 
 def test_reasoning_that_nobody_asked_to_see_is_counted_and_left_out() -> None:

@@ -47,7 +47,7 @@ def parsed(
         ("<|channel|>final<|message|>Yes.", "", "Yes.", 0),
         ("<|message|>Yes.", "", "Yes.", 0),
         ("<|channel|>analysis<|message|>Hm, cut", "Hm, cut", "", 37),
-        (THOUGHT + "<|start|>assistant<|chan", "Hm, 1 < 2.", "<|start|>assistant<|chan", len(THOUGHT)),
+        (THOUGHT + "<|start|>assistant<|chan", "Hm, 1 < 2.", "", len(THOUGHT)),
         (THOUGHT + "<|start|>assist", "Hm, 1 < 2.", "", len(THOUGHT)),
         (THOUGHT + "<|start|>assistant" + THOUGHT + YES, "Hm, 1 < 2.\nHm, 1 < 2.", "Yes.", 2 * len(THOUGHT) + 18),
         ("<|channel|>commentary<|message|>I look.<|end|>" + YES, "", "I look.\nYes.", 0),

@@ -1,0 +1,199 @@
+"""Answers of every format with what they hold, composed from parts. They are kept as data files in corpus/.
+
+A format has one entry in FORMATS: how it writes calls, and strings that contain its own end tags. To write the
+files anew: python -m tests.api.parsing.generators
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CORPUS = Path(__file__).parent / "corpus"
+TOOLS: dict[str, Any] = {
+    "f": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}},
+    "g": {"type": "object", "properties": {}},
+}
+Call = tuple[str, dict[str, Any]]  # name and arguments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answer. open: the prompt ends with <think>. text: as the model writes it. The rest is expected."""
+
+    format: str
+    open: bool = False
+    text: str
+    reasoning: str = ""
+    content: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        calls = [{"name": name, "arguments": arguments} for name, arguments in self.calls]
+        expected = {"reasoning": self.reasoning, "content": self.content, "tool_calls": calls}
+        return {
+            "format": self.format,
+            "tools": TOOLS,
+            "prompt_ends_with_think": self.open,
+            "text": self.text,
+            "answer": expected,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How a format writes calls.
+
+    write: the text of calls. leads: they begin the answer, where a format may need no mark.
+    tags: strings that contain the format's own tags, as values. whole: further texts that are the call of g, if
+    they are the whole answer. prose: texts that name tags and are no calls.
+    in_open_reasoning: calls are found in reasoning that never closes. harmony: the answer is a series of messages.
+    """
+
+    write: Callable[[Sequence[Call], bool], str]
+    tags: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    prose: tuple[str, ...] = ()
+    in_open_reasoning: bool = True
+    harmony: bool = False
+
+
+def hermes(calls: Sequence[Call], leads: bool) -> str:
+    del leads
+    objects = (json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls)
+    return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+
+
+def llama3_json(calls: Sequence[Call], leads: bool) -> str:
+    objects = [json.dumps({"name": name, "parameters": arguments}) for name, arguments in calls]
+    return ("" if leads else "<|python_tag|>") + "; ".join(objects)
+
+
+def mistral(calls: Sequence[Call], leads: bool) -> str:
+    del leads
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls)
+
+
+def openai(calls: Sequence[Call], leads: bool) -> str:
+    del leads
+    return "<|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(arguments)}<|call|>"
+        for name, arguments in calls
+    )
+
+
+def pythonic(calls: Sequence[Call], leads: bool) -> str:
+    written = ", ".join(
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in calls
+    )
+    return f"[{written}]" if leads else f"<|python_start|>[{written}]<|python_end|>"
+
+
+def qwen3_coder(calls: Sequence[Call], leads: bool) -> str:
+    del leads
+    functions = (
+        f"<function={name}>\n"
+        + "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+        + "</function>"
+        for name, arguments in calls
+    )
+    return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in functions)
+
+
+_G = '{"name": "g", "arguments": {}}'
+FORMATS: dict[str, Format] = {
+    "hermes": Format(
+        write=hermes,
+        tags=("</tool_call>", "<tool_call>{", '"}}\n</tool_call>'),
+        whole=(_G, f"```json\n{_G}\n```", f"```\n{_G}\n```", f"<tools>\n{_G}\n</tools>", f"{{{_G}}}"),
+        prose=("Use <tool_call>, then </tool_call>.", '<tool_call>{"name": "f", "arguments": {...}}</tool_call>'),
+    ),
+    "llama3_json": Format(write=llama3_json, tags=("<|python_tag|>", '"}}; {'), prose=('{"a": 1}',)),
+    "mistral": Format(
+        write=mistral, tags=("[TOOL_CALLS]", "[ARGS]{"), prose=("The mark is [TOOL_CALLS] indeed.",)
+    ),
+    "openai": Format(
+        write=openai, tags=("<|call|", '"}<|'), prose=("a <| b",), in_open_reasoning=False, harmony=True
+    ),
+    "pythonic": Format(write=pythonic, tags=("<|python_end|>", "')]", '"])'), prose=("[1, 2]", "[f]")),
+    "qwen3_coder": Format(
+        write=qwen3_coder,
+        tags=("x</parameter>y", "\n</parameter>\n", "</function>", "</tool_call>", "<tool_call>", "<function=g>"),
+        prose=("Use <function=f> and <parameter=a>.", "<tool_call> is a tag"),
+    ),
+}
+
+
+def answers_of(name: str) -> Iterator[Answer]:
+    """All answers of a format."""
+    form = FORMATS[name]
+    one: list[Call] = [("f", {"a": "x"})]
+    called: list[list[Call]] = [
+        [],
+        [("g", {})],
+        one,
+        [("f", {"a": 'é "q" \\ \'', "n": -2}), ("g", {})],
+        *([("f", {"a": tag, "n": 1})] for tag in form.tags),
+    ]
+    compose = _in_harmony if form.harmony else _in_text
+    for calls in called:
+        for before in ("", "Hi"):
+            for after in ("", "bye"):
+                for reasoning in ("", "Hm 1 < 2."):
+                    yield compose(name, reasoning, before, calls, after)
+    if not form.harmony:
+        draft = f"Perhaps {form.write(one, False)}?"
+        yield _in_text(name, draft, "Hi", one, "")
+        yield _in_text(name, draft, "No.", [], "")
+        text = form.write(one, False)
+        yield _in_text(name, f"Perhaps {text[: text.rindex('x') + 1]}", "No.", [], "")
+        if form.in_open_reasoning:
+            yield Answer(format=name, open=True, text=f"Hm.\n{text}", reasoning="Hm.", calls=one)
+            yield Answer(format=name, open=True, text=f"Hm {text}?", reasoning=f"Hm {text}?")
+    for text in form.whole:
+        yield Answer(format=name, text=text, calls=[("g", {})])
+        yield Answer(format=name, text=f"{text} bye", content=f"{text} bye")
+        yield Answer(format=name, text=f"Hi {text}", content=f"Hi {text}")
+    for text in form.prose:
+        yield Answer(format=name, text=text, content=text)
+
+
+def _in_text(name: str, reasoning: str, before: str, calls: list[Call], after: str) -> Answer:
+    write = FORMATS[name].write
+    parts = [before, write(calls, not before) if calls else "", after]
+    thought = f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
+    return Answer(
+        format=name,
+        text=thought + " ".join(part for part in parts if part),
+        reasoning=reasoning,
+        content=" ".join(part for part in (before, after) if part),
+        calls=calls,
+    )
+
+
+def _in_harmony(name: str, reasoning: str, before: str, calls: list[Call], after: str) -> Answer:
+    channel, message, end = "<|channel|>", "<|message|>", "<|end|>"
+    parts = [
+        f"{channel}analysis{message}{reasoning}{end}" if reasoning else "",
+        f"{channel}commentary{message}{before}{end}" if before else "",
+        FORMATS[name].write(calls, False) if calls else "",
+        f"{channel}final{message}{after}<|return|>" if after else "",
+    ]
+    return Answer(
+        format=name,
+        text="<|start|>assistant".join(part for part in parts if part),
+        reasoning=reasoning,
+        content="\n".join(part for part in (before, after) if part),
+        calls=calls,
+    )
+
+
+def lines_of(name: str) -> str:
+    """The data file of a format: a JSON object a line."""
+    return "".join(json.dumps(each.as_json(), ensure_ascii=False) + "\n" for each in answers_of(name))
+
+
+if __name__ == "__main__":
+    for each in FORMATS:
+        (CORPUS / f"{each}.jsonl").write_text(lines_of(each))
