@@ -224,3 +224,16 @@ def test_text_options_that_the_request_leaves_out_are_left_out(http: httpx.Clien
         "verbosity": "low",
         "format": {"description": None, "strict": False, **asked["format"]},
     }
+
+
+def test_a_demanded_call_wins_over_the_format_of_text(http: httpx.Client, engine: FakeEngine) -> None:
+    """As instructor asks for objects."""
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+    asked = {"format": {"type": "json_schema", "name": "n", "schema": {"const": 1}}}
+    choice = {"type": "function", "name": "f"}
+    for text in (asked, None):
+        answer = http.post(PATH, json={"input": "hi", "tools": [tool], "tool_choice": choice, "text": text})
+        assert answer.status_code == 200, answer.text
+    both, call = (request.sampling.structured_output for request in engine.requests)
+    assert call is not None
+    assert both == call
