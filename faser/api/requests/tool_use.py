@@ -93,8 +93,8 @@ class ToolUse:
             # response_format is of the text, and there is none: a client that sends both reads the call.
             if asked is not None and not asked.param.startswith("response_format"):
                 raise RequestError(
-                    f"tool_choice demands a call and {asked.param} sets the answer's structure; an answer can meet "
-                    "only one of them",
+                    f"tool_choice demands a call and {asked.param} sets the answer's structure; an answer can "
+                    "meet only one of them",
                     param="tool_choice",
                 )
             return _structural_tag(self._calls())
