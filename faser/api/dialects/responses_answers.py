@@ -5,7 +5,7 @@ response.completed, response.incomplete or response.failed; there is no [DONE].
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -31,13 +31,26 @@ _FAILED = "failed"
 
 
 class ResponseFraming:
-    """The frame of one response. repeated: the fields that it repeats from the request. tools: see OutputItems."""
+    """The frame of one response.
 
-    def __init__(self, envelope: Envelope, repeated: Json, tools: Mapping[str, ClientTool]) -> None:
+    repeated: the fields that it repeats from the request. tools: see OutputItems. response_id: None: made of the
+    request's. keep: takes the response once it has ended; not one that failed within a stream.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        repeated: Json,
+        tools: Mapping[str, ClientTool],
+        *,
+        response_id: str | None = None,
+        keep: Callable[[Json], None] | None = None,
+    ) -> None:
         self._output = OutputItems(envelope.request_id, tools)
         self._number = 0
         self._finish_reason: str | None = None
-        self.answer_id = f"resp_{envelope.request_id}"
+        self._keep = keep
+        self.answer_id = response_id or f"resp_{envelope.request_id}"
         self._echo = {
             "id": self.answer_id,
             "object": "response",
@@ -91,7 +104,10 @@ class ResponseFraming:
                 status = COMPLETED
                 fields["completed_at"] = int(time.time())
         events = self._output.finish(COMPLETED if status == COMPLETED else INCOMPLETE)
-        return events, self._response(status, **fields)
+        response = self._response(status, **fields)
+        if self._keep is not None:
+            self._keep(response)
+        return events, response
 
     def _response(self, status: str, **fields: Any) -> Json:
         nothing = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}

@@ -1,35 +1,25 @@
-"""POST /v1/responses: OpenAI's Responses, without state. Its body becomes that of a chat.
+"""The body of POST /v1/responses, OpenAI's Responses. It becomes that of a chat, and the answer repeats it."""
 
-Nothing is stored, and what needs a stored response is refused by name.
-"""
-
-import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
-from starlette.responses import Response
 
 from faser.api.bodies.chat import ChatBody
 from faser.api.bodies.fields import CLOSED, LIST, EngineFields, Flag, Integer, Number, UnsupportedField
-from faser.api.bodies.openapi import GENERATED, json_body
-from faser.api.dialects.chat_requests import chat_handler
 from faser.api.dialects.conversion import (
     Json,
     chat_body,
     fields_of_chats,
-    ignored,
-    renamed_fields,
     wrong,
 )
-from faser.api.dialects.responses_answers import ResponseFraming
 from faser.api.dialects.responses_input import chat_messages
-from faser.api.dialects.responses_tools import ResponseTools, read_tools
-from faser.api.requests.service import Service
+from faser.api.dialects.responses_tools import ResponseTools
 from faser.errors import RequestError
 from faser.types import SamplingParams
 
-_STATELESS = "this server stores no responses; send the whole conversation as input"
+_NO_CONVERSATIONS = "this server stores no conversations; send the whole conversation as input"
+_IN_BACKGROUND = "this server answers the client that waits; it stores no responses that are still being made"
 _NO_OWN_TOOLS = "this server runs no tools of its own"
 
 # For renamed_fields: what the fields of a chat are called here.
@@ -98,11 +88,12 @@ class ResponsesStreamOptions(BaseModel):
 
 
 class ResponsesBody(EngineFields):
-    """A request for one response. Even with store true, no response can be fetched later."""
+    """A request for one response. previous_response_id: of one that was kept, whose conversation it continues."""
 
     model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
+    previous_response_id: str | None = None
     max_output_tokens: Integer | None = None
     temperature: Number | None = None
     top_p: Number | None = None
@@ -138,11 +129,10 @@ UNSUPPORTED_IN_RESPONSES = {
             "logprobs": "top_logprobs, and message.output_text.logprobs in include",
         },
     ),
-    "previous_response_id": UnsupportedField(_STATELESS),
-    "conversation": UnsupportedField(_STATELESS),
+    "conversation": UnsupportedField(_NO_CONVERSATIONS),
     "prompt": UnsupportedField("this server stores no prompts; send the text as instructions and input"),
-    "background": UnsupportedField(f"a background response is fetched later, and {_STATELESS}", (False,)),
-    "background_options": UnsupportedField(f"a background response is fetched later, and {_STATELESS}"),
+    "background": UnsupportedField(_IN_BACKGROUND, (False,)),
+    "background_options": UnsupportedField(_IN_BACKGROUND),
     "context_management": UnsupportedField("this server does not shorten conversations", ([],)),
     "moderation": UnsupportedField("this server has no moderation model"),
     "image": UnsupportedField("this model reads and writes text only"),
@@ -150,32 +140,11 @@ UNSUPPORTED_IN_RESPONSES = {
 }
 
 
-def responses_router(service: Service) -> APIRouter:
-    router = APIRouter()
+def as_chat(body: ResponsesBody, tools: ResponseTools, before: Sequence[Json] = ()) -> ChatBody:
+    """The body of the chat. before: items of the conversation that it continues.
 
-    @router.post("/v1/responses", openapi_extra=json_body(ResponsesBody), responses=GENERATED)
-    async def create_response(http: Request) -> Response:
-        body = await service.read(http, ResponsesBody)
-        arrival_s = time.monotonic()
-        service.fields.check(body.model_extra, UNSUPPORTED_IN_RESPONSES)
-        tools = read_tools(body.tools or ())
-        with renamed_fields([*tools.renamed(), *FIELD_NAMES]):
-            handler = await chat_handler(
-                service,
-                http,
-                as_chat(body, tools),
-                arrival_s=arrival_s,
-                frame=lambda envelope: ResponseFraming(envelope, repeated(body, envelope.sampling), tools.by_name),
-            )
-            answer = await handler.respond(http.receive)
-        answer.headers.update(ignored(tools.left_out, service.fields))
-        return answer
-
-    return router
-
-
-def as_chat(body: ResponsesBody, tools: ResponseTools) -> ChatBody:
-    """Raises RequestError with the names of this dialect for what is converted, of chats for what is not."""
+    Raises RequestError with the names of this dialect for what is converted, of chats for what is not.
+    """
     if unknown := [each for each in body.include or () if each not in _INCLUDABLE]:
         raise wrong(unknown[0], "include", f"among {', '.join(sorted(_INCLUDABLE))}")
     choice, functions = tools.choice(body.tool_choice)
@@ -184,7 +153,7 @@ def as_chat(body: ResponsesBody, tools: ResponseTools) -> ChatBody:
     return chat_body(
         {
             "model": body.model,
-            "messages": chat_messages(body.input, body.instructions),
+            "messages": chat_messages(body.input, body.instructions, before),
             "max_completion_tokens": body.max_output_tokens,
             "temperature": body.temperature,
             "top_p": body.top_p,
@@ -221,7 +190,7 @@ def _response_format(given: TextFormat) -> Json:
     }
 
 
-def repeated(body: ResponsesBody, sampling: SamplingParams) -> Json:
+def repeated(body: ResponsesBody, sampling: SamplingParams, *, stored: bool = False) -> Json:
     """The fields of a response that repeat the request, with the values in effect."""
     text, reasoning = body.text, body.reasoning
     text_format = (
@@ -250,9 +219,9 @@ def repeated(body: ResponsesBody, sampling: SamplingParams) -> Json:
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "truncation": body.truncation or "disabled",
-        "store": False,
+        "store": stored,
         "background": False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "service_tier": "default",
         "metadata": body.metadata or {},
         "prompt_cache_key": body.prompt_cache_key,

@@ -214,18 +214,15 @@ def _chosen(choice: Json, path: str, *, also: str = "") -> str:
 
 
 def _custom(tool: Json, path: str) -> Json:
-    """A function of one string. The grammar that it must match is described; nothing enforces it."""
+    """A function of one string. A regular expression is enforced; another grammar is described to the model."""
     given = read_object(tool.get("format") or {}, f"{path}.format")
     text: Json = {"type": "string"}
     if given.get("type") == "grammar":
-        definition = read_string(given, "definition", f"{path}.format")
-        text["description"] = f"Must match this {given.get('syntax', 'lark')} grammar:\n{definition}"
-    schema = {
-        "type": "object",
-        "properties": {"input": text},
-        "required": ["input"],
-        "additionalProperties": False,
-    }
+        definition, syntax = (read_string(given, key, f"{path}.format") for key in ("definition", "syntax"))
+        text["description"] = f"Must match this {syntax} grammar:\n{definition}"
+        if syntax == "regex":
+            text["pattern"] = f"^(?:{definition})$"
+    schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
     described = {"description": tool["description"]} if tool.get("description") is not None else {}
     return {"name": read_string(tool, "name", path), **described, "parameters": schema, "strict": True}
 

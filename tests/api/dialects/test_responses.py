@@ -109,8 +109,8 @@ def test_logprobs_come_with_the_text(client: openai.OpenAI, http: httpx.Client, 
 @pytest.mark.parametrize(
     "fields, param, words",
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "stores no responses"),
-        ({"conversation": "c"}, "conversation", "stores no responses"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "--responses-store"),
+        ({"conversation": "c"}, "conversation", "stores no conversations"),
         ({"background": True}, "background", "stores no responses"),
         ({"prompt": {"id": "p"}}, "prompt", "stores no prompts"),
         ({"truncation": "oldest"}, "truncation", "auto"),

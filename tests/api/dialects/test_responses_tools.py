@@ -57,7 +57,13 @@ def test_a_custom_tool_is_a_function_of_one_string_with_its_grammar_described() 
     assert (function["name"], function["description"], function["strict"]) == ("patch", "Edits files.", True)
     assert text["type"] == "string"
     assert "start: /x+/" in text["description"]
+    assert "pattern" not in text
     assert function["parameters"]["required"] == ["input"]
+
+
+def test_the_regular_expression_of_a_custom_tool_is_enforced() -> None:
+    (function,) = functions_of([{**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": "a|b"}}])
+    assert function["parameters"]["properties"]["input"]["pattern"] == "^(?:a|b)$"
 
 
 @pytest.mark.parametrize("kind", SHAPES)

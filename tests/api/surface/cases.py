@@ -261,6 +261,8 @@ CASES: dict[str, dict[str, Case]] = {
         "model": _asks("tiny-alias", lambda seen: seen.json["model"] == "tiny-alias"),
         "input": _asks("hi", lambda seen: "[user]hi" in seen.prompt),
         "instructions": _asks("be", lambda seen: "be" in seen.prompt),
+        # Its effect: tests/api/dialects/test_responses_store.py.
+        "previous_response_id": _hint(None, "continues a response that `--responses-store` has kept"),
         "max_output_tokens": _samples("max_tokens", 3),
         "temperature": _samples("temperature", 0.5),
         "top_p": _samples("top_p", 0.5),
