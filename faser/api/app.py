@@ -10,7 +10,7 @@ from faser.api.dialects.chat_requests import chat_router
 from faser.api.dialects.completions_requests import completions_router
 from faser.api.dialects.messages_requests import messages_router
 from faser.api.dialects.render import render_router
-from faser.api.dialects.responses_requests import responses_router
+from faser.api.dialects.responses_routes import responses_router
 from faser.api.http.paths import PathMiddleware
 from faser.api.middleware.hosts import AllowedHosts, HostMiddleware
 from faser.api.middleware.key_limits import KeyLimitsMiddleware

@@ -113,6 +113,7 @@ async def build_application(
         request_timeout_s=server_config.request_timeout,
         speculation=engine_config.speculation,
         spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
+        responses_store_bytes=server_config.responses_store or 0,
         page=server_config.page,
         most_viewers=_most_viewers(server_config),
     )

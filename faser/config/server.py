@@ -146,6 +146,15 @@ class ServerConfig:
     max_request_bytes: int = setting(
         SERVER, Kind.BYTES, 32 << 20, "Largest body of a request.", low=1 << 10, high=1 << 32
     )
+    responses_store: int | None = setting(
+        SERVER,
+        Kind.BYTES,
+        None,
+        "Memory for responses that later requests get by their id or continue (previous_response_id). None: none "
+        "are stored.",
+        low=1 << 20,
+        high=1 << 40,
+    )
     h11_max_incomplete_event_size: int = setting(
         SERVER, Kind.BYTES, 64 << 10, "Largest request line with its headers.", low=1 << 10, high=1 << 24
     )

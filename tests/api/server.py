@@ -40,6 +40,7 @@ def settings(
     key_limits: KeyLimits | None = None,
     cors: CorsSettings | None = None,
     request_timeout_s: float | None = None,
+    responses_store_bytes: int = 0,
     page: bool = True,
     most_viewers: int = 32,
 ) -> ApiSettings:
@@ -61,6 +62,7 @@ def settings(
         key_limits=key_limits or KeyLimits(),
         cors=cors or CorsSettings(),
         request_timeout_s=request_timeout_s,
+        responses_store_bytes=responses_store_bytes,
         page=page,
         most_viewers=most_viewers,
     )

@@ -5,7 +5,7 @@ response.completed, response.incomplete or response.failed; there is no [DONE].
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -13,21 +13,44 @@ from faser.api.answers.framing import Choice, ChoiceState, Envelope
 from faser.api.answers.usage import Usage
 from faser.api.bodies.errors import HttpError
 from faser.api.dialects.conversion import Json, typed_event
+from faser.api.dialects.responses_calls import GROWING, CallItem
+from faser.api.dialects.responses_tools import ClientTool
 from faser.types import FinishReason
 
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "local_shell_call": "lsh",
+    "shell_call": "sh",
+    "apply_patch_call": "apc",
+}
 _FAILED = "failed"
 
 
 class ResponseFraming:
-    """The frame of one response. repeated: the fields that it repeats from the request."""
+    """The frame of one response.
 
-    def __init__(self, envelope: Envelope, repeated: Json) -> None:
-        self._output = OutputItems(envelope.request_id)
+    repeated: the fields that it repeats from the request. tools: see OutputItems. response_id: None: made of the
+    request's. keep: takes the response once it has ended; not one that failed within a stream.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        repeated: Json,
+        tools: Mapping[str, ClientTool],
+        *,
+        response_id: str | None = None,
+        keep: Callable[[Json], None] | None = None,
+    ) -> None:
+        self._output = OutputItems(envelope.request_id, tools)
         self._number = 0
         self._finish_reason: str | None = None
-        self.answer_id = f"resp_{envelope.request_id}"
+        self._keep = keep
+        self.answer_id = response_id or f"resp_{envelope.request_id}"
         self._echo = {
             "id": self.answer_id,
             "object": "response",
@@ -81,7 +104,10 @@ class ResponseFraming:
                 status = COMPLETED
                 fields["completed_at"] = int(time.time())
         events = self._output.finish(COMPLETED if status == COMPLETED else INCOMPLETE)
-        return events, self._response(status, **fields)
+        response = self._response(status, **fields)
+        if self._keep is not None:
+            self._keep(response)
+        return events, response
 
     def _response(self, status: str, **fields: Any) -> Json:
         nothing = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
@@ -133,13 +159,15 @@ def _usage(counted: Mapping[str, Any]) -> Json:
 class OutputItems:
     """The items of one response. items: those begun so far; the last one may be in progress.
 
-    Events lack a sequence number; the framing adds it.
+    tools: of the request, by the names of their functions. Events lack a sequence number; the framing adds it.
     """
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, tools: Mapping[str, ClientTool]) -> None:
         self._request_id = request_id
+        self._tools = tools
         self.items: list[Json] = []
-        self._call_index: int | None = None  # of the call in progress, among the calls of the chat
+        self._call: CallItem | None = None  # in progress
+        self._call_index: int | None = None  # its index among the calls of the chat
         self._held: list[Json] = []  # log probabilities of tokens whose text has not been seen yet
 
     def take(self, delta: Mapping[str, Any], logprobs: Sequence[Json]) -> list[Json]:
@@ -147,6 +175,7 @@ class OutputItems:
         events: list[Json] = []
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
         if reasoning:
+            self._held = []
             events += self._begin_if_new("reasoning")
             events.append(self._grow("response.reasoning_text.delta", reasoning))
         text = delta.get("content")
@@ -162,7 +191,7 @@ class OutputItems:
     def finish(self, status: str) -> list[Json]:
         """The events that end the output. status: of the last item; a response has one item at least."""
         held = self._held  # of tokens at the end that have no text
-        events = [] if self.items else self._begin("message")
+        events = [] if self.items or self._call is not None else self._begin("message")
         if held and self._is_growing("message"):
             self._held = held
             events.append(self._grow_text(""))
@@ -171,30 +200,30 @@ class OutputItems:
     def _take_call(self, call: Mapping[str, Any]) -> list[Json]:
         function = call.get("function") or {}
         events = []
-        if call["index"] != self._call_index:
-            events += self._begin(
-                "function_call", call_id=call.get("id") or "", name=function.get("name") or "", arguments=""
-            )
+        if self._call is None or call["index"] != self._call_index:
+            self._held = []
+            events += self._end(COMPLETED)
+            self._call = CallItem(self._tools, function.get("name") or "", call.get("id") or "")
             self._call_index = call["index"]
-        arguments = function.get("arguments")
-        if arguments:
-            item = self.items[-1]
-            item["arguments"] += arguments
-            events.append(self._event("response.function_call_arguments.delta", delta=arguments))
-        return events
+            if (begun := self._call.begun()) is not None:
+                events += self._begin(begun[0], **begun[1])
+        text = self._call.take(function.get("arguments") or "")
+        return [*events, self._grow_call(text)] if text else events
+
+    def _grow_call(self, text: str) -> Json:
+        item = self.items[-1]
+        key, event = GROWING[item["type"]]
+        item[key] += text
+        return self._event(f"{event}.delta", delta=text)
 
     def _begin_if_new(self, kind: str) -> list[Json]:
         """Begin an item unless one of this kind is in progress."""
-        return [] if self._is_growing(kind) else self._begin(kind)
+        return [] if self._is_growing(kind) else [*self._end(COMPLETED), *self._begin(kind)]
 
     def _is_growing(self, kind: str) -> bool:
         return bool(self.items) and self.items[-1]["type"] == kind and self.items[-1]["status"] == IN_PROGRESS
 
     def _begin(self, kind: str, **fields: Any) -> list[Json]:
-        events = self._end(COMPLETED)
-        self._call_index = None
-        if kind != "message":
-            self._held = []
         item: Json = {
             "id": f"{_PREFIXES[kind]}_{self._request_id}_{len(self.items)}",
             "type": kind,
@@ -208,9 +237,9 @@ class OutputItems:
             case "reasoning":
                 item |= {"summary": [], "content": []}
                 part = {"type": "reasoning_text", "text": ""}
-        events.append(self._item_event("response.output_item.added", item, len(self.items)))
+        events = [self._item_event("response.output_item.added", item, len(self.items))]
         self.items.append(item)
-        if kind != "function_call":
+        if "content" in item:
             item["content"].append(part)
             events.append(self._event("response.content_part.added", content_index=0, part=dict(part)))
         return events
@@ -227,16 +256,28 @@ class OutputItems:
 
     def _end(self, status: str) -> list[Json]:
         """The events that end the item in progress, if there is one."""
+        events: list[Json] = []
+        if self._call is not None:
+            if (whole := self._call.whole()) is not None:
+                kind, fields, text = whole
+                events += self._begin(kind, **fields)
+                events += [self._grow_call(text)] if text else []
+                status = COMPLETED if kind not in GROWING else status
+            self._call = None
         if not self.items or self.items[-1]["status"] != IN_PROGRESS:
-            return []
+            return events
+        return events + self._end_item(status)
+
+    def _end_item(self, status: str) -> list[Json]:
         item, at = self.items[-1], len(self.items) - 1
         item["status"] = status
         done = self._item_event("response.output_item.done", item, at)
-        if item["type"] == "function_call":
-            ended = self._event(
-                "response.function_call_arguments.done", name=item["name"], arguments=item["arguments"]
-            )
-            return [ended, done]
+        if item["type"] in GROWING:
+            key, event = GROWING[item["type"]]
+            named = {"name": item["name"]} if key == "arguments" else {}
+            return [self._event(f"{event}.done", **named, **{key: item[key]}), done]
+        if "content" not in item:
+            return [done]
         (part,) = item["content"]
         if item["type"] == "message":
             ended = self._event(

@@ -58,7 +58,8 @@ class ApiSettings:
     allowed_hosts: further names to which a server without keys answers; *: all.
     key_limits: of each API key. request_timeout_s: longest time a request may take; None: no limit.
     speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
-    per_request_metrics: answers tell their times. page: / shows the page. most_viewers: of its live view, at once.
+    per_request_metrics: answers tell their times. responses_store_bytes: most that responses kept for later
+    requests take; 0: none are kept. page: / shows the page. most_viewers: of its live view, at once.
     """
 
     served_model_names: tuple[str, ...]
@@ -83,6 +84,7 @@ class ApiSettings:
     request_timeout_s: float | None = None
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     spec_decode_metrics: str = "none"
+    responses_store_bytes: int = 0
     page: bool = True
     most_viewers: int = 32
 

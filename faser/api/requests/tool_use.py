@@ -91,10 +91,11 @@ class ToolUse:
         if self.parser is None or self.choice.mode is ToolMode.NONE:
             return asked
         if self.choice.mode is ToolMode.REQUIRED:
-            if asked is not None:
+            # response_format is of the text, and there is none: a client that sends both reads the call.
+            if asked is not None and not asked.param.startswith("response_format"):
                 raise RequestError(
-                    "tool_choice demands a call and another field sets the answer's structure; an answer can meet "
-                    "only one of them",
+                    f"tool_choice demands a call and {asked.param} sets the answer's structure; an answer can "
+                    "meet only one of them",
                     param="tool_choice",
                 )
             return _structural_tag(self._calls())

@@ -13,6 +13,7 @@ from tests.api.dialects.events import typed_events
 from tests.fake_engine import MAX_MODEL_LEN, FakeEngine, saying
 
 PATH = "/v1/responses"
+WEB = {"type": "web_search", "external_web_access": False}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
@@ -108,11 +109,12 @@ def test_logprobs_come_with_the_text(client: openai.OpenAI, http: httpx.Client, 
 @pytest.mark.parametrize(
     "fields, param, words",
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "stores no responses"),
-        ({"conversation": "c"}, "conversation", "stores no responses"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "--responses-store"),
+        ({"conversation": "c"}, "conversation", "stores no conversations"),
         ({"background": True}, "background", "stores no responses"),
         ({"prompt": {"id": "p"}}, "prompt", "stores no prompts"),
-        ({"truncation": "auto"}, "truncation", "must be disabled"),
+        ({"truncation": "oldest"}, "truncation", "auto"),
+        ({"truncation": "auto", "input": "x" * 5000}, "input", "maximum context length"),
         ({"include": ["everything"]}, "include", "reasoning.encrypted_content"),
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"max_output_tokens": MAX_MODEL_LEN}, "max_output_tokens", "maximum context length"),
@@ -121,7 +123,18 @@ def test_logprobs_come_with_the_text(client: openai.OpenAI, http: httpx.Client, 
         ({"input": [{"role": "user", "content": 5}]}, "input.0.content", "text parts"),
         ({"top_logprobs": 21}, "top_logprobs", "at most 20"),
         ({"temperature": 3}, "temperature", "at most 2"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "no tools of its own"),
+        ({"tools": [{"type": "teleport"}]}, "tools.0.type", "no tools of its own"),
+        ({"tools": [WEB, {"type": "function", "name": "a b"}]}, "tools.1.name", "128 characters"),
+        ({"tools": [WEB, {"type": "function", "name": 5}]}, "tools.1.name", "string"),
+        ({"tools": [{"type": "custom"}]}, "tools.0.name", "missing"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools.0.tools", "a list of functions"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]},
+            "tools.0.tools.0.type",
+            "function",
+        ),
+        ({"tools": [WEB], "tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tools": [WEB], "tool_choice": {"type": "web_search"}}, "tool_choice.type", "function"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "required"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "json_object"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", "allowed_tools"),
@@ -153,7 +166,7 @@ def test_what_asks_for_nothing_is_accepted(http: httpx.Client) -> None:
     neutral = {
         "background": False,
         "previous_response_id": None,
-        "truncation": "disabled",
+        "truncation": "auto",
         "include": ["reasoning.encrypted_content"],
         "reasoning": {"summary": "auto"},
         "text": {"format": {"type": "text"}},
@@ -199,3 +212,28 @@ def test_a_failure_in_the_midst_is_an_event(http: httpx.Client, engine: FakeEngi
     events = typed_events(http.post(PATH, json={"input": "hi", "stream": True}))
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["error"]["message"] == "the engine had a bug"
+
+
+def test_text_options_that_the_request_leaves_out_are_left_out(http: httpx.Client) -> None:
+    """The specification has no null for them."""
+    plain = http.post(PATH, json={"input": "hi"}).json()
+    assert plain["text"] == {"format": {"type": "text"}}
+    asked = {"verbosity": "low", "format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
+    told = http.post(PATH, json={"input": "hi", "text": asked}).json()
+    assert told["text"] == {
+        "verbosity": "low",
+        "format": {"description": None, "strict": False, **asked["format"]},
+    }
+
+
+def test_a_demanded_call_wins_over_the_format_of_text(http: httpx.Client, engine: FakeEngine) -> None:
+    """As instructor asks for objects."""
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+    asked = {"format": {"type": "json_schema", "name": "n", "schema": {"const": 1}}}
+    choice = {"type": "function", "name": "f"}
+    for text in (asked, None):
+        answer = http.post(PATH, json={"input": "hi", "tools": [tool], "tool_choice": choice, "text": text})
+        assert answer.status_code == 200, answer.text
+    both, call = (request.sampling.structured_output for request in engine.requests)
+    assert call is not None
+    assert both == call

@@ -28,7 +28,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def framing() -> ResponseFraming:
-    return ResponseFraming(ENVELOPE, repeated(BODY, ENVELOPE.sampling))
+    return ResponseFraming(ENVELOPE, repeated(BODY, ENVELOPE.sampling), {})
 
 
 def streamed(size: int, finish_reason: str = "tool_calls") -> list[dict[str, Any]]:
@@ -322,7 +322,9 @@ def test_a_response_that_is_cut_says_so(http: httpx.Client, engine: FakeEngine) 
 
 @pytest.mark.parametrize("size", [1, 100])
 def test_reasoning_and_calls_are_complete_too(size: int) -> None:
-    frame = ResponseFraming(ENVELOPE, repeated(ResponsesBody.model_validate({"input": "hi"}), ENVELOPE.sampling))
+    frame = ResponseFraming(
+        ENVELOPE, repeated(ResponsesBody.model_validate({"input": "hi"}), ENVELOPE.sampling), {}
+    )
     sent = b"".join(frame.events([chunk], usage()) for chunk in chunks(size))
     response = check_stream(typed_payloads(sent + frame.end(usage())))
     assert [item["type"] for item in response["output"]] == ["reasoning", "message", *["function_call"] * 2]

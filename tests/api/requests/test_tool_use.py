@@ -120,8 +120,14 @@ def test_an_answer_may_call_or_match_its_format(compiler: GrammarCompiler) -> No
     assert [
         allows(compiler, either, text) for text in ("[1]", WEATHER["hermes"], "[2]", "text", WRONG["hermes"])
     ] == [True, True, False, False, False]
-    with pytest.raises(RequestError, match="only one of them"):
-        structure(RULES, asked=ANSWER)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_demanded_call_wins_over_the_format_of_text(compiler: GrammarCompiler, choice: Any) -> None:
+    call = structure({"tool_choice": choice}, asked=ANSWER)
+    assert [allows(compiler, call, text) for text in ("[1]", WEATHER["hermes"], "text")] == [False, True, False]
+    with pytest.raises(RequestError, match=r"structured_outputs.json sets .* only one of them"):
+        structure({"tool_choice": choice}, asked=replace(ANSWER, param="structured_outputs.json"))
 
 
 @pytest.mark.parametrize(
@@ -157,6 +163,7 @@ _HARMONY_CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|m
     "fields, prompt, asked, allowed",
     [
         (RULES, "<|start|>assistant", None, ("call", "thought call")),
+        (RULES, "<|start|>assistant", ANSWER, ("call", "thought call")),
         ({}, "<|start|>assistant", ANSWER, ("call", "thought call", "final", "thought final")),
         ({"tools": []}, "<|start|>assistant", ANSWER, ("final", "thought final")),
         ({"tools": []}, "<|start|>assistant<|channel|>final<|message|>", ANSWER, ("bare",)),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from faser.api.dialects.responses_requests import chat_messages
+from faser.api.dialects.responses_input import chat_messages
 from faser.errors import RequestError
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
