@@ -325,12 +325,13 @@ class FieldChecker:
             elif self._strict:
                 raise RequestError(f"{name[:80]} is not a known field", param=name[:80])
             else:
-                self._log_once(name)
+                self.log_ignored(f"the unknown field {shown(name)}")
 
-    def _log_once(self, name: str) -> None:
-        if name not in self._logged and len(self._logged) < _MAX_NAMES_LOGGED:
-            self._logged.add(name)
-            _log.warning("requests have the unknown field %s, which has no effect", shown(name))
+    def log_ignored(self, part: str) -> None:
+        """Log once that requests have this part."""
+        if part not in self._logged and len(self._logged) < _MAX_NAMES_LOGGED:
+            self._logged.add(part)
+            _log.warning("requests have %s, which has no effect", part)
 
 
 def _check_neutral(name: str, value: Any, field: UnsupportedField) -> None:

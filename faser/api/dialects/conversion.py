@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from faser.api.bodies.body import checked, shown
 from faser.api.bodies.chat import ChatBody
-from faser.api.bodies.fields import UNSUPPORTED_IN_CHATS, EngineFields, UnsupportedField
+from faser.api.bodies.fields import UNSUPPORTED_IN_CHATS, EngineFields, FieldChecker, UnsupportedField
 from faser.errors import RequestError
 
 Json = dict[str, Any]
@@ -24,6 +24,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream_options": ({}, {"include_usage": True}),
 }
 _encode = msgspec.json.Encoder().encode
+
+IGNORED_HEADER = "x-faser-ignored"
+_MOST_NAMED = 16
 
 
 def chat_body(fields: Mapping[str, Any], body: EngineFields) -> ChatBody:
@@ -43,6 +46,20 @@ def fields_of_chats(body: type[BaseModel], instead: Mapping[str, str]) -> dict[s
         )
         for name in names
     }
+
+
+def ignored(left_out: Mapping[str, str], fields: FieldChecker) -> dict[str, str]:
+    """Headers of an answer that name the parts of its request that had no effect; a kind of part is logged once.
+
+    left_out: kind of each part, such as web_search, by its path, such as tools.3; both in printable ASCII.
+    """
+    for path, kind in left_out.items():
+        fields.log_ignored(f"{path.partition('.')[0]} of type {kind}")
+    if not left_out:
+        return {}
+    named = [f"{path} ({kind})" for path, kind in left_out.items()]
+    more = [f"{len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
+    return {IGNORED_HEADER: ", ".join(named[:_MOST_NAMED] + more)}
 
 
 @contextmanager
