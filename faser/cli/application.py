@@ -104,6 +104,7 @@ async def build_application(
         generation_defaults=sampling_defaults(directory, server_config),
         version=__version__,
         force_include_usage=server_config.enable_force_include_usage,
+        shorten_max_tokens=server_config.shorten_max_tokens,
         max_logprobs=engine_config.max_logprobs,
         enable_metrics_auth=server_config.metrics_require_key,
         key_limits=_key_limits(server_config),

@@ -301,6 +301,13 @@ class ServerConfig:
     enable_force_include_usage: bool = setting(
         OUTPUT, Kind.SWITCH, False, "End every stream with its usage, whether or not the request asks for it."
     )
+    shorten_max_tokens: bool = setting(
+        OUTPUT,
+        Kind.SWITCH,
+        False,
+        "Lower a max_tokens that exceeds the context to what the prompt leaves, as /v1/messages always does. Off: "
+        "other routes reject such a request.",
+    )
 
     def __post_init__(self) -> None:
         raise_problems(self)

@@ -58,6 +58,7 @@ class ApiSettings:
     allowed_hosts: further names to which a server without keys answers; *: all.
     key_limits: of each API key. request_timeout_s: longest time a request may take; None: no limit.
     speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
+    shorten_max_tokens: max_tokens beyond the context is lowered on every route, not on /v1/messages alone.
     page: / shows the page. most_viewers: of its live view, at once.
     """
 
@@ -74,6 +75,7 @@ class ApiSettings:
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
     version: str = "0"
     force_include_usage: bool = False
+    shorten_max_tokens: bool = False
     max_logprobs: int = MAX_LOGPROBS
     enable_metrics_auth: bool = False
     key_limits: KeyLimits = field(default_factory=KeyLimits)
