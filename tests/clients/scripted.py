@@ -62,7 +62,10 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """calls: one for each answer, in this order. text: the answer after the result of the last call."""
+    """calls: one for each answer, in this order. text: the answer after the result of the last call.
+
+    A request without tools, of a client that has calls to make, is for a title or the like and gets a short text.
+    """
 
     calls: Sequence[Call]
     text: str
@@ -70,7 +73,8 @@ class Script:
     def fixed(self, path: str, body: Json) -> Json:
         """The request with a grammar of one possible answer. path: of one of the three dialects of chats."""
         if not body.get("tools"):
-            return body | {"structured_outputs": {"choice": [_WITHOUT_TOOLS]}}
+            text = _WITHOUT_TOOLS if self.calls else self.text
+            return body | {"structured_outputs": {"choice": [text]}}
         dialect = _DIALECTS[path.partition("?")[0].rstrip("/").rpartition("/")[2]]
         results = dialect.count_results(body)
         if results >= len(self.calls):
