@@ -23,7 +23,7 @@ help:
 	@echo "make serve            set up, fetch the default model, serve it on 127.0.0.1:8000"
 	@echo "                      flags: make serve ARGS=\"--port 8001 --max-num-seqs 8\""
 	@echo "make test             install what the tests need, and run them"
-	@echo "make clients          install other clients (openai for Node, anthropic, LangChain, …), and run them"
+	@echo "make clients          install other clients (Claude Code, opencode, aider, LangChain, …), and run them"
 	@echo "make page-tests       install what drives a browser, and try the page in Chromium"
 	@echo "make flashinfer       install FlashInfer's sources, so that make test holds calls against them"
 	@echo "make deploy-tools     install what renders and validates deploy/, so that make test checks it"
@@ -52,18 +52,21 @@ else
 	@$(BIN)/pytest $(ARGS)
 endif
 
-# Programs of other clients against a server. Their packages are in .clients, because they want other versions of
-# some that FASER's tests use. Needs npm.
+# Other clients, and agents through their tool loops, against a server. Their packages are in .clients, because they
+# want other versions of some that FASER's tests use. Needs npm.
 clients: $(TEST_READY) $(CLIENTS_READY)
 	@$(BIN)/pytest -m clients --clients $(CLIENTS) tests/clients
 
-$(CLIENTS_READY): tests/clients/requirements.txt tests/clients/package.json
+$(CLIENTS_READY): tests/clients/requirements.txt tests/clients/requirements-aider.txt tests/clients/package.json
 	@command -v npm > /dev/null || { \
 	  echo "make clients needs npm, for the client of Node; on Debian: apt install npm"; exit 1; }
-	@echo "installing clients into $(CLIENTS), 250 MB"
+	@echo "installing clients into $(CLIENTS), 1.8 GB"
 	@$(PYTHON) -m venv --clear $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
 	  --requirement tests/clients/requirements.txt
+	@$(PYTHON) -m venv --clear $(CLIENTS)/aider
+	@$(CLIENTS)/aider/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
+	  --requirement tests/clients/requirements-aider.txt
 	@cp tests/clients/package.json $(CLIENTS)
 	@cd $(CLIENTS) && npm install --no-audit --no-fund --silent
 	@touch $@

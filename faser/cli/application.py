@@ -105,6 +105,7 @@ async def build_application(
         version=__version__,
         force_include_usage=server_config.enable_force_include_usage,
         per_request_metrics=server_config.enable_per_request_metrics,
+        shorten_max_tokens=server_config.shorten_max_tokens,
         max_logprobs=engine_config.max_logprobs,
         enable_metrics_auth=server_config.metrics_require_key,
         key_limits=_key_limits(server_config),

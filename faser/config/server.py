@@ -316,6 +316,13 @@ class ServerConfig:
         False,
         "Add the times of a request to the metrics of its answer: queue, first token, mean time per token.",
     )
+    shorten_max_tokens: bool = setting(
+        OUTPUT,
+        Kind.SWITCH,
+        False,
+        "Lower a max_tokens that exceeds the context to what the prompt leaves, as /v1/messages always does. Off: "
+        "other routes reject such a request.",
+    )
 
     def __post_init__(self) -> None:
         raise_problems(self)

@@ -304,6 +304,8 @@ HINTS = frozenset(
     {
         "user",
         "metadata",
+        "betas",
+        "cache_control",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",

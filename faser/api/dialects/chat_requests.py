@@ -49,8 +49,9 @@ async def chat_handler(
     *,
     arrival_s: float,
     frame: Callable[[Envelope], AnswerFraming] | None = None,
+    shortens: bool = False,
 ) -> GenerationHandler:
-    """arrival_s, by time.monotonic(), is when the body was complete. frame: as of build_handler.
+    """arrival_s, by time.monotonic(), is when the body was complete. frame, shortens: as of build_handler.
 
     Raises RequestError whose param is a field of ChatBody, and NotReadyError.
     """
@@ -61,7 +62,8 @@ async def chat_handler(
     tool_use = read_tool_use(body, service.parsers, asks_structure=sampling.structured_output is not None)
     prompt = await chat_prompt(service, body, info, tool_use)
     sampling = tool_use.constrain(sampling, prompt.text or "", tokenizer)
-    _check_room(body.max_completion_tokens, len(prompt.token_ids), info.max_model_len)
+    if not service.settings.shorten_max_tokens:
+        _check_room(body.max_completion_tokens, len(prompt.token_ids), info.max_model_len)
     formatter = ChatFormatter(
         token_formatter=TokenFormatter(tokenizer=tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
         parsing=tool_use.parsing(tokenizer),
@@ -72,7 +74,9 @@ async def chat_handler(
         echo=_echo(body),
         asks_prompt_logprobs=body.prompt_logprobs is not None,
     )
-    return await build_handler(service, http, body, formatter, [prompt], sampling, arrival_s, frame)
+    return await build_handler(
+        service, http, body, formatter, [prompt], sampling, arrival_s, frame, shortens=shortens
+    )
 
 
 def _sampling(body: ChatBody, settings: ApiSettings, tokenizer: Tokenizer) -> SamplingParams:

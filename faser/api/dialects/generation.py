@@ -4,6 +4,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from fastapi import Request as HttpRequest
 from starlette.datastructures import Headers
@@ -92,12 +93,16 @@ async def build_handler(
     sampling: SamplingParams,
     arrival_s: float,
     frame: Callable[[Envelope], AnswerFraming] | None = None,
+    *,
+    shortens: bool = False,
 ) -> GenerationHandler:
     """arrival_s: time.monotonic() when the body was complete.
 
     frame: makes the frame of the answer; None: choices, as of chats and completions.
+    shortens: max_tokens beyond the context is lowered to what is left, whatever the server's setting.
     """
     settings, scope = service.settings, http.scope
+    context = service.engine.info.max_model_len if shortens or settings.shorten_max_tokens else None
     predicted = await read_prediction(
         body.prediction, service.engine.tokenizer, service.text_worker, limit=service.engine.info.max_model_len
     )
@@ -118,7 +123,7 @@ async def build_handler(
         Request(
             request_id=f"{request_id}-{unique}-{index}",
             prompt_token_ids=prompt.token_ids,
-            sampling=sampling,
+            sampling=fitted(sampling, len(prompt.token_ids), context),
             priority=priority,
             arrival_s=arrival_s,
             cache_salt=namespace,
@@ -153,6 +158,17 @@ async def build_handler(
     if (trace := trace_of(scope)) is not None:
         trace.describe = lambda: describe(handler)
     return handler
+
+
+def fitted(sampling: SamplingParams, num_prompt_tokens: int, context: int | None) -> SamplingParams:
+    """Lower max_tokens to what the prompt leaves of the context, if that is anything.
+
+    context: in tokens; None: the engine refuses what it has no room for.
+    """
+    left = 0 if context is None else context - num_prompt_tokens
+    if left < 1 or sampling.max_tokens is None or sampling.max_tokens <= left:
+        return sampling
+    return replace(sampling, max_tokens=left)
 
 
 def _fingerprint(settings: ApiSettings) -> str:

@@ -114,7 +114,7 @@ class ContentBlocks:
             self._blocks[-1]["thinking"] += thinking
             events.append(self._delta({"type": "thinking_delta", "thinking": thinking}))
         if text := delta.get("content"):
-            events += self._begin_if_new({"type": "text", "text": "", "citations": None})
+            events += self._begin_if_new({"type": "text", "text": ""})
             self._blocks[-1]["text"] += text
             events.append(self._delta({"type": "text_delta", "text": text}))
         for call in delta.get("tool_calls") or ():

@@ -1,7 +1,11 @@
-"""POST /v1/messages and /v1/messages/count_tokens: bodies with blocks of content, which become those of chats."""
+"""POST /v1/messages and /v1/messages/count_tokens: their bodies become those of chats.
 
+Much of what Anthropic's clients send is for Anthropic's own service: tools that it runs, edits of the context,
+fallbacks. It is left out of the chat, and named once in the log and in a header of each answer.
+"""
+
+import re
 import time
-from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -9,28 +13,25 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from faser.api.bodies.body import shown
 from faser.api.bodies.chat import ChatBody
-from faser.api.bodies.fields import CLOSED, LIST, OPEN, EngineFields, Flag, Integer, Number, UnsupportedField
+from faser.api.bodies.fields import CLOSED, LIST, OPEN, EngineFields, Flag, Integer, Number
 from faser.api.bodies.openapi import BODY_ERRORS, GENERATED, answers, json_body
 from faser.api.dialects.chat_requests import chat_handler, chat_prompt
 from faser.api.dialects.conversion import (
     Json,
     chat_body,
     fields_of_chats,
+    ignored,
     read_object,
     read_string,
-    read_text,
-    read_texts,
     renamed_fields,
-    wrong,
 )
 from faser.api.dialects.messages_answers import MessageFraming
+from faser.api.dialects.messages_input import chat_messages
 from faser.api.requests.service import Service
 from faser.errors import RequestError
 
-_TEXT = ("text",)
-_NO_OWN_TOOLS = "this server runs no tools of its own"
+_ASCII_NAME = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
 
 # For renamed_fields: what the fields of a chat are called here.
 FIELD_NAMES = (
@@ -46,13 +47,16 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class Thinking(BaseModel):
-    """Whether the model reasons before it answers. budget_tokens: a hint; max_tokens bounds both together."""
+    """Whether the model reasons before it answers; every type but disabled lets it.
 
-    model_config = CLOSED
+    budget_tokens: a hint; max_tokens bounds both together. display: omitted leaves the thinking out of the answer.
+    """
 
-    type: Literal["enabled", "adaptive", "disabled"]
+    model_config = OPEN
+
+    type: str
     budget_tokens: Integer | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: str | None = None
 
 
 class OutputFormat(BaseModel):
@@ -67,14 +71,14 @@ class OutputFormat(BaseModel):
 class OutputConfig(BaseModel):
     """effort is for the chat template."""
 
-    model_config = CLOSED
+    model_config = OPEN
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
 class MessagesToolChoice(BaseModel):
-    model_config = CLOSED
+    model_config = OPEN
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -93,6 +97,8 @@ class MessageFields(BaseModel):
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    context_management: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -111,24 +117,21 @@ class CountTokensBody(MessageFields, EngineFields):
     """A prompt whose tokens are to be counted. Fields of an answer are accepted: they do not change the prompt."""
 
 
-UNSUPPORTED_IN_MESSAGES = {
-    **fields_of_chats(
-        MessagesBody,
-        {
-            "stop": "stop_sequences",
-            "max_completion_tokens": "max_tokens",
-            "response_format": "output_config.format",
-            "reasoning_effort": "output_config.effort",
-            "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-        },
-    ),
-    "container": UnsupportedField(_NO_OWN_TOOLS),
-    "mcp_servers": UnsupportedField(_NO_OWN_TOOLS, ([],)),
-    "context_management": UnsupportedField("this server does not shorten conversations", ({},)),
-    "speed": UnsupportedField("this server has one speed", ("standard",)),
-    "inference_geo": UnsupportedField("this server is in one place"),
-    "diagnostics": UnsupportedField("this server has no diagnostics of prompts"),
-}
+UNSUPPORTED_IN_MESSAGES = fields_of_chats(
+    MessagesBody,
+    {
+        "stop": "stop_sequences",
+        "max_completion_tokens": "max_tokens",
+        "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort",
+        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    },
+)
+# Fields for Anthropic's own service. They have no effect, which is said in the log and in a header of the answer.
+_OF_ANTHROPIC = (
+    *("billing_policy", "compaction", "container", "diagnostics", "fallback_credit_token", "fallbacks"),
+    *("inference_geo", "mcp_servers", "speed", "thread", "user_profile_id", "workspace_id"),
+)
 
 
 def messages_router(service: Service) -> APIRouter:
@@ -138,34 +141,75 @@ def messages_router(service: Service) -> APIRouter:
     async def create_message(http: Request) -> Response:
         body = await service.read(http, MessagesBody)
         arrival_s = time.monotonic()
-        service.fields.check(body.model_extra, UNSUPPORTED_IN_MESSAGES)
+        without_effect = _check(service, body)
         chat = as_chat(body)
         with renamed_fields(FIELD_NAMES):
-            handler = await chat_handler(service, http, chat, arrival_s=arrival_s, frame=MessageFraming)
-            return await handler.respond(http.receive)
+            handler = await chat_handler(
+                service, http, chat, arrival_s=arrival_s, frame=MessageFraming, shortens=True
+            )
+            answer = await handler.respond(http.receive)
+        answer.headers.update(without_effect)
+        return answer
 
     @router.post(
         "/v1/messages/count_tokens", openapi_extra=json_body(CountTokensBody), responses=answers(*BODY_ERRORS)
     )
     async def count_tokens(http: Request) -> Response:
         body = await service.read(http, CountTokensBody)
-        service.fields.check(body.model_extra, UNSUPPORTED_IN_MESSAGES)
+        without_effect = _check(service, body)
         service.model_name(body.model)
         chat = conversation(body)
         with renamed_fields(FIELD_NAMES):
             prompt = await chat_prompt(service, chat, service.engine.info)
         answer = msgspec.json.encode({"input_tokens": len(prompt.token_ids)})
-        return Response(answer, media_type="application/json")
+        return Response(answer, media_type="application/json", headers=without_effect)
 
     return router
+
+
+def _check(service: Service, body: MessageFields) -> dict[str, str]:
+    """Check the fields that no schema declares. Return headers that name what has no effect."""
+    extra = {name: value for name, value in (body.model_extra or {}).items() if name not in _OF_ANTHROPIC}
+    service.fields.check(extra, UNSUPPORTED_IN_MESSAGES)
+    return ignored(without_effect(body), service.fields)
+
+
+def without_effect(body: MessageFields) -> dict[str, str]:
+    """The kind of each part of the body that this server does not carry out, by its path, both in ASCII."""
+    found: dict[str, Any] = {
+        f"tools.{at}": tool["type"] for at, tool in enumerate(body.tools or ()) if _is_server_tool(tool)
+    }
+    edits = (body.context_management or {}).get("edits")
+    for at, edit in enumerate(edits if isinstance(edits, list) else ()):
+        found[f"context_management.edits.{at}"] = edit.get("type") if isinstance(edit, dict) else None
+    for prefix, part in (
+        ("", body),
+        ("thinking.", body.thinking),
+        ("output_config.", body.output_config),
+        ("tool_choice.", body.tool_choice),
+    ):
+        extra = (part.model_extra if part is not None else None) or {}
+        names = [name for name in extra if prefix or name in _OF_ANTHROPIC]
+        found |= {prefix + name: "field" for name in names if extra[name] not in (None, [])}
+    return {_ascii(path): _ascii(kind) for path, kind in found.items()}
+
+
+def _ascii(name: Any) -> str:
+    """A name that a client chose, fit for a header and a log."""
+    return name if isinstance(name, str) and _ASCII_NAME.fullmatch(name) else "unknown"
+
+
+def _is_server_tool(tool: Json) -> bool:
+    """Whether Anthropic defines the tool; custom ones, and those without a type, are the client's functions."""
+    return tool.get("type") not in (None, "custom")
 
 
 def as_chat(body: MessagesBody) -> ChatBody:
     """Raises RequestError with the names of this dialect for what is converted, of chats for what is not."""
     if body.max_tokens < 1:
         raise RequestError(f"max_tokens is {body.max_tokens}; it must be at least 1", param="max_tokens")
-    output = body.output_config
-    schema = None if output is None or output.format is None else output.format.schema_
+    output = body.output_format or (body.output_config and body.output_config.format)
+    schema = output.schema_ if output else None
     response_format = {"type": "json_schema", "json_schema": {"name": "schema", "schema": schema, "strict": True}}
     return chat_body(
         {
@@ -200,7 +244,7 @@ def _conversation(body: MessageFields) -> dict[str, Any]:
         "continue_final_message": True if continues else None,
         "tools": None
         if body.tools is None
-        else [_tool(tool, f"tools.{at}") for at, tool in enumerate(body.tools)],
+        else [_tool(tool, f"tools.{at}") for at, tool in enumerate(body.tools) if not _is_server_tool(tool)],
         "tool_choice": None if choice is None else _tool_choice(choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
         "reasoning_effort": None if body.output_config is None else body.output_config.effort,
@@ -211,11 +255,6 @@ def _conversation(body: MessageFields) -> dict[str, Any]:
 
 def _tool(tool: Json, path: str) -> Json:
     """A function as chats describe it."""
-    if tool.get("type") not in (None, "custom"):
-        raise RequestError(
-            f"{path}.type is {shown(tool['type'])}; it must be custom: this server knows no tools of its own",
-            param=f"{path}.type",
-        )
     function: Json = {
         "name": read_string(tool, "name", path),
         "parameters": read_object(tool.get("input_schema"), f"{path}.input_schema"),
@@ -230,107 +269,3 @@ def _tool_choice(choice: MessagesToolChoice) -> Any:
     if choice.name is None:
         raise RequestError("tool_choice.name is missing; it is required", param="tool_choice.name")
     return {"type": "function", "function": {"name": choice.name}}
-
-
-def chat_messages(messages: Sequence[Json], system: str | list[Json] | None) -> list[Json]:
-    """Messages of a chat. system: a message before all others.
-
-    Raises RequestError that names the block, for one that is wrong or of a type that this server does not read.
-    """
-    if not messages:
-        raise RequestError("messages is an empty list; it must have at least one message", param="messages")
-    read: list[Json] = []
-    if system:
-        read.append({"role": "system", "content": read_texts(system, "system", _TEXT)})
-    for at, message in enumerate(messages):
-        path = f"messages.{at}"
-        content = message.get("content")
-        if content is None:
-            raise RequestError(f"{path}.content is missing; it is required", param=f"{path}.content")
-        match message.get("role"):
-            case "user":
-                read += _user(content, f"{path}.content")
-            case "assistant":
-                read.append(_assistant(content, f"{path}.content"))
-            case "system":
-                read.append({"role": "system", "content": read_texts(content, f"{path}.content", _TEXT)})
-            case role:
-                raise wrong(role, f"{path}.role", "user or assistant")
-    return read
-
-
-def _user(content: Any, path: str) -> Iterator[Json]:
-    """What the user says, and a message for each result of a tool, in the order of the blocks."""
-    if isinstance(content, str):
-        yield {"role": "user", "content": content}
-        return
-    texts: list[Json] = []
-    for at, block in enumerate(_blocks(content, path)):
-        where = f"{path}.{at}"
-        if block.get("type") != "tool_result":
-            texts.append({"type": "text", "text": read_text(block, where, ("text", "tool_result"))})
-            continue
-        if texts:
-            yield {"role": "user", "content": texts}
-            texts = []
-        result = block.get("content")
-        yield {
-            "role": "tool",
-            "tool_call_id": read_string(block, "tool_use_id", where),
-            "content": "" if result is None else read_texts(result, f"{where}.content", _TEXT),
-        }
-    if texts or not content:
-        yield {"role": "user", "content": texts}
-
-
-def _assistant(content: Any, path: str) -> Json:
-    """One message: thinking, text and calls. Blocks of text are joined as they are, as pieces of one answer."""
-    if isinstance(content, str):
-        return {"role": "assistant", "content": content}
-    texts: list[str] = []
-    thinking: list[str] = []
-    calls: list[Json] = []
-    for at, block in enumerate(_blocks(content, path)):
-        where = f"{path}.{at}"
-        match block.get("type"):
-            case "text":
-                texts.append(read_text(block, where, _TEXT))
-            case "thinking":
-                thinking.append(read_string(block, "thinking", where))
-            case "tool_use":
-                calls.append(
-                    {
-                        "id": read_string(block, "id", where),
-                        "type": "function",
-                        "function": {
-                            "name": read_string(block, "name", where),
-                            "arguments": _input(block.get("input"), f"{where}.input"),
-                        },
-                    }
-                )
-            case "redacted_thinking":
-                raise RequestError(
-                    f"`{where}` is not supported: only the server that redacted thinking can read it",
-                    param=f"{where}.type",
-                )
-            case kind:
-                raise RequestError(
-                    f"{where}.type is {shown(kind)}; it must be text, thinking or tool_use", param=f"{where}.type"
-                )
-    message: Json = {"role": "assistant", "content": "".join(texts)}
-    if thinking:
-        message["reasoning_content"] = "".join(thinking)
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _input(value: Any, path: str) -> str | Json:
-    """The input of a call: an object, or the text of one that was cut off."""
-    return value if isinstance(value, str) else read_object(value, path)
-
-
-def _blocks(content: Any, path: str) -> list[Json]:
-    if not isinstance(content, list):
-        raise wrong(content, path, "a string or a list of blocks")
-    return [read_object(block, f"{path}.{at}") for at, block in enumerate(content)]

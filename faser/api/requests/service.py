@@ -59,7 +59,8 @@ class ApiSettings:
     key_limits: of each API key. request_timeout_s: longest time a request may take; None: no limit.
     speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
     per_request_metrics: answers tell their times. responses_store_bytes: most that responses kept for later
-    requests take; 0: none are kept. page: / shows the page. most_viewers: of its live view, at once.
+    requests take; 0: none are kept. shorten_max_tokens: max_tokens beyond the context is lowered on every route,
+    not on /v1/messages alone. page: / shows the page. most_viewers: of its live view, at once.
     """
 
     served_model_names: tuple[str, ...]
@@ -76,6 +77,7 @@ class ApiSettings:
     version: str = "0"
     force_include_usage: bool = False
     per_request_metrics: bool = False
+    shorten_max_tokens: bool = False
     max_logprobs: int = MAX_LOGPROBS
     enable_metrics_auth: bool = False
     key_limits: KeyLimits = field(default_factory=KeyLimits)

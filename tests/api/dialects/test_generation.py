@@ -1,4 +1,4 @@
-"""Deadlines: who may set one, which one holds, and how a request that misses it ends."""
+"""Deadlines: who may set one, which holds, how a request that misses it ends; max_tokens beyond the context."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ import pytest
 from faser.errors import DeadlineError
 from faser.types import Request
 from tests.api.server import http_client, serving, settings
-from tests.fake_engine import FakeEngine, Step, saying
+from tests.fake_engine import MAX_MODEL_LEN, FakeEngine, Step, saying
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BODIES: dict[str, dict[str, Any]] = {
@@ -97,3 +97,42 @@ def test_a_deadline_within_a_stream_ends_it_with_the_error(http: httpx.Client, e
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
     assert events[-1] == "[DONE]"
     assert json.loads(events[-2])["error"]["code"] == 504
+
+
+FIELDS = [
+    (CHAT, "max_tokens"),
+    (CHAT, "max_completion_tokens"),
+    (TEXT, "max_tokens"),
+    ("/v1/responses", "max_output_tokens"),
+]
+
+
+@pytest.mark.parametrize("route, field", FIELDS)
+@pytest.mark.parametrize("shortens", [False, True])
+def test_a_setting_lowers_max_tokens_to_what_the_prompt_leaves(route: str, field: str, shortens: bool) -> None:
+    engine, body = FakeEngine(), BODIES.get(route, {"input": "hi"})
+    with serving(engine, settings(shorten_max_tokens=shortens)) as url, http_client(url) as http:
+        fits, exceeds = (http.post(route, json=body | {field: asked}) for asked in (7, 9 * MAX_MODEL_LEN))
+        if not shortens:
+            assert (fits.status_code, exceeds.status_code) == (200, 400)
+            assert "maximum context length" in exceeds.text
+            return
+        assert (fits.status_code, exceeds.status_code) == (200, 200)
+        full = http.post(route, json=body | {field: 9 * MAX_MODEL_LEN, next(iter(body)): _longer(body)})
+    limits = [request.sampling.max_tokens for request in engine.requests]
+    assert limits == [7, MAX_MODEL_LEN - len(engine.requests[1].prompt_token_ids)]
+    assert (full.status_code, "maximum context length" in full.text) == (400, True)
+
+
+def _longer(body: dict[str, Any]) -> Any:
+    """The prompt of a body, far beyond the context."""
+    text = "x" * 2 * MAX_MODEL_LEN
+    return [{"role": "user", "content": text}] if "messages" in body else text
+
+
+def test_each_prompt_of_a_completion_has_what_it_leaves() -> None:
+    engine = FakeEngine()
+    with serving(engine, settings(shorten_max_tokens=True)) as url, http_client(url) as http:
+        answer = http.post(TEXT, json={"prompt": ["a", "a" * 90], "max_tokens": 2 * MAX_MODEL_LEN})
+    assert answer.status_code == 200, answer.text
+    assert [request.sampling.max_tokens for request in engine.requests] == [MAX_MODEL_LEN - 1, MAX_MODEL_LEN - 90]

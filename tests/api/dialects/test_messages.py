@@ -128,17 +128,13 @@ def test_cached_tokens_are_counted_apart(http: httpx.Client, engine: FakeEngine)
     "fields, words",
     [
         ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
-        ({"max_tokens": MAX_MODEL_LEN}, "maximum context length"),
         ({"messages": []}, "messages is an empty list"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "maximum context length"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.type"),
         ({"stop_sequences": [""]}, "stop_sequences contains an empty string"),
         ({"temperature": 3}, "temperature is 3"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
-        ({"container": "c"}, "`container` is not supported"),
-        ({"mcp_servers": [{"url": "x"}]}, "`mcp_servers` is not supported"),
         ({"n": 2}, "`n` is not supported: it is a field of /v1/chat/completions"),
         ({"stop": ["x"]}, "`stop` is not supported: here it is stop_sequences"),
     ],
@@ -197,3 +193,137 @@ def test_what_asks_for_nothing_is_accepted(http: httpx.Client) -> None:
     answer = http.post(PATH, json={**BODY, **neutral}, headers={"anthropic-beta": "x", "anthropic-version": "y"})
     assert answer.status_code == 200, answer.text
     Message.model_validate(answer.json())
+
+
+def test_optional_keys_that_anthropic_leaves_out_are_absent(http: httpx.Client, engine: FakeEngine) -> None:
+    engine.script = saying("Hello")
+    whole = http.post(PATH, json=BODY).json()
+    assert whole["content"] == [{"type": "text", "text": "Hello"}]
+    started, begun = typed_events(http.post(PATH, json={**BODY, "stream": True}))[:2]
+    assert begun["content_block"] == {"type": "text", "text": ""}
+    for message in (whole, started["message"]):
+        absent = {name for name, value in message.items() if value is None}
+        assert absent <= {"stop_reason", "stop_sequence"}
+
+
+def test_max_tokens_beyond_the_context_is_lowered(http: httpx.Client, engine: FakeEngine) -> None:
+    engine.script = saying("x" * MAX_MODEL_LEN)
+    answer = http.post(PATH, json={**BODY, "max_tokens": 32 * MAX_MODEL_LEN}).json()
+    left = MAX_MODEL_LEN - len("[user]hi[assistant]")
+    assert engine.requests[0].sampling.max_tokens == left
+    assert (answer["stop_reason"], answer["usage"]["output_tokens"]) == ("max_tokens", left)
+
+
+SERVER_TOOLS: list[dict[str, Any]] = [
+    {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+    {"type": "computer_20250124", "name": "computer", "display_width_px": 9, "display_height_px": 9},
+    {"type": "bash_20250124", "name": "bash"},
+    {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+    {"type": "code_execution_20250825", "name": "code_execution"},
+    {"type": "mcp_toolset", "mcp_server_name": "m"},
+]
+WEATHER = {"name": "weather", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}
+
+
+def test_tools_that_anthropic_defines_are_left_out_and_named(http: httpx.Client, engine: FakeEngine) -> None:
+    answer = http.post(PATH, json={**BODY, "tools": [WEATHER, *SERVER_TOOLS]})
+    assert answer.status_code == 200, answer.text
+    named = answer.headers["x-faser-ignored"].split(", ")
+    assert named == [f"tools.{at} ({tool['type']})" for at, tool in enumerate(SERVER_TOOLS, 1)]
+    assert "x-faser-ignored" not in http.post(PATH, json={**BODY, "tools": [WEATHER]}).headers
+    with_tools, alone = engine.requests
+    assert with_tools.prompt_token_ids == alone.prompt_token_ids
+    nothing_else = http.post(PATH, json={**BODY, "tools": SERVER_TOOLS, "tool_choice": {"type": "auto"}})
+    assert nothing_else.status_code == 200, nothing_else.text
+    assert bytes(engine.requests[-1].prompt_token_ids) == b"[user]hi[assistant]"
+
+
+# What Anthropic's clients send beside messages, with the name that the answer's header has for it.
+EXTRAS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+        "context_management.edits.0 (clear_thinking_20251015)",
+    ),
+    ({"container": {"id": "c", "skills": []}}, "container (field)"),
+    ({"mcp_servers": [{"type": "url", "url": "x", "name": "m"}]}, "mcp_servers (field)"),
+    ({"fallbacks": "default"}, "fallbacks (field)"),
+    ({"speed": "fast"}, "speed (field)"),
+    ({"thinking": {"type": "adaptive", "effort": "x"}}, "thinking.effort (field)"),
+    (
+        {"output_config": {"effort": "xhigh", "task_budget": {"type": "tokens", "total": 5}}},
+        "output_config.task_budget",
+    ),
+    ({"tools": [{"type": "x\r\nx-evil: 1", "name": "bash"}]}, "tools.0 (unknown)"),
+    ({"output_config": {"\u00fc\r\n": 1}}, "unknown (field)"),
+]
+
+
+@pytest.mark.parametrize("fields, named", EXTRAS)
+@pytest.mark.parametrize("path", [PATH, COUNT])
+def test_what_has_no_effect_is_taken_and_named(
+    path: str, fields: dict[str, Any], named: str, http: httpx.Client
+) -> None:
+    answer = http.post(path, json={**BODY, **fields})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-faser-ignored"].startswith(named)
+    assert "x-evil" not in answer.headers
+
+
+def test_what_has_no_effect_is_logged_once(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    body = {**BODY, "tools": SERVER_TOOLS[:1], **EXTRAS[0][0]}
+    with serving(engine) as url, http_client(url) as http, caplog.at_level("WARNING", "faser.api"):
+        for _ in range(3):
+            assert http.post(PATH, json=body).status_code == 200
+    assert [record.getMessage() for record in caplog.records if record.name == "faser.api"] == [
+        "requests have tools of type web_search_20250305, which has no effect",
+        "requests have context_management of type clear_thinking_20251015, which has no effect",
+    ]
+
+
+def test_hints_are_not_named(http: httpx.Client) -> None:
+    hints: dict[str, Any] = {
+        "betas": ["x"],
+        "cache_control": {"type": "ephemeral"},
+        "metadata": {"user_id": "u"},
+        "thinking": {"type": "adaptive", "display": "summarized"},
+        "context_management": {"edits": []},
+    }
+    answer = http.post(PATH, json={**BODY, **hints})
+    assert answer.status_code == 200, answer.text
+    assert "x-faser-ignored" not in answer.headers
+
+
+BILLING = "x-anthropic-billing-header: cc_version=1.2.3.{}; cc_entrypoint=cli;"
+
+
+def test_a_billing_line_is_not_part_of_the_prompt(http: httpx.Client, engine: FakeEngine) -> None:
+    lasting = {"type": "text", "text": "Be brief."}
+    for system in (
+        [{"type": "text", "text": BILLING.format("123")}, lasting],
+        [{"type": "text", "text": BILLING.format("19e")}, lasting],
+        [lasting],
+    ):
+        http.post(PATH, json={**BODY, "system": system})
+    first, second, without = (request.prompt_token_ids for request in engine.requests)
+    assert first == second == without
+    http.post(PATH, json={**BODY, "system": [{"type": "text", "text": BILLING.format("5")}]})
+    assert bytes(engine.requests[-1].prompt_token_ids) == b"[user]hi[assistant]"
+    http.post(PATH, json={**BODY, "system": [lasting, {"type": "text", "text": BILLING.format("5")}]})
+    assert b"cc_version" in bytes(engine.requests[-1].prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [WEATHER, *SERVER_TOOLS]},
+        {"tools": [WEATHER], "tool_choice": {"type": "none"}},
+        {"tools": [WEATHER], "tool_choice": {"type": "any"}},
+        {"system": [{"type": "text", "text": BILLING.format("123")}, {"type": "text", "text": "Be brief."}]},
+        {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
+        {"messages": [*HI, {"role": "assistant", "content": "So"}]},
+        {"max_tokens": 10 * MAX_MODEL_LEN, "stream": False, "temperature": 0.5, "stop_sequences": ["x"]},
+    ],
+)
+def test_the_count_is_that_of_the_request(http: httpx.Client, fields: dict[str, Any]) -> None:
+    counted = http.post(COUNT, json={**BODY, **fields}).json()["input_tokens"]
+    assert counted == http.post(PATH, json={**BODY, **fields}).json()["usage"]["input_tokens"]

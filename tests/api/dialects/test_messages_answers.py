@@ -30,7 +30,7 @@ def test_thinking_text_and_calls_are_blocks_in_order() -> None:
     Message.model_validate(document)
     thinking, text, *calls = document["content"]
     assert thinking == {"type": "thinking", "thinking": THINKING, "signature": ""}
-    assert text == {"type": "text", "text": TEXT, "citations": None}
+    assert text == {"type": "text", "text": TEXT}
     assert [(call["id"], call["name"], call["input"]) for call in calls] == [
         ("call_0", "weather", json.loads(ARGUMENTS[0])),
         ("call_1", "weather", json.loads(ARGUMENTS[1])),

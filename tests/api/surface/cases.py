@@ -309,6 +309,12 @@ CASES: dict[str, dict[str, Case]] = {
         "tool_choice": _hint({"type": "none"}, ""),
         "thinking": _hint({"type": "disabled"}, ""),
         "output_config": _hint({"effort": "low"}, "`effort` is for the chat template"),
+        "output_format": _asks(
+            {"type": "json_schema", "schema": {"type": "object"}},
+            lambda seen: seen.sampling.structured_output is not None,
+            note="the older place of `output_config.format`",
+        ),
+        "context_management": _hint({"edits": []}, "no edit is carried out; `x-faser-ignored` names them"),
         "chat_template_kwargs": _hint({"a": 1}, "variables of the chat template"),
     },
     COUNT: {name: _hint(case.value, "does not change the count") for name, case in ENGINE.items()}
@@ -320,6 +326,8 @@ CASES: dict[str, dict[str, Case]] = {
         "tool_choice": _hint({"type": "none"}, ""),
         "thinking": _hint({"type": "disabled"}, ""),
         "output_config": _hint({"effort": "low"}, ""),
+        "output_format": _hint({"type": "json_schema", "schema": {}}, "does not change the count"),
+        "context_management": _hint({"edits": []}, "no edit is carried out"),
         "chat_template_kwargs": _hint({"a": 1}, "variables of the chat template"),
     },
     TOKENIZE: {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from faser.api.dialects.messages_requests import chat_messages
+from faser.api.dialects.messages_input import chat_messages
 from faser.errors import RequestError
 
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "42"}]}
@@ -39,6 +39,37 @@ def test_thinking_text_and_calls_are_one_message() -> None:
     }
 
 
+PLAIN = {"type": "text", "media_type": "text/plain", "data": "Once upon a time"}
+
+
+@pytest.mark.parametrize(
+    "block, words",
+    [
+        ({"type": "document", "source": PLAIN, "citations": {"enabled": True}}, "Once upon a time"),
+        (
+            {"type": "document", "source": PLAIN, "title": "Tale", "context": "For children"},
+            "Tale\nFor children\nOnce upon a time",
+        ),
+        ({"type": "document", "source": {"type": "content", "content": "a"}, "title": None}, "a"),
+        ({"type": "document", "source": {"type": "content", "content": [text("a"), text("b")]}}, "a\nb"),
+        ({"type": "search_result", "title": "T", "source": "http://x", "content": [text("a")]}, "T\nhttp://x\na"),
+        ({"type": "tool_reference", "tool_name": "weather"}, "weather"),
+    ],
+)
+def test_blocks_of_plain_text_are_text(block: dict[str, Any], words: str) -> None:
+    (said,) = chat_messages([{"role": "user", "content": [block]}], None)
+    assert said == {"role": "user", "content": [{"type": "text", "text": words}]}
+    (result,) = chat_messages([{"role": "user", "content": [{**RESULT, "content": [block]}]}], None)
+    assert result["content"] == [{"type": "text", "text": words}]
+
+
+def test_redacted_thinking_is_left_out() -> None:
+    blocks = [{"type": "redacted_thinking", "data": "x"}, text("So")]
+    assert chat_messages([{"role": "assistant", "content": blocks}], None) == [
+        {"role": "assistant", "content": "So"}
+    ]
+
+
 @pytest.mark.parametrize(
     "role, block, param",
     [
@@ -47,7 +78,10 @@ def test_thinking_text_and_calls_are_one_message() -> None:
         ("user", {**RESULT, "content": [{"type": "image"}]}, "messages.0.content.0.content.0.type"),
         ("user", {"type": "text"}, "messages.0.content.0.text"),
         ("user", "hi", "messages.0.content.0"),
-        ("assistant", {"type": "redacted_thinking", "data": "x"}, "messages.0.content.0.type"),
+        ("user", {"type": "document"}, "messages.0.content.0.source"),
+        ("user", {"type": "document", "source": {"type": "url"}}, "messages.0.content.0.source.type"),
+        ("user", {"type": "document", "source": {"type": "text"}}, "messages.0.content.0.source.data"),
+        ("user", {"type": "search_result", "content": []}, "messages.0.content.0.title"),
         ("assistant", {"type": "server_tool_use"}, "messages.0.content.0.type"),
         ("assistant", {**USE, "input": [1]}, "messages.0.content.0.input"),
         ("assistant", {**USE, "name": None}, "messages.0.content.0.name"),
