@@ -31,6 +31,7 @@ async def running(
     *,
     api_keys: tuple[str, ...] = (),
     share_cache_across_keys: bool = False,
+    chat_template: str | None = None,
 ) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
     metrics = Metrics(model_name=MODEL, max_model_len=512, speculation=config.speculation)
     engine = AsyncEngine(config, checkpoint, load_tokenizer(checkpoint), transport="thread", metrics=metrics)
@@ -39,6 +40,7 @@ async def running(
         share_cache_across_keys=share_cache_across_keys,
         speculation=config.speculation,
         spec_decode_metrics=config.per_request_spec_decode_metrics,
+        chat_template=chat_template,
     )
     app = create_app(engine, settings=chosen, metrics=metrics)
     http = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
@@ -61,9 +63,11 @@ def scenario(
     checkpoint: Path,
     story: Callable[[AsyncEngine, httpx.AsyncClient], Awaitable[None]],
     config: EngineConfig = CONFIG,
+    *,
+    chat_template: str | None = None,
 ) -> None:
     async def run() -> None:
-        async with running(checkpoint, config) as (engine, client):
+        async with running(checkpoint, config, chat_template=chat_template) as (engine, client):
             await story(engine, client)
 
     asyncio.run(run())

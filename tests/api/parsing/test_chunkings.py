@@ -2,8 +2,8 @@
 
 That the pieces make no difference is shown for all divisions of an answer at once. Let S(k) be the state of a
 parser that got the first k characters one by one. If a parser in state S(i) that gets characters i to k as one
-piece is in state S(k), for all i < k, then so is every parser that got k characters in any pieces, by induction. The
-states are complete, see states.py, so what the parsers make of later text is the same too.
+piece is in state S(k), for all i < k, then so is every parser that got k characters in any pieces, by induction.
+The states are complete, see states.py, so what the parsers make of later text is the same too.
 
 Bugs that these tests have been seen to catch: the separator of texts around calls lost; an end tag that ends a
 value; markup at a cut as content; a call lost at a cut; half a mark passed on.
