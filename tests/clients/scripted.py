@@ -51,13 +51,17 @@ class Call:
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and its answer. body: as the client sent it; None: it had none. answer: as it was passed on."""
+    """One request and its answer. body: as the client sent it; None: it had none. answer: as it was passed on.
+
+    ignored: what the answer's header names as left out.
+    """
 
     method: str
     path: str
     body: Json | None
     status: int = 0
     answer: bytes = b""
+    ignored: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +162,8 @@ class Proxy:
 
 
 @contextmanager
-def scripted(server_url: str, script: Script) -> Iterator[Proxy]:
-    """A proxy in front of the server at server_url. What is no request for an answer passes as it is."""
+def scripted(server_url: str, script: Script | None) -> Iterator[Proxy]:
+    """A proxy in front of the server at server_url. script: None: it records, and changes nothing."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -168,11 +172,12 @@ def scripted(server_url: str, script: Script) -> Iterator[Proxy]:
             raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             exchange = Exchange(self.command, self.path, json.loads(raw) if raw else None)
             proxy.exchanges.append(exchange)
-            if exchange.body is not None and _is_generation(self.path):
+            if script is not None and exchange.body is not None and _is_generation(self.path):
                 raw = json.dumps(script.fixed(self.path, exchange.body)).encode()
             headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_HEADERS}
             with client.stream(self.command, server_url + self.path, content=raw, headers=headers) as answer:
                 exchange.status = answer.status_code
+                exchange.ignored = answer.headers.get("x-faser-ignored", "")
                 self.send_response(answer.status_code)
                 for name, value in answer.headers.items():
                     if name.lower() not in _HOP_HEADERS | {"date", "server"}:

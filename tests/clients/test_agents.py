@@ -3,14 +3,15 @@
 `make clients` installs the agents into .clients/ and runs this; elsewhere the option --clients names that folder.
 """
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.clients.agents import AGENTS, MODEL
-from tests.clients.scripted import scripted, write_long_checkpoint
+from tests.clients.agents import AGENTS, DONE, KEY, MODEL
+from tests.clients.scripted import Script, scripted, write_long_checkpoint
 from tests.end_to_end.server import Server, serving
 
 TIMEOUT_S = 600  # an agent's prompt has tens of thousands of tokens
@@ -28,7 +29,8 @@ def installed(request: pytest.FixtureRequest) -> Path:
 def server(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     del installed  # without clients there is no need for a server
     folder = tmp_path_factory.mktemp("server")
-    with serving(write_long_checkpoint(folder / "model"), folder, "--served-model-name", MODEL) as server:
+    flags = ("--served-model-name", MODEL, "--api-key", KEY)  # with a key, answers say how many tokens were cached
+    with serving(write_long_checkpoint(folder / "model"), folder, *flags, key=KEY) as server:
         yield server
 
 
@@ -56,3 +58,33 @@ def test_an_agent_reads_edits_and_runs(name: str, installed: Path, server: Serve
     assert set(statuses) == {200}
     assert len(statuses) > len(script.calls)
     agent.check(work)
+
+
+@pytest.mark.clients
+def test_a_new_session_of_claude_code_finds_its_system_prompt_cached(
+    installed: Path, server: Server, tmp_path: Path
+) -> None:
+    agent, script, starts = AGENTS["claude-code"], Script([], DONE), []
+    for at, task in enumerate(("Say that all is done.", "Who wrote the Odyssey? Answer in one line.")):
+        home = tmp_path / f"home-{at}"
+        home.mkdir()
+        with scripted(server.url, script) as proxy:
+            subprocess.run(
+                [str(installed / agent.program), "-p", task],
+                cwd=tmp_path,
+                env=agent.environment(proxy.url, tmp_path, home),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=TIMEOUT_S,
+                check=True,
+            )
+        starts.append(proxy.generations()[0])
+    first, second = (start.body or {} for start in starts)
+    assert first["system"][0] != second["system"][0], "the sessions have the same billing line"
+    assert first["messages"] != second["messages"]
+    alone = {"system": second["system"], "messages": [{"role": "user", "content": "x"}]}
+    with server.http() as http:
+        num_system = http.post("/v1/messages/count_tokens", json=alone).json()["input_tokens"]
+    (cached,) = re.findall(rb'"message_start".*?"cache_read_input_tokens":(\d+)', starts[1].answer)
+    assert int(cached) >= 0.95 * num_system, f"{int(cached)} of {num_system} tokens"
+    print(f"{int(cached)} of {num_system} tokens of the system prompt were cached")
