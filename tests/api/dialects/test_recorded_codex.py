@@ -14,7 +14,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.api.dialects.events import typed_events
-from tests.api.server import http_client, serving
+from tests.api.server import http_client, serving, settings
 from tests.fake_engine import FakeEngine, byte_tokenizer, saying
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "codex.json").read_text(encoding="utf-8"))
@@ -100,3 +100,11 @@ def test_a_call_is_the_item_that_codex_runs(
     assert "namespace" in item if "namespace" in expected else "namespace" not in item
     if item["type"] == "function_call":
         assert json.loads(item["arguments"]) == arguments
+
+
+@pytest.mark.parametrize("model", BODIES)
+def test_every_field_is_known_to_a_strict_server(model: str) -> None:
+    engine = FakeEngine(tokenizer=byte_tokenizer(TEMPLATE))
+    with serving(engine, settings(strict=True)) as url, http_client(url) as http:
+        answer = http.post("/v1/responses", json=BODIES[model])
+    assert answer.status_code == 200, answer.text
