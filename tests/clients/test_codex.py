@@ -57,16 +57,8 @@ SCRIPTS = {
     ),
     "gpt-5.5": CodexScript([READ, Call("apply_patch", {"input": PATCH}), COUNT], TEXT),
 }
-SETTINGS = """\
-model = "{model}"
-model_provider = "faser"
 
-[model_providers.faser]
-name = "FASER"
-base_url = "{url}/v1"
-env_key = "FASER_KEY"
-wire_api = "responses"
-"""
+DOCS = Path(__file__).parents[2] / "docs" / "integrations.md"
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +79,16 @@ def server(codex: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield server
 
 
+def settings_of(model: str, url: str) -> str:
+    """The settings that the documentation names, for another model and address."""
+    section = DOCS.read_text(encoding="utf-8").partition("## Codex CLI")[2]
+    text = section.partition("```toml\n")[2].partition("```")[0]
+    for named, used in (("SmolLM2-135M-Instruct", model), ("http://127.0.0.1:8000", url)):
+        assert named in text
+        text = text.replace(named, used)
+    return text
+
+
 def outputs_of(body: Json) -> list[str]:
     """What the calls before a request gave."""
     return [item["output"] for item in body["input"] if item["type"].endswith("call_output")]
@@ -103,7 +105,7 @@ def test_codex_reads_a_file_patches_it_and_runs_a_command(
     settings = work / "settings.txt"
     settings.write_text(BEFORE, encoding="utf-8")
     with scripted(server.url, SCRIPTS[model]) as proxy:
-        (home / "config.toml").write_text(SETTINGS.format(model=model, url=proxy.url), encoding="utf-8")
+        (home / "config.toml").write_text(settings_of(model, proxy.url), encoding="utf-8")
         environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         environment |= {"CODEX_HOME": str(home), "FASER_KEY": KEY}
         done = subprocess.run(
