@@ -8,6 +8,7 @@ from faser.api.bodies.errors import add_error_handlers
 from faser.api.bodies.openapi import document, include
 from faser.api.dialects.chat_requests import chat_router
 from faser.api.dialects.completions_requests import completions_router
+from faser.api.dialects.conversion import IGNORED_HEADER
 from faser.api.dialects.messages_requests import messages_router
 from faser.api.dialects.render import render_router
 from faser.api.dialects.responses_routes import responses_router
@@ -94,7 +95,7 @@ def create_app(
             allow_methods=settings.cors.methods,
             allow_headers=settings.cors.headers,
             allow_credentials=settings.cors.credentials,
-            expose_headers=(REQUEST_ID_HEADER, "Retry-After"),
+            expose_headers=(REQUEST_ID_HEADER, "Retry-After", IGNORED_HEADER),
         )
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(PathMiddleware)

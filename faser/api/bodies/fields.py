@@ -310,6 +310,7 @@ HINTS = frozenset(
         "prompt_cache_retention",
         "safety_identifier",
         "verbosity",
+        "client_metadata",  # of Codex
     }
 )
 

@@ -218,7 +218,8 @@ def test_text_options_that_the_request_leaves_out_are_left_out(http: httpx.Clien
     """The specification has no null for them."""
     plain = http.post(PATH, json={"input": "hi"}).json()
     assert plain["text"] == {"format": {"type": "text"}}
-    asked = {"verbosity": "low", "format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
+    wanted = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+    asked: dict[str, Any] = {"verbosity": "low", "format": wanted}
     told = http.post(PATH, json={"input": "hi", "text": asked}).json()
     assert told["text"] == {
         "verbosity": "low",

@@ -62,7 +62,7 @@ def test_a_conversation_is_its_items_and_the_output() -> None:
     items = [{"role": "user", "content": "hi"}]
     store.put(1, response("a", "hello"), items)
     assert store.conversation(1, "a") == [*items, *response("a", "hello")["output"]]
-    assert store.conversation(2, "a") is store.conversation(None, "a") is store.get(2, "a") is None
+    assert (store.conversation(2, "a"), store.conversation(None, "a"), store.get(2, "a")) == (None, None, None)
     assert not store.delete(2, "a")
 
 

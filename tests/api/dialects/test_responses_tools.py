@@ -93,7 +93,7 @@ def test_a_response_repeats_the_tools_as_the_request_has_them(http: httpx.Client
 
 def test_the_model_is_shown_functions_and_their_calls_come_back_as_items() -> None:
     """Both directions: the answer's items, sent back, are the calls that the model made."""
-    calls = [
+    calls: list[tuple[str, dict[str, Any]]] = [
         ("team__ask", {}),
         ("patch", {"input": 'a "b"\n'}),
         ("local_shell", {"command": ["ls"], "working_directory": "/tmp"}),
