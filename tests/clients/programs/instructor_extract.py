@@ -5,13 +5,15 @@ from typing import Any, Literal
 
 import instructor
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 URL, MODEL = sys.argv[1:]
 HI: list[Any] = [{"role": "user", "content": "Zürich is warm."}]
 
 
 class Weather(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # else a model may go on with further properties to its limit
+
     city: Literal["Bern", "Zürich"]
     is_warm: bool
 
