@@ -12,15 +12,45 @@ from faser.engine.text.tokenizer import Tokenizer
 THINK, END_THINK = "<think>", "</think>"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkMarks:
+    """The texts around the reasoning of an answer.
+
+    label: follows the first mark, and begins the reasoning where a model leaves that mark out. resumes: text that
+    keeps an end mark without a beginning in the content, because it begins a call; any other such mark is dropped.
+    """
+
+    begin: str = THINK
+    end: str = END_THINK
+    label: str = ""
+    resumes: str = ""
+
+    def begins_within(self, prompt: str) -> bool | None:
+        """Whether an answer to a prompt begins within its reasoning; None: the answer itself says it."""
+        end = prompt.rstrip()
+        if end.endswith(self.end):
+            return False
+        return True if end.endswith((self.begin, self.begin + self.label.rstrip())) else None
+
+    @property
+    def beginnings(self) -> tuple[str, ...]:
+        """The texts that may begin the reasoning."""
+        return (self.begin, self.label) if self.label else (self.begin,)
+
+
+THINK_MARKS = ThinkMarks()
+
+
 class ThinkParser:
-    """Reasoning between <think> and </think>, at the beginning of an answer.
+    """Reasoning between two marks, at the beginning of an answer.
 
     Line ends next to the marks belong to the format. An answer that ends within its reasoning has no content.
     """
 
-    def __init__(self, *, open_at_start: bool) -> None:
+    def __init__(self, *, open_at_start: bool, marks: ThinkMarks = THINK_MARKS) -> None:
         """open_at_start: the answer begins within its reasoning, with or without a mark."""
         self._open = open_at_start
+        self._marks = marks
         self._cursor = TextCursor()
         self._events: list[AnswerEvent] = []
         self._reading = self._read()
@@ -33,13 +63,18 @@ class ThinkParser:
         return events
 
     def _read(self) -> Reading[None]:
-        cursor = self._cursor
+        cursor, marks = self._cursor, self._marks
         yield from cursor.skip_spaces()
-        if (yield from cursor.accept(THINK)) or self._open:
+        begins = yield from cursor.accept(marks.begin)
+        if (marks.label and (yield from cursor.accept(marks.label))) or begins or self._open:
             yield from self._skip_line_ends()
-            if (yield from cursor.copy_until((END_THINK,), self._reasoning, trailing="\n")) is None:
+            if (yield from cursor.copy_until((marks.end,), self._reasoning, trailing="\n")) is None:
                 return
             yield from self._skip_line_ends()
+        while marks.resumes and (yield from cursor.copy_until((marks.end,), self._content, trailing="")):
+            if (yield from cursor.starts_with(marks.resumes)):
+                self._content(marks.end)
+            cursor.mark()
         yield from cursor.copy_until((), self._content, trailing="")
 
     def _skip_line_ends(self) -> Reading[None]:
@@ -54,23 +89,17 @@ class ThinkParser:
         self._events.append(ContentText(text=text))
 
 
-def begins_within(prompt: str) -> bool | None:
-    """Whether an answer to a prompt begins within its reasoning; None: the answer itself says it."""
-    end = prompt.rstrip()
-    if end.endswith(END_THINK):
-        return False
-    return True if end.endswith(THINK) else None
-
-
 class ReasoningTokens:
     """Counts the tokens of one answer's reasoning, marks included.
 
     The reasoning may end in the middle of what one step adds, for a step can add several tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, open_at_start: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, open_at_start: bool, marks: ThinkMarks = THINK_MARKS) -> None:
         self._tokenizer = tokenizer
         self._open = open_at_start
+        self._beginnings = [each.encode() for each in marks.beginnings]
+        self._mark = marks.end.encode()
         self._over = False
         self._end = b""  # of the bytes so far; before the reasoning has begun, all of them but for leading spaces
         self._count = 0
@@ -91,11 +120,11 @@ class ReasoningTokens:
         self._end += self._tokenizer.token_bytes(token_id)
         if not self._open:
             self._end = self._end.lstrip()
-            self._open = self._end.startswith(THINK.encode())
-            self._over = not THINK.encode().startswith(self._end[: len(THINK)])
+            self._open = self._end.startswith(tuple(self._beginnings))
+            self._over = not any(each.startswith(self._end[: len(each)]) for each in self._beginnings)
         if self._open:
-            self._over = END_THINK.encode() in self._end
-            self._end = self._end[-len(END_THINK) :]
+            self._over = self._mark in self._end
+            self._end = self._end[-len(self._mark) :]
 
 
 class AnswerParser:
@@ -147,14 +176,15 @@ class AnswerParser:
 class AnswerParsing:
     """How the answers to one request are parsed.
 
-    reasoning: whether reasoning is divided off. always_reasons: answers begin within it, even if neither they nor
-    the prompt have its mark. harmony: answers are in that format. shows_reasoning: the client wants to see it.
-    tool_parser: None: calls are not looked for. declared: the parameters' schema of each function that may be
-    called. parallel: more than one call.
+    reasoning: whether reasoning is divided off. marks: around it. always_reasons: answers begin within it, even if
+    neither they nor the prompt have its mark. harmony: answers are in that format. shows_reasoning: the client
+    wants to see it. tool_parser: None: calls are not looked for. declared: the parameters' schema of each function
+    that may be called. parallel: more than one call.
     """
 
     tokenizer: Tokenizer
     reasoning: bool = False
+    marks: ThinkMarks = THINK_MARKS
     always_reasons: bool = False
     harmony: bool = False
     shows_reasoning: bool = True
@@ -177,14 +207,14 @@ class AnswerParsing:
                 HarmonyTokens(self.tokenizer, opening=opening),
                 shows_reasoning=self.shows_reasoning,
             )
-        within = begins_within(prompt)
+        within = self.marks.begins_within(prompt)
         if not self.reasoning or within is False:
             return AnswerParser(tool_calls=tool_calls)
         open_at_start = self.always_reasons or within is True
         return AnswerParser(
-            ThinkParser(open_at_start=open_at_start),
+            ThinkParser(open_at_start=open_at_start, marks=self.marks),
             tool_calls,
-            ReasoningTokens(self.tokenizer, open_at_start=open_at_start),
+            ReasoningTokens(self.tokenizer, open_at_start=open_at_start, marks=self.marks),
             shows_reasoning=self.shows_reasoning,
         )
 
