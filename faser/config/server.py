@@ -265,8 +265,8 @@ class ServerConfig:
         OUTPUT,
         Kind.TEXT,
         "auto",
-        "Format in which the model writes tool calls. auto: as its chat template suggests; --help=tool-call-parser "
-        "lists the others.",
+        "Format in which the model writes tool calls. auto: as its chat template suggests; "
+        "--help=tool-call-parser lists the others.",
         metavar="format",
         choices=(
             "auto",

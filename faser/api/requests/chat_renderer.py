@@ -35,6 +35,10 @@ class ChatRenderer:
         """Source of the template for chats with tools; empty if there is none."""
         return self._with_tools.source
 
+    def template_of(self, *, tools: bool) -> str:
+        """Return the source of the template for chats with or without tools; empty if there is none."""
+        return (self._with_tools if tools else self._plain).source
+
     def render(
         self,
         messages: list[dict[str, Any]],
