@@ -11,7 +11,7 @@ from tests.checkpoints import tiny_tokenizer
 from tests.engine.losslessness.equality import Answer, answers, build, requests, write_pair
 
 MOST = 16
-END = tiny_tokenizer().token_to_id("!")
+(END,) = tiny_tokenizer().encode("!").ids
 ANSWER = StructuredOutput(kind=StructureKind.REGEX, text="[^!]*![ab]{6}")
 # No other token is as unlikely as the end, so the model never closes its thinking by itself.
 NEVER = ((END, -100.0),)
