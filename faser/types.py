@@ -96,6 +96,21 @@ class StructuredOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingBudget:
+    """Tokens that an answer may think; then it is made to close its thinking.
+
+    begin: the token ids that open the thinking. end: the one that closes it. is_open: the prompt has opened it.
+    repeats: an answer may open it several times; all of them share the budget.
+    """
+
+    max_tokens: int
+    begin: tuple[int, ...]
+    end: int
+    is_open: bool
+    repeats: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Of a number: [low, high], or (low, high] if above. high: None: no limit but infinity."""
 
@@ -149,8 +164,9 @@ class SamplingParams:
     logprobs: number of alternatives to report in addition to the sampled token; None: no log probabilities.
     structured_output: None: free text. With it min_tokens and ignore_eos hold until the structure is complete and
     allows nothing else.
-    Order of application: bias, penalties, allowed tokens, bad words, min_tokens, structured output, temperature,
-    min_p, top_k, top_p.
+    thinking_budget: None: the model decides when it has thought enough.
+    Order of application: bias, penalties, allowed tokens, bad words, min_tokens, thinking budget, structured
+    output, temperature, min_p, top_k, top_p.
 
     Raises RequestError that names the field, its value and the limit.
     """
@@ -177,6 +193,7 @@ class SamplingParams:
     prompt_logprobs: int | None = _number(None, 0, MAX_LOGPROBS)
     skip_special_tokens: bool = True
     structured_output: StructuredOutput | None = field(default=None, metadata=_EDITS)
+    thinking_budget: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
         if not all(self.bad_words):
@@ -217,7 +234,8 @@ class SamplingParams:
     @property
     def needs_only_logits(self) -> bool:
         """A token follows from its logits, seed and position, and nothing but the token is reported."""
-        return not self.edits_logits and self.logprobs is None and self.prompt_logprobs is None
+        scored = self.logprobs is not None or self.prompt_logprobs is not None
+        return not self.edits_logits and not scored and self.thinking_budget is None
 
 
 _DECLARED = fields(SamplingParams)

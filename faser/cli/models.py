@@ -7,6 +7,7 @@ whose weights are not read. `faser serve` tells the same of the model that it se
 
 import json
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,6 +57,10 @@ A model loads if its `config.json` names an architecture of this table, or its G
 `faser models MODEL` says of a directory, a `.gguf` file or a fetched hub id what it is, whether it loads, and why
 not; `--json` gives both as JSON. The examples have these architectures by their `config.json`. What has been
 served with its real weights is in the last column.
+
+The column of tool calls names the formats (`--tool-call-parser`) that the chat templates of a family ask for; the
+template of a checkpoint decides which it is. Families with none have templates that know no tools: FASER then
+describes the functions in the prompt, and asks for `hermes`. So it does for older models of the other families.
 
 {table}
 
@@ -150,7 +155,7 @@ def models(arguments: Sequence[str]) -> int:
 
 
 def _families_json() -> str:
-    fields = ("name", "architecture", "model_type", "gguf", "examples", "files", "note")
+    fields = ("name", "architecture", "model_type", "gguf", "tool_parsers", "examples", "files", "note")
     found = [{name: getattr(each, name) for name in fields} | {"formats": _formats(each)} for each in FAMILIES]
     return json.dumps(found, indent=2)
 
@@ -171,6 +176,13 @@ def families_text() -> str:
         "",
         "Weights: safetensors (16 or 32 bits, fp8, AWQ, GPTQ, compressed-tensors, MXFP4); GGUF if named.",
     ]
+    lines += ["Tool calls, by --tool-call-parser; none: the templates know no tools, FASER describes them:"]
+    by_format = defaultdict[str, list[str]](list)
+    for each in FAMILIES:
+        for name in each.tool_parsers or ("none",):
+            by_format[name].append(each.name)
+    for name, families in sorted(by_format.items()):
+        lines += ["  " + line for line in _lines((name, ", ".join(families)), widths[:1])]
     lines += ["Tested: every family against transformers, on tiny models. Served with real weights:"]
     lines += [f"  {each.name:<{widths[0]}}  {file}" for each in FAMILIES for file in each.files]
     lines += ["", "Of one model: faser models MODEL"]
@@ -189,13 +201,15 @@ def markdown() -> str:
     from faser.engine.text.gguf_tokenizer import SPLITTINGS  # imports the tokenizers library
 
     rows = [
-        "| family | architecture | GGUF | models, among others | real weights |",
-        "| --- | --- | --- | --- | --- |",
+        "| family | architecture | GGUF | tool calls | models, among others | real weights |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for each in FAMILIES:
         gguf = ", ".join(f"`{each}`" for each in each.gguf) or "no"
         files = "; ".join(each.files) or "no"
-        rows.append(f"| {each.name} | `{each.architecture}` | {gguf} | {', '.join(each.examples)} | {files} |")
+        calls = ", ".join(f"`{name}`" for name in each.tool_parsers) or "none"
+        examples = ", ".join(each.examples)
+        rows.append(f"| {each.name} | `{each.architecture}` | {gguf} | {calls} | {examples} | {files} |")
     splittings = ", ".join(f"`{each}`" for each in SPLITTINGS)
     return _PAGE.format(
         splittings="\n".join(textwrap.wrap(splittings, _PAGE_WIDTH, break_on_hyphens=False)),

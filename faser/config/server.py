@@ -274,8 +274,22 @@ class ServerConfig:
         OUTPUT,
         Kind.TEXT,
         "auto",
-        "Format in which the model writes tool calls. auto: as its chat template suggests.",
-        choices=("auto", "hermes", "llama3_json", "mistral", "openai", "pythonic", "qwen3_coder"),
+        "Format in which the model writes tool calls. auto: as its chat template suggests; "
+        "--help=tool-call-parser lists the others.",
+        metavar="format",
+        choices=(
+            "auto",
+            "gemma4",
+            "glm4",
+            "granite",
+            "hermes",
+            "llama3_json",
+            "mistral",
+            "openai",
+            "phi4_mini_json",
+            "pythonic",
+            "qwen3_coder",
+        ),
         synonyms=(
             ("llama4_json", "llama3_json"),
             ("llama4_pythonic", "pythonic"),
@@ -292,8 +306,9 @@ class ServerConfig:
         "auto",
         "How answers are divided into reasoning and content. auto: as the chat template suggests. none: they are "
         "not. qwen3: reasoning is between <think> and </think>. deepseek_r1: it may lack the first of them. "
-        "openai_gptoss: it is in the channel analysis of the harmony format.",
-        choices=("auto", "none", "qwen3", "deepseek_r1", "openai_gptoss"),
+        "openai_gptoss: it is in the channel analysis of the harmony format. gemma4, granite and mistral: it is "
+        "between the marks of Gemma 4, Granite 3.2 and Magistral.",
+        choices=("auto", "none", "qwen3", "deepseek_r1", "openai_gptoss", "gemma4", "granite", "mistral"),
     )
     generation_config: str = setting(
         OUTPUT,

@@ -54,6 +54,7 @@ class ChatBody(GenerationBody):
     continue_final_message: Flag | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: Integer | None = None
     echo: Flag | None = None
     return_prompt_text: Flag | None = None
     documents: list[dict[str, Any]] | None = None

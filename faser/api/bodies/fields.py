@@ -167,7 +167,7 @@ _JSON_TYPES: dict[Any, Any] = {
 # Parameters that dialects call differently, or do not all have.
 _OF_DIALECTS = {
     *("n", "temperature", "top_p", "max_tokens", "stop"),
-    *("logprobs", "prompt_logprobs", "structured_output"),
+    *("logprobs", "prompt_logprobs", "structured_output", "thinking_budget"),
 }
 
 
@@ -276,9 +276,9 @@ _UNSUPPORTED = {
     "ec_transfer_params": UnsupportedField("this build has no encoder cache", ({},)),
     "stream_interval": UnsupportedField("every step is sent", (1,)),
     "vllm_xargs": UnsupportedField("this build has no custom arguments", ({},)),
-    "thinking_token_budget": UnsupportedField("reasoning ends where the model ends it; use max_tokens"),
 }
 UNSUPPORTED_IN_COMPLETIONS = _UNSUPPORTED | {
+    "thinking_token_budget": UnsupportedField("completions have no reasoning; use /v1/chat/completions", (-1,)),
     "suffix": UnsupportedField("this model has no infill template", ("",)),
 }
 UNSUPPORTED_IN_CHATS = _UNSUPPORTED | {

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -21,6 +22,7 @@ from faser.api.dialects.generation import (
 from faser.api.requests.prompts import TokenizedPrompt, count_chars, tokenize_prompts
 from faser.api.requests.sampling import check_alternatives, sampling_params
 from faser.api.requests.service import ApiSettings, Service
+from faser.api.requests.thinking import template_kwargs, thinking_budget
 from faser.api.requests.tool_use import ToolUse, read_tool_use
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
@@ -62,6 +64,15 @@ async def chat_handler(
     tool_use = read_tool_use(body, service.parsers, asks_structure=sampling.structured_output is not None)
     prompt = await chat_prompt(service, body, info, tool_use)
     sampling = tool_use.constrain(sampling, prompt.text or "", tokenizer)
+    budget = thinking_budget(
+        body,
+        service.parsers.reasoning,
+        prompt.text or "",
+        service.chat_renderer.template_of(tools=bool(tool_use.tools)),
+        tokenizer,
+        vocab_size=info.vocab_size,
+    )
+    sampling = replace(sampling, thinking_budget=budget)
     if not service.settings.shorten_max_tokens:
         _check_room(body.max_completion_tokens, len(prompt.token_ids), info.max_model_len)
     formatter = ChatFormatter(
@@ -106,13 +117,14 @@ async def chat_prompt(
     tool_use: of the body, if it has been read.
     """
     tools = (tool_use or read_tool_use(body, service.parsers)).described()
+    template = service.chat_renderer.template_of(tools=bool(tools))
     text = await service.text_worker.run(
         count_chars((body.messages, tools, body.chat_template_kwargs, body.documents, body.reasoning_effort)),
         lambda: service.chat_renderer.render(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            template_kwargs=body.chat_template_kwargs,
+            template_kwargs=template_kwargs(body, template),
             template_fields={"reasoning_effort": body.reasoning_effort, "documents": body.documents},
             tools=tools,
         ),

@@ -39,6 +39,7 @@ FIELD_NAMES = (
     (r"stop", "stop_sequences"),
     (r"response_format\.json_schema|response_format", "output_config.format"),
     (r"reasoning_effort", "output_config.effort"),
+    (r"thinking_token_budget", "thinking.budget_tokens"),
     (r"tools\.(\d+)\.function\.parameters", r"tools.\1.input_schema"),
     (r"tools\.(\d+)\.function", r"tools.\1"),
     (r"tool_choice\.function", "tool_choice"),
@@ -47,9 +48,11 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class Thinking(BaseModel):
-    """Whether the model reasons before it answers; every type but disabled lets it.
+    """Whether the model reasons before it answers, and the most tokens of its reasoning.
 
-    budget_tokens: a hint; max_tokens bounds both together. display: omitted leaves the thinking out of the answer.
+    type: every one but disabled lets it reason.
+
+    display: omitted leaves the thinking out of the answer.
     """
 
     model_config = OPEN
@@ -124,6 +127,7 @@ UNSUPPORTED_IN_MESSAGES = fields_of_chats(
         "max_completion_tokens": "max_tokens",
         "response_format": "output_config.format",
         "reasoning_effort": "output_config.effort",
+        "thinking_token_budget": "thinking.budget_tokens",
         "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     },
 )
@@ -248,9 +252,14 @@ def _conversation(body: MessageFields) -> dict[str, Any]:
         "tool_choice": None if choice is None else _tool_choice(choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
         "reasoning_effort": None if body.output_config is None else body.output_config.effort,
+        "thinking_token_budget": None if thinking is None else _budget(thinking),
         "include_reasoning": False if thinking is not None and thinking.display == "omitted" else None,
         "chat_template_kwargs": template_kwargs or None,
     }
+
+
+def _budget(thinking: Thinking) -> int | None:
+    return 0 if thinking.type == "disabled" else thinking.budget_tokens
 
 
 def _tool(tool: Json, path: str) -> Json:

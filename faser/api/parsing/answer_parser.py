@@ -12,8 +12,37 @@ from faser.engine.text.tokenizer import Tokenizer
 THINK, END_THINK = "<think>", "</think>"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkMarks:
+    """The texts around the reasoning of an answer.
+
+    label: follows the first mark, and begins the reasoning where a model leaves that mark out. resumes: text that
+    keeps an end mark without a beginning in the content, because it begins a call; any other such mark is dropped.
+    """
+
+    begin: str = THINK
+    end: str = END_THINK
+    label: str = ""
+    resumes: str = ""
+
+    def begins_within(self, prompt: str) -> bool | None:
+        """Whether an answer to a prompt begins within its reasoning; None: the answer itself says it."""
+        end = prompt.rstrip()
+        if end.endswith(self.end):
+            return False
+        return True if end.endswith((self.begin, self.begin + self.label.rstrip())) else None
+
+    @property
+    def beginnings(self) -> tuple[str, ...]:
+        """The texts that may begin the reasoning."""
+        return (self.begin, self.label) if self.label else (self.begin,)
+
+
+THINK_MARKS = ThinkMarks()
+
+
 class ThinkParser:
-    """Reasoning between <think> and </think>, at the beginning of an answer.
+    """Reasoning between two marks, at the beginning of an answer.
 
     Line ends next to the marks belong to the format. An answer that ends within its reasoning has no content but
     complete calls at its end: some models forget to close their reasoning before they call. Calls that something
@@ -24,14 +53,16 @@ class ThinkParser:
         self,
         *,
         open_at_start: bool,
+        marks: ThinkMarks = THINK_MARKS,
         call_marks: tuple[str, ...] = (),
         new_reader: Callable[[], ToolCallReader] | None = None,
     ) -> None:
         """open_at_start: the answer begins within its reasoning, with or without a mark.
 
-        call_marks: where calls may begin. new_reader: makes a reader of calls; needed if there are marks.
+        call_marks: where calls may begin. new_reader: makes a reader of calls; needed if there are marks of calls.
         """
         self._open = open_at_start
+        self._marks = marks
         self._call_marks = call_marks
         self._new_reader = new_reader
         self._cut = False
@@ -51,25 +82,30 @@ class ThinkParser:
         return events
 
     def _read(self) -> Reading[None]:
-        cursor = self._cursor
+        cursor, marks = self._cursor, self._marks
         yield from cursor.skip_spaces()
-        if (yield from cursor.accept(THINK)) or self._open:
+        begins = yield from cursor.accept(marks.begin)
+        if (marks.label and (yield from cursor.accept(marks.label))) or begins or self._open:
             yield from self._skip_line_ends()
             if not (yield from self._read_reasoning()):
                 return
+        while marks.resumes and (yield from cursor.copy_until((marks.end,), self._content, trailing="")):
+            if (yield from cursor.starts_with(marks.resumes)):
+                self._content(marks.end)
+            cursor.mark()
         yield from cursor.copy_until((), self._content, trailing="")
 
     def _read_reasoning(self) -> Reading[bool]:
         """The reasoning up to its end, or to calls that end the answer. False: the answer ends within it."""
         cursor = self._cursor
         while True:
-            marks = (END_THINK, *self._call_marks)
+            marks = (self._marks.end, *self._call_marks)
             mark = yield from cursor.copy_until(
                 marks, self._reasoning, trailing="\n", unfinished=self._unfinished_mark
             )
             if mark is None:
                 return False
-            if mark == END_THINK:
+            if mark == self._marks.end:
                 yield from self._skip_line_ends()
                 return True
             if (yield from self._calls_follow(mark)):
@@ -88,14 +124,14 @@ class ThinkParser:
             num_complete += sum(isinstance(each, ToolCallEnd) for each in events)
             is_draft = any(isinstance(each, ContentText) for each in events)
             tail += arrived
-            if is_draft or END_THINK in tail or cursor.complete:
+            if is_draft or self._marks.end in tail or cursor.complete:
                 break
-            text, tail = "", tail[1 - len(END_THINK) :]
+            text, tail = "", tail[1 - len(self._marks.end) :]
             yield
         cursor.rewind(offset)
         if not is_draft:
             self._call_marks = ()  # the reasoning, or the answer, ends in what looks like calls: look no further
-        return not is_draft and END_THINK not in tail and not self._cut and reader.num_calls == num_complete
+        return not is_draft and self._marks.end not in tail and not self._cut and reader.num_calls == num_complete
 
     def _skip_line_ends(self) -> Reading[None]:
         while (yield from self._cursor.accept("\n")):
@@ -113,23 +149,17 @@ class ThinkParser:
         self._events.append(ContentText(text=text))
 
 
-def begins_within(prompt: str) -> bool | None:
-    """Whether an answer to a prompt begins within its reasoning; None: the answer itself says it."""
-    end = prompt.rstrip()
-    if end.endswith(END_THINK):
-        return False
-    return True if end.endswith(THINK) else None
-
-
 class ReasoningTokens:
     """Counts the tokens of one answer's reasoning, marks included.
 
     The reasoning may end in the middle of what one step adds, for a step can add several tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, open_at_start: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, open_at_start: bool, marks: ThinkMarks = THINK_MARKS) -> None:
         self._tokenizer = tokenizer
         self._open = open_at_start
+        self._beginnings = [each.encode() for each in marks.beginnings]
+        self._mark = marks.end.encode()
         self._over = False
         self._end = b""  # of the bytes so far; before the reasoning has begun, all of them but for leading spaces
         self._count = 0
@@ -150,11 +180,11 @@ class ReasoningTokens:
         self._end += self._tokenizer.token_bytes(token_id)
         if not self._open:
             self._end = self._end.lstrip()
-            self._open = self._end.startswith(THINK.encode())
-            self._over = not THINK.encode().startswith(self._end[: len(THINK)])
+            self._open = self._end.startswith(tuple(self._beginnings))
+            self._over = not any(each.startswith(self._end[: len(each)]) for each in self._beginnings)
         if self._open:
-            self._over = END_THINK.encode() in self._end
-            self._end = self._end[-len(END_THINK) :]
+            self._over = self._mark in self._end
+            self._end = self._end[-len(self._mark) :]
 
 
 class AnswerParser:
@@ -211,14 +241,15 @@ class AnswerParser:
 class AnswerParsing:
     """How the answers to one request are parsed.
 
-    reasoning: whether reasoning is divided off. always_reasons: answers begin within it, even if neither they nor
-    the prompt have its mark. harmony: answers are in that format. shows_reasoning: the client wants to see it.
-    tool_parser: None: calls are not looked for. declared: the parameters' schema of each function that may be
-    called. parallel: more than one call.
+    reasoning: whether reasoning is divided off. marks: around it. always_reasons: answers begin within it, even if
+    neither they nor the prompt have its mark. harmony: answers are in that format. shows_reasoning: the client
+    wants to see it. tool_parser: None: calls are not looked for. declared: the parameters' schema of each function
+    that may be called. parallel: more than one call.
     """
 
     tokenizer: Tokenizer
     reasoning: bool = False
+    marks: ThinkMarks = THINK_MARKS
     always_reasons: bool = False
     harmony: bool = False
     shows_reasoning: bool = True
@@ -237,18 +268,19 @@ class AnswerParsing:
                 HarmonyTokens(self.tokenizer, opening=opening),
                 shows_reasoning=self.shows_reasoning,
             )
-        within = begins_within(prompt)
+        within = self.marks.begins_within(prompt)
         if not self.reasoning or within is False:
             return AnswerParser(tool_calls=tool_calls)
         open_at_start = self.always_reasons or within is True
         return AnswerParser(
             ThinkParser(
                 open_at_start=open_at_start,
+                marks=self.marks,
                 call_marks=() if self.tool_parser is None else self.tool_parser.marks,
                 new_reader=self._new_reader,
             ),
             tool_calls,
-            ReasoningTokens(self.tokenizer, open_at_start=open_at_start),
+            ReasoningTokens(self.tokenizer, open_at_start=open_at_start, marks=self.marks),
             shows_reasoning=self.shows_reasoning,
         )
 

@@ -5,18 +5,19 @@ functions, and calls and results of earlier turns are written out, in the format
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from faser.api.bodies.body import shown
 from faser.api.bodies.chat import read_messages
-from faser.api.requests.chat_template import ChatTemplate, choose_template
+from faser.api.requests.chat_template import ChatTemplate, TemplateRefusal, choose_template
+from faser.api.requests.strict_templates import ORDERS, SYSTEM_ROLES, first_lost
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 
 Message = dict[str, Any]
-_SYSTEM_ROLES = ("system", "developer")
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+_TOOLS_OF_MESSAGE = ("message['tools']", 'message["tools"]', "message.tools")
 _NEUTRAL: tuple[Any, ...] = ("none", [])
 _HINTS = ("reasoning_effort",)  # without effect on a model whose template does not use it
 
@@ -35,6 +36,10 @@ class ChatRenderer:
         """Source of the template for chats with tools; empty if there is none."""
         return self._with_tools.source
 
+    def template_of(self, *, tools: bool) -> str:
+        """Return the source of the template for chats with or without tools; empty if there is none."""
+        return (self._with_tools if tools else self._plain).source
+
     def render(
         self,
         messages: list[dict[str, Any]],
@@ -50,7 +55,9 @@ class ChatRenderer:
         template_fields: fields of the request that only a template can use; None is absent. tools: the functions
         that the model may call, as OpenAI describes them.
 
-        Raises RequestError: there is no template, it refuses the messages, or does not use a given field.
+        A template that refuses the messages, or leaves one out, gets them in other orders (strict_templates.py).
+        Raises RequestError: there is no template, it refuses the messages in every order, or does not use a given
+        field.
         """
         chosen = self._with_tools if tools else self._plain
         if chosen.missing is not None:
@@ -61,26 +68,44 @@ class ChatRenderer:
                 raise RequestError(
                     f"`{name}` is not supported: this model's chat template does not use it", param=name
                 )
+        extra = {**(template_kwargs or {}), **given}
+        if tools and "xml_tools" in chosen.source:  # SmolLM3's name of them
+            extra.setdefault("xml_tools", [*tools])
         continues = bool(continue_final_message)
-        read = [_known_role(message, at, chosen.source) for at, message in enumerate(read_messages(messages))]
-        if "tool_calls" not in chosen.source:
-            read = write_out_calls(read)
-        takes_tools = "tools" in chosen.source
-        if tools and not takes_tools:
-            read = describe_tools(read, tools)
-        options: dict[str, Any] = {
-            "add_generation_prompt": not continues if add_generation_prompt is None else add_generation_prompt,
-            "continue_final_message": continues,
-            "tools": list(tools) if tools and takes_tools else None,
-            "extra": {**(template_kwargs or {}), **given},
-        }
-        try:
-            return chosen.template.render(read, **options)
-        except RequestError:
-            with_objects = [_with_argument_objects(message) for message in read]
-            if with_objects == read:
-                raise
-            return chosen.template.render(with_objects, **options)
+        prompt_of = partial(
+            _prompt_of,
+            chosen.template,
+            add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
+            continue_final_message=continues,
+            tools=list(tools) if tools and "tools" in chosen.source else None,
+            extra=extra,
+        )
+        read = [_known_role(message, chosen.source) for message in read_messages(messages)]
+        failure: RequestError | None = None
+        for order in ORDERS:
+            try:
+                prompt = prompt_of(order(_for_template(read, tools, chosen.source)))
+            except TemplateRefusal as error:
+                failure = failure or error
+                continue
+            if (lost := first_lost(read, prompt)) is None:
+                return prompt
+            failure = failure or _left_out(read[lost]["role"], f"messages.{lost}")
+        assert failure is not None
+        if not isinstance(failure, TemplateRefusal):
+            raise failure
+        raise _naming(failure, read, lambda some: prompt_of(_for_template(some, tools, chosen.source)))
+
+
+def _prompt_of(template: ChatTemplate, messages: Sequence[Message], **options: Any) -> str:
+    """The prompt. Arguments that are text get an object around them where the template needs keys and values."""
+    try:
+        return template.render(messages, **options)
+    except TemplateRefusal:
+        with_objects = [_with_argument_objects(message) for message in messages]
+        if with_objects == [*messages]:
+            raise
+        return template.render(with_objects, **options)
 
 
 def _with_argument_objects(message: Message) -> Message:
@@ -112,22 +137,60 @@ class _NamedTemplate:
             self.template.check()
 
 
-def _known_role(message: dict[str, Any], at: int, source: str) -> dict[str, Any]:
-    """The message, with a role that its template knows.
+def _known_role(message: Message, source: str) -> Message:
+    """The message, without an empty list of calls, and with the role system where the template has no developer.
 
-    OpenAI renamed the role system to developer; older templates know only system. Raises RequestError for a role
-    that neither OpenAI nor the template names: most templates would write it into the prompt as it is.
+    OpenAI renamed the role system to developer; older templates know only system.
     """
-    role = message["role"]
-    if role == "developer" and role not in source:
+    if message.get("tool_calls") == []:
+        message = {key: value for key, value in message.items() if key != "tool_calls"}
+    if message["role"] == "developer" and "developer" not in source:
         return {**message, "role": "system"}
-    if role not in _ROLES and not any(f"{quote}{role}{quote}" in source for quote in "'\""):
-        raise RequestError(
-            f"messages.{at}.role is {shown(role)}; it must be {', '.join(_ROLES[:-1])} or {_ROLES[-1]}, as this "
-            "model's chat template does not name it",
-            param=f"messages.{at}.role",
-        )
     return message
+
+
+def _for_template(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], source: str) -> list[Message]:
+    """The messages, with calls and functions written out where the template does not write them."""
+    if "tool_calls" not in source:
+        messages = write_out_calls(messages)
+    if tools and any(spelled in source for spelled in _TOOLS_OF_MESSAGE):
+        return _with_tools(messages, tools)
+    return describe_tools(messages, tools) if tools and "tools" not in source else [*messages]
+
+
+def _with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The messages, with the functions as JSON in a field of the system message, as Phi-4-mini has them."""
+    functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    has_system = bool(messages) and messages[0]["role"] in SYSTEM_ROLES
+    system = messages[0] if has_system else {"role": "system", "content": ""}
+    return [{**system, "tools": functions}, *messages[has_system:]]
+
+
+def _left_out(role: str, path: str) -> RequestError:
+    return RequestError(
+        f"{path} has the role {shown(role)}, and the chat template leaves its content out; use a role that this "
+        "model's template writes",
+        param=path,
+    )
+
+
+def _naming(
+    failure: TemplateRefusal, messages: Sequence[Message], prompt_of: Callable[[Sequence[Message]], str]
+) -> RequestError:
+    """The failure, with the message that the template refuses: without it and those behind it there is another."""
+    first, last = 0, len(messages)  # the refused message is among these
+    while last - first > 1:
+        middle = (first + last) // 2
+        try:
+            prompt_of(messages[:middle])
+            first = middle
+        except RequestError as error:
+            first, last = (first, middle) if str(error) == str(failure) else (middle, last)
+    role, reason = shown(messages[first]["role"]), str(failure).partition(": ")[2]
+    return RequestError(
+        f"the chat template cannot render messages.{first}, of the role {role}: {reason}",
+        param=f"messages.{first}",
+    )
 
 
 def describe_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -139,7 +202,7 @@ def describe_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any
         '<tool_call>\n{"name": "function", "arguments": {"argument": "value"}}\n</tool_call>\n'
         "The results come within <tool_response> tags."
     )
-    if messages and messages[0]["role"] in _SYSTEM_ROLES:
+    if messages and messages[0]["role"] in SYSTEM_ROLES:
         first = {**messages[0], "content": f"{messages[0]['content']}\n\n{prompt}"}
         return [first, *messages[1:]]
     return [{"role": "system", "content": prompt}, *messages]

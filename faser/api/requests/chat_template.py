@@ -31,6 +31,10 @@ _TRIMMED_AWAY = " "
 _RESERVED = ("messages", "tools", "add_generation_prompt")
 
 
+class TemplateRefusal(RequestError):
+    """A template that raises on the messages of a chat."""
+
+
 class ChatTemplate:
     """One compiled template. Rendering has no state, so threads may share it."""
 
@@ -81,7 +85,7 @@ class ChatTemplate:
         add_generation_prompt: end with the header of an assistant message. continue_final_message: end inside
         the last message, so that the model continues it. extra: further variables of the template.
 
-        Raises RequestError (param messages) with the template's own message if it refuses the messages.
+        Raises TemplateRefusal (param messages) with the template's own message if it refuses the messages.
         """
         if taken := [name for name in _RESERVED if name in extra]:
             raise RequestError(
@@ -120,7 +124,7 @@ class ChatTemplate:
         except (OverBudgetError, TooSlowError):
             raise
         except Exception as error:  # a template can fail in any way that Python can
-            raise RequestError(
+            raise TemplateRefusal(
                 f"the chat template cannot render these messages: {str(error) or type(error).__name__}",
                 param="messages",
             ) from None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from faser.api.bodies.chat import ChatBody, Tool, ToolChoice, ToolMode, parameters_of, read_tool_choice
-from faser.api.parsing.answer_parser import END_THINK, THINK, AnswerParsing, begins_within
+from faser.api.parsing.answer_parser import THINK_MARKS, AnswerParsing
 from faser.api.parsing.harmony import ANALYSIS, ENDS, FINAL, MESSAGE, START, is_analysis, opening_of
 from faser.api.parsing.registry import TOOL_PARSERS, ServerParsers
 from faser.api.parsing.tool_parser import CallTag, ToolParser
@@ -52,6 +52,7 @@ class ToolUse:
         return AnswerParsing(
             tokenizer=tokenizer,
             reasoning=style is not None,
+            marks=THINK_MARKS if style is None else style.think,
             always_reasons=style is not None and style.always,
             harmony=style is not None and style.harmony,
             shows_reasoning=self.shows_reasoning,
@@ -145,16 +146,17 @@ class ToolUse:
     def _after_reasoning(self, structure: StructuredOutput, prompt: str) -> StructuredOutput:
         """The structure begins where the reasoning ends. The prompt or the model decides whether there is any."""
         style = self.parsers.reasoning
-        within = begins_within(prompt)
+        marks = THINK_MARKS if style is None else style.think
+        within = marks.begins_within(prompt)
         if within is False:
             return structure
         answer = _as_format(structure)
         ends = {"type": "any_text"}
         rest = [{"type": "regex", "pattern": r"\n*"}, answer]
         if within or (style is not None and style.always):
-            reasoning = {"type": "tag", "begin": "", "content": ends, "end": END_THINK}
+            reasoning = {"type": "tag", "begin": "", "content": ends, "end": marks.end}
             return _structural_tag({"type": "sequence", "elements": [reasoning, *rest]}, structure.param)
-        reasoning = {"type": "tag", "begin": THINK, "content": ends, "end": END_THINK}
+        reasoning = {"type": "tag", "begin": marks.begin, "content": ends, "end": marks.end}
         reasoned = {"type": "sequence", "elements": [reasoning, *rest]}
         return _structural_tag({"type": "or", "elements": [reasoned, answer]}, structure.param)
 

@@ -331,7 +331,10 @@ def test_tools_that_cannot_be_are_refused(http: httpx.Client, fields: Any, param
 
 
 def test_auto_can_be_forbidden_and_needs_a_known_format() -> None:
-    for template, options in ((NATIVE, {"enable_auto_tool_choice": False}), ("{{ tools }}", {})):
+    for template, options in (
+        (NATIVE, {"enable_auto_tool_choice": False}),
+        ("{{ tools }}{{ messages[0].content }}", {}),
+    ):
         with chatting(template, **options) as (client, engine):
             with pytest.raises(openai.BadRequestError, match="tool_choice is auto"):
                 client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS)

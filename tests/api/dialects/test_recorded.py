@@ -46,7 +46,7 @@ def http(engine: FakeEngine) -> Iterator[httpx.Client]:
 
 
 def recorded() -> Iterator[Any]:
-    for path in sorted(RECORDED.glob("*.json")):
+    for path in (RECORDED / f"{client}.json" for client in CLIENTS):
         for at, request in enumerate(json.loads(path.read_text(encoding="utf-8"))):
             yield pytest.param(request["path"], request["body"], id=f"{path.stem}-{at}")
 

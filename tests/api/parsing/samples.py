@@ -160,7 +160,73 @@ OPENAI: dict[str, Sample] = {
         [("now", {})],
     ),
 }
+GEMMA4: dict[str, Sample] = {
+    "one": ('<|tool_call>call:weather{city:<|"|>Oslo<|"|>}<tool_call|>', "", OSLO),
+    "two": (
+        'I look.<|tool_call>call:weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>'
+        "<|tool_call>call:now{}<tool_call|>",
+        "I look.",
+        BOTH,
+    ),
+    "marks of the format in a string": (
+        '<|tool_call>call:weather{city:<|"|>a, {b}: [c] <|"|>d<|"|> <tool_call|>\n<|"|>,days:2}<tool_call|>',
+        "",
+        [("weather", {"city": 'a, {b}: [c] <|"|>d<|"|> <tool_call|>\n', "days": 2})],
+    ),
+    "all of it": (
+        '<|tool_call>call:weather{city:Oslo, units:null,at:true,where:{a:{b:<|"|>"x"\n<|"|>}},'
+        'tags:[<|"|>é<|"|>,-2.5,[],{}],"days":2}<tool_call|>',
+        "",
+        [
+            (
+                "weather",
+                {
+                    "city": "Oslo",
+                    "units": None,
+                    "at": True,
+                    "where": {"a": {"b": '"x"\n'}},
+                    "tags": ["é", -2.5, [], {}],
+                    "days": 2,
+                },
+            )
+        ],
+    ),
+    "JSON": ('<|tool_call>call:weather{"city": "Oslo"}<tool_call|>', "", OSLO),
+    "after reasoning": ('<channel|>call:weather{city:<|"|>Oslo<|"|>}<tool_call|>', "", OSLO),
+    "no mark": ('call:weather{city:<|"|>Oslo<|"|>}<tool_call|>', "", OSLO),
+    "no end": ('Well.\n<|tool_call>call:weather{city:<|"|>Oslo<|"|>}', "Well.", OSLO),
+}
+GLM4: dict[str, Sample] = {
+    "one": ('weather\n{"city": "Oslo"}', "", OSLO),
+    "two": ('weather\n{"city": "Oslo", "days": 2}\nnow\n{}', "", BOTH),
+    "text before": ('I look.<|assistant|>weather\n{"city": "Oslo"}<|observation|>', "I look.", OSLO),
+    "text after": ('weather \n{"city": "Oslo"}\nThere.', "\nThere.", OSLO),
+}
+GRANITE: dict[str, Sample] = {
+    "one": ('<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]', "", OSLO),
+    "two": (
+        'I look.\n<|tool_call|> [{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}, {"name": "now"}]',
+        "I look.",
+        BOTH,
+    ),
+    "the other mark": ('<tool_call>[{"name": "weather", "arguments": {"city": "Oslo"}}]</tool_call>', "", OSLO),
+    "an object": ('<|tool_call|>{"name": "weather", "arguments": {"city": "Oslo"}}', "", OSLO),
+}
+PHI4_MINI: dict[str, Sample] = {
+    "one": ('<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>', "", OSLO),
+    "two": (
+        'I look.<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}]<|/tool_call|>\n'
+        '<|tool_call|>{"name": "now", "arguments": {}}<|/tool_call|>',
+        "I look.",
+        BOTH,
+    ),
+    "functools": ('functools[{"name": "weather", "arguments": {"city": "Oslo"}}]', "", OSLO),
+}
 SAMPLES = {
+    "gemma4": GEMMA4,
+    "glm4": GLM4,
+    "granite": GRANITE,
+    "phi4_mini_json": PHI4_MINI,
     "hermes": HERMES,
     "llama3_json": LLAMA3,
     "mistral": MISTRAL,
@@ -170,6 +236,26 @@ SAMPLES = {
 }
 # Texts that are no calls, in any format: all of each is content.
 NO_CALLS = {
+    "gemma4": (
+        "call me",
+        "<|tool_call>weather{}<tool_call|>",
+        "<|tool_call>call:unknown{}<tool_call|>",
+        "a<channel|>b",
+        "<|tool_call>call:weather{city}<tool_call|>",
+        '<|tool_call>call:weather{city:<|"|>Oslo}<tool_call|>',
+        "<|tool_call>call:weather{tags:[1}]}<tool_call|>",
+        "<|tool_call>call:weather{days:1,}<tool_call|>",
+        "<|tool_call>call:weather{a:" + "[" * 70 + "]" * 70 + "}<tool_call|>",
+    ),
+    "glm4": ("weather", "weather is fine", 'weather {"city": "Oslo"}', "weather\n[1]", "unknown\n{}", "now\n{,}"),
+    "granite": ("<|tool_call|>", "<|tool_call|>[]", "<tool_call>text</tool_call>", '<|tool_call|>[{"name": "x"}]'),
+    "phi4_mini_json": (
+        "functools.partial",
+        'functools {"name": "now"}',
+        "functools[]",
+        "<|tool_call|>x<|/tool_call|>",
+        '<|tool_call|>[{"name": "now"',
+    ),
     "hermes": (
         "",
         " \n",

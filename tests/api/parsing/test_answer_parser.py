@@ -4,7 +4,7 @@ import pytest
 
 from faser.api.parsing.answer_parser import AnswerParsing
 from faser.api.parsing.events import Message, ReasoningText, collect
-from faser.api.parsing.registry import TOOL_PARSERS
+from faser.api.parsing.registry import REASONING_PARSERS, TOOL_PARSERS
 from tests.fake_engine import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -19,6 +19,8 @@ def message_of(
     tools: bool = False,
     shows: bool = True,
     cut: bool = False,
+    style: str = "qwen3",
+    parser: str = "",
 ) -> tuple[Message, int]:
     """(message, number of reasoning tokens). A token is a byte."""
     parsing = AnswerParsing(
@@ -26,16 +28,17 @@ def message_of(
         reasoning=True,
         always_reasons=always,
         shows_reasoning=shows,
-        tool_parser=TOOL_PARSERS["hermes"] if tools else None,
-        declared={"now": {}} if tools else {},
+        marks=REASONING_PARSERS[style].think,
+        tool_parser=TOOL_PARSERS[parser or "hermes"] if tools or parser else None,
+        declared={"now": {}, "weather": {}} if tools or parser else {},
     )
-    parser = parsing.start(prompt)
+    reader = parsing.start(prompt)
     events = [
         event
         for at, piece in enumerate(pieces)
-        for event in parser.push(piece, tuple(piece.encode()), complete=at == len(pieces) - 1, cut=cut)
+        for event in reader.push(piece, tuple(piece.encode()), complete=at == len(pieces) - 1, cut=cut)
     ]
-    return collect(events), parser.num_reasoning_tokens
+    return collect(events), reader.num_reasoning_tokens
 
 
 @pytest.mark.parametrize(
@@ -143,3 +146,55 @@ def test_tokens_of_many_bytes_are_counted_one_by_one_within_a_step() -> None:
     tokens = ReasoningTokens(Words(), open_at_start=False)  # type: ignore[arg-type]
     tokens.take((0, 1, 2, 3, 3))
     assert tokens.count == 3
+
+
+@pytest.mark.parametrize(
+    "prompt, text, reasoning, content, counted",
+    [
+        ("model\n", "<|channel>thought\nHm, 1 < 2.\n<channel|>Yes.", "Hm, 1 < 2.", "Yes.", 39),
+        ("model\n", "thought\nHm<channel|>Yes.", "Hm", "Yes.", 20),
+        ("model\n", "though not", "", "though not", 0),
+        ("model\n", "Yes<channel|>, yes", "", "Yes, yes", 0),
+        ("model\n", "Yes.", "", "Yes.", 0),
+        ("model\n<|channel>thought\n", "Hm\n<channel|>Yes.", "Hm", "Yes.", 13),
+        ("model\n<|channel>thought\n<channel|>", "Yes.", "", "Yes.", 0),
+    ],
+)
+def test_gemmas_thoughts_are_divided_off_with_or_without_their_first_mark(
+    prompt: str, text: str, reasoning: str, content: str, counted: int
+) -> None:
+    expected = (Message(reasoning=reasoning, content=content), counted)
+    for pieces in ([text], [*text], *([text[:at], text[at:]] for at in range(len(text) + 1))):
+        assert message_of(pieces, prompt, style="gemma4") == expected, pieces
+
+
+@pytest.mark.parametrize(
+    "call", ['<|tool_call>call:weather{city:<|"|>Oslo<|"|>}<tool_call|>', "call:weather{city:Oslo}"]
+)
+@pytest.mark.parametrize("before", ["<|channel>thought\nHm<channel|>", "thought\nHm<channel|>"])
+def test_gemmas_call_behind_its_thoughts_is_a_call_with_or_without_its_mark(before: str, call: str) -> None:
+    text = before + call
+    for pieces in ([text], [*text]):
+        message, _ = message_of(pieces, "model\n", style="gemma4", parser="gemma4")
+        assert (message.reasoning, message.content) == ("Hm", "")
+        assert [(each.name, each.arguments) for each in message.tool_calls] == [("weather", '{"city": "Oslo"}')]
+
+
+def test_gemmas_call_behind_an_end_of_thoughts_that_nothing_opened_is_a_call() -> None:
+    text = "I look.<channel|>call:weather{days:3}<tool_call|>"
+    for pieces in ([text], [*text]):
+        message, _ = message_of(pieces, "model\n", style="gemma4", parser="gemma4")
+        assert message.content == "I look."
+        assert [(each.name, each.arguments) for each in message.tool_calls] == [("weather", '{"days": 3}')]
+
+
+@pytest.mark.parametrize(
+    "style, text",
+    [
+        ("mistral", "[THINK]Hm[/THINK]Yes."),
+        ("granite", "Here is my thought process:\nHm\nHere is my response:\nYes."),
+    ],
+)
+def test_other_marks_divide_an_answer_too(style: str, text: str) -> None:
+    for pieces in ([text], [*text]):
+        assert message_of(pieces, FREE, style=style)[0] == Message(reasoning="Hm", content="Yes.")

@@ -30,6 +30,9 @@ WEATHER = {
     "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
     "llama3_json": '{"name": "weather", "parameters": {"city": "Oslo"}}',
     "mistral": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}]',
+    "gemma4": '<|tool_call>call:weather{"city": "Oslo"}<tool_call|>',
+    "granite": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]',
+    "phi4_mini_json": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>',
 }
 WRONG = {name: text.replace("Oslo", "Rome") for name, text in WEATHER.items()}
 NOW = {name: text.replace("weather", "now").replace('"city": "Oslo"', "") for name, text in WEATHER.items()}

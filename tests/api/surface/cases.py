@@ -226,7 +226,12 @@ CASES: dict[str, dict[str, Case]] = {
         "add_generation_prompt": _asks(False, lambda seen: seen.prompt == "[user]hi"),
         "continue_final_message": _asks(True, lambda seen: seen.prompt == "[user]hi"),
         "chat_template_kwargs": _hint({"enable_thinking": False}, "variables of the chat template"),
-        "reasoning_effort": _hint("low", "for the chat template, if that uses it"),
+        "reasoning_effort": _hint(
+            "low", "for the chat template, or a [thinking budget](tools.md#thinking-budgets)"
+        ),
+        "thinking_token_budget": _hint(
+            5, "tokens that an answer may think ([thinking budgets](tools.md#thinking-budgets))"
+        ),
         "echo": _asks(
             True,
             lambda seen: _choice(seen)["message"]["content"] == "So Hello!",
@@ -269,7 +274,7 @@ CASES: dict[str, dict[str, Case]] = {
         "top_logprobs": _samples("logprobs", 2, include=["message.output_text.logprobs"]),
         "include": _asks(["message.output_text.logprobs"], lambda seen: seen.sampling.logprobs is not None),
         "stop": _samples("stop", "x", ("x",)),
-        "reasoning": _hint({"effort": "low"}, "`effort` is for the chat template"),
+        "reasoning": _hint({"effort": "low"}, "`effort` is as `reasoning_effort` of chats"),
         "text": _hint({"format": {"type": "text"}}, ""),
         "tools": _asks(
             [FLAT_TOOL],
@@ -307,8 +312,8 @@ CASES: dict[str, dict[str, Case]] = {
         "metadata": _hint({"user_id": "u"}),
         "tools": _hint([], ""),
         "tool_choice": _hint({"type": "none"}, ""),
-        "thinking": _hint({"type": "disabled"}, ""),
-        "output_config": _hint({"effort": "low"}, "`effort` is for the chat template"),
+        "thinking": _hint({"type": "disabled"}, "`budget_tokens` is as `thinking_token_budget` of chats"),
+        "output_config": _hint({"effort": "low"}, "`effort` is as `reasoning_effort` of chats"),
         "output_format": _asks(
             {"type": "json_schema", "schema": {"type": "object"}},
             lambda seen: seen.sampling.structured_output is not None,

@@ -45,7 +45,12 @@ def spec(_config: Mapping[str, Any]) -> DecoderSpec:
 
 
 FAMILY = Family(
-    name="several shapes", model_type="shapes", architecture="ShapesForCausalLM", to_spec=spec, examples=()
+    name="several shapes",
+    model_type="shapes",
+    architecture="ShapesForCausalLM",
+    to_spec=spec,
+    tool_parsers=(),
+    examples=(),
 )
 
 

@@ -27,6 +27,7 @@ from faser.types import (
     SpeculationParams,
     StructuredOutput,
     StructureKind,
+    ThinkingBudget,
 )
 from tests.checkpoints import tiny_tokenizer, write_tiny_checkpoint
 from tests.prompts import PROMPTS
@@ -70,6 +71,12 @@ FEATURES: dict[str, dict[str, Any]] = {
         "ignore_eos": False,
         "min_tokens": 9,
         "top_k": 30,
+    },
+    "thinking": {
+        "temperature": 0.9,
+        "thinking_budget": ThinkingBudget(max_tokens=13, begin=(40, 41), end=42, is_open=True, repeats=True),
+        "logit_bias": ((40, 9.0), (41, 9.0), (42, 3.0)),  # several blocks, some of which the model ends
+        "logprobs": 1,
     },
     "scores": {
         "temperature": 0.6,

@@ -26,6 +26,7 @@ LogitsEdit = Callable[[Tensor], None]
 Asked = TypeVar("Asked")  # what a processor remembers of a slot
 
 _LARGEST = torch.finfo(torch.float32).max
+_CERTAIN = 1e6  # a logit beside which the probability of every other token is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,11 @@ def allow_only(logits: Tensor, allowed: Entries) -> None:
     kept = logits[at]
     logits[to_device(allowed.rows, logits.device)] = -torch.inf
     logits[at] = kept
+
+
+def force(logits: Tensor, at: Entries) -> None:
+    """Give the entries a probability of exactly 1; a later edit that forbids one leaves its row as it was."""
+    logits[at.on(logits.device)] = _CERTAIN
 
 
 def forbid(logits: Tensor, at: Entries) -> None:

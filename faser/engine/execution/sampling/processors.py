@@ -1,4 +1,7 @@
-"""The logits processors, in alphabetical order but for penalties.py, and the order in which they edit logits."""
+"""The logits processors, in alphabetical order, and the order in which they edit logits.
+
+Two have files of their own: penalties.py and thinking.py.
+"""
 
 import math
 from collections import defaultdict
@@ -24,6 +27,7 @@ from faser.engine.execution.sampling.edits import (
     mask,
 )
 from faser.engine.execution.sampling.penalties import Penalties
+from faser.engine.execution.sampling.thinking import Thinking
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.kernels.interface.sampling import Ints, MaskKernel
 
@@ -41,6 +45,7 @@ def make_logits_processors(
         AllowedTokens(vocab_size, eos_token_ids),
         BadWords(vocab_size),
         MinTokens(vocab_size, eos_token_ids),
+        Thinking(),
         *(() if matchers is None else (Structure(matchers, mask_kernel or mask),)),
     )
 

@@ -24,6 +24,7 @@ from faser.engine.execution.sampling.processors import (
     make_logits_processors,
 )
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.thinking import Thinking
 from faser.errors import RequestError
 from faser.types import SamplingParams
 from tests.engine.execution.sampling.sampled import plain_rows, sample
@@ -62,7 +63,7 @@ def top_n_sigma(logits: Tensor) -> Tensor:
 
 def test_bias_and_penalties_come_before_masks() -> None:
     processors = make_logits_processors(WIDTH, (2,))
-    assert [type(each) for each in processors] == [Bias, Penalties, AllowedTokens, BadWords, MinTokens]
+    assert [type(each) for each in processors] == [Bias, Penalties, AllowedTokens, BadWords, MinTokens, Thinking]
 
 
 @pytest.mark.parametrize("index", range(5))
