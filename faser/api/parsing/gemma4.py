@@ -4,15 +4,25 @@ Keys are bare, strings stand between <|"|> without escapes, everything else is w
 strings are read as well: a grammar that enforces a call writes its arguments as JSON.
 """
 
+import json
 import re
 from collections.abc import Callable
 from typing import ClassVar
 
 from faser.api.parsing.answer_parser import ThinkMarks
-from faser.api.parsing.json_formats import as_json, copy_value, skip_space
+from faser.api.parsing.json_formats import as_json, copy_value, read_string, skip_space
 from faser.api.parsing.pythonic import literal_value
+from faser.api.parsing.qwen3_coder import converted, types_of
 from faser.api.parsing.text_cursor import END, Reading, TextCursor
-from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, expect, openai_call_id, read_word
+from faser.api.parsing.tool_parser import (
+    CallTag,
+    CallWriter,
+    NotACall,
+    Schema,
+    expect,
+    openai_call_id,
+    read_word,
+)
 
 Sink = Callable[[str], None]
 
@@ -37,19 +47,22 @@ class Gemma4Parser:
             yield from cursor.skip_spaces()
         if not (yield from cursor.accept(_PREFIX)):
             raise NotACall
-        calls.start((yield from read_word(cursor, lambda char: char != "{" and not char.isspace())))
-        yield from _copy_members(cursor, calls.arguments, "{}", 0)
+        name = yield from read_word(cursor, lambda char: char != "{" and not char.isspace())
+        calls.start(name)
+        yield from _copy_members(cursor, calls.arguments, "{}", 0, calls.declared[name])
         calls.end()
         cursor.mark()
         yield from skip_space(cursor)
-        yield from cursor.accept(_END_CALL)
+        yield from cursor.accept_cut(_END_CALL)
 
     def new_call_id(self) -> str:
         return openai_call_id()
 
 
-def _copy_members(cursor: TextCursor, sink: Sink, brackets: str, depth: int) -> Reading[None]:
-    """Pass on an object or a list as JSON."""
+def _copy_members(
+    cursor: TextCursor, sink: Sink, brackets: str, depth: int, schema: Schema | None = None
+) -> Reading[None]:
+    """Pass on an object or a list as JSON. schema: of an object whose values without quotes have types."""
     if depth > _MAX_DEPTH:
         raise NotACall
     yield from expect(cursor, brackets[0])
@@ -62,28 +75,30 @@ def _copy_members(cursor: TextCursor, sink: Sink, brackets: str, depth: int) -> 
             yield from skip_space(cursor)
         sink(separator)
         separator = ", "
-        if brackets == "{}":
-            yield from _copy_key(cursor, sink)
-        yield from _copy_value(cursor, sink, depth)
+        key = (yield from _copy_key(cursor, sink)) if brackets == "{}" else ""
+        yield from _copy_value(cursor, sink, depth, types_of(key, schema) if schema else set())
         yield from skip_space(cursor)
     sink(brackets[1])
 
 
-def _copy_key(cursor: TextCursor, sink: Sink) -> Reading[None]:
+def _copy_key(cursor: TextCursor, sink: Sink) -> Reading[str]:
+    """Pass on a key once it is complete, and return it."""
     if (yield from cursor.peek()) == '"':
-        yield from copy_value(cursor, sink)
+        key = yield from read_string(cursor)
     elif (yield from cursor.accept(_QUOTE)):
-        yield from _copy_text(cursor, sink, ":")
+        pieces: list[str] = []
+        yield from _copy_text(cursor, pieces.append, ":")
+        key = json.loads("".join(pieces))
     else:
-        key = yield from read_word(cursor, lambda char: char not in ":,{}[]<\n")
-        sink(as_json(key.strip()))
+        key = (yield from read_word(cursor, lambda char: char not in ":,{}[]<\n")).strip()
     yield from skip_space(cursor)
     yield from expect(cursor, ":")
+    sink(as_json(key) + ": ")
     yield from skip_space(cursor)
-    sink(": ")
+    return key
 
 
-def _copy_value(cursor: TextCursor, sink: Sink, depth: int) -> Reading[None]:
+def _copy_value(cursor: TextCursor, sink: Sink, depth: int, types: set[str]) -> Reading[None]:
     if (yield from cursor.accept(_QUOTE)):
         yield from _copy_text(cursor, sink, ",}]")
         return
@@ -96,7 +111,9 @@ def _copy_value(cursor: TextCursor, sink: Sink, depth: int) -> Reading[None]:
             yield from copy_value(cursor, sink)
         case _:
             word = yield from read_word(cursor, lambda char: char not in ",{}[]<\n", limit=_MAX_BARE_CHARS)
-            sink(_bare(word.strip()))
+            if cursor.exhausted:  # the rest of the value is not there
+                raise NotACall
+            sink(converted(word, types) if types else _bare(word.strip()))
 
 
 def _copy_text(cursor: TextCursor, sink: Sink, followers: str) -> Reading[None]:
@@ -107,14 +124,15 @@ def _copy_text(cursor: TextCursor, sink: Sink, followers: str) -> Reading[None]:
             sink(as_json(plain)[1:-1])
         if (yield from cursor.accept(_QUOTE)):
             follower = yield from cursor.peek()
-            if follower == END or follower in followers:
+            if follower == END:
+                raise NotACall
+            if follower in followers:
                 break
             sink(as_json(_QUOTE)[1:-1])
             continue
-        char = yield from cursor.take()
-        if char == END:
+        if cursor.exhausted:
             raise NotACall
-        sink(as_json(char)[1:-1])
+        sink(as_json((yield from cursor.take()))[1:-1])
     sink('"')
 
 

@@ -26,21 +26,30 @@ class Glm4Parser:
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         if mark:
             yield from cursor.skip_spaces()
-        yield from _read_call(cursor, calls)
-        while (yield from self._another(cursor)):
-            yield from _read_call(cursor, calls)
-        yield from cursor.accept(_OBSERVATION)
-
-    def _another(self, cursor: TextCursor) -> Reading[bool]:
-        """Whether what follows a call may be one more."""
-        yield from cursor.skip_spaces()
-        return (yield from cursor.peek()) in tuple(self.openings)
+        name = yield from _read_name(cursor, calls)
+        while True:
+            calls.start(name)
+            yield from copy_value(cursor, calls.arguments)
+            calls.end()
+            cursor.mark()
+            yield from cursor.skip_spaces()
+            try:
+                name = yield from _read_name(cursor, calls)
+            except NotACall:
+                if cursor.exhausted and any(
+                    each.startswith(cursor.since_mark().strip()) for each in calls.declared
+                ):
+                    raise
+                cursor.rewind()
+                break
+        yield from cursor.accept_cut(_OBSERVATION)
 
     def new_call_id(self) -> str:
         return openai_call_id()
 
 
-def _read_call(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
+def _read_name(cursor: TextCursor, calls: CallWriter) -> Reading[str]:
+    """The name of a call, up to the object behind it."""
     name = yield from read_word(cursor, lambda char: char in _NAME)
     if name not in calls.declared:
         raise NotACall
@@ -50,7 +59,4 @@ def _read_call(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
     yield from skip_space(cursor)
     if (yield from cursor.peek()) != "{":
         raise NotACall
-    calls.start(name)
-    yield from copy_value(cursor, calls.arguments)
-    calls.end()
-    cursor.mark()
+    return name

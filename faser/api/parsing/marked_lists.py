@@ -67,4 +67,4 @@ def _read_calls(cursor: TextCursor, calls: CallWriter, end: str) -> Reading[None
         while (yield from cursor.peek()) == "{":
             yield from read_call(cursor, calls)
             yield from cursor.skip_spaces()
-    yield from cursor.accept(end)
+    yield from cursor.accept_cut(end)

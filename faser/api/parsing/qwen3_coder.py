@@ -57,7 +57,7 @@ def _read_function(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         key = (yield from _read_name(cursor)).strip()
         calls.arguments(f"{separator}{as_json(key)}: ")
         separator = ", "
-        yield from _copy_value(cursor, calls, _types(_property(schema, key), schema))
+        yield from _copy_value(cursor, calls, types_of(key, schema))
     calls.arguments("{}" if separator == "{" else "}")
     calls.end()
     cursor.mark()
@@ -81,7 +81,7 @@ def _copy_value(cursor: TextCursor, calls: CallWriter, types: set[str]) -> Readi
         return
     pieces: list[str] = []
     yield from _copy_text(cursor, pieces.append)
-    calls.arguments(_converted("".join(pieces), types))
+    calls.arguments(converted("".join(pieces), types))
 
 
 def _copy_text(cursor: TextCursor, sink: Callable[[str], None]) -> Reading[None]:
@@ -110,7 +110,7 @@ def _accept_end(cursor: TextCursor) -> Reading[bool]:
     return (yield from cursor.starts_with("<parameter=")) or (yield from cursor.starts_with("</function>"))
 
 
-def _converted(text: str, types: set[str]) -> str:
+def converted(text: str, types: set[str]) -> str:
     """A value as JSON: of one of the types if it can be read so, else a string."""
     for read in (json.loads, literal_value):  # models write Python's True, None and quotes too
         try:
@@ -144,9 +144,10 @@ def _type_of(value: Any) -> set[str]:
     return set()
 
 
-def _property(schema: Schema, key: str) -> Any:
+def types_of(key: str, schema: Schema) -> set[str]:
+    """Return JSON Schema's names of the types that a function's parameter may have; empty: it declares none."""
     properties = schema.get("properties")
-    return properties.get(key) if isinstance(properties, dict) else None
+    return _types(properties.get(key) if isinstance(properties, dict) else None, schema)
 
 
 def _types(schema: Any, root: Schema, depth: int = 0) -> set[str]:

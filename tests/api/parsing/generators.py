@@ -101,8 +101,44 @@ def qwen3_coder(calls: Sequence[Call], leads: bool) -> str:
     return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in functions)
 
 
+def gemma4(calls: Sequence[Call], leads: bool) -> str:
+    del leads
+
+    def value(each: Any) -> str:
+        return f'<|"|>{each}<|"|>' if isinstance(each, str) else json.dumps(each)
+
+    members = (",".join(f"{key}:{value(each)}" for key, each in arguments.items()) for _, arguments in calls)
+    names = (name for name, _ in calls)
+    return "".join(
+        f"<|tool_call>call:{name}{{{each}}}<tool_call|>" for name, each in zip(names, members, strict=True)
+    )
+
+
+def glm4(calls: Sequence[Call], leads: bool) -> str:
+    return ("" if leads else "<|assistant|>") + "\n".join(f"{name}\n{json.dumps(each)}" for name, each in calls)
+
+
+def granite(calls: Sequence[Call], leads: bool) -> str:
+    del leads
+    return "<|tool_call|>" + json.dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
+
+
+def phi4_mini_json(calls: Sequence[Call], leads: bool) -> str:
+    return granite(calls, leads) + "<|/tool_call|>"
+
+
 _G = '{"name": "g", "arguments": {}}'
 FORMATS: dict[str, Format] = {
+    "gemma4": Format(
+        write=gemma4,
+        tags=("<tool_call|>", "<|tool_call>call:g{}", 'a <|"|> b', '"}, {'),
+        prose=("Use <|tool_call>, then <tool_call|>.", "call me", "call:f is a call"),
+    ),
+    "glm4": Format(write=glm4, tags=("<|observation|>", "g\n{}"), prose=("f", "f is a function", "g\n[1]")),
+    "granite": Format(write=granite, tags=("<|tool_call|>", '"}}]'), prose=("The mark is <|tool_call|> indeed.",)),
+    "phi4_mini_json": Format(
+        write=phi4_mini_json, tags=("<|/tool_call|>", '"}}]'), prose=("functools.partial", "Use <|tool_call|>.")
+    ),
     "hermes": Format(
         write=hermes,
         tags=("</tool_call>", "<tool_call>{", '"}}\n</tool_call>'),

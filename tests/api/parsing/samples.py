@@ -200,7 +200,7 @@ GLM4: dict[str, Sample] = {
     "one": ('weather\n{"city": "Oslo"}', "", OSLO),
     "two": ('weather\n{"city": "Oslo", "days": 2}\nnow\n{}', "", BOTH),
     "text before": ('I look.<|assistant|>weather\n{"city": "Oslo"}<|observation|>', "I look.", OSLO),
-    "text after": ('weather \n{"city": "Oslo"}\nThere.', "\nThere.", OSLO),
+    "text after": ('weather \n{"city": "Oslo"}\nThere.', "There.", OSLO),
 }
 GRANITE: dict[str, Sample] = {
     "one": ('<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]', "", OSLO),
@@ -242,10 +242,6 @@ NO_CALLS = {
         "<|tool_call>call:unknown{}<tool_call|>",
         "a<channel|>b",
         "<|tool_call>call:weather{city}<tool_call|>",
-        '<|tool_call>call:weather{city:<|"|>Oslo}<tool_call|>',
-        "<|tool_call>call:weather{tags:[1}]}<tool_call|>",
-        "<|tool_call>call:weather{days:1,}<tool_call|>",
-        "<|tool_call>call:weather{a:" + "[" * 70 + "]" * 70 + "}<tool_call|>",
     ),
     "glm4": ("weather", "weather is fine", 'weather {"city": "Oslo"}', "weather\n[1]", "unknown\n{}", "now\n{,}"),
     "granite": ("<|tool_call|>", "<|tool_call|>[]", "<tool_call>text</tool_call>", '<|tool_call|>[{"name": "x"}]'),
@@ -310,6 +306,25 @@ NO_CALLS = {
 }
 # Calls that are malformed after they have begun: (text, content, the arguments as the model wrote them).
 MALFORMED = {
+    "gemma4": (
+        ('<|tool_call>call:weather{city:<|"|>Oslo}<tool_call|>', "", '{"city": "Oslo}<tool_call|>'),
+        ("<|tool_call>call:weather{tags:[1}]}<tool_call|> then", "then", '{"tags": [1}]}'),
+        ("<|tool_call>call:weather{days:1,}<tool_call|>", "", '{"days": 1, }'),
+        (
+            "<|tool_call>call:weather{a:" + "[" * 70 + "]" * 70 + "}<tool_call|>",
+            "",
+            '{"a": ' + "[" * 70 + "]" * 70 + "}",
+        ),
+    ),
+    "glm4": (('weather\n{"city": Oslo}<|observation|>', "", '{"city": Oslo}'),),
+    "granite": (('<|tool_call|>[{"name": "weather", "arguments": {"city": Oslo}}]', "", '{"city": Oslo}}]'),),
+    "phi4_mini_json": (
+        (
+            '<|tool_call|>[{"name": "weather", "arguments": {"city": Oslo}}]<|/tool_call|> then',
+            "then",
+            '{"city": Oslo}}]',
+        ),
+    ),
     "hermes": (
         ('<tool_call>{"name": "weather", "arguments": {}, "extra": 1}</tool_call>', "", "{}"),
         (
