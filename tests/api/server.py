@@ -41,6 +41,7 @@ def settings(
     request_timeout_s: float | None = None,
     page: bool = True,
     most_viewers: int = 32,
+    has_one_user: bool = False,
 ) -> ApiSettings:
     return ApiSettings(
         served_model_names=(MODEL, "tiny-alias"),
@@ -61,6 +62,7 @@ def settings(
         request_timeout_s=request_timeout_s,
         page=page,
         most_viewers=most_viewers,
+        has_one_user=has_one_user,
     )
 
 

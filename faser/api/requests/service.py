@@ -59,6 +59,7 @@ class ApiSettings:
     key_limits: of each API key. request_timeout_s: longest time a request may take; None: no limit.
     speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
     page: / shows the page. most_viewers: of its live view, at once.
+    has_one_user: nobody but the operator reaches the server, so answers report cached tokens to all requests.
     """
 
     served_model_names: tuple[str, ...]
@@ -84,6 +85,7 @@ class ApiSettings:
     spec_decode_metrics: str = "none"
     page: bool = True
     most_viewers: int = 32
+    has_one_user: bool = False
 
 
 class OutputReader(Protocol):
