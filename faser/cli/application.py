@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,6 +118,7 @@ async def build_application(
         responses_store_bytes=server_config.responses_store or 0,
         page=server_config.page,
         most_viewers=_most_viewers(server_config),
+        has_one_user=has_one_user(server_config, keys),
     )
     if len(engines) == 1:
         (engine,) = engines
@@ -220,6 +222,19 @@ def _cors(config: ServerConfig) -> CorsSettings:
 def allowed_hosts(config: ServerConfig) -> tuple[str, ...]:
     """Return all names where FASER has a certificate: browsers accept it for the server's own names only."""
     return ("*",) if config.ssl_certfile is not None else config.allowed_hosts
+
+
+def has_one_user(config: ServerConfig, keys: ApiKeys) -> bool:
+    """Return whether only programs of this machine reach the server, without keys that tell them apart.
+
+    A name or path of a proxy, or pages of other origins, bring others in.
+    """
+    try:
+        is_loopback = config.host == "localhost" or ip_address(config.host).is_loopback
+    except ValueError:
+        is_loopback = False
+    others = config.allowed_hosts or config.allowed_origins or config.root_path is not None
+    return is_loopback and not keys.required and not others
 
 
 def sampling_defaults(directory: Path, config: ServerConfig) -> dict[str, float]:

@@ -67,7 +67,8 @@ class Replica:
     async def __init__(self, flags: Sequence[str]) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         findings = replica_settings(flags)
         engine_config, server_config = server_settings(findings)
-        server_config = replace(server_config, page=False)  # it shows one engine
+        # The page shows one engine; Ray's proxy, whatever it listens on, brings requests of other machines.
+        server_config = replace(server_config, page=False, host="0.0.0.0")
         start_logging(server_config.log_level, server_config.log_format, FRONT_END)
         keys = ApiKeys(read_api_keys(server_config, findings.label))
         template = read_chat_template(server_config.chat_template, findings.label("chat_template"))

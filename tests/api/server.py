@@ -44,6 +44,7 @@ def settings(
     responses_store_bytes: int = 0,
     page: bool = True,
     most_viewers: int = 32,
+    has_one_user: bool = False,
 ) -> ApiSettings:
     return ApiSettings(
         served_model_names=(MODEL, "tiny-alias"),
@@ -67,6 +68,7 @@ def settings(
         responses_store_bytes=responses_store_bytes,
         page=page,
         most_viewers=most_viewers,
+        has_one_user=has_one_user,
     )
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from faser.cli.application import allowed_hosts, open_recorder, sampling_defaults
+from faser.api.middleware.keys import ApiKeys
+from faser.cli.application import allowed_hosts, has_one_user, open_recorder, sampling_defaults
 from faser.config.declaration import flag_label
 from faser.config.server import ServerConfig, sampling_problems
 from faser.engine.checkpoints.embedded import SMOLLM2
@@ -108,3 +109,25 @@ def test_with_a_certificate_of_its_own_a_server_answers_to_every_name(tmp_path: 
     (pem := tmp_path / "both.pem").touch()
     tls = ServerConfig(allowed_hosts=names, ssl_certfile=str(pem), ssl_keyfile=str(pem))
     assert allowed_hosts(tls) == ("*",)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_a_server_on_loopback_without_keys_has_one_user(host: str) -> None:
+    assert has_one_user(ServerConfig(host=host), ApiKeys([]))
+
+
+@pytest.mark.parametrize(
+    "config, keys",
+    [
+        pytest.param(ServerConfig(host="0.0.0.0"), [], id="all interfaces"),
+        pytest.param(ServerConfig(host="::"), [], id="all interfaces, IPv6"),
+        pytest.param(ServerConfig(host="10.0.0.1"), [], id="another address"),
+        pytest.param(ServerConfig(host="workstation"), [], id="a name"),
+        pytest.param(ServerConfig(), ["one"], id="keys"),
+        pytest.param(ServerConfig(allowed_hosts=("llm.example.org",)), [], id="a proxy's name"),
+        pytest.param(ServerConfig(allowed_origins=("https://example.org",)), [], id="pages of others"),
+        pytest.param(ServerConfig(root_path="/llm"), [], id="a proxy's path"),
+    ],
+)
+def test_a_server_that_others_may_reach_has_several_users(config: ServerConfig, keys: list[str]) -> None:
+    assert not has_one_user(config, ApiKeys(keys))

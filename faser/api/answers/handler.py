@@ -69,7 +69,7 @@ class GenerationHandler:
         self.usage = Usage(
             [len(prompt.token_ids) for prompt in self.prompts],
             predicted=self.predicted,
-            shares_cache=first.shares_cache,
+            shares_cache=first.shares_cache and not settings.has_one_user,
             on_tokens=partial(use_tokens, self.scope),
             speculation=SpeculationReport(
                 first.speculation,

@@ -27,7 +27,8 @@ class Usage:
     """num_prompt_tokens: per prompt; a prompt counts once, whatever its number of samples.
 
     predicted: token ids of the request's prediction; None: it has none, and the usage does not mention one.
-    shares_cache: of the requests; the cached tokens would tell what other clients' prompts were, so they are null.
+    shares_cache: with clients that must not learn of each other. The cached tokens would tell what other clients'
+        prompts were, so they are null.
     on_tokens: is called with the number of tokens whenever some are counted. speculation: gathers with it.
     timing: of the only request, if the answer tells its times.
     """

@@ -1,5 +1,6 @@
 """A chat has the same rules in every dialect: keys, limits, deadlines, caches, speculation."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,3 +95,24 @@ def test_a_client_that_leaves_aborts_its_request(engine: FakeEngine, path: str) 
             deadline -= 1
             http.get("/health")
     assert len(engine.aborted) == 1
+
+
+@pytest.mark.parametrize("has_one_user", [True, False])
+@pytest.mark.parametrize("streams", [True, False])
+def test_without_keys_cached_tokens_are_shown_where_there_is_one_user(has_one_user: bool, streams: bool) -> None:
+    engine, found = FakeEngine(saying("Hello!", cached=4)), {}
+    with (
+        serving(engine, settings(has_one_user=has_one_user, force_include_usage=True)) as url,
+        http_client(url) as http,
+    ):
+        for path, body in BODIES.items():
+            answer = http.post(path, json={**body, "stream": streams})
+            assert answer.status_code == 200
+            found[path] = re.findall(r'"(?:cached_tokens|cache_read_input_tokens)": ?(\d+)', answer.text)[-1:]
+    shown = ["4"] if has_one_user else ["0"]
+    assert found == {
+        "/v1/chat/completions": ["4"] if has_one_user else [],
+        "/v1/responses": shown,
+        "/v1/messages": shown,
+    }
+    assert all(request.shares_cache for request in engine.requests)
