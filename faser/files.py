@@ -1,9 +1,12 @@
 """Files: written so that a reader never sees half of one; leftovers of killed writers; JSON that others wrote."""
 
 import contextlib
+import errno
 import json
 import os
+import secrets
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,6 +30,27 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder of this user's alone, if there is none. Raises OSError, also if others may write to it."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        reason = f"other users may write to it; name a folder of your own, such as {path / 'faser'}"
+        raise PermissionError(errno.EACCES, reason, str(path))
+
+
+def kept_secret(path: Path, num_bytes: int) -> bytes:
+    """Return the random bytes in a file, which is written if it is missing or has another size. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        found = path.read_bytes()
+        if len(found) == num_bytes:
+            return found
+    found = secrets.token_bytes(num_bytes)
+    with replacing(path) as new:  # whose mode is 0600
+        new.write_bytes(found)
+    return found
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -660,6 +660,20 @@ class AuditStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvDiskStats:
+    """KV on disk. queries, hits: tokens that were looked up there, because the prefix cache did not have them.
+
+    num_bytes: that it takes now. read_bytes, written_bytes: since the start of the engine.
+    """
+
+    queries: int = 0
+    hits: int = 0
+    num_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """A snapshot after a step. Counters count from the start of the engine; the other values are current.
 
@@ -681,3 +695,4 @@ class EngineStats:
     last_step_s: float = 0.0
     speculation: SpeculationStats | None = None
     audit: AuditStats | None = None
+    kv_disk: KvDiskStats | None = None

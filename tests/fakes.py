@@ -142,6 +142,20 @@ class ScriptedExecutor:
             return rows.token_ids
         return (self._lines[rows.slot].last,)
 
+    def cell(self, block: int, offset: int) -> Cell:
+        """What a place in the cache holds."""
+        return self._cells.get((block, offset), UNFINISHED)
+
+    def set_cell(self, block: int, offset: int, cell: Cell) -> None:
+        """Write to the cache past the plans, as a copy from elsewhere does."""
+        self._cells[block, offset] = cell
+
+    @property
+    def states(self) -> "ScriptedStates":
+        """The recurrent states, of a model that has them."""
+        assert self._states is not None
+        return self._states
+
     def num_known(self, slot: int) -> int:
         """Known tokens of the sequence in slot: what it was started with and what was chosen since."""
         return len(self._lines[slot].histories) - 1
@@ -276,7 +290,7 @@ class ScriptedStates:
         self._chunk = chunk
         self._seen: dict[int, list[int]] = {}  # by slot: histories that its state has gone through
         self._known: dict[int, int] = {}
-        self._snapshots: dict[int, list[int]] = {}
+        self.snapshots: dict[int, list[int]] = {}
 
     def run(self, rows: SequenceRows, path: list[int]) -> None:
         """path: histories of the sequence's tokens, drafted ones included."""
@@ -289,10 +303,10 @@ class ScriptedStates:
     def save(self, save: StateSave) -> None:
         end = self._known[save.slot] // self._chunk * self._chunk
         assert end == save.num_tokens > 0, f"slot {save.slot} keeps the state after {end} tokens, not {save}"
-        self._snapshots[save.snapshot] = self._seen[save.slot][: end + 1]
+        self.snapshots[save.snapshot] = self._seen[save.slot][: end + 1]
 
     def restore(self, slot: int, snapshot: int) -> None:
-        self._seen[slot] = list(self._snapshots[snapshot])
+        self._seen[slot] = list(self.snapshots[snapshot])
         self._known[slot] = len(self._seen[slot]) - 1
 
 

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from faser import __version__
 from faser.api.app import create_app
 from faser.api.middleware.key_limits import KeyLimits
-from faser.api.middleware.keys import ApiKeys
+from faser.api.middleware.keys import SECRET_BYTES, ApiKeys
 from faser.api.requests.service import ApiSettings, CorsSettings
 from faser.config.declaration import Label
 from faser.config.engine import EngineConfig
@@ -34,7 +34,7 @@ from faser.engine.client.supervisor import Supervision
 from faser.engine.client.traffic import Outcome, TrafficRecorder
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError, ModelError
-from faser.files import parse_json
+from faser.files import kept_secret, make_private_folder, parse_json
 from faser.machine import core_shares, may_have_gpu
 from faser.metrics.replicas import ReplicaMetrics, ServerMetrics
 from faser.metrics.server import Metrics
@@ -72,7 +72,8 @@ async def build_application(
     """The engine has not been configured.
 
     directory: of the model. chat_template: replaces the model's. metrics: of make_metrics. report: of the engine's
-    start. launched, recorder: as of AsyncEngine. tracer: as of create_app. Raises ModelError.
+    start. launched, recorder: as of AsyncEngine. tracer: as of create_app.
+    Raises ModelError, and ConfigError where kv_cache_dir cannot be used.
     """
     names = served_names(engine_config, server_config)
     tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
@@ -80,7 +81,7 @@ async def build_application(
     own = metrics.each if isinstance(metrics, ReplicaMetrics) else (metrics,)
     engines = [
         AsyncEngine(
-            replace(engine_config, kv_events_config=of_engine(engine_config.kv_events_config, number)),
+            of_replica(engine_config, number, len(own)),
             directory,
             tokenizer,
             supervision=supervision,
@@ -119,6 +120,7 @@ async def build_application(
         page=server_config.page,
         most_viewers=_most_viewers(server_config),
         has_one_user=has_one_user(server_config, keys),
+        namespace_secret=namespace_secret(engine_config),
     )
     if len(engines) == 1:
         (engine,) = engines
@@ -222,6 +224,27 @@ def _cors(config: ServerConfig) -> CorsSettings:
 def allowed_hosts(config: ServerConfig) -> tuple[str, ...]:
     """Return all names where FASER has a certificate: browsers accept it for the server's own names only."""
     return ("*",) if config.ssl_certfile is not None else config.allowed_hosts
+
+
+def of_replica(config: EngineConfig, number: int, count: int) -> EngineConfig:
+    """The settings of one of `count` engines: ports of its own, and a part of the folder for KV."""
+    config = replace(config, kv_events_config=of_engine(config.kv_events_config, number))
+    if config.kv_cache_dir is None or count == 1:
+        return config
+    folder = Path(config.kv_cache_dir) / f"engine-{number}"
+    return replace(config, kv_cache_dir=str(folder), kv_cache_dir_size=config.kv_cache_dir_size // count)
+
+
+def namespace_secret(config: EngineConfig) -> bytes | None:
+    """The secret that goes with the KV on disk; None: none is kept. Raises ConfigError."""
+    if config.kv_cache_dir is None:
+        return None
+    folder = Path(config.kv_cache_dir)
+    try:
+        make_private_folder(folder)
+        return kept_secret(folder / "secret", SECRET_BYTES)
+    except OSError as error:
+        raise ConfigError(f"kv_cache_dir is {folder}; it cannot be used: {error}") from None
 
 
 def has_one_user(config: ServerConfig, keys: ApiKeys) -> bool:

@@ -76,6 +76,7 @@ _LOW_BIT = ("gguf", "int8", "int4")
 
 _NO_FP8 = "no kernels for CPUs multiply 8-bit numbers; leave it out, or use the torch backend, which is slow"
 _NO_LOW_BIT = "no kernels for GPUs multiply low-bit weights; leave it out, or use the torch backend"
+KV_CACHE_DIR_ON_GPU = "KV is kept for models on a CPU only"
 _NO_FP8_KV = "no kernels for CPUs read 8-bit floats; use int8, auto, or the torch backend, which is slow"
 _NO_AUTO_PRUNE = (
     "on a GPU a step that prunes replays no CUDA graph and waits in its middle, which auto does not count; set it "
@@ -327,6 +328,22 @@ class EngineConfig:
         low=0,
         high=1 << 50,
     )
+    kv_cache_dir: str | None = setting(
+        ENGINE,
+        Kind.TEXT,
+        None,
+        "Folder in which the KV of prompts and answers is kept, so that sessions go on after a restart without "
+        "computing them again. One server at a time uses it. On a CPU, in one process. None: no KV is kept.",
+        metavar="path",
+    )
+    kv_cache_dir_size: int = setting(
+        ENGINE,
+        Kind.BYTES,
+        8 << 30,
+        "Maximum size of --kv-cache-dir; what was used least recently makes room.",
+        low=1 << 20,
+        high=1 << 50,
+    )
     scheduling_policy: str = setting(
         ENGINE,
         Kind.TEXT,
@@ -534,6 +551,8 @@ class EngineConfig:
                 f"{label('enable_prefix_caching')} is off"
             )
         found += _device_problems(values, label)
+        if values["kv_cache_dir"] is not None:
+            found += _kv_cache_dir_problems(values, label)
         named = label("speculative_config")
         parsed = _parse_speculation(values, label("speculative_policy"))
         found += [f"{named}: {problem}" for problem in parsed.problems]
@@ -544,6 +563,19 @@ class EngineConfig:
         if values["spec_overlap"] == "on" and parsed.config is not None:
             found += _overlap_problems(parsed.config, label)
         return found + _rank_problems(values, label)
+
+
+def _kv_cache_dir_problems(values: Mapping[str, Any], label: Label) -> list[str]:
+    """Why no KV can be kept on disk."""
+    named, found = f"{label('kv_cache_dir')} is {values['kv_cache_dir']}", []
+    if values["enable_prefix_caching"] is False:
+        found.append(f"{named}; it is for prefix caching, and {label('enable_prefix_caching')} is off")
+    if values["tensor_parallel_size"] not in (None, 1):
+        size = values["tensor_parallel_size"]
+        found.append(f"{named}; it needs a model in one process, and {label('tensor_parallel_size')} is {size}")
+    if values["device"] is not None and _kind_of(values["device"]) == "cuda":
+        found.append(f"{named}; {KV_CACHE_DIR_ON_GPU}, and {label('device')} is {values['device']}")
+    return found
 
 
 def _rank_problems(values: Mapping[str, Any], label: Label) -> list[str]:

@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from faser.config.engine import EngineConfig
+from faser.config.engine import KV_CACHE_DIR_ON_GPU, EngineConfig
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance
 from faser.engine.contract.plan import Executor
 from faser.engine.contract.step_times import InterferenceTable, Role, StepTimes
 from faser.engine.control.audit import Auditor
 from faser.engine.control.clock import Clock, WallClock
 from faser.engine.control.kv_cache import KvManager
+from faser.engine.control.kv_disk import KvDisk
+from faser.engine.control.kv_file import KvFile
 from faser.engine.control.pace import PaceFit
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
@@ -32,6 +34,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.executor import EngineParts, WrapDrafter, load_parts, make_executor
 from faser.engine.execution.startup.memory import refused_allocations
+from faser.engine.execution.startup.model_key import model_key
 from faser.engine.execution.startup.models import Sources
 from faser.engine.execution.startup.step_times import measured_times
 from faser.engine.kv_events import KvEventPublisher
@@ -121,7 +124,7 @@ def build(
         overlap = _overlap(parts, executor.lanes, interference)
         control = _speculation_control(parts, costs, clock, overlap, report)
     trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
-    scheduler = _scheduler(parts, clock, control, pace)
+    scheduler, disk = _scheduler(parts, clock, control, pace)
     auditor = None if control is None else _auditor(parts, executor, scheduler)
     engine = Engine(
         scheduler,
@@ -132,6 +135,7 @@ def build(
         grammars=parts.grammars,
         ranks=parts.ranks,
         kv_events=None if config.kv_events is None else KvEventPublisher(config.kv_events),
+        disk=disk,
     )
     return Built(
         engine=engine,
@@ -148,7 +152,7 @@ def build(
 
 def _scheduler(
     parts: EngineParts, clock: Clock, control: SpeculationControl | None, pace: PaceFit | None
-) -> Scheduler:
+) -> tuple[Scheduler, KvDisk | None]:
     config, target, kv = parts.config, parts.target.files, parts.target.kv
     num_snapshots = parts.num_snapshots
     may_share = num_snapshots > 0 or not target.spec.has_states
@@ -163,7 +167,8 @@ def _scheduler(
     snapshots = None
     if num_snapshots:
         snapshots = StateSnapshots(manager, num_snapshots, num_slots=config.max_num_seqs, chunk=CHUNK)
-    return Scheduler(
+    disk = None if config.kv_cache_dir is None or not may_share else _disk(parts, manager, snapshots)
+    scheduler = Scheduler(
         kv=manager,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -177,7 +182,31 @@ def _scheduler(
         snapshots=snapshots,
         state_chunk=CHUNK if target.spec.has_states else 0,
         pace=pace,
+        disk=disk,
     )
+    return scheduler, disk
+
+
+def _disk(parts: EngineParts, kv: KvManager, snapshots: StateSnapshots | None) -> KvDisk:
+    config = parts.config
+    assert config.kv_cache_dir is not None
+    if config.on_gpu:
+        raise ConfigError(f"kv_cache_dir is {config.kv_cache_dir}; {KV_CACHE_DIR_ON_GPU}. Leave it out.")
+    memory = parts.target.runner.memory()
+    file = KvFile(
+        Path(config.kv_cache_dir),
+        config.kv_cache_dir_size,
+        key=model_key(parts),
+        record_bytes=memory.block_bytes,
+    )
+    _log.info(
+        "KV is kept in %s: %d blocks of %d tokens are there, and there is room for %d",
+        config.kv_cache_dir,
+        len(file),
+        kv.block_size,
+        file.capacity,
+    )
+    return KvDisk(file, memory, kv, snapshots)
 
 
 def _num_audit_blocks(parts: EngineParts) -> int:

@@ -16,6 +16,7 @@ from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, StepDeltas, StepPlan, StepResult
 from faser.engine.control.audit import Auditor
+from faser.engine.control.kv_disk import KvDisk
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.gap_timer import GapTimer
 from faser.engine.kv_events import KvEventPublisher
@@ -44,7 +45,7 @@ class Engine:
     trace: records every step. schedules_async: a step without drafts is launched before the one in flight has
     ended. auditor: None replays no answer. grammars: None in an engine whose answers have no structure.
     ranks: that hold the rest of the model; None: there are no others. kv_events: is given what changes in the
-    prefix index; None: nothing is.
+    prefix index; None: nothing is. disk: keeps KV across restarts; None: nothing does.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class Engine:
         grammars: GrammarCompiler | None = None,
         ranks: Ranks | None = None,
         kv_events: KvEventPublisher | None = None,
+        disk: KvDisk | None = None,
     ) -> None:
+        self._disk = disk
         self._kv_events = kv_events
         self._ranks = ranks
         self._grammars = grammars
@@ -93,6 +96,8 @@ class Engine:
         plan = self._scheduler.plan()
         if plan is None:
             self._gaps.restart()
+            if self._disk is not None:
+                self._disk.rest()
             if self._auditor is not None and not self._scheduler.has_work():
                 self._auditor.step()
             if self._ranks is not None:
@@ -173,6 +178,8 @@ class Engine:
         """End the trace, the events and the other ranks. No step may follow."""
         if self._kv_events is not None:
             self._kv_events.close()
+        if self._disk is not None:
+            self._disk.close()
         if self._trace is not None:
             self._trace.close()
         if self._ranks is not None:

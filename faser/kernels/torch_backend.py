@@ -45,6 +45,11 @@ class _TorchCache:
     scales: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None
     block_size: int
 
+    def parts(self) -> list[Tensor]:
+        """See KvParts."""
+        scales = () if self.scales is None else (*self.scales[0], *self.scales[1])
+        return [*self.keys, *self.values, *scales]
+
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """slots: [R], block * block_size + offset. keys, values: [R, Hkv, D]."""
         for i, (part, heads) in enumerate(((self.keys, keys), (self.values, values))):

@@ -14,7 +14,7 @@ from faser.metrics.exposition import MetricsPage, Series
 from faser.metrics.live import LiveRecorder
 from faser.metrics.speculation import SpeculationMetrics
 from faser.metrics.targets import TargetMetrics
-from faser.types import AuditStats, Decision, EngineState, EngineStats, FinishReason, Outlook, Target
+from faser.types import AuditStats, Decision, EngineState, EngineStats, FinishReason, KvDiskStats, Outlook, Target
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -55,8 +55,6 @@ _UNKNOWN_MODEL_LEN = 131_072
 # Exported because dashboards and load generators query them; FASER never increments them.
 _IDLE_COUNTERS = (
     "corrupted_requests",
-    "external_prefix_cache_queries",
-    "external_prefix_cache_hits",
     "mm_cache_queries",
     "mm_cache_hits",
 )
@@ -110,6 +108,9 @@ class Metrics:
             self._page, _LABELS, (model_name, engine), (speculation or SpeculationConfig()).class_names
         )
         self._audit = AuditMetrics(own)
+        self._disk_size = own.gauge("kv_disk_bytes", "Bytes of KV on disk, of the model that is served.")
+        self._disk_read = own.counter("kv_disk_read_bytes", "Bytes of KV read from disk.")
+        self._disk_written = own.counter("kv_disk_written_bytes", "Bytes of KV written to disk.")
 
     def _make_gauges(self, make: "_SeriesFactory") -> None:
         self._running = make.gauge("num_requests_running", "Samples in the running batch.")
@@ -151,6 +152,11 @@ class Metrics:
         self._generation_tokens = make.counter("generation_tokens", "Tokens generated.")
         self._cache_queries = make.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._cache_hits = make.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._disk_queries = make.counter(
+            "external_prefix_cache_queries",
+            "Tokens looked up on disk, of prompts that start beyond the prefix cache.",
+        )
+        self._disk_hits = make.counter("external_prefix_cache_hits", "Tokens whose KV was read from disk.")
         self._preemptions = make.counter("num_preemptions", "Samples preempted to free KV blocks.")
         self._success = make.counters(
             "request_success", "Requests that ended, by finish reason.", finished_reason=tuple(FinishReason)
@@ -296,6 +302,15 @@ class Metrics:
             self.speculation.engine(stats.speculation)
         if stats.audit is not None:
             self._audit.engine(stats.audit, seen.audit)
+        if stats.kv_disk is not None:
+            self._disk(stats.kv_disk, seen.kv_disk or KvDiskStats())
+
+    def _disk(self, stats: KvDiskStats, seen: KvDiskStats) -> None:
+        self._disk_queries.inc(stats.queries - seen.queries)
+        self._disk_hits.inc(stats.hits - seen.hits)
+        self._disk_size.set(stats.num_bytes)
+        self._disk_read.inc(stats.read_bytes - seen.read_bytes)
+        self._disk_written.inc(stats.written_bytes - seen.written_bytes)
 
     def engine_state(self, state: EngineState) -> None:
         for each, gauge in self._states.items():

@@ -1,13 +1,22 @@
 """Sampling defaults and the recorder, as the settings ask for them."""
 
 import json
+import stat
 from pathlib import Path
 
 import pytest
 
 from faser.api.middleware.keys import ApiKeys
-from faser.cli.application import allowed_hosts, has_one_user, open_recorder, sampling_defaults
+from faser.cli.application import (
+    allowed_hosts,
+    has_one_user,
+    namespace_secret,
+    of_replica,
+    open_recorder,
+    sampling_defaults,
+)
 from faser.config.declaration import flag_label
+from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig, sampling_problems
 from faser.engine.checkpoints.embedded import SMOLLM2
 from faser.engine.checkpoints.files import SAMPLING_ADVICE
@@ -131,3 +140,29 @@ def test_a_server_on_loopback_without_keys_has_one_user(host: str) -> None:
 )
 def test_a_server_that_others_may_reach_has_several_users(config: ServerConfig, keys: list[str]) -> None:
     assert not has_one_user(config, ApiKeys(keys))
+
+
+def test_the_secret_of_namespaces_lasts_as_long_as_the_kv_on_disk(tmp_path: Path) -> None:
+    config = EngineConfig(kv_cache_dir=str(tmp_path / "kv"))
+    secret = namespace_secret(config)
+    assert secret is not None
+    assert len(secret) == 32
+    assert namespace_secret(config) == secret
+    assert stat.S_IMODE((tmp_path / "kv" / "secret").stat().st_mode) == 0o600
+    (tmp_path / "kv" / "secret").write_bytes(b"half of it")
+    assert namespace_secret(config) not in (None, secret)
+    assert namespace_secret(EngineConfig()) is None
+
+
+def test_a_folder_for_kv_that_others_may_write_to_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"kv_cache_dir is {tmp_path}.*other users may write to it"):
+        namespace_secret(EngineConfig(kv_cache_dir=str(tmp_path)))
+
+
+def test_each_of_several_engines_has_a_part_of_the_folder_for_kv() -> None:
+    config = EngineConfig(kv_cache_dir="/kv", kv_cache_dir_size=1 << 30)
+    assert of_replica(config, 0, 1) == config
+    parts = [of_replica(config, number, 2) for number in range(2)]
+    assert [each.kv_cache_dir for each in parts] == ["/kv/engine-0", "/kv/engine-1"]
+    assert [each.kv_cache_dir_size for each in parts] == [1 << 29, 1 << 29]

@@ -1,5 +1,6 @@
 """Drives a Scheduler over a ScriptedExecutor, and says what every sample must come to without either."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from faser.config.speculation import SpeculationConfig
@@ -7,6 +8,7 @@ from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan
 from faser.engine.contract.step_times import InterferenceTable, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
+from faser.engine.control.kv_disk import KvDisk
 from faser.engine.control.pace import PaceFit
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequence import sample_seed
@@ -23,6 +25,7 @@ CHUNK = 2  # tokens after which recurrent states are kept
 DRAFT_CAP = 6
 EOS = 7
 
+MakeDisk = Callable[[ScriptedExecutor, KvManager, StateSnapshots | None], KvDisk]
 Ending = tuple[list[int], FinishReason, int | None]
 
 
@@ -127,7 +130,7 @@ class Driver:
     speculates: how; None: not at all. costs: of drafts and steps; None: the usual ones. ahead: drafts are made
     during steps. looks: they are looked up. control: instead of all these.
     kv, executor: None: the usual ones. num_snapshots: of recurrent states; None: the model has none. pace: None:
-    sequences with targets get no room from others.
+    sequences with targets get no room from others. disk: makes it; None: no KV is kept on disk.
     """
 
     def __init__(
@@ -148,6 +151,7 @@ class Driver:
         executor: ScriptedExecutor | None = None,
         num_snapshots: int | None = None,
         pace: PaceFit | None = None,
+        disk: MakeDisk | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -159,6 +163,7 @@ class Driver:
         self.snapshots = None
         if num_snapshots and shares_prefixes:
             self.snapshots = StateSnapshots(kv, num_snapshots, num_slots=max_num_seqs, chunk=CHUNK)
+        self.disk = None if disk is None else disk(self.executor, kv, self.snapshots)
         self.scheduler = Scheduler(
             kv=kv,
             max_num_seqs=max_num_seqs,
@@ -170,6 +175,7 @@ class Driver:
             shares_prefixes=shares_prefixes,
             snapshots=self.snapshots,
             pace=pace,
+            disk=self.disk,
             speculation=control
             if speculates is None
             else _speculation(max_num_seqs, speculates, self.clock, costs, ahead=ahead, looks=looks),
@@ -227,7 +233,12 @@ class Driver:
         plans: list[StepPlan] = []
         while self.scheduler.has_work():
             assert len(plans) < max_steps, f"{max_steps} steps have not ended everything"
-            plans.append(self.step())
+            if (plan := self.plan()) is not None:
+                self.commit(plan)
+                plans.append(plan)
+            else:
+                assert self.disk is not None, "there is work and no plan"
+                self.disk.rest()
         assert self.plan() is None
         assert self.scheduler.stats().kv_usage == 0.0
         return plans

@@ -172,6 +172,9 @@ FASER = (
     gauge("predicted_utilisation_ratio"),
     counter("spec_catchup_tokens"),
     counter("engine_restarts"),
+    gauge("kv_disk_bytes"),
+    counter("kv_disk_read_bytes"),
+    counter("kv_disk_written_bytes"),
     counter("traffic_answers", outcome=("recorded", "withheld", "dropped", "failed")),
     gauge("engine_state", state=("loading", "warming", "ready", "restarting", "draining", "dead")),
 )

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from faser.metrics.server import REJECTION_REASONS, Metrics
-from faser.types import AuditStats, EngineState, EngineStats, FinishReason
+from faser.types import AuditStats, EngineState, EngineStats, FinishReason, KvDiskStats
 
 LABELS = {"model_name": "tiny", "engine": "0"}
 
@@ -101,6 +101,22 @@ def test_latency_buckets_hold_every_edge_that_dashboards_of_vllm_use() -> None:
 def test_token_buckets_end_at_the_context_length() -> None:
     assert edges(metrics(300), "request_prompt_tokens") == [1, 2, 5, 10, 20, 50, 100, 200]
     assert edges(metrics(0), "request_prompt_tokens")[-1] == 100_000
+
+
+def test_tokens_and_bytes_of_kv_on_disk_are_counted() -> None:
+    source = metrics()
+    source.engine(EngineStats(num_steps=1))
+    for stats in (
+        KvDiskStats(queries=100, hits=64, num_bytes=5000, read_bytes=700, written_bytes=900),
+        KvDiskStats(queries=300, hits=160, num_bytes=6000, read_bytes=1700, written_bytes=1000),
+    ):
+        source.engine(EngineStats(num_steps=2, kv_disk=stats))
+    assert value(source, "external_prefix_cache_queries_total") == 300
+    assert value(source, "external_prefix_cache_hits_total") == 160
+    found = {name: number for (name, _), number in samples(source).items() if name.startswith("faser_kv_disk")}
+    assert found["faser_kv_disk_bytes"] == 6000
+    assert found["faser_kv_disk_read_bytes_total"] == 1700
+    assert found["faser_kv_disk_written_bytes_total"] == 1000
 
 
 def test_engine_counters_grow_by_what_the_snapshots_grew() -> None:

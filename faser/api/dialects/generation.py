@@ -13,7 +13,7 @@ from faser.api.answers.framing import AnswerFormatter, AnswerFraming, ChoicesFra
 from faser.api.answers.generation_record import describe
 from faser.api.answers.handler import GenerationHandler
 from faser.api.bodies.fields import GenerationBody, UnsupportedField
-from faser.api.middleware.keys import get_key_index, tenant_of
+from faser.api.middleware.keys import get_key_identity, tenant_of
 from faser.api.middleware.outer import get_request_id, set_request_id
 from faser.api.middleware.tracing import trace_of
 from faser.api.requests.prompts import TokenizationRules, TokenizedPrompt, read_prediction
@@ -109,7 +109,7 @@ async def build_handler(
     request_id = get_request_id(scope)
     # Clients choose request ids and may repeat one; the engine needs unique ids.
     unique = uuid.uuid4().hex[:12]
-    namespace = service.namespaces.name(get_key_index(scope), body.cache_salt)
+    namespace = service.namespaces.name(get_key_identity(scope), body.cache_salt)
     streaming = read_stream_options(body, force_usage=settings.force_include_usage)
     speculation = speculation_params(
         body.speculative, http.headers, settings.speculation, service_tier=body.service_tier

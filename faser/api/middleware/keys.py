@@ -1,8 +1,9 @@
 """API keys: which are accepted, which routes require one, who a request counts as, and whose caches it shares.
 
 Only requests of one namespace share prompts' KV blocks and drafts from past answers. A namespace belongs to one
-pair of API key and `cache_salt`. Its name is a keyed hash with a secret of this process: neither key nor salt
-leaves the front-end, and no client can find the name of another's namespace.
+pair of API key and `cache_salt`. Its name is a keyed hash with a secret: neither key nor salt leaves the
+front-end, and no client can find the name of another's namespace. The secret is this process's own, or lasts as
+long as the KV that is kept on disk.
 """
 
 import hashlib
@@ -18,8 +19,8 @@ from faser.api.bodies.errors import ErrorResponse, HttpError
 # Orchestrators call these without a key.
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 _METRICS_PATH = "/metrics"
-_KEY_INDEX = "api_key_index"
-_SECRET_BYTES = 32
+_KEY_INDEX, _KEY_IDENTITY = "api_key_index", "api_key_identity"
+SECRET_BYTES = 32
 
 
 class ApiKeys:
@@ -47,6 +48,10 @@ class ApiKeys:
     def accepts(self, index: int) -> bool:
         """Whether the key with this index has not been removed."""
         return any(accepted == index for _, accepted in self._accepted)
+
+    def identity(self, index: int) -> bytes:
+        """Return a hash of the key with this index, which is the same in every process."""
+        return next(digest for digest, known in self._indices.items() if known == index)
 
     def index_of(self, presented: bytes) -> int | None:
         """The index of the key that was presented; None: it is not accepted.
@@ -86,7 +91,7 @@ class ApiKeyMiddleware:
             except HttpError as error:
                 await ErrorResponse(error)(scope, receive, send)
                 return
-            scope.setdefault("state", {})[_KEY_INDEX] = index
+            scope.setdefault("state", {}).update({_KEY_INDEX: index, _KEY_IDENTITY: self._keys.identity(index)})
         await self._app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
@@ -125,6 +130,12 @@ def get_key_index(scope: Scope) -> int | None:
     return index
 
 
+def get_key_identity(scope: Scope) -> bytes | None:
+    """As get_key_index, but the same for a key in every process."""
+    identity: bytes | None = scope.get("state", {}).get(_KEY_IDENTITY)
+    return identity
+
+
 def tenant_of(scope: Scope, request_id: str) -> str:
     """Who the request counts as where the engine is shared: its API key, else its connection, else itself."""
     index = get_key_index(scope)
@@ -135,19 +146,20 @@ def tenant_of(scope: Scope, request_id: str) -> str:
 
 
 class CacheNamespaces:
-    """The namespaces of one server. across_keys: the API key makes no difference."""
+    """The namespaces of one server. across_keys: the API key makes no difference. secret: None: a new one."""
 
-    def __init__(self, *, across_keys: bool) -> None:
+    def __init__(self, *, across_keys: bool, secret: bytes | None = None) -> None:
         self._across_keys = across_keys
-        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
 
-    def name(self, key_index: int | None, salt: str | None) -> str | None:
+    def name(self, key: bytes | None, salt: str | None) -> str | None:
         """The namespace of a request; None: the one of all clients, which nothing keeps apart.
 
-        key_index: of the API key that the request presented; None: the server has none. salt: `cache_salt`.
+        key: identity of the API key that the request presented; None: the server has none. salt: `cache_salt`.
         """
-        key = None if self._across_keys else key_index
+        if self._across_keys:
+            key = None
         if key is None and salt is None:
             return None
         pair = repr((key, salt)).encode()  # repr: no two pairs look alike, and a lone surrogate is escaped
-        return hashlib.blake2b(pair, key=self._secret, digest_size=_SECRET_BYTES).hexdigest()
+        return hashlib.blake2b(pair, key=self._secret, digest_size=SECRET_BYTES).hexdigest()

@@ -62,6 +62,7 @@ class ApiSettings:
     requests take; 0: none are kept. shorten_max_tokens: max_tokens beyond the context is lowered on every route,
     not on /v1/messages alone. page: / shows the page. most_viewers: of its live view, at once.
     has_one_user: nobody but the operator reaches the server, so answers report cached tokens to all requests.
+    namespace_secret: of the caches' namespaces; None: a new one, so no namespace is that of an earlier process.
     """
 
     served_model_names: tuple[str, ...]
@@ -91,6 +92,7 @@ class ApiSettings:
     page: bool = True
     most_viewers: int = 32
     has_one_user: bool = False
+    namespace_secret: bytes | None = None
 
 
 class OutputReader(Protocol):
@@ -167,7 +169,9 @@ class Service:
             template=self.chat_renderer.tool_template,
         )
         self.fields = FieldChecker(strict=settings.strict_request_fields)
-        self.namespaces = CacheNamespaces(across_keys=settings.share_cache_across_keys)
+        self.namespaces = CacheNamespaces(
+            across_keys=settings.share_cache_across_keys, secret=settings.namespace_secret
+        )
         self.text_worker = TextWorker()
         self.created_s = int(time.time())
         self.num_in_progress = 0

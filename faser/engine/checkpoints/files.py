@@ -132,6 +132,12 @@ def gguf_file(checkpoint: Path) -> Path | None:
     return inside if inside.is_file() and not any(checkpoint.glob("*.safetensors")) else None
 
 
+def weight_files(checkpoint: Path) -> list[Path]:
+    """Return the files that the weights are read from."""
+    gguf = gguf_file(checkpoint)
+    return sorted(checkpoint.glob("*.safetensors")) if gguf is None else [gguf]
+
+
 def tensor_names(directory: Path) -> set[str]:
     """The tensors in safetensors files."""
     return set(tensor_headers(directory))

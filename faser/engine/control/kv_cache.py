@@ -65,7 +65,14 @@ class KvManager:
         self._holders: set[SequenceBlocks] = set()
         self._events: list[KvEvent] | None = [] if records_events else None
         self._num_begun = self._num_ended = 0  # steps
+        self._versions = [0] * num_blocks  # how often each block was allocated
         self.on_forgotten: Callable[[bytes], None] | None = None  # called with every digest that leaves the index
+        self.on_published: Callable[[bytes, int], None] | None = (
+            None  # with every digest that enters it, and its block
+        )
+        self.on_released: Callable[[list[bytes]], None] | None = (
+            None  # with those of the blocks of a released table
+        )
 
     def new_table(self, namespace: str | None = None) -> SequenceBlocks:
         """An empty table. Tables of different namespaces never share content through the prefix index."""
@@ -101,6 +108,23 @@ class KvManager:
                 break
             found.append(block)
         return found
+
+    def prefix_digests(self, table: SequenceBlocks, token_ids: list[int]) -> list[bytes]:
+        """Digests of all blocks that cached_prefix could find."""
+        count = (len(token_ids) - 1) // self.block_size
+        if count:
+            self._digest_at(table, token_ids, count - 1)
+        return table.digests[:count]
+
+    def copy_of(self, table: SequenceBlocks, num_blocks: int) -> SequenceBlocks:
+        """An empty table for the same content as the first num_blocks blocks of another one."""
+        found = SequenceBlocks(table.root)
+        found.digests = table.digests[:num_blocks]
+        return found
+
+    def version(self, block: int) -> int:
+        """A number that changes before the content of a published block does. May be asked for in any thread."""
+        return self._versions[block]
 
     def can_allocate(self, num_blocks: int, *, adopting: Collection[int] = (), spare: int = 0) -> bool:
         """Whether num_blocks can be allocated after adopting the blocks `adopting`, with `spare` blocks left."""
@@ -149,6 +173,8 @@ class KvManager:
                 self._digest_of[table.blocks[i]] = digest
                 if self._events is not None:
                     self._events.append(self._stored(table, token_ids, i))
+                if self.on_published is not None:
+                    self.on_published(digest, table.blocks[i])
         table.num_published = num_full
 
     def is_published(self, digest: bytes) -> bool:
@@ -176,6 +202,8 @@ class KvManager:
 
         So the beginning of a sequence, which others are likelier to share, is evicted last.
         """
+        if self.on_released is not None and table.num_published:
+            self.on_released(table.digests[: table.num_published])
         for block in reversed(table.blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -243,6 +271,7 @@ class KvManager:
             if self._events is not None:
                 self._events.append(BlockRemoved([_short(digest)]))
         self._references[block] = 1
+        self._versions[block] += 1
         return block
 
     def _reopen(self, block: int) -> None:

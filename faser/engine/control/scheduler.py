@@ -34,6 +34,7 @@ from faser.engine.contract.plan import (
 )
 from faser.engine.control.clock import Clock
 from faser.engine.control.kv_cache import KvManager
+from faser.engine.control.kv_disk import KvDisk
 from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepPrediction
@@ -52,7 +53,8 @@ class Scheduler:
     is left out. seed: seeds the requests that have no seed. speculation: None never drafts. pace: is fitted to
     the steps. shares_prefixes: a sequence may begin with another one's blocks. snapshots: of recurrent states,
     which no block holds; None: the model has no such states, or shares no prefixes. state_chunk: a state is kept
-    after each so many tokens; a row that completes them cannot be computed again. 0: any row can.
+    after each so many tokens; a row that completes them cannot be computed again. 0: any row can. disk: has KV of
+    earlier prompts; None: there is none.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Scheduler:
         snapshots: StateSnapshots | None = None,
         state_chunk: int = 0,
         pace: PaceFit | None = None,
+        disk: KvDisk | None = None,
     ) -> None:
         if policy not in ("fcfs", "priority"):
             raise ConfigError(f"scheduling policy is {policy!r}; it must be fcfs or priority")
@@ -92,6 +95,7 @@ class Scheduler:
         self._snapshots = snapshots
         self._state_chunk = state_chunk
         self._pace = pace
+        self._disk = disk
         self._targets = TargetKeeper(pace, clock, most_rows=max_num_batched_tokens)
         self._drafts: StepDrafts | None = None  # of the step that is being made
         self._overlapped: StepDrafts | None = None  # made during the step in flight
@@ -154,11 +158,12 @@ class Scheduler:
             return
         held = self._waiting_for_prefix.get(request.request_id, ())
         for sequence in sequences:
-            if sequence not in held:
+            queued = sequence not in held and not self._loads(sequence)
+            if queued:
                 self._waiting.remove(sequence)
             sequence.request = request
             sequence.priority_key = self._next_priority_key(request)
-            if sequence not in held:
+            if queued:
                 self._waiting.add(sequence)
         self._targets.see(request.token_target_ms)
 
@@ -259,6 +264,7 @@ class Scheduler:
         drafts of the plan from propose must be there.
         """
         assert not self._in_flight, f"step {self._step} has not been committed"
+        self._take_loaded()
         step = StepBuilder(budget=self._max_num_batched_tokens)
         kept = self._verified()
         begun: list[Sequence] = []
@@ -296,6 +302,7 @@ class Scheduler:
         assert len(self._in_flight) == 1, f"{len(self._in_flight)} steps are in flight"
         if not self._all_need_only_logits():
             return None
+        self._take_loaded()
         decoding, prompts = self._following(self._in_flight[0])
         limits = self._targets.limits(self._running, len(decoding))
         step = StepBuilder(budget=self._max_num_batched_tokens, limits=limits)
@@ -449,7 +456,9 @@ class Scheduler:
         """The queue, the KV pool, tokens. The engine counts the steps and their times."""
         return EngineStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting) + sum(map(len, self._waiting_for_prefix.values())),
+            num_waiting=len(self._waiting)
+            + sum(map(len, self._waiting_for_prefix.values()))
+            + (0 if self._disk is None else self._disk.num_waiting),
             kv_usage=self._kv.usage,
             num_preemptions=self._num_preemptions,
             prompt_tokens=self._prompt_tokens,
@@ -458,6 +467,7 @@ class Scheduler:
             prefix_cache_queries=self._kv.num_query_tokens,
             prefix_cache_hits=self._kv.num_hit_tokens,
             speculation=None if self._speculation is None else self._speculation.stats(),
+            kv_disk=None if self._disk is None else self._disk.stats(),
         )
 
     def pace(self) -> Pace | None:
@@ -475,7 +485,7 @@ class Scheduler:
             self._snapshots.check_invariants()
         waiting_for_prefix = [sequence for group in self._waiting_for_prefix.values() for sequence in group]
         known = [sequence for group in self._requests.values() for sequence in group]
-        places = [*self._running, *self._waiting, *waiting_for_prefix]
+        places = [*self._running, *self._waiting, *waiting_for_prefix, *filter(self._loads, known)]
         assert len(places) == len(set(places)) == len(known)
         assert set(places) == set(known)
         self._waiting.check_invariants()
@@ -584,6 +594,16 @@ class Scheduler:
         elif self._make_room(sequence, missing := self._kv.blocks_for(lacking), step):
             step.add(sequence, num_rows, self._kv.allocate(sequence.table, missing))
 
+    def _loads(self, sequence: Sequence) -> bool:
+        """Whether it waits for its prefix to come from the disk."""
+        return self._disk is not None and sequence in self._disk
+
+    def _take_loaded(self) -> None:
+        """Queue the sequences whose prefix has come from the disk."""
+        if self._disk is not None:
+            for sequence in self._disk.loaded():
+                self._waiting.add(sequence)
+
     def _make_room(self, sequence: Sequence, num_blocks: int, step: "StepBuilder") -> bool:
         """Preempt the worst running sequences until num_blocks are available for this one.
 
@@ -592,7 +612,9 @@ class Scheduler:
         while not self._kv.can_allocate(num_blocks):
             worst = self._running[-1]
             if worst is sequence:
-                assert len(self._running) > 1, "a sequence alone does not fit, though its request was accepted"
+                assert len(self._running) > 1 or (self._disk is not None and self._disk.is_loading), (
+                    "a sequence alone does not fit, though its request was accepted"
+                )
                 return False
             self._preempt(worst, step)
         return True
@@ -626,6 +648,9 @@ class Scheduler:
             sequence = step.limits.next_to_start(self._waiting, self._running, among)
             if sequence is None or (self._in_flight and not sequence.needs_only_logits):
                 return
+            if self._disk is not None and self._disk.begin(sequence, spare=self._soon_wanted()):
+                self._waiting.remove(sequence)
+                continue
             prefix = self._shared_prefix(sequence)
             num_own = self._kv.blocks_for(sequence.num_tokens) - len(prefix)
             if not self._kv.can_allocate(num_own, adopting=prefix, spare=self._soon_wanted()):
@@ -798,6 +823,8 @@ class Scheduler:
             self._stop_running(sequence)
         elif sequence in waiting_for_prefix:
             waiting_for_prefix.remove(sequence)
+        elif self._disk is not None and self._loads(sequence):
+            self._disk.drop(sequence)
         else:
             self._waiting.remove(sequence)
         self._waiting.leave(sequence)

@@ -59,7 +59,7 @@ class Sequence:
     prompt included, at which it ends. seed: the effective one. generates: False for a request that only scores its
     prompt. needs_only_logits: as in SamplingParams. speculated: what speculation did for it in the slots that it
     has left. decoding_since: seconds of the clock and known tokens from which on its time per token counts; 0
-    tokens: not yet.
+    tokens: not yet. may_load: its prefix has not been looked for on disk since it began to wait.
     """
 
     __slots__ = (
@@ -72,6 +72,7 @@ class Sequence:
         "generates",
         "index",
         "max_total",
+        "may_load",
         "needs_only_logits",
         "num_cached",
         "num_computed",
@@ -127,6 +128,7 @@ class Sequence:
         self.stop_reason: int | None = None
         self.first_scheduled_s: float | None = None
         self.num_cached = 0
+        self.may_load = True
         self.num_preemptions = 0
         self.prompt_logprobs: list[PositionLogprobs | None] = [None]
         self.speculated: SpeculationSummary | None = None
@@ -213,6 +215,7 @@ class Sequence:
         self.num_preemptions += 1
         self.slot = None
         self.num_computed = 0
+        self.may_load = True
         self.prompt_logprobs = [None]
 
     def _take_one_by_one(self, token_ids: tuple[int, ...]) -> int:

@@ -23,6 +23,7 @@ tokens); vLLM's mamba_cache_mode align; SGLang's MambaRadixCache.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from collections.abc import Sequence as Numbers
 
 from faser.engine.contract.plan import StateSave, StepRows
@@ -52,6 +53,10 @@ class StateSnapshots:
         self._snapshot_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._restoring: set[int] = set()  # that the plan in the making reads
         self._saves: dict[int, StateSave] = {}  # by snapshot, that the next plan writes
+        self._sent: list[int] = []  # snapshots that the plans since the last commit write
+        self._filling: set[int] = set()  # that are being filled from elsewhere
+        self._versions = [0] * num_snapshots  # how often each was taken
+        self.on_saved: Callable[[bytes, int], None] | None = None  # called with each snapshot that was written
         self._known = [0] * num_slots  # tokens that the rows launched last do not take back
         self._wanted: dict[Sequence, list[int]] = {}  # tokens after which a snapshot is to be taken, ascending
         kv.on_forgotten = self._forget
@@ -94,10 +99,45 @@ class StateSnapshots:
     def take_saves(self) -> tuple[StateSave, ...]:
         """What the next plan has to save, whatever it is."""
         saves, self._saves = tuple(self._saves.values()), {}
+        self._sent += [each.snapshot for each in saves]
         return saves
+
+    def note_saved(self) -> None:
+        """What take_saves returned has been written."""
+        sent, self._sent = self._sent, []
+        if self.on_saved is None or not sent:
+            return
+        digest_of = {snapshot: digest for digest, snapshot in self._snapshot_of.items()}
+        for snapshot in sent:
+            if snapshot in digest_of and snapshot not in self._saves:
+                self.on_saved(digest_of[snapshot], snapshot)
+
+    def has(self, digest: bytes) -> bool:
+        """Whether there is a snapshot behind the block with this digest."""
+        return digest in self._snapshot_of
+
+    def version(self, snapshot: int) -> int:
+        """A number that changes before the content of a snapshot does. May be asked for in any thread."""
+        return self._versions[snapshot]
+
+    def take(self) -> int | None:
+        """A snapshot that is filled from elsewhere; None: each is in use. `filled` must follow."""
+        found = self._take()
+        if found is not None:
+            self._filling.add(found)
+        return found
+
+    def filled(self, snapshot: int, digest: bytes | None) -> None:
+        """A snapshot holds the state behind the block with this digest now; None: it could not be filled."""
+        self._filling.remove(snapshot)
+        if digest is None or digest in self._snapshot_of or not self._kv.is_published(digest):
+            self._free.append(snapshot)
+        else:
+            self._snapshot_of[digest] = snapshot
 
     def commit(self) -> None:
         """The blocks of a step's rows are published: take the snapshots that are wanted behind them."""
+        self.note_saved()
         for sequence, wanted in list(self._wanted.items()):
             end = self._end(sequence)
             if end in wanted:
@@ -113,7 +153,7 @@ class StateSnapshots:
 
     def check_invariants(self) -> None:
         """AssertionError where the records disagree. Slow: for tests."""
-        used = [*self._free, *self._snapshot_of.values()]
+        used = [*self._free, *self._snapshot_of.values(), *self._filling]
         assert sorted(used) == list(range(self._num_snapshots)), "a snapshot is free, or has one digest"
         assert all(map(self._kv.is_published, self._snapshot_of)), "a snapshot outlives its block"
         assert self._saves.keys() <= set(self._snapshot_of.values()), "what is saved has a digest"
@@ -162,7 +202,9 @@ class StateSnapshots:
             if (digest := next(unread, None)) is None:
                 return None
             self._forget(digest)
-        return self._free.pop()
+        found = self._free.pop()
+        self._versions[found] += 1
+        return found
 
     def _forget(self, digest: bytes) -> None:
         snapshot = self._snapshot_of.pop(digest, None)

@@ -69,6 +69,15 @@ class _NativeCache:
         self.address = ctypes.addressof(layers)
         self._kept = (layers, data)
 
+    def parts(self) -> list[Tensor]:
+        """See KvParts."""
+        _, data = self._kept
+        num_blocks, found, rest = self.shape.num_blocks, [], data
+        for size in self.shape.layer_block_bytes:
+            found.append(rest[: num_blocks * size].view(num_blocks, size))
+            rest = rest[num_blocks * size :]
+        return found
+
     def layer(self, number: int) -> int:
         """Address of the FaserCache of a layer."""
         assert 0 <= number < len(self.shape.heads), number

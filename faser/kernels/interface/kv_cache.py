@@ -32,6 +32,7 @@ As a rule roundings cancel, and it is a hundred times less.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -73,6 +74,14 @@ class KvShape:
     @property
     def total_bytes(self) -> int:
         return self.num_blocks * self.block_bytes
+
+
+class KvParts(Protocol):
+    """What a cache on a CPU lets its owner copy."""
+
+    def parts(self) -> Sequence[Tensor]:
+        """Contiguous tensors [num_blocks, ...]. A block is the rows with its number in all of them."""
+        ...
 
 
 def check_cache_dtype(backend: str, dtype: torch.dtype, known: Sequence[torch.dtype]) -> None:

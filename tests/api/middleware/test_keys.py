@@ -3,6 +3,7 @@
 import hmac
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -11,7 +12,7 @@ import openai
 import pytest
 
 from faser.api.app import create_app
-from faser.api.middleware.keys import ApiKeys, CacheNamespaces
+from faser.api.middleware.keys import ApiKeys, CacheNamespaces, _digest
 from faser.metrics.server import Metrics
 from faser.types import Request
 from tests.api.server import http_client, openai_client, serving, settings
@@ -205,7 +206,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 def test_each_pair_of_key_and_salt_has_a_name_of_its_own() -> None:
     """Among them pairs that look alike once they are joined."""
-    keys = (None, 0, 1, 11, 111)
+    keys = (None, b"0", b"1", b"11", b"111")
     salts = (None, "0", "1", "11", ", 1", "None", "\ud800", "né")
     names = [CacheNamespaces(across_keys=False)]
     pairs = [(key, salt) for key in keys for salt in salts if (key, salt) != (None, None)]
@@ -217,22 +218,35 @@ def test_each_pair_of_key_and_salt_has_a_name_of_its_own() -> None:
 
 def test_only_requests_without_key_and_salt_share_with_everybody() -> None:
     assert CacheNamespaces(across_keys=False).name(None, None) is None
-    assert CacheNamespaces(across_keys=True).name(3, None) is None
+    assert CacheNamespaces(across_keys=True).name(b"3", None) is None
 
 
 def test_across_keys_the_salt_alone_decides() -> None:
     namespaces = CacheNamespaces(across_keys=True)
-    names = {namespaces.name(key, "salt") for key in (None, 1, 2)}
+    names = {namespaces.name(key, "salt") for key in (None, b"1", b"2")}
     assert len(names) == 1
     assert names != {namespaces.name(None, "other")}
 
 
 def test_a_name_says_nothing_and_holds_for_one_process_only() -> None:
-    one, other = (CacheNamespaces(across_keys=False).name(1, "the salt") for _ in range(2))
+    one, other = (CacheNamespaces(across_keys=False).name(b"1", "the salt") for _ in range(2))
     assert one is not None
     assert one != other
     assert len(one) == 64
     assert "salt" not in one
+
+
+def test_with_a_kept_secret_a_key_has_its_namespace_in_every_process_whatever_its_place_among_the_keys() -> None:
+    """So KV on disk is found by the key that it was computed for, and by no other one."""
+    engine, found = FakeEngine(), []
+    for keys in ("one", "two"), ("two", "three", "one"):
+        chosen = replace(settings(api_keys=keys), namespace_secret=b"s" * 32)
+        with serving(engine, chosen) as url, http_client(url) as http:
+            found.append({key: asked(http, engine, TEXT, key, "mine").cache_salt for key in keys})
+    before, after = found
+    assert {key: after[key] for key in before} == before
+    assert len(set(after.values())) == 3
+    assert before["one"] != CacheNamespaces(across_keys=False, secret=b"t" * 32).name(_digest(b"one"), "mine")
 
 
 def asked(http: httpx.Client, engine: FakeEngine, route: str, key: str, salt: str | None) -> Request:

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.kv_memory import RunnerMemory
 from faser.engine.execution.runner.state_cache import StateCache
 from faser.engine.execution.sampling.tokens import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.delta_net import StateShape, StateStep
 from faser.kernels.interface.graph_capture import StagingBuffer
-from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.kv_cache import KvParts, KvShape
 from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
@@ -172,6 +173,19 @@ class Runner:
         """See StateCache.restore. Between forwards."""
         assert self._states is not None, "the model has no states"
         self._states.restore(slot, snapshot)
+
+    def memory(self) -> RunnerMemory:
+        """Return its blocks and snapshots as bytes. On a CPU."""
+        cache: KvParts = self._cache
+        kept = None if self._states is None else self._states.snapshots
+        return RunnerMemory(
+            cache.parts(),
+            () if kept is None else kept.parts(),
+            save_state=self.save_state,
+            set_tokens=lambda snapshot, num_tokens: (
+                None if kept is None else kept.set_tokens(snapshot, num_tokens)
+            ),
+        )
 
     def states(self, num_rows: int) -> torch.Tensor:
         """[num_rows, K * H] of the last forward, whose batch captures; the next forward overwrites them."""

@@ -29,7 +29,7 @@ class StateCache:
 
     def __init__(self, backend: Backend, shape: StateShape) -> None:
         self.states = backend.allocate_states(shape)
-        self._snapshots = Snapshots(self.states, shape)
+        self.snapshots = Snapshots(self.states, shape)
         self._num_slots = shape.num_slots
         self._most_drafts = shape.most_drafts
         self._known = np.full(shape.num_slots, _NOTHING, dtype=np.int64)  # tokens that no later step takes back
@@ -79,11 +79,11 @@ class StateCache:
         """Copy the state that the slot keeps, which is after num_tokens tokens, into a snapshot."""
         end = self._known[slot] // CHUNK * CHUNK
         assert end == num_tokens > 0, f"slot {slot} keeps the state after {end} tokens, not after {num_tokens}"
-        self._snapshots.save(slot, snapshot, num_tokens)
+        self.snapshots.save(slot, snapshot, num_tokens)
 
     def restore(self, slot: int, snapshot: int) -> None:
         """The slot goes on behind the tokens of a snapshot."""
-        self._known[slot] = self._computed[slot] = self._snapshots.restore(slot, snapshot)
+        self._known[slot] = self._computed[slot] = self.snapshots.restore(slot, snapshot)
 
     def compact(self, step: StateStep, layout: RowLayout) -> StateStep:
         """The same step without the drafts that the layout does not have any more."""
@@ -104,6 +104,14 @@ class Snapshots:
             saved_state = state.new_empty(shape.num_snapshots, *state.shape[1:])
             saved_inputs = inputs.new_empty(shape.num_snapshots, layer.kernel - 1, layer.channels)
             self._layers.append((state, inputs, saved_state, saved_inputs))
+
+    def parts(self) -> list[Tensor]:
+        """Contiguous tensors whose row i belongs to snapshot i."""
+        return [part for _, _, *saved in self._layers for part in saved]
+
+    def set_tokens(self, snapshot: int, num_tokens: int) -> None:
+        """Note that the rows of a snapshot were filled with the state after num_tokens tokens."""
+        self._num_tokens[snapshot] = num_tokens
 
     def save(self, slot: int, snapshot: int, num_tokens: int) -> None:
         """num_tokens: that the slot's state has."""
