@@ -140,7 +140,8 @@ def _check_room(max_completion_tokens: int | None, num_prompt_tokens: int, limit
         together = num_prompt_tokens + max_completion_tokens
         raise RequestError(
             f"This model's maximum context length is {limit} tokens. The prompt has {num_prompt_tokens} tokens "
-            f"and max_completion_tokens is {max_completion_tokens}: together {together}.",
+            f"and max_completion_tokens is {max_completion_tokens}: together {together}. A server with "
+            "--shorten-max-tokens lowers it to what the prompt leaves.",
             param="max_completion_tokens",
         )
 

@@ -60,7 +60,9 @@ class ScriptedMemory:
         self._executor.states.save(StateSave(slot, snapshot, num_tokens))
 
 
-def disk_in(folder: Path, *, num_records: int = 1000, before_read: Callable[[], object] = lambda: None) -> MakeDisk:
+def disk_in(
+    folder: Path, *, num_records: int = 1000, before_read: Callable[[], object] = lambda: None
+) -> MakeDisk:
     def make(executor: ScriptedExecutor, kv: KvManager, snapshots: StateSnapshots | None) -> KvDisk:
         memory = ScriptedMemory(executor, has_states=snapshots is not None, before_read=before_read)
         file = KvFile(
