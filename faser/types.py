@@ -317,6 +317,7 @@ class Request:
     is_patient: its targets are out of reach, so the engine serves it as one without.
     expected_tokens: that the client expects of the answer; None: it does not say.
     may_record: its tokens may be kept after its end, in a record of the traffic.
+    prompt_tail: tokens at the end of the prompt which later turns of a conversation lack; None: it is not known.
 
     Raises RequestError for a priority that does not fit 64 bits.
     """
@@ -336,6 +337,7 @@ class Request:
     is_patient: bool = False
     expected_tokens: int | None = None
     may_record: bool = True
+    prompt_tail: int | None = None
 
     def __post_init__(self) -> None:
         PRIORITY_LIMITS.check("priority", self.priority)

@@ -29,9 +29,9 @@ _HEAD = """# Clients, as published, through a tool loop
 Written by `python -m tests.clients.record .clients` after `make clients`. Each agent has no settings but address,
 key and model. It reads a file, edits it and runs a command; a proxy adds a grammar of one possible answer to each
 request, so the rows are about protocol, stream and parsers, not the model. `tests/clients/test_agents.py` and
-`test_programs.py` run the same. Codex CLI 0.171.0, on `/v1/responses`, is run by `test_codex.py`: it reads a file,
-closes a sub-agent of a namespace, patches the file (with its shell, and with the custom tool `apply_patch`) and runs a
-command; every request has status 200, and it ends with status 0.
+`test_programs.py` run the same. Codex CLI 0.171.0, on `/v1/responses`, is run by `test_codex.py`: it reads a
+file, closes a sub-agent of a namespace, patches the file (with its shell, and with the custom tool `apply_patch`)
+and runs a command; every request has status 200, and it ends with status 0.
 
 | client | version | requests | named in `x-faser-ignored` | result |
 | --- | --- | --- | --- | --- |

@@ -131,7 +131,10 @@ async def chat_prompt(
     )
     rules = tokenization_rules(body, info, field=ChatFormatter.prompt_field, add_special_tokens=False)
     (prompt,) = await tokenize_prompts([text], service.engine.tokenizer, rules, service.text_worker)
-    return prompt
+    tail = service.chat_renderer.tail(template_kwargs(body, template), tools=bool(tools))
+    if tail is None or not text.endswith(tail):
+        return prompt
+    return replace(prompt, tail=len(service.engine.tokenizer.encode(tail, add_special_tokens=False)))
 
 
 def _check_room(max_completion_tokens: int | None, num_prompt_tokens: int, limit: int) -> None:

@@ -134,6 +134,7 @@ async def build_handler(
             deadline_s=deadline_s,
             expected_tokens=expected_tokens,
             may_record=body.store is not False,
+            prompt_tail=prompt.tail,
         )
         for index, prompt in enumerate(prompts)
     )

@@ -19,6 +19,9 @@ from faser.errors import RequestError
 Message = dict[str, Any]
 _TOOLS_OF_MESSAGE = ("message['tools']", 'message["tools"]', "message.tools")
 _NEUTRAL: tuple[Any, ...] = ("none", [])
+_ASKED: list[Message] = [{"role": "user", "content": "1"}]
+_ANSWERED: list[Message] = [*_ASKED, {"role": "assistant", "content": "2"}, {"role": "user", "content": "3"}]
+_MOST_TAILS = 64
 _HINTS = ("reasoning_effort",)  # without effect on a model whose template does not use it
 
 
@@ -30,6 +33,7 @@ class ChatRenderer:
         templates = tokenizer.chat_template if override is None else override
         self._plain = _NamedTemplate(templates, tokenizer, with_tools=False)
         self._with_tools = _NamedTemplate(templates, tokenizer, with_tools=True)
+        self._tails: dict[tuple[bool, str], str | None] = {}
 
     @property
     def tool_template(self) -> str:
@@ -39,6 +43,29 @@ class ChatRenderer:
     def template_of(self, *, tools: bool) -> str:
         """Return the source of the template for chats with or without tools; empty if there is none."""
         return (self._with_tools if tools else self._plain).source
+
+    def tail(self, template_kwargs: Mapping[str, Any] | None, *, tools: bool) -> str | None:
+        """Return the end of a prompt that asks for an answer, and that later turns lack; None: it is not known.
+
+        Templates differ in it, so it is found by rendering a turn that asks, and the same turn once it has been
+        answered: what both begin with stays.
+        """
+        key = tools, repr(template_kwargs)
+        if key not in self._tails:
+            if len(self._tails) >= _MOST_TAILS:
+                self._tails.clear()
+            self._tails[key] = self._find_tail((self._with_tools if tools else self._plain), template_kwargs or {})
+        return self._tails[key]
+
+    def _find_tail(self, chosen: "_NamedTemplate", extra: Mapping[str, Any]) -> str | None:
+        options: dict[str, Any] = {"continue_final_message": False, "tools": None, "extra": {**extra}}
+        try:
+            asked = chosen.template.render(_ASKED, add_generation_prompt=True, **options)
+            answered = chosen.template.render(_ANSWERED, add_generation_prompt=False, **options)
+        except RequestError:
+            return None
+        parted = (at for at, (one, other) in enumerate(zip(asked, answered, strict=False)) if one != other)
+        return asked[next(parted, min(len(asked), len(answered))) :]
 
     def render(
         self,

@@ -71,10 +71,11 @@ def count_chars(values: Iterable[Any]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedPrompt:
-    """text: as the client sent it; None if the client sent token ids."""
+    """text: as the client sent it; None if the client sent token ids. tail: as Request.prompt_tail."""
 
     text: str | None
     token_ids: tuple[int, ...]
+    tail: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

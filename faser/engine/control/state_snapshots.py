@@ -31,8 +31,9 @@ from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.sequence import Sequence
 from faser.types import FinishReason
 
-# Tokens with which a prompt asks for an answer, and which later turns may lack: Qwen3.5's chat template ends it
-# with <think>, a blank line, </think>, a blank line. A snapshot behind the first of them serves no later turn.
+# Tokens at the end of a prompt that later turns may lack, where the request does not say how many: Qwen3.5's
+# chat template ends it with <think>, a blank line, </think>, a blank line. A snapshot behind the first of them
+# serves no later turn.
 _TAIL = 4
 
 _LEAST_GAIN = 64  # tokens: a step ends at a branching point only if a snapshot there spares as many
@@ -168,7 +169,8 @@ class StateSnapshots:
     def _ends(self, sequence: Sequence, num_cached: int) -> list[int]:
         """Where the rows that a sequence starts with are to leave snapshots."""
         size = self._kv.block_size
-        last = (sequence.prompt_len - _TAIL) // size * size
+        tail = sequence.request.prompt_tail
+        last = (sequence.prompt_len - (_TAIL if tail is None else tail)) // size * size
         branch = len(self._kv.cached_prefix(sequence.table, sequence.token_ids)) * size
         share = max(1, self._num_snapshots // _SHARE)
         interval = -(-max(_INTERVAL, last // share) // size) * size

@@ -54,6 +54,15 @@ def test_the_samples_of_a_request_compute_its_prompt_once() -> None:
     assert sum(len(each.token_ids) for each in rows if each.start < 36) == 36
 
 
+@pytest.mark.parametrize("tail, kept", [(None, 36), (0, 40), (3, 40), (4, 36), (12, 28)])
+def test_a_prompt_leaves_its_snapshot_before_what_later_turns_lack(tail: int | None, kept: int) -> None:
+    """The next turn has the prompt up to that, and then the answer without its thinking."""
+    found = driver()
+    cached(found, replace(request("a", TEXT[:43]), prompt_tail=tail))
+    lacking = 4 if tail is None else tail
+    assert cached(found, request("b", [*TEXT[: 43 - lacking], 7, 8, 9, 7, 8])) == [kept]
+
+
 def test_a_turn_goes_on_where_the_turn_before_it_ended() -> None:
     """With what was said, and with what a template leaves out of it."""
     found, first = driver(), request("a", TEXT[:43], max_tokens=10)
