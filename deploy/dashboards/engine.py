@@ -50,6 +50,29 @@ ENGINE = (
                 "percentunit",
                 most=1,
             ),
+            Panel(
+                "Disk cache hit rate (--kv-cache-dir)",
+                (
+                    (
+                        ratio(
+                            rate("vllm:external_prefix_cache_hits_total"),
+                            rate("vllm:external_prefix_cache_queries_total"),
+                        ),
+                        "share",
+                    ),
+                ),
+                "percentunit",
+                most=1,
+            ),
+            Panel("KV on disk", ((f"faser_kv_disk_bytes{{{CHOSEN}}}", "{{pod}}"),), "bytes"),
+            Panel(
+                "Disk traffic of KV",
+                (
+                    (rate("faser_kv_disk_read_bytes_total"), "read"),
+                    (rate("faser_kv_disk_written_bytes_total"), "written"),
+                ),
+                "Bps",
+            ),
             Panel("Preemptions", ((rate("vllm:num_preemptions_total"), "samples"),), axis="per second"),
             Panel("Preemptions per request", ((mean("vllm:request_num_preemptions"), "mean"),)),
             Panel(

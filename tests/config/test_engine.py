@@ -76,6 +76,18 @@ def test_an_engine_config_survives_the_pipe() -> None:
             "which is slow",
         ),
         (
+            {"kv_cache_dir": "/kv", "enable_prefix_caching": False},
+            "kv_cache_dir is /kv; it is for prefix caching, and enable_prefix_caching is off",
+        ),
+        (
+            {"kv_cache_dir": "/kv", "tensor_parallel_size": 2},
+            "kv_cache_dir is /kv; it needs a model in one process, and tensor_parallel_size is 2",
+        ),
+        (
+            {"kv_cache_dir": "/kv", "device": "cuda"},
+            "kv_cache_dir is /kv; KV is kept for models on a CPU only, and device is cuda",
+        ),
+        (
             {"kv_cache_dtype": "int8", "device": "cuda"},
             "kv_cache_dtype is int8; no kernels for GPUs read keys and values in int8; use fp8, auto, or the "
             "torch backend",

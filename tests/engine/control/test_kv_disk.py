@@ -29,7 +29,7 @@ PROMPT = list(range(30, 50)) + list(range(10, 27))
 
 
 class ScriptedMemory:
-    """KvMemory over a scripted executor. before_read: called before a block is copied, in the thread."""
+    """KvMemory over a scripted executor. before_read: called before a copy, in the thread."""
 
     block_bytes = BLOCK_SIZE * CELL.size
 
@@ -48,6 +48,7 @@ class ScriptedMemory:
             self._executor.set_cell(block, offset, CELL.unpack_from(content, offset * CELL.size))
 
     def read_state(self, snapshot: int, into: memoryview) -> None:
+        self._before_read()
         histories = self._executor.states.snapshots[snapshot]
         STATE.pack_into(into, 0, len(histories), *histories, *[0] * (MOST_TOKENS + 1 - len(histories)))
 
@@ -157,6 +158,34 @@ def test_content_that_is_forgotten_while_it_is_copied_is_not_written(tmp_path: P
     ended(first)
     second = Driver(disk=disk_in(tmp_path))
     asked = request("c", PROMPT)
+    second.add(asked)
+    second.run()
+    second.check(asked)
+    assert ended(second).hits == 0
+
+
+def test_a_snapshot_that_is_given_away_while_it_is_copied_is_not_written(tmp_path: Path) -> None:
+    """There is one, and the prompts are too short for another snapshot but the one near their ends."""
+    held, gate, reads = threading.Event(), threading.Event(), []
+
+    def hold_at_the_state() -> None:
+        reads.append(1)
+        if len(reads) == 4:  # behind three blocks
+            held.set()
+            assert gate.wait(30)
+
+    first = Driver(num_snapshots=1, disk=disk_in(tmp_path, before_read=hold_at_the_state))
+    first.add(request("a", PROMPT[:13], max_tokens=1))
+    first.run()
+    assert first.disk is not None
+    first.disk.rest()
+    assert held.wait(30)
+    first.add(request("b", [3] * 13, max_tokens=1))
+    first.run()
+    gate.set()
+    ended(first)
+    second = Driver(num_snapshots=1, disk=disk_in(tmp_path))
+    asked = request("c", [*PROMPT[:13], 7, 7], max_tokens=4)
     second.add(asked)
     second.run()
     second.check(asked)
