@@ -226,7 +226,11 @@ def test_answers_with_a_structure_or_penalties_are_those_without_drafts(
     plain = built(path, {"policy": "off"}).engine
     engine = built(path, fixed(method="auto")).engine
     given = FEATURES[feature] | {"max_tokens": 40}
-    assert answers(engine, asked(**given)) == answers(plain, asked(**given))
+    wanted = answers(plain, asked(**given))
+    for _ in range(5):  # where the machine is busy, masks come too late for drafts
+        assert answers(engine, asked(**given)) == wanted
+        if outcome(engine)[0] > 0:
+            break
     assert outcome(engine)[0] > 0
     if feature == "schema":
         assert outcome(engine, "grammar")[1] > 0

@@ -42,6 +42,7 @@ def bounds(max_logprobs: int) -> dict[str, Json]:
         "logit_bias": {"maxProperties": MAX_LOGIT_BIAS, "additionalProperties": _number(BIAS_LIMITS)},
         "truncate_prompt_tokens": {"minimum": -1, "not": {"const": 0}},
         "priority": _number(PRIORITY_LIMITS),
+        "thinking_token_budget": {"minimum": -1},
         "timeout": {"exclusiveMinimum": 0},
         "request_id": {"minLength": 1, "maxLength": MAX_ID_LENGTH},
     }

@@ -23,6 +23,7 @@ _log = logging.getLogger("faser.api")
 # Tokens by effort; others leave it to the model.
 EFFORTS = {"none": 0, "minimal": 0, "low": 1024, "medium": 8192, "high": 24576}
 _SWITCH = "enable_thinking"
+_MOST_TOKENS = 1 << 31  # no context is as long
 
 
 def template_kwargs(body: ChatBody, template: str) -> Mapping[str, Any] | None:
@@ -80,7 +81,7 @@ def _max_tokens(body: ChatBody, template: str) -> int | None:
             f"thinking_token_budget is {given}; it must be a number of tokens from 0 on, or -1 for no budget",
             param="thinking_token_budget",
         )
-    return None if given == -1 else given
+    return None if given == -1 or given > _MOST_TOKENS else given
 
 
 def _takes_effort(template: str) -> bool:
