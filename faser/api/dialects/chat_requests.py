@@ -73,8 +73,6 @@ async def chat_handler(
         vocab_size=info.vocab_size,
     )
     sampling = replace(sampling, thinking_budget=budget)
-    if not service.settings.shorten_max_tokens:
-        _check_room(body.max_completion_tokens, len(prompt.token_ids), info.max_model_len)
     formatter = ChatFormatter(
         token_formatter=TokenFormatter(tokenizer=tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
         parsing=tool_use.parsing(tokenizer),
@@ -86,7 +84,16 @@ async def chat_handler(
         asks_prompt_logprobs=body.prompt_logprobs is not None,
     )
     return await build_handler(
-        service, http, body, formatter, [prompt], sampling, arrival_s, frame, shortens=shortens
+        service,
+        http,
+        body,
+        formatter,
+        [prompt],
+        sampling,
+        arrival_s,
+        frame,
+        shortens=shortens,
+        limit_field=_limit_field(body),
     )
 
 
@@ -98,7 +105,7 @@ def _sampling(body: ChatBody, settings: ApiSettings, tokenizer: Tokenizer) -> Sa
             f"top_logprobs is {asks_alternatives}; it needs logprobs to be true", param="top_logprobs"
         )
     check_alternatives("top_logprobs", body.top_logprobs, settings)
-    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    name = _limit_field(body)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if max_tokens is None:
         default = settings.generation_defaults.get("max_tokens")
@@ -137,16 +144,8 @@ async def chat_prompt(
     return replace(prompt, tail=len(service.engine.tokenizer.encode(tail, add_special_tokens=False)))
 
 
-def _check_room(max_completion_tokens: int | None, num_prompt_tokens: int, limit: int) -> None:
-    """The engine checks the same, but knows this field as max_tokens."""
-    if max_completion_tokens is not None and limit > num_prompt_tokens > limit - max_completion_tokens:
-        together = num_prompt_tokens + max_completion_tokens
-        raise RequestError(
-            f"This model's maximum context length is {limit} tokens. The prompt has {num_prompt_tokens} tokens "
-            f"and max_completion_tokens is {max_completion_tokens}: together {together}. A server with "
-            "--shorten-max-tokens lowers it to what the prompt leaves.",
-            param="max_completion_tokens",
-        )
+def _limit_field(body: ChatBody) -> str:
+    return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
 
 
 def _echo(body: ChatBody) -> str:

@@ -95,14 +95,17 @@ async def build_handler(
     frame: Callable[[Envelope], AnswerFraming] | None = None,
     *,
     shortens: bool = False,
+    limit_field: str = "max_tokens",
 ) -> GenerationHandler:
     """arrival_s: time.monotonic() when the body was complete.
 
     frame: makes the frame of the answer; None: choices, as of chats and completions.
     shortens: max_tokens beyond the context is lowered to what is left, whatever the server's setting.
+    limit_field: of the body, that set max_tokens.
     """
     settings, scope = service.settings, http.scope
-    context = service.engine.info.max_model_len if shortens or settings.shorten_max_tokens else None
+    shortens = shortens or settings.shorten_max_tokens
+    context = service.engine.info.max_model_len
     predicted = await read_prediction(
         body.prediction, service.engine.tokenizer, service.text_worker, limit=service.engine.info.max_model_len
     )
@@ -123,7 +126,7 @@ async def build_handler(
         Request(
             request_id=f"{request_id}-{unique}-{index}",
             prompt_token_ids=prompt.token_ids,
-            sampling=fitted(sampling, len(prompt.token_ids), context),
+            sampling=fitted(sampling, len(prompt.token_ids), context, shortens=shortens, field=limit_field),
             priority=priority,
             arrival_s=arrival_s,
             cache_salt=namespace,
@@ -161,15 +164,24 @@ async def build_handler(
     return handler
 
 
-def fitted(sampling: SamplingParams, num_prompt_tokens: int, context: int | None) -> SamplingParams:
-    """Lower max_tokens to what the prompt leaves of the context, if that is anything.
+def fitted(
+    sampling: SamplingParams, num_prompt_tokens: int, context: int, *, shortens: bool, field: str
+) -> SamplingParams:
+    """Lower max_tokens to what the prompt leaves of the context, or raise RequestError about the field.
 
-    context: in tokens; None: the engine refuses what it has no room for.
+    context: in tokens. Prompts that leave nothing of it are for the engine to refuse.
     """
-    left = 0 if context is None else context - num_prompt_tokens
-    if left < 1 or sampling.max_tokens is None or sampling.max_tokens <= left:
+    left, asked = context - num_prompt_tokens, sampling.max_tokens
+    if left < 1 or asked is None or asked <= left:
         return sampling
-    return replace(sampling, max_tokens=left)
+    if shortens:
+        return replace(sampling, max_tokens=left)
+    raise RequestError(
+        f"This model's maximum context length is {context} tokens. The prompt has {num_prompt_tokens} tokens and "
+        f"{field} is {asked}: together {num_prompt_tokens + asked}. Ask for at most {left}, or start the "
+        "server with --shorten-max-tokens, which lowers it to what is left.",
+        param=field,
+    )
 
 
 def _fingerprint(settings: ApiSettings) -> str:

@@ -299,15 +299,20 @@ def test_more_prompts_than_the_server_ever_holds_are_a_400_before_anything_is_to
     assert http.post(TEXT, json={"prompt": ["hi"] * fits, "n": n}).status_code == 200
 
 
-@pytest.mark.parametrize("length", [MAX_MODEL_LEN - 30, MAX_MODEL_LEN * 40])
-def test_a_chat_that_is_too_long_names_messages(http: httpx.Client, length: int) -> None:
-    """The shorter one fits and leaves no room for the answer, which the engine alone can say."""
-    messages = [{"role": "user", "content": "x" * length}]
-    failure = bad(http.post(CHAT, json={"messages": messages, "max_tokens": 40}))
-    assert failure["param"] == "messages"
-    assert str(MAX_MODEL_LEN) in failure["message"]
-    stream = bad(http.post(CHAT, json={"messages": messages, "max_tokens": 40, "stream": True}))
-    assert stream["param"] == "messages"
+@pytest.mark.parametrize("beyond", [0, MAX_MODEL_LEN * 40])
+def test_a_chat_that_leaves_no_room_names_messages(http: httpx.Client, beyond: int) -> None:
+    """One that fills the context exactly is not too long, so the engine alone can say that it leaves no room."""
+
+    def chat(length: int, **fields: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": "x" * length}]
+        return http.post(CHAT, json={"messages": messages, "max_tokens": 40, **fields})
+
+    filling = MAX_MODEL_LEN - chat(0).json()["usage"]["prompt_tokens"]
+    assert bad(chat(filling - 1))["param"] == "max_tokens"
+    for stream in (False, True):
+        failure = bad(chat(filling + beyond, stream=stream))
+        assert failure["param"] == "messages"
+        assert str(MAX_MODEL_LEN) in failure["message"]
 
 
 def test_full_queue_is_a_503_with_retry_after(http: httpx.Client, engine: FakeEngine) -> None:

@@ -115,7 +115,11 @@ def test_a_setting_lowers_max_tokens_to_what_the_prompt_leaves(route: str, field
         fits, exceeds = (http.post(route, json=body | {field: asked}) for asked in (7, 9 * MAX_MODEL_LEN))
         if not shortens:
             assert (fits.status_code, exceeds.status_code) == (200, 400)
-            assert "maximum context length" in exceeds.text
+            message = exceeds.json()["error"]["message"]
+            assert f"{field} is {9 * MAX_MODEL_LEN}: together" in message
+            assert "Ask for at most" in message
+            assert "--shorten-max-tokens" in message
+            assert exceeds.json()["error"]["param"] == field
             return
         assert (fits.status_code, exceeds.status_code) == (200, 200)
         full = http.post(route, json=body | {field: 9 * MAX_MODEL_LEN, next(iter(body)): _longer(body)})
