@@ -22,7 +22,7 @@ from faser.api.dialects.generation import (
 from faser.api.requests.prompts import TokenizedPrompt, count_chars, tokenize_prompts
 from faser.api.requests.sampling import check_alternatives, sampling_params
 from faser.api.requests.service import ApiSettings, Service
-from faser.api.requests.thinking import template_kwargs, thinking_budget
+from faser.api.requests.thinking import template_effort, template_kwargs, thinking_budget
 from faser.api.requests.tool_use import ToolUse, read_tool_use
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
@@ -124,15 +124,18 @@ async def chat_prompt(
     tool_use: of the body, if it has been read.
     """
     tools = (tool_use or read_tool_use(body, service.parsers)).described()
-    template = service.chat_renderer.template_of(tools=bool(tools))
+    renderer = service.chat_renderer
+    template = renderer.template_of(tools=bool(tools))
+    accepted = renderer.efforts_of(tools=bool(tools))
+    effort = template_effort(body.reasoning_effort, template, accepted, service.parsers.reasoning)
     text = await service.text_worker.run(
-        count_chars((body.messages, tools, body.chat_template_kwargs, body.documents, body.reasoning_effort)),
-        lambda: service.chat_renderer.render(
+        count_chars((body.messages, tools, body.chat_template_kwargs, body.documents, effort)),
+        lambda: renderer.render(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_kwargs=template_kwargs(body, template),
-            template_fields={"reasoning_effort": body.reasoning_effort, "documents": body.documents},
+            template_fields={"reasoning_effort": effort, "documents": body.documents},
             tools=tools,
         ),
     )

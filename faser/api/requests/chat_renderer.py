@@ -13,6 +13,7 @@ from faser.api.bodies.body import shown
 from faser.api.bodies.chat import read_messages
 from faser.api.requests.chat_template import ChatTemplate, TemplateRefusal, choose_template
 from faser.api.requests.strict_templates import ORDERS, SYSTEM_ROLES, first_lost
+from faser.api.requests.thinking import EFFORTS
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 
@@ -66,6 +67,10 @@ class ChatRenderer:
             return None
         parted = (at for at, (one, other) in enumerate(zip(asked, answered, strict=False)) if one != other)
         return asked[next(parted, min(len(asked), len(answered))) :]
+
+    def efforts_of(self, *, tools: bool) -> frozenset[str]:
+        """Return the efforts that the template for chats with or without tools does not refuse."""
+        return (self._with_tools if tools else self._plain).efforts
 
     def render(
         self,
@@ -149,7 +154,10 @@ def _with_argument_objects(message: Message) -> Message:
 
 
 class _NamedTemplate:
-    """The template of those that a checkpoint has for chats with or without tools. missing: why there is none."""
+    """The template of those that a checkpoint has for chats with or without tools. missing: why there is none.
+
+    efforts: of EFFORTS, those that it takes; some templates raise on others than theirs.
+    """
 
     def __init__(
         self, templates: str | Mapping[str, str] | None, tokenizer: Tokenizer, *, with_tools: bool
@@ -162,6 +170,19 @@ class _NamedTemplate:
         self.template = ChatTemplate(self.source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
         if self.missing is None:
             self.template.check()
+        self.efforts = frozenset(effort for effort in EFFORTS if self._takes(reasoning_effort=effort))
+        if not self.efforts:  # it refuses a chat of one message, whatever the effort
+            self.efforts = frozenset(EFFORTS)
+
+    def _takes(self, **extra: str) -> bool:
+        if not any(name in self.source for name in extra):
+            return True
+        hello = [{"role": "user", "content": "Hello"}]
+        try:
+            self.template.render(hello, add_generation_prompt=True, continue_final_message=False, extra=extra)
+        except RequestError:
+            return False
+        return True
 
 
 def _known_role(message: Message, source: str) -> Message:

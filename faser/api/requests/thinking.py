@@ -3,14 +3,16 @@
     thinking_token_budget   vLLM's: a number of tokens; -1: none
     reasoning_effort        OpenAI's, where the model's template has no use for it; EFFORTS has the numbers
 
-The first wins. An effort that asks for no thinking uses the switch of a template that has one.
+The first wins. An effort that asks for no thinking uses the switch of a template that has one. A template with a
+use for efforts gets the nearest one that its model knows.
 """
 
 import logging
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Collection, Mapping
+from functools import cache, lru_cache
 from typing import Any
 
+from faser.api.bodies.body import shown
 from faser.api.bodies.chat import ChatBody
 from faser.api.parsing.harmony import ANALYSIS, ENDS, MESSAGE, is_analysis, opening_of
 from faser.api.parsing.registry import ReasoningStyle
@@ -20,8 +22,9 @@ from faser.types import ThinkingBudget
 
 _log = logging.getLogger("faser.api")
 
-# Tokens by effort; others leave it to the model.
-EFFORTS = {"none": 0, "minimal": 0, "low": 1024, "medium": 8192, "high": 24576}
+# Tokens by effort, the least effort first. None: as many as the model wants.
+EFFORTS = {"none": 0, "minimal": 0, "low": 1024, "medium": 8192, "high": 24576, "xhigh": None, "max": None}
+_HARMONY_EFFORTS = ("low", "medium", "high")
 _SWITCH = "enable_thinking"
 _MOST_TOKENS = 1 << 31  # no context is as long
 
@@ -32,6 +35,31 @@ def template_kwargs(body: ChatBody, template: str) -> Mapping[str, Any] | None:
     if EFFORTS.get(body.reasoning_effort or "") == 0 and _SWITCH in template and not _takes_effort(template):
         return {_SWITCH: False, **(given or {})}
     return given
+
+
+def template_effort(
+    given: str | None, template: str, accepted: Collection[str], style: ReasoningStyle | None
+) -> str | None:
+    """Return the effort for the chat template; None: none. accepted: those of EFFORTS that it does not refuse."""
+    if not given:
+        return None
+    if given not in EFFORTS:
+        return given if given in template else _other_effort(given, None)
+    known = _HARMONY_EFFORTS if style is not None and style.harmony else tuple(EFFORTS)
+    scale = [*EFFORTS]
+    at = scale.index(given)
+    # Of two that are as near, the greater: whoever asks for some thinking gets some.
+    nearest = sorted(range(len(scale)), key=lambda other: (abs(other - at), -other))
+    used = next((scale[other] for other in nearest if scale[other] in known and scale[other] in accepted), None)
+    return given if used == given else _other_effort(given, used)
+
+
+@lru_cache(maxsize=64)
+def _other_effort(given: str, used: str | None) -> str | None:
+    """Return the effort that is used, and say so once for each that is given."""
+    instead = "ignoring it" if used is None else f"using {shown(used)}"
+    _log.warning("the model does not know reasoning_effort %s; %s", shown(given), instead)
+    return used
 
 
 def thinking_budget(

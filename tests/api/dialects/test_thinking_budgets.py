@@ -1,5 +1,6 @@
 """Thinking budgets, from the fields of each dialect to what the engine is asked."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -115,3 +116,74 @@ def test_a_negative_budget_is_refused_by_its_own_name(route: str, fields: dict[s
     status, _, message = asked(FREE, route, **fields)
     assert status == 400
     assert message.startswith(f"{param} is -2; it must be")
+
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")
+TAKES_ALL = BASE + "{{ reasoning_effort }}"
+TAKES_TWO = BASE + (
+    "{% if reasoning_effort is defined and reasoning_effort not in ['none', 'high'] %}"
+    "{{ raise_exception('reasoning_effort must be none or high') }}{% endif %}"
+)
+HARMONY = BASE + "<|start|>assistant{# <|channel|>final #}Reasoning: {{ reasoning_effort }}"
+TEMPLATES = {
+    "plain": BASE,
+    "free": FREE,
+    "open": OPEN,
+    "switch": FREE + SWITCH,
+    "takes all": TAKES_ALL,
+    "takes two": TAKES_TWO,
+    "harmony": HARMONY,
+}
+AGENTS: list[tuple[str, dict[str, Any]]] = [
+    *((CHAT, {"reasoning_effort": effort}) for effort in EFFORTS),
+    *((RESPONSES, {"reasoning": {"effort": effort, "summary": "auto"}}) for effort in EFFORTS),
+    *((MESSAGES, {"thinking": {"type": "adaptive"}, "output_config": {"effort": each}}) for each in EFFORTS),
+    (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 31999}, "max_tokens": 32000}),
+    (MESSAGES, {"thinking": {"type": "adaptive", "display": "summarized"}}),
+    (MESSAGES, {"thinking": {"type": "between_tools"}}),
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_no_effort_of_an_agent_is_refused(template: str) -> None:
+    tokenizer = byte_tokenizer(TEMPLATES[template], special_tokens=MARKS)
+    with serving(Thinker(saying("Hello!"), tokenizer=tokenizer)) as url:
+        for route, fields in AGENTS:
+            answer = httpx.post(url + route, json={"model": "tiny", **NEEDED[route], **fields})
+            assert answer.status_code == 200, (fields, answer.text)
+
+
+@pytest.mark.parametrize(
+    "template, efforts",
+    [
+        (TAKES_ALL, {"minimal": "minimal", "max": "max", "ultra": ""}),
+        (TAKES_ALL + "{# ultra #}", {"ultra": "ultra"}),
+        (
+            TAKES_TWO + "{{ reasoning_effort }}",
+            {"none": "none", "minimal": "none", "low": "high", "medium": "high", "max": "high", "ultra": ""},
+        ),
+        (
+            HARMONY,
+            {"none": "low", "minimal": "low", "low": "low", "medium": "medium", "xhigh": "high", "max": "high"},
+        ),
+        ("{{ raise_exception('system first') if messages | length < 2 }}" + TAKES_ALL, {"xhigh": "xhigh"}),
+    ],
+)
+def test_a_template_gets_the_nearest_effort_that_its_model_knows(template: str, efforts: dict[str, str]) -> None:
+    engine = Thinker(saying("Hello!"), tokenizer=byte_tokenizer(template))
+    with serving(engine) as url:
+        for effort in efforts:
+            body = {"messages": [{"role": "system", "content": "x"}, *HI], "reasoning_effort": effort}
+            answer = httpx.post(url + CHAT, json=body)
+            assert answer.status_code == 200, answer.text
+    prompts = [bytes(request.prompt_token_ids).decode() for request in engine.requests]
+    found = [re.split(r"\[user\]hi|Reasoning: ", prompt)[-1] for prompt in prompts]
+    assert dict(zip(efforts, found, strict=True)) == efforts
+
+
+def test_an_effort_that_is_not_known_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        assert asked(FREE, CHAT, reasoning_effort="gigantic") is None
+    assert [each.message for each in caplog.records if "gigantic" in each.message] == [
+        'the model does not know reasoning_effort "gigantic"; ignoring it'
+    ]
