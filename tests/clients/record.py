@@ -15,23 +15,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.clients import codex
 from tests.clients.agents import AGENTS, MODEL
-from tests.clients.scripted import Exchange, Json, Proxy, scripted, write_long_checkpoint
+from tests.clients.scripted import Exchange, Json, scripted, write_long_checkpoint
 from tests.end_to_end.server import ROOT, serving
 
 RECORDED = ROOT / "tests" / "api" / "dialects" / "recorded"
 TABLE = ROOT / "benchmarks" / "results" / "clients.md"
+SERVER = "http://127.0.0.1:8000"  # in what is recorded
 VERCEL = ROOT / "tests" / "clients" / "programs" / "vercel.mjs"
-_VERCEL_PACKAGES = ("ai", "@ai-sdk/anthropic", "@ai-sdk/openai", "@ai-sdk/openai-compatible")
+# The models of its program, by provider.
+_VERCEL = {
+    "@ai-sdk/openai-compatible": ("compatible",),
+    "@ai-sdk/openai": ("responses", "chat"),
+    "@ai-sdk/anthropic": ("anthropic",),
+}
 
 _HEAD = """# Clients, as published, through a tool loop
 
 Written by `python -m tests.clients.record .clients` after `make clients`. Each agent has no settings but address,
 key and model. It reads a file, edits it and runs a command; a proxy adds a grammar of one possible answer to each
-request, so the rows are about protocol, stream and parsers, not the model. `tests/clients/test_agents.py` and
-`test_programs.py` run the same. Codex CLI 0.171.0, on `/v1/responses`, is run by `test_codex.py`: it reads a
-file, closes a sub-agent of a namespace, patches the file (with its shell, and with the custom tool `apply_patch`)
-and runs a command; every request has status 200, and it ends with status 0.
+request, so the rows are about protocol, stream and parsers, not the model. Codex does so twice: as a model that it
+does not know, and by the name of one that it knows, for which it declares other tools. Each provider of Vercel's
+SDK makes a text, a stream, a loop with a tool and an object. `tests/clients/test_agents.py`, `test_codex.py` and
+`test_programs.py` run the same.
 
 | client | version | requests | named in `x-faser-ignored` | result |
 | --- | --- | --- | --- | --- |
@@ -60,7 +67,10 @@ class Row:
 
 
 def made_up(value: Any, personal: Mapping[str, str], key: str = "") -> Any:
-    """The value with made-up prose of a tenth of its length at most. personal: what replaces strings anywhere."""
+    """The value with made-up prose of a hundredth of its length, 40 characters at most.
+
+    personal: what replaces strings anywhere.
+    """
     if isinstance(value, dict):
         return {name: made_up(each, personal, name) for name, each in value.items()}
     if isinstance(value, list):
@@ -72,7 +82,7 @@ def made_up(value: Any, personal: Mapping[str, str], key: str = "") -> Any:
     for old, new in personal.items():
         value = value.replace(old, new)
     if key in _PROSE and len(value) > _KEPT_CHARS:
-        return (_MADE_UP * 9)[: max(_KEPT_CHARS, min(len(value) // 10, 400))]
+        return (_MADE_UP * 9)[: max(_KEPT_CHARS, min(len(value) // 100, 40))]
     return value
 
 
@@ -111,37 +121,71 @@ def _agents(installed: Path, url: str, folder: Path) -> Iterator[Row]:
             agent.check(work)
         except (AssertionError, FileNotFoundError):
             failure = failure or "the file is not edited"
-        environment = agent.environment(proxy.url, work, home)
-        printed = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, env=environment, check=True
-        )
-        (version,) = re.findall(r"\d+\.\d+\.\d+", printed.stdout)
-        _save(name, proxy, {call.name for call in script.calls}, {str(work): "/work", str(home): "/home/me"})
+        version = _version(program, agent.environment(proxy.url, work, home))
+        personal = {proxy.url: SERVER, str(work): "/work", str(home): "/home/me"}
+        _save(name, proxy.generations(), {call.name for call in script.calls}, personal)
         yield Row(name, version, proxy.generations(), failure)
 
 
-def _vercel(installed: Path, url: str) -> Row:
+def _codex(installed: Path, url: str, folder: Path) -> Iterator[Row]:
+    """Their requests are in tests/api/dialects/recorded/codex.json, which is kept as it is."""
+    program = installed / codex.PROGRAM
+    for model, script in codex.SCRIPTS.items():
+        work, home = folder / f"codex-{model}", folder / f"codex-{model}-home"
+        work.mkdir()
+        home.mkdir()
+        with scripted(url, script) as proxy:
+            failure = _how_failed(codex.run_codex(program, model, proxy.url, home, work))
+        if (work / codex.FILE).read_text(encoding="utf-8") != codex.AFTER:
+            failure = failure or "the file is not edited"
+        yield Row(f"codex, model `{model}`", _version(str(program), None), proxy.generations(), failure)
+
+
+def _vercel(installed: Path, url: str) -> Iterator[Row]:
     packages = json.loads((installed / "package.json").read_text(encoding="utf-8"))["dependencies"]
     copy = installed / VERCEL.name
     copy.write_bytes(VERCEL.read_bytes())
-    with scripted(url, None) as proxy:
-        failure = _failure(["node", str(copy), proxy.url, MODEL], installed, None)
-    _save("vercel", proxy, set(), {})
-    version = ", ".join(f"{name} {packages[name]}" for name in _VERCEL_PACKAGES)
-    return Row("Vercel AI SDK", version, proxy.generations(), failure)
+    exchanges: list[Exchange] = []
+    personal: dict[str, str] = {}
+    for provider, models in _VERCEL.items():
+        with scripted(url, None) as proxy:
+            failure = _failure(["node", str(copy), proxy.url, MODEL, *models], installed, None)
+        exchanges += proxy.generations()
+        personal[proxy.url] = SERVER
+        yield Row(
+            f"Vercel `{provider}`", f"{packages[provider]}, ai {packages['ai']}", proxy.generations(), failure
+        )
+    _save("vercel", exchanges, set(), personal)
+
+
+def _version(program: str, environment: Mapping[str, str] | None) -> str:
+    printed = subprocess.run([program, "--version"], capture_output=True, text=True, env=environment, check=True)
+    (version,) = re.findall(r"\d+\.\d+\.\d+", printed.stdout)
+    return str(version)
 
 
 def _failure(command: Sequence[str], folder: Path, environment: Mapping[str, str] | None) -> str:
-    """How a client failed; empty: it ended with status 0."""
-    done = subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    return _how_failed(
+        subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     )
-    return f"exit {done.returncode}: {done.stderr.strip()[-200:]}" if done.returncode else ""
 
 
-def _save(name: str, proxy: Proxy, called: set[str], personal: Mapping[str, str]) -> None:
+def _how_failed(done: "subprocess.CompletedProcess[str]") -> str:
+    """How a client failed; empty: it ended with status 0."""
+    return f"exit {done.returncode}: {' '.join(done.stderr.split())[-200:]}" if done.returncode else ""
+
+
+def _save(name: str, exchanges: Sequence[Exchange], called: set[str], personal: Mapping[str, str]) -> None:
     RECORDED.mkdir(exist_ok=True)
-    requests = fixture(proxy.generations(), called, {proxy.url: "http://127.0.0.1:8000", **personal})
+    requests = fixture(exchanges, called, personal)
     text = json.dumps(requests, indent=1, ensure_ascii=False)
     (RECORDED / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
@@ -150,8 +194,12 @@ def main(installed: Path) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         model = write_long_checkpoint(folder / "model")
-        with serving(model, folder, "--served-model-name", MODEL) as server:
-            rows = [*_agents(installed, server.url, folder), _vercel(installed, server.url)]
+        with serving(model, folder, "--served-model-name", MODEL, *codex.SCRIPTS) as server:
+            rows = [
+                *_agents(installed, server.url, folder),
+                *_codex(installed, server.url, folder),
+                *_vercel(installed, server.url),
+            ]
     TABLE.write_text(_HEAD + "".join(f"{row}\n" for row in rows), encoding="utf-8")
     return int(any(row.failure for row in rows))
 
