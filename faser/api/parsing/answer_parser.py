@@ -16,14 +16,14 @@ THINK, END_THINK = "<think>", "</think>"
 class ThinkMarks:
     """The texts around the reasoning of an answer.
 
-    label: follows the first mark, and begins the reasoning where a model leaves that mark out. resumes: text that
-    keeps an end mark without a beginning in the content, because it begins a call; any other such mark is dropped.
+    label: follows the first mark, and begins the reasoning where a model leaves that mark out. drops_stray_ends:
+    end marks in the content, which have no beginning, are left out.
     """
 
     begin: str = THINK
     end: str = END_THINK
     label: str = ""
-    resumes: str = ""
+    drops_stray_ends: bool = False
 
     def begins_within(self, prompt: str) -> bool | None:
         """Whether an answer to a prompt begins within its reasoning; None: the answer itself says it."""
@@ -85,14 +85,11 @@ class ThinkParser:
         cursor, marks = self._cursor, self._marks
         yield from cursor.skip_spaces()
         begins = yield from cursor.accept(marks.begin)
-        if (marks.label and (yield from cursor.accept(marks.label))) or begins or self._open:
+        accept = cursor.accept_cut if begins else cursor.accept
+        if (marks.label and (yield from accept(marks.label))) or begins or self._open:
             yield from self._skip_line_ends()
             if not (yield from self._read_reasoning()):
                 return
-        while marks.resumes and (yield from cursor.copy_until((marks.end,), self._content, trailing="")):
-            if (yield from cursor.starts_with(marks.resumes)):
-                self._content(marks.end)
-            cursor.mark()
         yield from cursor.copy_until((), self._content, trailing="")
 
     def _read_reasoning(self) -> Reading[bool]:
@@ -187,6 +184,44 @@ class ReasoningTokens:
             self._end = self._end[-len(self._mark) :]
 
 
+class _Omission:
+    """Leaves every occurrence of a mark out of the content."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._cursor = TextCursor()
+        self._cut = False
+        self._kept: list[AnswerEvent] = []
+        self._reading = self._read()
+
+    def push(self, events: Sequence[AnswerEvent], *, complete: bool, cut: bool) -> list[AnswerEvent]:
+        """What is left of the events. Content that may begin the mark is held back until it is known."""
+        self._cut = cut
+        for event in events:
+            if isinstance(event, ContentText):
+                self._cursor.push(event.text, complete=False)
+                next(self._reading, None)
+            else:
+                self._kept.append(event)
+        if complete:
+            self._cursor.push("", complete=True)
+            next(self._reading, None)
+        kept, self._kept = self._kept, []
+        return kept
+
+    def _read(self) -> Reading[None]:
+        cursor = self._cursor
+        while (yield from cursor.copy_until((self._mark,), self._keep, trailing="", unfinished=self._keep_uncut)):
+            cursor.mark()
+
+    def _keep(self, text: str) -> None:
+        self._kept.append(ContentText(text=text))
+
+    def _keep_uncut(self, text: str) -> None:
+        if not self._cut:
+            self._keep(text)
+
+
 class AnswerParser:
     """One answer. Without parsers, all of its text is content."""
 
@@ -197,12 +232,17 @@ class AnswerParser:
         tokens: ReasoningTokens | HarmonyTokens | None = None,
         *,
         shows_reasoning: bool = True,
+        omitted: str | None = None,
     ) -> None:
-        """tokens: counts those of the reasoning. shows_reasoning: otherwise the events leave it out."""
+        """tokens: counts those of the reasoning. shows_reasoning: otherwise the events leave it out.
+
+        omitted: a text that is left out of the content.
+        """
         self._reasoning = reasoning
         self._tool_calls = tool_calls
         self._tokens = tokens
         self._shows_reasoning = shows_reasoning
+        self._omission = None if omitted is None else _Omission(omitted)
 
     def push(
         self, text: str, token_ids: tuple[int, ...], *, complete: bool, cut: bool = False
@@ -232,9 +272,10 @@ class AnswerParser:
         return 0 if self._tokens is None else self._tokens.count
 
     def _content(self, text: str, *, complete: bool, cut: bool) -> list[AnswerEvent]:
+        events: list[AnswerEvent] = [ContentText(text=text)] if text else []
         if self._tool_calls is not None:
-            return self._tool_calls.push(text, complete=complete, cut=cut)
-        return [ContentText(text=text)] if text else []
+            events = self._tool_calls.push(text, complete=complete, cut=cut)
+        return events if self._omission is None else self._omission.push(events, complete=complete, cut=cut)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +323,7 @@ class AnswerParsing:
             tool_calls,
             ReasoningTokens(self.tokenizer, open_at_start=open_at_start, marks=self.marks),
             shows_reasoning=self.shows_reasoning,
+            omitted=self.marks.end if self.marks.drops_stray_ends else None,
         )
 
     def _new_reader(self) -> ToolCallReader:

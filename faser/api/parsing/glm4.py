@@ -20,36 +20,26 @@ class Glm4Parser:
 
     marks: ClassVar[tuple[str, ...]] = (_ASSISTANT,)
     openings: ClassVar[str] = string.ascii_letters + string.digits + "_"
-    inner_marks: ClassVar[tuple[str, ...]] = (_OBSERVATION,)
+    ends: ClassVar[tuple[str, ...]] = (_OBSERVATION,)
+    inner_marks: ClassVar[tuple[str, ...]] = ()
     tag: ClassVar[CallTag | None] = CallTag(trigger=None, begin="NAME\n", end="")
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         if mark:
             yield from cursor.skip_spaces()
-        name = yield from _read_name(cursor, calls)
+        yield from _read_call(cursor, calls)
         while True:
-            calls.start(name)
-            yield from copy_value(cursor, calls.arguments)
-            calls.end()
-            cursor.mark()
             yield from cursor.skip_spaces()
-            try:
-                name = yield from _read_name(cursor, calls)
-            except NotACall:
-                if cursor.exhausted and any(
-                    each.startswith(cursor.since_mark().strip()) for each in calls.declared
-                ):
-                    raise
-                cursor.rewind()
+            if (yield from cursor.peek()) not in tuple(self.openings):
                 break
+            yield from _read_call(cursor, calls)
         yield from cursor.accept_cut(_OBSERVATION)
 
     def new_call_id(self) -> str:
         return openai_call_id()
 
 
-def _read_name(cursor: TextCursor, calls: CallWriter) -> Reading[str]:
-    """The name of a call, up to the object behind it."""
+def _read_call(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
     name = yield from read_word(cursor, lambda char: char in _NAME)
     if name not in calls.declared:
         raise NotACall
@@ -59,4 +49,7 @@ def _read_name(cursor: TextCursor, calls: CallWriter) -> Reading[str]:
     yield from skip_space(cursor)
     if (yield from cursor.peek()) != "{":
         raise NotACall
-    return name
+    calls.start(name)
+    yield from copy_value(cursor, calls.arguments)
+    calls.end()
+    cursor.mark()

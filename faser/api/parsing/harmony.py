@@ -182,7 +182,8 @@ class OpenAiParser:
 
     marks: ClassVar[tuple[str, ...]] = (CHANNEL, START)
     openings: ClassVar[str] = ""
-    inner_marks: ClassVar[tuple[str, ...]] = (CONSTRAIN, MESSAGE, *ENDS)
+    ends: ClassVar[tuple[str, ...]] = ENDS
+    inner_marks: ClassVar[tuple[str, ...]] = (CONSTRAIN, MESSAGE)
     tag: ClassVar[CallTag | None] = CallTag(
         trigger=None,
         begin=f"{CHANNEL}commentary to={_FUNCTIONS}NAME {CONSTRAIN}json{MESSAGE}",

@@ -43,14 +43,15 @@ class HermesParser:
 
     marks: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     openings: ClassVar[str] = "{`<"
-    inner_marks: ClassVar[tuple[str, ...]] = ("</tool_call>",)
+    ends: ClassVar[tuple[str, ...]] = ("</tool_call>",)
+    inner_marks: ClassVar[tuple[str, ...]] = ()
     tag: ClassVar[CallTag | None] = CallTag(
         trigger="<tool_call>", begin='<tool_call>\n{"name": "NAME", "arguments": ', end="}\n</tool_call>"
     )
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         if mark:
-            yield from _read_objects(cursor, calls)
+            yield from read_objects(cursor, calls)
             yield from cursor.accept_cut("</tool_call>")
             return
         draft, cursor.pinned = calls.draft(), True
@@ -74,14 +75,14 @@ def _read_whole_answer(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         if (yield from cursor.accept(each)):
             begin = each
             break
-    yield from _read_objects(cursor, calls)
+    yield from read_objects(cursor, calls)
     yield from cursor.accept_cut(_FRAMES[begin])
     yield from cursor.skip_spaces()
     if (yield from cursor.peek()) != END:
         raise NotACall
 
 
-def _read_objects(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
+def read_objects(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
     """A list of calls, or one, and any that follow."""
     yield from cursor.skip_spaces()
     if (yield from cursor.peek()) == "[":
@@ -102,6 +103,7 @@ class Llama3JsonParser:
 
     marks: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
     openings: ClassVar[str] = "{"
+    ends: ClassVar[tuple[str, ...]] = ()
     inner_marks: ClassVar[tuple[str, ...]] = ()
     tag: ClassVar[CallTag | None] = CallTag(trigger='{"name": "', begin='{"name": "NAME", "parameters": ', end="}")
 
@@ -133,6 +135,7 @@ class MistralParser:
 
     marks: ClassVar[tuple[str, ...]] = (_MARK,)
     openings: ClassVar[str] = ""
+    ends: ClassVar[tuple[str, ...]] = ()
     inner_marks: ClassVar[tuple[str, ...]] = (_ID, _ARGUMENTS)
     tag: ClassVar[CallTag | None] = CallTag(
         trigger=_MARK, begin=_MARK + '[{"name": "NAME", "arguments": ', end="}]"
@@ -155,6 +158,8 @@ class MistralParser:
 
 def _read_named(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
     name = yield from read_word(cursor, lambda char: char not in "[{" and not char.isspace())
+    if (yield from cursor.peek()) == END:  # it may be the beginning of another name
+        raise NotACall
     yield from skip_space(cursor)
     if (yield from cursor.accept(_ID)):
         yield from read_word(cursor, lambda char: char not in "[{")

@@ -5,7 +5,7 @@ They share the readers of json_formats.py.
 
 from typing import ClassVar
 
-from faser.api.parsing.json_formats import MistralParser, read_call, read_call_list
+from faser.api.parsing.json_formats import MistralParser, read_objects
 from faser.api.parsing.text_cursor import Reading, TextCursor
 from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, openai_call_id
 
@@ -17,14 +17,16 @@ class GraniteParser:
 
     marks: ClassVar[tuple[str, ...]] = (_CALL, "<tool_call>")
     openings: ClassVar[str] = ""
-    inner_marks: ClassVar[tuple[str, ...]] = ("</tool_call>",)
+    ends: ClassVar[tuple[str, ...]] = ("</tool_call>",)
+    inner_marks: ClassVar[tuple[str, ...]] = ()
     tag: ClassVar[CallTag | None] = CallTag(
         trigger=_CALL, begin=_CALL + '[{"name": "NAME", "arguments": ', end="}]"
     )
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         del mark
-        yield from _read_calls(cursor, calls, "</tool_call>")
+        yield from read_objects(cursor, calls)
+        yield from cursor.accept_cut("</tool_call>")
 
     def new_call_id(self) -> str:
         return openai_call_id()
@@ -35,7 +37,8 @@ class Phi4MiniParser:
 
     marks: ClassVar[tuple[str, ...]] = (_CALL, _FUNCTOOLS)
     openings: ClassVar[str] = ""
-    inner_marks: ClassVar[tuple[str, ...]] = (_END_CALL,)
+    ends: ClassVar[tuple[str, ...]] = (_END_CALL,)
+    inner_marks: ClassVar[tuple[str, ...]] = ()
     tag: ClassVar[CallTag | None] = CallTag(
         trigger=_CALL, begin=_CALL + '[{"name": "NAME", "arguments": ', end="}]" + _END_CALL
     )
@@ -43,7 +46,8 @@ class Phi4MiniParser:
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         if mark == _FUNCTOOLS and (yield from cursor.peek()) != "[":
             raise NotACall
-        yield from _read_calls(cursor, calls, _END_CALL)
+        yield from read_objects(cursor, calls)
+        yield from cursor.accept_cut(_END_CALL)
 
     def new_call_id(self) -> str:
         return openai_call_id()
@@ -53,18 +57,3 @@ class NamedMistralParser(MistralParser):
     """The same reader as MistralParser; calls that a grammar writes are [TOOL_CALLS]name[ARGS]{…}."""
 
     tag: ClassVar[CallTag | None] = CallTag(trigger="[TOOL_CALLS]", begin="[TOOL_CALLS]NAME[ARGS]", end="")
-
-
-def _read_calls(cursor: TextCursor, calls: CallWriter, end: str) -> Reading[None]:
-    """A list of calls, or calls one after the other, and the mark that may end them."""
-    yield from cursor.skip_spaces()
-    if (yield from cursor.peek()) == "[":
-        yield from read_call_list(cursor, calls)
-        yield from cursor.skip_spaces()
-    else:
-        yield from read_call(cursor, calls)
-        yield from cursor.skip_spaces()
-        while (yield from cursor.peek()) == "{":
-            yield from read_call(cursor, calls)
-            yield from cursor.skip_spaces()
-    yield from cursor.accept_cut(end)

@@ -21,7 +21,8 @@ class PythonicParser:
 
     marks: ClassVar[tuple[str, ...]] = ("<|python_start|>",)
     openings: ClassVar[str] = "["
-    inner_marks: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
+    ends: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
+    inner_marks: ClassVar[tuple[str, ...]] = ()
     tag: ClassVar[CallTag | None] = None
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:

@@ -46,12 +46,13 @@ class ToolParser(Protocol):
     """One format.
 
     marks: where calls may begin, anywhere in an answer. openings: characters of which one begins an answer that
-    consists of calls; the answer need not be one. inner_marks: further texts of the format that may be special
-    tokens. tag: how a grammar writes a call; None: the format is not made of JSON.
+    consists of calls; the answer need not be one. ends: texts of which one ends a call. inner_marks: further texts
+    of the format that may be special tokens. tag: how a grammar writes a call; None: the format is not JSON.
     """
 
     marks: ClassVar[tuple[str, ...]]
     openings: ClassVar[str]
+    ends: ClassVar[tuple[str, ...]]
     inner_marks: ClassVar[tuple[str, ...]]
     tag: ClassVar[CallTag | None]
 
@@ -201,6 +202,7 @@ class ToolCallReader:
     def _read_calls(self, mark: str) -> Reading[str | None]:
         """Read what follows a mark; empty at an opening. The mark of another call if that was read as well."""
         cursor, calls, found = self._cursor, self._calls, None
+        num_calls = calls.num_calls
         before = cursor.since_mark().removesuffix(mark)
         try:
             yield from self._parser.read_calls(mark, cursor, calls)
@@ -209,11 +211,16 @@ class ToolCallReader:
             if cursor.exhausted:  # what is left unread is the beginning of a tag
                 cursor.take_arrived()
             if not calls.keep_unfinished(cut=self._cut and cursor.exhausted):
-                self._no_call(cursor.since_mark())
+                text = cursor.since_mark()
+                if calls.num_calls > num_calls:  # it follows a complete call
+                    calls.separate(before)
+                    calls.separate(text[: len(text) - len(text.lstrip())])
+                    text = text.lstrip()
+                self._no_call(text)
                 cursor.mark()
                 return None
             cursor.mark()
-            ends = (*self._parser.marks, *self._parser.inner_marks)
+            ends = (*self._parser.marks, *self._parser.ends)
             found = yield from cursor.copy_until(ends, calls.malformed, trailing=None, unfinished=_ignore)
         calls.separate(before)
         if found in self._parser.marks:

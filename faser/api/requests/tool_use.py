@@ -84,7 +84,7 @@ class ToolUse:
         )
 
     def _marks(self) -> tuple[str, ...]:
-        marks = () if self.parser is None else self.parser.marks + self.parser.inner_marks
+        marks = () if self.parser is None else self.parser.marks + self.parser.ends + self.parser.inner_marks
         return marks if self.parsers.reasoning is None else marks + self.parsers.reasoning.marks
 
     def _structure(self, asked: StructuredOutput | None) -> StructuredOutput | None:

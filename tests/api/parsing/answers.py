@@ -21,9 +21,10 @@ DECLARED: dict[str, dict[str, Any]] = {
             "at": {"anyOf": [{"type": "number"}, {"type": "boolean"}]},
             "where": {"$ref": "#/$defs/place"},
             "tags": {"type": "array"},
+            "sizes": {"type": "array", "items": {"type": "integer"}},
             "level": {"enum": [1, 2, None]},
         },
-        "$defs": {"place": {"type": "object"}},
+        "$defs": {"place": {"type": "object", "properties": {"zip": {"type": "integer"}}}},
     },
     "now": {},
 }

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from faser.api.parsing.answer_parser import THINK_MARKS, ThinkMarks
+from faser.api.parsing.gemma4 import GEMMA4_MARKS
+
 CORPUS = Path(__file__).parent / "corpus"
 TOOLS: dict[str, Any] = {
     "f": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}},
@@ -20,7 +23,7 @@ Call = tuple[str, dict[str, Any]]  # name and arguments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer. open: the prompt ends with <think>. text: as the model writes it. The rest is expected."""
+    """One answer. open: the prompt ends within reasoning. text: as the model writes it. The rest is expected."""
 
     format: str
     open: bool = False
@@ -49,6 +52,7 @@ class Format:
     tags: strings that contain the format's own tags, as values. whole: further texts that are the call of g, if
     they are the whole answer. prose: texts that name tags and are no calls.
     in_open_reasoning: calls are found in reasoning that never closes. harmony: the answer is a series of messages.
+    think: the marks around reasoning otherwise.
     """
 
     write: Callable[[Sequence[Call], bool], str]
@@ -57,6 +61,40 @@ class Format:
     prose: tuple[str, ...] = ()
     in_open_reasoning: bool = True
     harmony: bool = False
+    think: ThinkMarks = THINK_MARKS
+
+    @property
+    def think_begin(self) -> str:
+        """The text in front of reasoning."""
+        return self.think.begin + (self.think.label or "\n")
+
+
+def gemma4(calls: Sequence[Call], leads: bool) -> str:
+    written = "".join(f"<|tool_call>call:{name}{_gemma4_object(each)}<tool_call|>" for name, each in calls)
+    return written.removeprefix("<|tool_call>") if leads else written
+
+
+def _gemma4_object(arguments: dict[str, Any]) -> str:
+    values = {key: f'<|"|>{each}<|"|>' if isinstance(each, str) else str(each) for key, each in arguments.items()}
+    return "{" + ",".join(f"{key}:{value}" for key, value in values.items()) + "}"
+
+
+def glm4(calls: Sequence[Call], leads: bool) -> str:
+    written = "\n".join(f"{name}\n{json.dumps(arguments)}" for name, arguments in calls)
+    return written if leads else f"<|assistant|>{written}"
+
+
+def granite(calls: Sequence[Call], leads: bool) -> str:
+    del leads
+    return f"<|tool_call|>{_json_list(calls)}"
+
+
+def phi4_mini_json(calls: Sequence[Call], leads: bool) -> str:
+    return f"functools{_json_list(calls)}" if leads else f"<|tool_call|>{_json_list(calls)}<|/tool_call|>"
+
+
+def _json_list(calls: Sequence[Call]) -> str:
+    return json.dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
 
 
 def hermes(calls: Sequence[Call], leads: bool) -> str:
@@ -101,43 +139,41 @@ def qwen3_coder(calls: Sequence[Call], leads: bool) -> str:
     return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in functions)
 
 
-def gemma4(calls: Sequence[Call], leads: bool) -> str:
-    del leads
-
-    def value(each: Any) -> str:
-        return f'<|"|>{each}<|"|>' if isinstance(each, str) else json.dumps(each)
-
-    members = (",".join(f"{key}:{value(each)}" for key, each in arguments.items()) for _, arguments in calls)
-    names = (name for name, _ in calls)
-    return "".join(
-        f"<|tool_call>call:{name}{{{each}}}<tool_call|>" for name, each in zip(names, members, strict=True)
-    )
-
-
-def glm4(calls: Sequence[Call], leads: bool) -> str:
-    return ("" if leads else "<|assistant|>") + "\n".join(f"{name}\n{json.dumps(each)}" for name, each in calls)
-
-
-def granite(calls: Sequence[Call], leads: bool) -> str:
-    del leads
-    return "<|tool_call|>" + json.dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
-
-
-def phi4_mini_json(calls: Sequence[Call], leads: bool) -> str:
-    return granite(calls, leads) + "<|/tool_call|>"
-
-
 _G = '{"name": "g", "arguments": {}}'
 FORMATS: dict[str, Format] = {
     "gemma4": Format(
         write=gemma4,
-        tags=("<tool_call|>", "<|tool_call>call:g{}", 'a <|"|> b', '"}, {'),
-        prose=("Use <|tool_call>, then <tool_call|>.", "call me", "call:f is a call"),
+        tags=(
+            'a<|"|>b',
+            '<|"|>',
+            "}<tool_call|>",
+            "<|tool_call>call:g{}",
+            "<channel|>",
+            "<|channel>thought\n<",
+            "<|",
+        ),
+        prose=(
+            "Use <|tool_call>, then <tool_call|>.",
+            "call me",
+            "call:f is how",
+            "<|tool_call>call:f{...}<tool_call|>",
+        ),
+        think=GEMMA4_MARKS,
     ),
-    "glm4": Format(write=glm4, tags=("<|observation|>", "g\n{}"), prose=("f", "f is a function", "g\n[1]")),
-    "granite": Format(write=granite, tags=("<|tool_call|>", '"}}]'), prose=("The mark is <|tool_call|> indeed.",)),
+    "glm4": Format(
+        write=glm4,
+        tags=("<|observation|>", "<|assistant|>f\n{", '"}\ng\n{'),
+        prose=("f is <|assistant|> in", "g\n[1]", "f\n{...}"),
+    ),
+    "granite": Format(
+        write=granite,
+        tags=("</tool_call>", "<tool_call>", "<|tool_call|>[{", '"}}]'),
+        prose=("Use <|tool_call|> or <tool_call>.", '<|tool_call|>[{"name": "f", "arguments": {...}}]'),
+    ),
     "phi4_mini_json": Format(
-        write=phi4_mini_json, tags=("<|/tool_call|>", '"}}]'), prose=("functools.partial", "Use <|tool_call|>.")
+        write=phi4_mini_json,
+        tags=("<|/tool_call|>", "<|tool_call|>[{", "functools[", '"}}]<|/tool_call|>'),
+        prose=("functools.partial", "Use functools[ or <|tool_call|> <|/tool_call|>"),
     ),
     "hermes": Format(
         write=hermes,
@@ -196,9 +232,9 @@ def answers_of(name: str) -> Iterator[Answer]:
 
 
 def _in_text(name: str, reasoning: str, before: str, calls: list[Call], after: str) -> Answer:
-    write = FORMATS[name].write
-    parts = [before, write(calls, not before) if calls else "", after]
-    thought = f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
+    form = FORMATS[name]
+    parts = [before, form.write(calls, not before) if calls else "", after]
+    thought = f"{form.think_begin}{reasoning}\n{form.think.end}\n\n" if reasoning else ""
     return Answer(
         format=name,
         text=thought + " ".join(part for part in parts if part),

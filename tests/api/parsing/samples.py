@@ -242,8 +242,18 @@ NO_CALLS = {
         "<|tool_call>call:unknown{}<tool_call|>",
         "a<channel|>b",
         "<|tool_call>call:weather{city}<tool_call|>",
+        "<|tool_call>call:weather{<|city|>:1}<tool_call|>",
+        "<|tool_call>call:weather {}",
     ),
-    "glm4": ("weather", "weather is fine", 'weather {"city": "Oslo"}', "weather\n[1]", "unknown\n{}", "now\n{,}"),
+    "glm4": (
+        "weather",
+        "weather is fine",
+        'weather {"city": "Oslo"}',
+        "weather\n[1]",
+        "unknown\n{}",
+        "now\n{,}",
+        "now\n{",
+    ),
     "granite": ("<|tool_call|>", "<|tool_call|>[]", "<tool_call>text</tool_call>", '<|tool_call|>[{"name": "x"}]'),
     "phi4_mini_json": (
         "functools.partial",
@@ -306,25 +316,6 @@ NO_CALLS = {
 }
 # Calls that are malformed after they have begun: (text, content, the arguments as the model wrote them).
 MALFORMED = {
-    "gemma4": (
-        ('<|tool_call>call:weather{city:<|"|>Oslo}<tool_call|>', "", '{"city": "Oslo}<tool_call|>'),
-        ("<|tool_call>call:weather{tags:[1}]}<tool_call|> then", "then", '{"tags": [1}]}'),
-        ("<|tool_call>call:weather{days:1,}<tool_call|>", "", '{"days": 1, }'),
-        (
-            "<|tool_call>call:weather{a:" + "[" * 70 + "]" * 70 + "}<tool_call|>",
-            "",
-            '{"a": ' + "[" * 70 + "]" * 70 + "}",
-        ),
-    ),
-    "glm4": (('weather\n{"city": Oslo}<|observation|>', "", '{"city": Oslo}'),),
-    "granite": (('<|tool_call|>[{"name": "weather", "arguments": {"city": Oslo}}]', "", '{"city": Oslo}}]'),),
-    "phi4_mini_json": (
-        (
-            '<|tool_call|>[{"name": "weather", "arguments": {"city": Oslo}}]<|/tool_call|> then',
-            "then",
-            '{"city": Oslo}}]',
-        ),
-    ),
     "hermes": (
         ('<tool_call>{"name": "weather", "arguments": {}, "extra": 1}</tool_call>', "", "{}"),
         (
@@ -344,6 +335,29 @@ MALFORMED = {
     "mistral": (('[TOOL_CALLS]weather{"city": Oslo}', "", '{"city": Oslo}'),),
     "openai": (
         ('<|channel|>commentary to=functions.weather<|message|>{"city": "Oslo"<|call|>', "", '{"city": "Oslo"'),
+    ),
+    "gemma4": (
+        ('<|tool_call>call:weather{city:<|"|>Oslo}<tool_call|>', "", '{"city": "Oslo}<tool_call|>'),
+        ("<|tool_call>call:weather{tags:[1}]}<tool_call|> Yes", "Yes", '{"tags": [1}]}'),
+        ("Hm. <|tool_call>call:weather{days:1,}<tool_call|>", "Hm.", '{"days": 1, }'),
+        ('<|tool_call>call:weather{days:1,city<|"|>a<|"|>}', "", '{"days": 1, city<|"|>a<|"|>}'),
+        ('<|tool_call>call:weather{days:1 <|"|>a<|"|>}<tool_call|>', "", '{"days": 1<|"|>a<|"|>}'),
+        (
+            "<|tool_call>call:weather{a:" + "[" * 70 + "]" * 70 + "}<tool_call|>",
+            "",
+            '{"a": ' + "[" * 70 + "]" * 70 + "}",
+        ),
+    ),
+    "glm4": (('weather\n{"city": Oslo}<|observation|>', "", '{"city": Oslo}'),),
+    "granite": (
+        (
+            '<tool_call>[{"name": "weather", "arguments": {"city": Oslo}}]</tool_call> Yes',
+            "Yes",
+            '{"city": Oslo}}]',
+        ),
+    ),
+    "phi4_mini_json": (
+        ('functools[{"name": "weather", "arguments": {"city": "Oslo"}<|/tool_call|>', "", '{"city": "Oslo"}'),
     ),
     "pythonic": (("<|python_start|>[weather(a=1, b=(1])]<|python_end|> Yes", "Yes", '{"a": 1])]'),),
     "qwen3_coder": (("<function=weather><parameter=city>Oslo</function>", "", '{"city": "Oslo</function>'),),

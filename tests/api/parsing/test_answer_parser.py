@@ -188,6 +188,41 @@ def test_gemmas_call_behind_an_end_of_thoughts_that_nothing_opened_is_a_call() -
         assert [(each.name, each.arguments) for each in message.tool_calls] == [("weather", '{"days": 3}')]
 
 
+GEMMA_CALL = '<|tool_call>call:weather{city:<|"|>Oslo<|"|>}<tool_call|>'
+
+
+@pytest.mark.parametrize("begin, prompt", [("", "model\n<|channel>thought\n"), ("<|channel>thought\n", "model\n")])
+@pytest.mark.parametrize(
+    "text, cut, reasoning, content, num_calls",
+    [
+        (f"Hm.\n{GEMMA_CALL}", False, "Hm.", "", 1),
+        (f"Hm.\n{GEMMA_CALL}{GEMMA_CALL}\n", False, "Hm.", "", 2),
+        (f"Hm.\n{GEMMA_CALL}", True, f"Hm.\n{GEMMA_CALL}", "", 0),
+        (f"Shall I {GEMMA_CALL}? No.", False, f"Shall I {GEMMA_CALL}? No.", "", 0),
+        (f"Shall I {GEMMA_CALL}\n<channel|>No.", False, f"Shall I {GEMMA_CALL}", "No.", 0),
+        (f"Shall I {GEMMA_CALL}<channel|>{GEMMA_CALL}", False, f"Shall I {GEMMA_CALL}", "", 1),
+        ("Hm.<channel|>call:weather{days:1}", False, "Hm.", "", 1),
+        ("Hm.<channel|>Yes<channel|>, yes<chan", True, "Hm.", "Yes, yes", 0),
+        ('Hm.<channel|><|tool_call>call:weather{city:<|"|>a<channel|>b<|"|>}', False, "Hm.", "", 1),
+    ],
+)
+def test_gemmas_calls_in_thoughts_are_calls_only_if_they_end_an_answer_that_nothing_cut(
+    begin: str, prompt: str, text: str, cut: bool, reasoning: str, content: str, num_calls: int
+) -> None:
+    written = begin + text
+    for pieces in ([written], [*written], *([written[:at], written[at:]] for at in range(len(written)))):
+        message, _ = message_of(pieces, prompt, style="gemma4", parser="gemma4", cut=cut)
+        assert (message.reasoning, message.content) == (reasoning, content)
+        assert [each.name for each in message.tool_calls] == ["weather"] * num_calls
+
+
+def test_a_mark_of_reasoning_in_an_argument_stays_there() -> None:
+    text = '<|tool_call>call:weather{city:<|"|>a<channel|>b<|"|>}'
+    for pieces in ([text], [*text]):
+        message, _ = message_of(pieces, "model\n", style="gemma4", parser="gemma4")
+        assert [each.arguments for each in message.tool_calls] == ['{"city": "a<channel|>b"}']
+
+
 @pytest.mark.parametrize(
     "style, text",
     [

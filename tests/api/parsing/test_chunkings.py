@@ -35,13 +35,15 @@ def parsing(name: str) -> AnswerParsing:
         tokenizer=_TOKENIZER,
         reasoning=True,
         harmony=FORMATS[name].harmony,
+        marks=FORMATS[name].think,
         tool_parser=TOOL_PARSERS[name],
         declared=TOOLS,
     )
 
 
 def started(answer: Answer) -> AnswerParser:
-    return parsing(answer.format).start("[assistant]<think>\n" if answer.open else "[assistant]")
+    begin = FORMATS[answer.format].think_begin if answer.open else ""
+    return parsing(answer.format).start(f"[assistant]{begin}")
 
 
 def pushed(parser: AnswerParser, pieces: Sequence[str]) -> list[AnswerEvent]:

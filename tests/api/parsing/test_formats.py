@@ -124,7 +124,8 @@ def test_a_malformed_call_has_the_arguments_that_the_model_wrote(
             '<tool_call>[{"name": "now"}, {"name": "weather", "arguments": 1}]',
             ', {"name": "weather", "arguments": 1}]',
         ),
-        ("hermes", '<tool_call>{"name": "now"}\n{"x": 1}</tool_call>', '\n{"x": 1}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now"}\n{"x": 1}</tool_call>', '{"x": 1}</tool_call>'),
+        ("glm4", "now\n{}\nweather is fine", "weather is fine"),
         ("llama3_json", '{"name": "now"}; {"x": 1}', '; {"x": 1}'),
         ("mistral", '[TOOL_CALLS][{"name": "now"}, {"x": 1}]', ', {"x": 1}]'),
         ("pythonic", "[now(), weather(1)]", ", weather(1)]"),
@@ -217,6 +218,11 @@ def test_an_object_that_is_no_call_is_sent_as_soon_as_that_is_known() -> None:
         ("qwen3_coder", "Hi\n<function=now></function>\nbye", "Hi\nbye"),
         ("llama3_json", 'Hi <|python_tag|>{"name": "now"} bye', "Hi bye"),
         ("openai", "Hi <|channel|>commentary to=functions.now<|message|>{}<|call|>bye", "Hi bye"),
+        ("gemma4", "Hi <|tool_call>call:now{}<tool_call|>\nbye", "Hi bye"),
+        ("glm4", "Hi <|assistant|>now\n{}\nbye now", "Hi bye now"),
+        ("glm4", "Hi<|assistant|>now\n{}\nnow\n{}\n\nbye", "Hi\n\nbye"),
+        ("granite", 'Hi\n<|tool_call|>[{"name": "now"}] bye', "Hi\nbye"),
+        ("phi4_mini_json", 'Hi <|tool_call|>[{"name": "now"}]<|/tool_call|>bye', "Hi bye"),
     ],
 )
 def test_one_separator_is_kept_between_the_texts_around_calls(name: str, text: str, content: str) -> None:
@@ -304,6 +310,46 @@ def test_the_schema_gives_the_type_of_a_bare_value(key: str, value: str, expecte
     ],
 )
 def test_a_call_that_the_length_cuts_off_is_one_with_the_arguments_so_far(
+    name: str, text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    for pieces in splits_at_every_byte(text):
+        assert raw(name, pieces, cut=True) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    "text, arguments",
+    [
+        ("days:3.0", '{"days": 3}'),
+        ("days:two", '{"days": "two"}'),
+        ("city:7", '{"city": "7"}'),
+        ("city:null", '{"city": null}'),
+        ("at:3.0", '{"at": 3.0}'),
+        ("at:True", '{"at": true}'),
+        ("unknown:3.0", '{"unknown": 3.0}'),
+        ("where:{zip:7.0}", '{"where": {"zip": 7}}'),
+        ('sizes:[1.0, x, <|"|>y<|"|>]', '{"sizes": [1, "x", "y"]}'),
+    ],
+)
+def test_the_schema_gives_the_type_of_gemmas_bare_values(text: str, arguments: str) -> None:
+    text = f"<|tool_call>call:weather{{{text}}}<tool_call|>"
+    for pieces in splits_at_every_byte(text):
+        assert raw("gemma4", pieces) == ("", [("weather", arguments)])
+
+
+@pytest.mark.parametrize(
+    "name, text, content, calls",
+    [
+        ("gemma4", "<|tool_call>call:weather", "<|tool_call>call:weather", []),
+        ("gemma4", "<|tool_call>call:weather{ci", "", [("weather", "{")]),
+        ("gemma4", "<|tool_call>call:weather{days:2", "", [("weather", '{"days": ')]),
+        ("gemma4", '<|tool_call>call:weather{city:<|"|>Os<|"', "", [("weather", '{"city": "Os')]),
+        ("gemma4", "<|tool_call>call:now{}<tool_call|><|tool_call>cal", "", [("now", "{}")]),
+        ("glm4", "now\n{}\nweath", "", [("now", "{}")]),
+        ("mistral", "[TOOL_CALLS]weather", "[TOOL_CALLS]weather", []),
+        ("mistral", "[TOOL_CALLS]weather[AR", "", [("weather", "")]),
+    ],
+)
+def test_a_cut_shows_no_name_or_value_that_may_go_on(
     name: str, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     for pieces in splits_at_every_byte(text):
