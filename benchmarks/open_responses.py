@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def summary(results: list[dict[str, Any]], commit: str) -> dict[str, Any]:
-    """What passed, what failed and what was left out, with the reason."""
+    """Return the tests that passed, failed and were left out, with the reason."""
     report: dict[str, Any] = {"tests_of": commit, "counts": {}, "passed": [], "failed": {}, "left_out": {}}
     for result in results:
         name = result["id"]

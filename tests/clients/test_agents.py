@@ -18,14 +18,6 @@ TIMEOUT_S = 600  # an agent's prompt has tens of thousands of tokens
 
 
 @pytest.fixture(scope="module")
-def installed(request: pytest.FixtureRequest) -> Path:
-    folder: str | None = request.config.getoption("--clients")
-    if folder is None:
-        pytest.skip("make clients installs the clients and runs this")
-    return Path(folder).absolute()
-
-
-@pytest.fixture(scope="module")
 def server(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     del installed  # without clients there is no need for a server
     folder = tmp_path_factory.mktemp("server")

@@ -16,11 +16,8 @@ from tests.end_to_end.server import Server, serving
 
 
 @pytest.fixture(scope="module")
-def codex(request: pytest.FixtureRequest) -> Path:
-    folder: str | None = request.config.getoption("--clients")
-    if folder is None:
-        pytest.skip("make clients installs the clients and runs this")
-    return Path(folder).absolute() / PROGRAM
+def codex(installed: Path) -> Path:
+    return installed / PROGRAM
 
 
 @pytest.fixture(scope="module")

@@ -19,14 +19,6 @@ TIMEOUT_S = 180
 
 
 @pytest.fixture(scope="module")
-def installed(request: pytest.FixtureRequest) -> Path:
-    folder: str | None = request.config.getoption("--clients")
-    if folder is None:
-        pytest.skip("make clients installs the clients and runs this")
-    return Path(folder).absolute()
-
-
-@pytest.fixture(scope="module")
 def server(installed: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     del installed  # without clients there is no need for a server
     folder = tmp_path_factory.mktemp("server")

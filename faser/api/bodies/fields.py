@@ -107,7 +107,7 @@ class NvExt(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """What the answer must be. structures, triggers: of the older form of structural_tag; format: of the newer.
+    """Constraints on an answer's text. structures, triggers: of structural_tag's older form; format: of the newer.
 
     schema: llama.cpp's, beside json_object or json_schema, instead of OpenAI's json_schema.schema.
     """

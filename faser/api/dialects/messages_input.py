@@ -45,7 +45,7 @@ def chat_messages(messages: Sequence[Json], system: str | list[Json] | None) -> 
 
 
 def _user(content: Any, path: str) -> Iterator[Json]:
-    """What the user says, and a message for each result of a tool, in the order of the blocks."""
+    """Yield the messages of a user's turn: text, and one for each result of a tool, in the blocks' order."""
     if isinstance(content, str):
         yield {"role": "user", "content": content}
         return

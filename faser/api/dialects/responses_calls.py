@@ -66,7 +66,7 @@ class CallItem:
         return None if self._tool.kind in SHAPES else self._growing()
 
     def take(self, arguments: str) -> str:
-        """What these further arguments add to an item that grows."""
+        """Return the events of further arguments of an item that grows."""
         if self._tool.kind in SHAPES:
             self._arguments += arguments
             return ""

@@ -61,7 +61,7 @@ class _ApplyPatch(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a call is written as an item, of a tool without a name of its own.
+    """Form in which calls of a tool without a name of its own are items.
 
     field: of the item, with the arguments. defaults: further keys that the field has.
     """
@@ -125,7 +125,7 @@ class ResponseTools:
         return [(rf"tools\.{at}(?:\.function)?", path) for at, path in enumerate(self.paths)]
 
     def read(self, tool: Json, path: str, namespace: Json | None = None) -> None:
-        """Add a tool. namespace: that it is in. Raises RequestError for a type that nobody knows."""
+        """Add a tool. namespace: that it is in. Raises RequestError for a type that OpenAI does not have."""
         kind = tool.get("type")
         match kind:
             case "function":

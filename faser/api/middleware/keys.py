@@ -131,7 +131,7 @@ def get_key_index(scope: Scope) -> int | None:
 
 
 def get_key_identity(scope: Scope) -> bytes | None:
-    """As get_key_index, but the same for a key in every process."""
+    """Return a hash of the request's API key, the same in every process; None: there are no keys."""
     identity: bytes | None = scope.get("state", {}).get(_KEY_IDENTITY)
     return identity
 

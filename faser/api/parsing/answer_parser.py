@@ -71,7 +71,7 @@ class ThinkParser:
         self._reading = self._read()
 
     def push(self, text: str, *, complete: bool, cut: bool = False) -> list[AnswerEvent]:
-        """What the next piece adds: ReasoningText, then ContentText. complete: it is the last piece.
+        """Return what the next piece adds: ReasoningText, then ContentText. complete: it is the last piece.
 
         cut: the answer's length ends it.
         """
@@ -195,7 +195,7 @@ class _Omission:
         self._reading = self._read()
 
     def push(self, events: Sequence[AnswerEvent], *, complete: bool, cut: bool) -> list[AnswerEvent]:
-        """What is left of the events. Content that may begin the mark is held back until it is known."""
+        """Return the events without the mark. Content that may begin it is held back until that is known."""
         self._cut = cut
         for event in events:
             if isinstance(event, ContentText):
@@ -247,7 +247,7 @@ class AnswerParser:
     def push(
         self, text: str, token_ids: tuple[int, ...], *, complete: bool, cut: bool = False
     ) -> list[AnswerEvent]:
-        """What one step adds. complete: it is the last of this answer. cut: the answer's length ends it.
+        """Return what one step adds. complete: it is the last of this answer. cut: the answer's length ends it.
 
         Texts that adjoin are one event.
         """

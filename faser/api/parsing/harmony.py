@@ -64,7 +64,7 @@ class HarmonyParser:
         self._reading = self._read()
 
     def push(self, text: str, *, complete: bool, cut: bool = False) -> list[AnswerEvent]:
-        """What the next piece adds: ReasoningText and ContentText. complete: it is the last piece.
+        """Return what the next piece adds: ReasoningText and ContentText. complete: it is the last piece.
 
         cut: the answer's length ends it; a mark at the cut is left out.
         """

@@ -54,6 +54,6 @@ class Phi4MiniParser:
 
 
 class NamedMistralParser(MistralParser):
-    """The same reader as MistralParser; calls that a grammar writes are [TOOL_CALLS]name[ARGS]{…}."""
+    """MistralParser for templates with [ARGS]: a grammar writes calls as [TOOL_CALLS]name[ARGS]{…}."""
 
     tag: ClassVar[CallTag | None] = CallTag(trigger="[TOOL_CALLS]", begin="[TOOL_CALLS]NAME[ARGS]", end="")

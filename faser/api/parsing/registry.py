@@ -51,7 +51,7 @@ _NAMED_MISTRAL = NamedMistralParser()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningStyle:
-    """How a model marks its reasoning.
+    """Marks with which a model divides off its reasoning.
 
     always: answers begin within the reasoning, even if neither they nor the prompt have its mark. harmony: answers
     are in that format. think: the marks of every other format.

@@ -171,7 +171,7 @@ class ToolCallReader:
         self._reading = self._read()
 
     def push(self, text: str, *, complete: bool, cut: bool = False) -> list[AnswerEvent]:
-        """What the next piece of the answer adds. complete: it is the last. cut: the answer's length ends it."""
+        """Return what the next piece adds. complete: it is the last. cut: the answer's length ends it."""
         self._cut = cut
         self._cursor.push(text, complete=complete)
         next(self._reading, None)

@@ -13,7 +13,7 @@ ANY_BUT_STRING = {"boolean", "integer", "number", "null", "array", "object"}
 
 
 def as_typed_json(text: str, types: set[str]) -> str:
-    """A value as JSON: of one of the types if it can be read so, else a string."""
+    """Return a value as JSON: of one of the types if it can be read so, else a string."""
     for read in (json.loads, literal_value):  # models write Python's True, None and quotes too
         try:
             value = read(text.strip())
@@ -47,7 +47,7 @@ def _type_of(value: Any) -> set[str]:
 
 
 def member_of(schema: Any, key: str | None, root: Schema) -> Any:
-    """The schema of one property, or of the items of a list if key is None; None: there is none."""
+    """Return the schema of one property, or of the items of a list if key is None; None: there is none."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, dict) or "$ref" not in schema:
             break
@@ -61,7 +61,7 @@ def member_of(schema: Any, key: str | None, root: Schema) -> Any:
 
 
 def types_of(schema: Any, root: Schema, depth: int = 0) -> set[str]:
-    """The types that a schema allows, as far as it names them; empty: it names none."""
+    """Return the types that a schema allows, as far as it names them; empty: it names none."""
     if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
         return set()
     found = set(_strings(schema.get("type")))
@@ -83,7 +83,7 @@ def _strings(value: Any) -> Iterable[str]:
 
 
 def _referenced(reference: Any, root: Any) -> Any:
-    """What a reference within the schema points to; None: nothing."""
+    """Return the part of the schema that a reference points to; None: there is none."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     for part in reference.removeprefix("#/").split("/"):

@@ -61,7 +61,7 @@ class ApiSettings:
     per_request_metrics: answers tell their times. responses_store_bytes: most that responses kept for later
     requests take; 0: none are kept. shorten_max_tokens: max_tokens beyond the context is lowered on every route,
     not on /v1/messages alone. page: / shows the page. most_viewers: of its live view, at once.
-    has_one_user: nobody but the operator reaches the server, so answers report cached tokens to all requests.
+    has_one_user: only programs of this machine reach the server, so answers report cached tokens to all requests.
     namespace_secret: of the caches' namespaces; None: a new one, so no namespace is that of an earlier process.
     """
 

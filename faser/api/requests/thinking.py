@@ -48,7 +48,7 @@ def template_effort(
     known = _HARMONY_EFFORTS if style is not None and style.harmony else tuple(EFFORTS)
     scale = [*EFFORTS]
     at = scale.index(given)
-    # Of two that are as near, the greater: whoever asks for some thinking gets some.
+    # Of two efforts that are as near, the greater: a client that asks for some thinking gets some.
     nearest = sorted(range(len(scale)), key=lambda other: (abs(other - at), -other))
     used = next((scale[other] for other in nearest if scale[other] in known and scale[other] in accepted), None)
     return given if used == given else _other_effort(given, used)

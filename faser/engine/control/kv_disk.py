@@ -174,7 +174,7 @@ class KvDisk:
         self._snapshots.note_saved()
 
     def stats(self) -> KvDiskStats:
-        """What has been looked up, read and written."""
+        """Return how much has been looked up, read and written."""
         file = self._file
         return KvDiskStats(
             queries=self._queries,
@@ -293,6 +293,6 @@ class KvDisk:
             self._file.write(name, part)
 
     def _parts(self) -> list[memoryview]:
-        """Of the buffer of states, one a record."""
+        """Return the parts of the buffer of states, one a record."""
         size = self._memory.block_bytes
         return [self._state[i * size : (i + 1) * size] for i in range(self._num_parts)]

@@ -269,7 +269,7 @@ def _check(content: bytes | memoryview) -> bytes:
 
 
 def _checksum(digest: bytes, content: memoryview) -> bytes:
-    """Of a record. Tells damage from what was written, and one record from another."""
+    """Return the checksum of a record. It covers the digest, so that no record is taken for another one."""
     found = blake2b(digest, digest_size=_CHECK_BYTES)
     found.update(content)
     return found.digest()

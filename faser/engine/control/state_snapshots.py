@@ -104,7 +104,7 @@ class StateSnapshots:
         return saves
 
     def note_saved(self) -> None:
-        """What take_saves returned has been written."""
+        """Note that the snapshots which take_saves returned have been written."""
         sent, self._sent = self._sent, []
         if self.on_saved is None or not sent:
             return

@@ -77,7 +77,7 @@ class KvShape:
 
 
 class KvParts(Protocol):
-    """What a cache on a CPU lets its owner copy."""
+    """Memory of a cache on a CPU, which its owner may copy."""
 
     def parts(self) -> Sequence[Tensor]:
         """Contiguous tensors [num_blocks, ...]. A block is the rows with its number in all of them."""

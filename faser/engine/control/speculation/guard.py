@@ -47,7 +47,7 @@ _OUTLIER, _FIRST_OUTLIER = 2.0, 3.0  # times the usual length of a step; a longe
 _RISE, _FALL = 0.05, 0.3  # weight of a longer and of a shorter step in the usual length
 _INTERVAL = 1.96  # standard errors on either side, in reports of a load
 _ALPHA = 0.05  # chance that the bound is wrong at any time
-_PRIOR_ERROR_S = 0.5  # error at which the bound is tightest, as a share of that error
+_PRIOR_ERROR_S = 0.5  # standard error at which the bound is tightest for its size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class _Group:
 
     @property
     def drafts(self) -> bool:
-        """Of the step that is launched next."""
+        """Whether the step that is launched next may have drafts."""
         return self.rare_drafts == (self.at <= self.num_launched < self.at + RARE_STEPS)
 
     @property
@@ -117,7 +117,7 @@ class _Mean:
 
     @property
     def gain(self) -> float:
-        """Of a step with drafts, in steps without."""
+        """Mean gain of a step with drafts, in steps without."""
         return self.gains / self.plain if self.groups else 0.0
 
     @property
@@ -141,7 +141,7 @@ class _Mean:
         self.drafting = self.drafting * _KEPT + drafting
 
     def scaled(self, most_groups: float, *, keeps_gain: bool) -> "_Mean":
-        """The same from most_groups at most. keeps_gain: else nothing is known of the gain but its spread."""
+        """Return the mean with the weight of most_groups at most. keeps_gain: else only the spread is kept."""
         if not self.groups:
             return _Mean()
         by = min(1.0, most_groups / self.groups)
@@ -225,7 +225,7 @@ class Guard:
         return tuple(found)
 
     def balance(self) -> SpeculationBalance:
-        """What drafts have saved so far in the groups that are over."""
+        """Return what drafts have saved so far in the groups that are over."""
         prior = _PRIOR_ERROR_S**2
         total = self._variance + prior
         error_s = math.sqrt(total * (2 * math.log(1 / _ALPHA) + math.log(total / prior)))
@@ -279,7 +279,7 @@ class Guard:
         load.group = self._new_group(load.mean, load.ratio)
 
     def _choose(self, load: _Load) -> None:
-        """How rare the worse side is from now on."""
+        """Decide how rare the worse side is from now on."""
         mean, sure = load.mean, abs(load.mean.gain) / load.mean.error
         if sure < SURE or mean.groups < LEAST_GROUPS:
             load.ratio = 1
