@@ -5,7 +5,6 @@
 // with all rows while it is in the cache.
 
 #include <algorithm>
-#include <type_traits>
 #include <vector>
 
 #include "calls.h"
@@ -29,16 +28,6 @@ struct FaserLinear {
 }
 
 namespace {
-
-#if defined(FASER_TILES)
-constexpr bool kHasTiles = true;
-#else
-constexpr bool kHasTiles = false;
-#endif
-
-// Whether products of these values are those of AMX's tiles.
-template <class T>
-constexpr bool kInTiles = kHasTiles && std::is_same_v<T, bf16>;
 
 // Rows multiplied with a panel group before the next group is read; and with how many memory is the limit.
 template <class T>

@@ -9,9 +9,25 @@
 // reads 8 bytes of 64 (PR 114098), so that it drops stores of the rest, and their tileloadd names no memory.
 #pragma once
 
-#if defined(FASER_TILES)
+#include <type_traits>
 
 #include "simd.h"
+
+namespace faser {
+
+#if defined(FASER_TILES)
+constexpr bool kHasTiles = true;
+#else
+constexpr bool kHasTiles = false;
+#endif
+
+// Whether products of these values are those of tiles.
+template <class T>
+constexpr bool kInTiles = kHasTiles && std::is_same_v<T, bf16>;
+
+}  // namespace faser
+
+#if defined(FASER_TILES)
 
 namespace faser {
 
@@ -75,7 +91,8 @@ struct HardwareTiles {
     }
 };
 
-// Operands stay where they lie: a tile is an address and a stride. Sums are copies.
+// Operands stay where they lie: a tile is an address and a stride. Sums are copies. What the hardware refuses (SIGILL) is
+// a trap: tiles without a configuration, shapes that do not fit together.
 struct EmulatedTiles {
     struct State {
         TileConfig config;
@@ -99,21 +116,25 @@ struct EmulatedTiles {
 
     template <int C>
     static void zero() {
+        check(state().config.rows[C] > 0);
         std::memset(state().sums[C], 0, sizeof(State::sums[C]));
     }
     template <int T>
     static void load(const void* from, int64_t stride) {
+        check(state().config.rows[T] > 0);
         state().at[T] = (const char*)from;
         state().stride[T] = stride;
     }
     template <int C>
     static void load_sums(const void* from, int64_t stride) {
+        check(state().config.rows[C] > 0);
         for (int r = 0; r < state().config.rows[C]; r++) {
             std::memcpy(state().sums[C][r], (const char*)from + r * stride, state().config.bytes[C]);
         }
     }
     template <int C>
     static void store(void* to, int64_t stride) {
+        check(state().config.rows[C] > 0);
         for (int r = 0; r < state().config.rows[C]; r++) {
             std::memcpy((char*)to + r * stride, state().sums[C][r], state().config.bytes[C]);
         }
@@ -122,7 +143,7 @@ struct EmulatedTiles {
     template <int C, int A, int B>
     static void dot() {
         constexpr int kRows = kLanes == 16 ? 4 : 2;
-        const int rows = state().config.rows[C];
+        const int rows = rows_of<C, A, B>();
         int r = 0;
         for (; r + kRows <= rows; r += kRows) add_rows<C, A, B, kRows>(r);
         for (; r < rows; r++) add_rows<C, A, B, 1>(r);
@@ -141,6 +162,16 @@ struct EmulatedTiles {
     }
 
   private:
+    static void check(bool holds) {
+        if (!holds) __builtin_trap();
+    }
+    template <int C, int A, int B>
+    static int rows_of() {
+        const TileConfig& config = state().config;
+        check(config.rows[C] > 0 && config.rows[C] == config.rows[A] && config.bytes[C] == config.bytes[B] &&
+              config.bytes[A] == 4 * config.rows[B]);
+        return config.rows[C];
+    }
     template <int C, int A, int B, int Rows>
     static void add_rows(int first) {
         const State& all = state();
@@ -174,7 +205,8 @@ struct EmulatedTiles {
     template <int C, int A, int B, class OfA, class OfB>
     static void add_bytes() {
         State& all = state();
-        for (int r = 0; r < all.config.rows[C]; r++) {
+        const int rows = rows_of<C, A, B>();
+        for (int r = 0; r < rows; r++) {
             const OfA* x = (const OfA*)(all.at[A] + r * all.stride[A]);
             for (int k = 0; k < all.config.bytes[A]; k += 4) {
                 const OfB* w = (const OfB*)(all.at[B] + k / 4 * all.stride[B]);
