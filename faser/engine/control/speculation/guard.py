@@ -54,12 +54,17 @@ _PRIOR_ERROR_S = 0.5  # standard error at which the bound is tightest for its si
 class GuardedStep:
     """A step about which the guard was asked. num_sequences: that it brings tokens. drafts: they were allowed.
 
-    plain_s: seconds of a step without drafts, by the table as it was measured.
+    plain_s: seconds of a step without drafts, by the table as it was measured. prompts: the step computes some.
     """
 
     num_sequences: int
     drafts: bool
     plain_s: float
+    prompts: bool = False
+
+    @property
+    def level(self) -> int:
+        return level_of(self.num_sequences, prompts=self.prompts)
 
 
 @dataclass(slots=True)
@@ -79,7 +84,12 @@ class _Group:
 
     @property
     def drafts(self) -> bool:
-        """Whether the step that is launched next may have drafts."""
+        """Whether the step that is launched next may have drafts.
+
+        Where the seconds of too many steps have remained unknown, the group goes on with those it lacks.
+        """
+        if self.num_launched >= self.num_common + RARE_STEPS:
+            return self.near[True] < self.near[False]
         return self.rare_drafts == (self.at <= self.num_launched < self.at + RARE_STEPS)
 
     @property
@@ -178,25 +188,30 @@ class _Load:
         return None if self.ratio == 1 else self.mean.gain > 0
 
 
+def level_of(num_sequences: int, *, prompts: bool) -> int:
+    """Number of the load: 0 with prompts, 1 of one sequence, 2 of two and three, 3 of 4 to 7, and so on."""
+    return 0 if prompts else num_sequences.bit_length()
+
+
 class Guard:
-    """See the module. A load is a number of sequences that decode, up to a factor of 2."""
+    """See the module. A load is a number of sequences that decode, up to a factor of 2; steps with prompts are one."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self._random = random.Random(seed)
         self._loads: dict[int, _Load] = {}
         self._saved_s = self._variance = 0.0
 
-    def allows(self, num_sequences: int) -> bool:
-        """The next step, of num_sequences that decode, may have drafts."""
-        return self._load(num_sequences).group.drafts
+    def allows(self, num_sequences: int, *, prompts: bool = False) -> bool:
+        """The next step, of num_sequences that decode, may have drafts. prompts: it computes some as well."""
+        return self._load(level_of(num_sequences, prompts=prompts)).group.drafts
 
     def launched(self, step: GuardedStep) -> None:
         """The step begins."""
-        self._load(step.num_sequences).group.num_launched += 1
+        self._load(step.level).group.num_launched += 1
 
     def observe(self, step: GuardedStep, num_tokens: int, seconds: float) -> None:
         """The step has brought num_tokens, at least 1, and taken seconds, above 0."""
-        load = self._load(step.num_sequences)
+        load = self._load(step.level)
         time, tokens = seconds / step.plain_s, num_tokens / step.num_sequences
         if not load.usual:
             load.usual = time  # the first step of its kind takes longer than any other
@@ -220,7 +235,7 @@ class Guard:
             if load.num_quotients:
                 ratio, error = mean.gains / mean.drafting, mean.error * mean.plain / mean.drafting
                 low, high = (max(1 + ratio + side * _INTERVAL * error, 0.0) for side in (-1, 1))
-                sequences = (1 << level - 1, (1 << level) - 1)
+                sequences = (1 << level - 1, (1 << level) - 1) if level else None
                 found.append(PaidRatio(sequences, 1 + ratio, low, high, drafts=load.pays))
         return tuple(found)
 
@@ -231,10 +246,9 @@ class Guard:
         error_s = math.sqrt(total * (2 * math.log(1 / _ALPHA) + math.log(total / prior)))
         return SpeculationBalance(self._saved_s, error_s)
 
-    def _load(self, num_sequences: int) -> _Load:
-        level = num_sequences.bit_length()
+    def _load(self, level: int) -> _Load:
         if level not in self._loads:
-            known = [other for other, each in self._loads.items() if each.mean.groups]
+            known = [other for other, each in self._loads.items() if each.mean.groups and other and level]
             mean = _Mean()
             if known:
                 nearest = min(known, key=lambda other: (abs(other - level), other))
