@@ -518,8 +518,8 @@ STEP_ERROR_EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 class PaidRatio(NamedTuple):
     """How many times the tokens per second drafts bring at a load, as measured in groups of steps.
 
-    sequences: the fewest and the most that decode at this load; None: of steps with prompts. low, high: of the 95 % interval of ratio. drafts:
-    whether sequences draft for it; None: it is being measured.
+    sequences: the fewest and the most that decode at this load; None: of steps with prompts. low, high: of the
+    95 % interval of ratio. drafts: whether sequences draft for it; None: it is being measured.
     """
 
     sequences: tuple[int, int] | None

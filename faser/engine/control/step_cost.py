@@ -1,8 +1,8 @@
 """What a step costs, in seconds: CostModel. Policies weigh drafts with it.
 
 The data plane measures tables of step times before the first request (StepTimes). Three things follow the machine
-from then on: a factor on the times of each role, how many experts of a mixture a step's rows read (ExpertPrice), and
-the price of draft rows and of the host's work for drafts (StepPosterior). Control plane, no torch.
+from then on: a factor on the times of each role, how many experts of a mixture a step's rows read (ExpertPrice),
+and the price of draft rows and of the host's work for drafts (StepPosterior). Control plane, no torch.
 """
 
 from bisect import bisect_left
@@ -35,7 +35,7 @@ class CostModel:
     """Measured step times, corrected online. Policies read it; the control of speculation calls `observe`.
 
     pass_s: seconds of one forward of the draft model, by rows; 0 without a draft model. text_s: seconds to look up
-    drafts, by sequences; 0 without a text look-up. posterior: what draft rows and the host's work for them cost now.
+    drafts, by sequences; 0 without a text look-up. posterior: of draft rows and host work.
     """
 
     def __init__(self, times: StepTimes, *, schedules_async: bool = False) -> None:

@@ -1,16 +1,16 @@
 """StepPosterior: what draft rows and the host's work for drafts cost now, as the steps so far have shown.
 
-    seconds on the device      a · base + b · rows      base, rows: of the table; a draft row costs b / a times that
+    seconds on the device      a · base + b · rows      base, rows: of the table; a draft row costs b / a of its price
     seconds without work       g + h where it drafts    h: the host decides, looks up and learns
 
-The table was measured on an idle machine, batch by batch, and has no time for verifying drafts. Next to other
-programs a step is interrupted the more often the longer it computes, so its further rows slow down more than its
-first ones; a factor on the whole step would find drafts too cheap. Both parts of a step are measured by themselves,
-so a machine that slows down is not taken for host work.
+The table was measured on an idle machine, batch by batch. Next to other programs a step is interrupted the more
+often the longer it computes, so its further rows slow down more than its first ones; a factor on the whole step
+would find drafts too cheap. Both parts of a step are measured by themselves, so a machine that slows down is not
+taken for host work.
 
-Levels of load share what they know: a and b have a normal posterior at each level, whose prior is that of all steps
-of any level, worth a tenth of them. Older steps are forgotten. h is one factor on a line through the gaps of 1, 16
-and 64 sequences, for all levels. Control plane, no torch.
+Levels of load share what they know: a and b have a normal posterior at each level, whose prior is that of all
+steps of any level, worth a tenth of them. Older steps are forgotten. h is one factor on a line through the gaps of
+1, 16 and 64 sequences, for all levels. Control plane, no torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ _MOST_SAVED = 20.0  # steps that an earlier run counts as, at most
 
 
 class StepPosterior:
-    """See the module. schedules_async: steps without drafts are launched ahead where they can be, and leave no gap.
+    """See the module. schedules_async: steps without drafts are launched ahead where they can be, without a gap.
 
     Then the usual gaps hold until they are measured. Otherwise all steps wait for the host, only the difference
     counts, and it is 0 until both kinds have been measured.
@@ -86,7 +86,10 @@ class StepPosterior:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Begin with what an earlier run has saved, as if seen in a few steps. Raises ValueError, KeyError, TypeError."""
+        """Begin with what an earlier run has saved, as if seen in a few steps.
+
+        Raises ValueError, KeyError or TypeError for anything else, and changes nothing then.
+        """
         shared = _RowSums.from_saved(saved["rows"])
         levels = {int(level): _RowSums.from_saved(sums) for level, sums in saved["levels"].items()}
         gaps = [_Gap(float(mean), min(int(steps), _PRIOR_STEPS)) for mean, steps in saved["gaps"]]

@@ -1,8 +1,8 @@
 """The posterior of draft rows' price and of the host's work, where both are known.
 
-Planted bugs that these tests have caught: a prior so firm that rows of a fortieth of a step cost what the table says
-for ever; levels that share nothing; levels that share everything; an earlier run that counts as much as it did; gaps
-of plain steps that count as those of drafts.
+Planted bugs that these tests have caught: a prior so firm that rows of a fortieth of a step cost what the table
+says for ever; levels that share nothing; levels that share everything; an earlier run that counts as much as it
+did; gaps of plain steps that count as those of drafts.
 """
 
 import json
@@ -43,7 +43,7 @@ def test_rows_that_are_dearer_than_their_table_are_found(dearer: float, slower: 
 
 
 def test_the_estimate_is_that_of_weighted_least_squares() -> None:
-    """Oracle: numpy's solver over all steps of a level, those of all levels, and the prior, each with its weight."""
+    """Oracle: numpy's solver over the steps of a level, those of all levels, and the prior, with their weights."""
     random, found = np.random.default_rng(1), StepPosterior()
     lines, times, levels = [], [], []
     for _ in range(60):

@@ -218,8 +218,8 @@ class SpeculationControl:
         """Whether the next step, of count sequences, has no drafts, whatever the step in flight samples.
 
         If so it counts as a step for which the policy was not asked. 0 sequences: the step has prompts alone.
-        others: further sequences, which may not draft. prompts: the step computes some. launches_ahead: the step can be launched before the one in
-        flight has ended, unless the policy is asked.
+        others: further sequences, which may not draft. prompts: the step computes some. launches_ahead: the step
+        can be launched before the one in flight has ended, unless the policy is asked.
         """
         self._allowed = None
         if launches_ahead and (self.drafts_overlapped or not count):
@@ -489,7 +489,7 @@ class SpeculationControl:
         return drafts is not None and not drafts.num_decided
 
     def _learn_span(self, step: _LastStep, span: StepSpan, *, admits: bool) -> None:
-        """The step is over, and so has all that it left to do. admits: and the host has admitted sequences after it."""
+        """The step is over, and so has all that it left to do. admits: sequences were admitted after it."""
         if admits and not (step.guarded is not None and step.guarded.prompts):
             return
         if step.drafts is not None and self._times_itself:

@@ -194,7 +194,7 @@ def level_of(num_sequences: int, *, prompts: bool) -> int:
 
 
 class Guard:
-    """See the module. A load is a number of sequences that decode, up to a factor of 2; steps with prompts are one."""
+    """See the module. A load is how many sequences decode, up to a factor of 2, or all steps with prompts."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self._random = random.Random(seed)
