@@ -49,8 +49,9 @@ class Tiled:
 
     def best_rate(self, survival: Floats) -> float:
         """Tokens a second of the best number of draft rows, all of them tried."""
-        worth = len(survival) + np.add.accumulate([0.0, *sorted(survival[:, 1:].ravel(), reverse=True)])
-        return max(each / self.seconds(len(survival) + rows) for rows, each in enumerate(worth.tolist()))
+        gained: list[float] = np.add.accumulate([0.0, *sorted(survival[:, 1:].ravel(), reverse=True)]).tolist()
+        count = len(survival)
+        return max((count + each) / self.seconds(count + rows) for rows, each in enumerate(gained))
 
 
 AMX = Tiled(height=16, first_s=0.0106, tile_s=0.0030, row_s=0.00012)
