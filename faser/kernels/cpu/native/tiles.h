@@ -203,7 +203,7 @@ struct EmulatedTiles {
     }
 
     template <int C, int A, int B, class OfA, class OfB>
-    static void add_bytes() {
+    static __attribute__((noinline)) void add_bytes() {
         State& all = state();
         const int rows = rows_of<C, A, B>();
         for (int r = 0; r < rows; r++) {
