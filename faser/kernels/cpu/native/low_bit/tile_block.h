@@ -16,7 +16,6 @@
 namespace faser {
 
 constexpr int64_t kTileBlockRows = 256;  // most rows of a block
-constexpr int kBehind = 2;               // groups from a dot to the store of its sums
 constexpr int kTileSums = kTileHeight * kPanel;
 
 // A span of a panel as tiles read it. Codes are less their zero point: 4 values of 16 columns a line of a tile.
@@ -138,40 +137,52 @@ inline __attribute__((always_inline)) void add_row(const TileJob& job, int row) 
     float* at = job.totals + row * kPanel;
     if constexpr (Super) {
         store(at, of.add_superblock(load(at)));
-    } else if (job.groups == kGroups32) {
+    } else if (job.groups == kSpan / Group) {
         store(at, of.add_stretches(load(at), std::integral_constant<int, kGroups32>()));
     } else {
         store(at, of.add_stretches(load(at), job.groups));
     }
 }
 
-// Sums of tiles 0 ... 3 in turn; A: 4 and 5, B: 6 and 7.
-template <class Tiles, int Group, bool Super, bool Minimums>
-inline __attribute__((always_inline)) void run_job(const TileJob& job, const TileJob& before) {
-    const int rows_a_group = (before.rows - before.first + job.groups - 1) / job.groups;
+// Sums of tiles 0 ... 3 in turn; A: 4 and 5, B: 6 and 7. groups: a number, or the constant of a whole span, whose sums
+// are stored two groups after their dot, which does not wait for them then.
+template <class Tiles, int Group, bool Super, bool Minimums, class Groups>
+inline __attribute__((always_inline)) void run_job(const TileJob& job, const TileJob& before, Groups groups) {
+    constexpr bool kWhole = !std::is_same_v<Groups, int>;
+    constexpr int kRowsAGroup = kTileHeight * Group / kSpan;
     int row = before.first;
-    const auto step = [&](int g, auto place) {
+    const auto step = [&](int first, auto place) {
         constexpr int C = decltype(place)::value, A = 4 + C % 2, B = 6 + C % 2;
-        if (g < job.groups) {
-            Tiles::template zero<C>();
-            Tiles::template load<A>(job.x + g * Group, kSpan);
-            Tiles::template load<B>(job.weights->codes + g * Group * kPanel, kTileBytes);
-            Tiles::template dot_ss<C, A, B>();
+        const int g = first + C;
+        if (!kWhole && g >= groups) return;
+        Tiles::template zero<C>();
+        Tiles::template load<A>(job.x + g * Group, kSpan);
+        Tiles::template load<B>(job.weights->codes + g * Group * kPanel, kTileBytes);
+        Tiles::template dot_ss<C, A, B>();
+        if (!kWhole) {
+            Tiles::template store<C>(job.sums + g * kTileSums, kTileBytes);
+        } else if (C >= 2 || first > 0) {
+            Tiles::template store<(C + 2) % 4>(job.sums + (g - 2) * kTileSums, kTileBytes);
         }
-        if (g >= kBehind && g < job.groups + kBehind) {
-            Tiles::template store<(C + 4 - kBehind) % 4>(job.sums + (g - kBehind) * kTileSums, kTileBytes);
-        }
-        for (int line = g; line < job.ahead_lines; line += job.groups) {
+        for (int line = g; line < job.ahead_lines; line += groups) {
             __builtin_prefetch(job.ahead + line * kStepBytes, 0, 2);
         }
-        const int end = std::min(row + rows_a_group, before.rows);
-        for (; row < end; row++) add_row<Group, Super, Minimums>(before, row);
+#pragma GCC unroll 2
+        for (int i = 0; i < kRowsAGroup; i++) {
+            if (row < before.rows) add_row<Group, Super, Minimums>(before, row++);
+        }
     };
-    for (int g = 0; g < job.groups + kBehind; g += 4) {
+    for (int g = 0; g < groups; g += 4) {
         step(g, std::integral_constant<int, 0>());
-        step(g + 1, std::integral_constant<int, 1>());
-        step(g + 2, std::integral_constant<int, 2>());
-        step(g + 3, std::integral_constant<int, 3>());
+        step(g, std::integral_constant<int, 1>());
+        step(g, std::integral_constant<int, 2>());
+        step(g, std::integral_constant<int, 3>());
+    }
+    if (kWhole) {
+        Tiles::template store<2>(job.sums + (groups - 2) * kTileSums, kTileBytes);
+        Tiles::template store<3>(job.sums + (groups - 1) * kTileSums, kTileBytes);
+    } else {
+        for (; row < before.rows; row++) add_row<Group, Super, Minimums>(before, row);
     }
 }
 
@@ -216,7 +227,11 @@ void multiply_panel_in_tiles(const FaserLowBit& linear, const FaserLowBitPart& p
                               int(values / Group),
                               ahead + fetched * kStepBytes,
                               int(lines * (tile + 1) / tiles - fetched)};
-            run_job<Tiles, Group, Super, Minimums>(job, before);
+            if (Super || values == kSpan) {
+                run_job<Tiles, Group, Super, Minimums>(job, before, std::integral_constant<int, kSpan / Group>());
+            } else {
+                run_job<Tiles, Group, Super, Minimums>(job, before, job.groups);
+            }
             before = job;
         }
         span += bytes;
