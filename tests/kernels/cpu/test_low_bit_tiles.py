@@ -5,7 +5,8 @@ the same in all, so a test that compares has to have as many rows as make tiles 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import Isa, library_path, runnable_isas
 from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.rows import INT4, INT8, FloatRows, LowBitRows, group_rows, stack_low_bit
+from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cpu.test_experts import HIDDEN, added, experts_of, with_shared
 from tests.kernels.cpu.test_low_bit import DEFINITION, GROUPS, product, random
 from tests.kernels.interface.low_bit.blocks import extreme_blocks, random_blocks
 from tests.kernels.interface.low_bit.group_weights import random_groups
+from tests.kernels.layouts import Span, attention_shape, kv_shape, layout_of, qkv_width, shuffled_table, step
 
 pytestmark = pytest.mark.skipif(Isa.AMX not in runnable_isas(), reason="neither has nor emulates tiles")
 TILES = library.HARDWARE_TILES if runnable_isas()[0] is Isa.AMX else library.ALL_EMULATED_TILES
@@ -168,3 +171,95 @@ def test_experts_have_the_bits_they_have_without_tiles(tiles: NativeBackend, for
         tiles._library.faser_use_tiles(library.EMULATED_TILES)
         assert torch.equal(found, added(tiles, block, x)), rows
         tiles._library.faser_use_tiles(TILES)
+
+
+def attended(
+    tiles: NativeBackend,
+    shape: AttentionShape,
+    qkv: Tensor,
+    cuts: Sequence[int],
+    *,
+    kind: int = TILES,
+    block_size: int = 16,
+    scattered: bool = True,
+) -> Tensor:
+    """What attention gives for a sequence in steps that end at the cuts. The cache is full of NaN first."""
+    tiles._library.faser_use_tiles(kind)
+    num_blocks = -(-len(qkv) // block_size)
+    cache = tiles.allocate_kv(kv_shape(shape, num_blocks, torch.int8, block_size))
+    table = shuffled_table(1, num_blocks) if scattered else torch.arange(num_blocks, dtype=torch.int32)[None]
+    everything = layout_of([Span(sequence=0, start=0, rows=num_blocks * block_size)], table)
+    poison = torch.full((num_blocks * block_size, qkv_width(shape)), math.nan, dtype=qkv.dtype)
+    step(tiles, cache, shape, everything, poison, block_size=block_size)
+    found = []
+    for first, end in pairwise(cuts):
+        layout = layout_of([Span(sequence=0, start=first, rows=end - first)], table)
+        found.append(step(tiles, cache, shape, layout, qkv[first:end], block_size=block_size))
+    return torch.cat(found)
+
+
+HEADS = [
+    (1, 1, 16, None),
+    (3, 2, 64, None),
+    (1, 2, 80, 41),
+    (8, 1, 128, 300),
+    (5, 1, 112, None),
+    (2, 1, 160, 17),
+    (2, 1, 256, None),
+    (17, 1, 48, None),
+    (40, 1, 32, None),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group, num_kv_heads, head_dim, window", HEADS)
+def test_attention_over_int8_has_the_bits_it_has_without_tiles(
+    tiles: NativeBackend, group: int, num_kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype
+) -> None:
+    """Depths of one tile, of several and of low ones. Steps of rows that need one tile, two or three, or none."""
+    torch.manual_seed(0)
+    shape, tokens = attention_shape(group, num_kv_heads, head_dim, window), 330
+    qkv = torch.randn(tokens, qkv_width(shape)).to(dtype)
+    wanted = attended(tiles, shape, qkv, (0, tokens), kind=library.EMULATED_TILES)
+    assert not wanted.isnan().any()
+    for cuts in ((0, tokens), (0, 7, 20, 37, 39, 100, 255, 259, 300, tokens), (0, 64, *range(65, 75), tokens)):
+        assert torch.equal(attended(tiles, shape, qkv, cuts), wanted), cuts
+
+
+@pytest.mark.parametrize("block_size", [16, 48, 64, 128])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_values_are_read_in_tiles_wherever_blocks_lie(
+    tiles: NativeBackend, block_size: int, scattered: bool
+) -> None:
+    """Tiles of 64 tokens lie together in larger blocks, and begin anywhere in them with a window."""
+    torch.manual_seed(0)
+    for window in (None, 70):
+        shape = attention_shape(4, 2, 64, window)
+        qkv = torch.randn(400, qkv_width(shape))
+        wanted = attended(tiles, shape, qkv, (0, 400), kind=library.EMULATED_TILES)
+        cuts = (0, 30, 31, 200, 256, 400)
+        assert torch.equal(
+            attended(tiles, shape, qkv, cuts, block_size=block_size, scattered=scattered), wanted
+        ), window
+
+
+def test_the_largest_sums_over_int8_do_not_overflow(tiles: NativeBackend) -> None:
+    """Heads of 1024 whose numbers are all as large as can be, of either sign."""
+    shape = attention_shape(1, 1, 1024)
+    qkv = torch.ones(260, qkv_width(shape))
+    qkv[::2, 1024:] = -1
+    wanted = attended(tiles, shape, qkv, (0, 260), kind=library.EMULATED_TILES)
+    assert torch.equal(attended(tiles, shape, qkv, (0, 260)), wanted)
+
+
+def test_rows_that_see_no_number_are_none_and_the_others_keep_their_bits(tiles: NativeBackend) -> None:
+    shape = attention_shape(4, 1, 64)
+    torch.manual_seed(0)
+    qkv = torch.randn(100, qkv_width(shape))
+    wanted = attended(tiles, shape, qkv, (0, 100))
+    qkv[20, 5], qkv[60, 4 * 64 + 5] = math.nan, math.inf
+    found = attended(tiles, shape, qkv, (0, 100))
+    none = torch.zeros(100, 4 * 64, dtype=torch.bool)
+    none[20, :64], none[60:] = True, True
+    assert torch.equal(found.isnan(), none)
+    assert torch.equal(found[~none], wanted[~none])

@@ -33,6 +33,7 @@ namespace faser {
 
 constexpr int kTileHeight = 16;    // most rows of a tile
 constexpr int kTileBytes = 64;     // most bytes of a row
+constexpr int kTileSums = kTileHeight * kPanel;
 constexpr int kTilesRows = 32;     // most rows of a product that two tiles of A hold
 constexpr int kTileDepth = 32;     // values in bf16 of a row of A
 

@@ -15,7 +15,6 @@
 namespace faser {
 
 constexpr int kChunksOfTile = kTileBytes / kChunk;  // of values
-constexpr int kTileSums = kTileHeight * kPanel;
 
 // Whether tiles multiply this many queries. Eight take 4 dots and 4 stores of some 10 cycles where VNNI takes 256 or more
 // products of half a cycle; a configuration takes some 250 cycles for a span.

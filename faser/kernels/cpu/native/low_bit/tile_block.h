@@ -16,7 +16,6 @@
 namespace faser {
 
 constexpr int64_t kTileBlockRows = 256;  // most rows of a block
-constexpr int kTileSums = kTileHeight * kPanel;
 
 // A span of a panel as tiles read it. Codes are less their zero point: 4 values of 16 columns a line of a tile.
 struct TileWeights {
