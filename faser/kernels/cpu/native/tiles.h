@@ -33,6 +33,7 @@ namespace faser {
 
 constexpr int kTileHeight = 16;    // most rows of a tile
 constexpr int kTileBytes = 64;     // most bytes of a row
+constexpr int kTileSums = kTileHeight * kPanel;
 constexpr int kTilesRows = 32;     // most rows of a product that two tiles of A hold
 constexpr int kTileDepth = 32;     // values in bf16 of a row of A
 
@@ -225,7 +226,7 @@ struct EmulatedTiles {
     }
 
     template <int C, int A, int B, class OfA, class OfB>
-    static void add_bytes() {
+    static __attribute__((noinline)) void add_bytes() {
         State& all = state();
         const int rows = rows_of<C, A, B>();
         for (int r = 0; r < rows; r++) {
