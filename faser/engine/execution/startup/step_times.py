@@ -21,7 +21,6 @@ from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.startup.executor import EngineParts
 from faser.engine.execution.startup.interference import LanesSetup, measure_lanes
 from faser.engine.execution.startup.step_profiler import (
-    ROW_COUNTS,
     BatchShape,
     DummyBatchLimits,
     ExpertReads,
@@ -145,6 +144,7 @@ def _described(parts: EngineParts, limits: DummyBatchLimits, lanes: LanesSetup |
         "lanes": lanes
         and (lanes.lanes.partition.name, lanes.lanes.partition.shares(), lanes.rows, lanes.contexts),
         "rows": (limits.max_rows, limits.max_logit_rows, limits.max_len),
+        "edges": parts.target.runner.row_edges(limits.max_rows),
     }
 
 
@@ -214,7 +214,7 @@ def profile(
     """
     draft_share = _DRAFT_SHARE if Role.PASS in profilers else 0.0
     shares = {Role.STEP: 1 - draft_share, Role.PASS: draft_share}
-    progress = StageProgress(report, STAGE, len(profilers) * len(ROW_COUNTS))
+    progress = StageProgress(report, STAGE, sum(each.num_row_counts for each in profilers.values()))
     tables = {Role.TEXT: CostTable(rows=(1, 2), seconds=(_TEXT_S, 2 * _TEXT_S))}
     for role, profiler in profilers.items():
         with meter.watch():
