@@ -80,9 +80,10 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
             interference = measure_lanes(lanes, limits, times, report)
         return replace(times, interference=interference, busy_share=meter.share)
 
+    described = {**_described(parts, limits, lanes), "edges": profilers[Role.STEP].edges}
     timers = {role: each.seconds_now for role, each in profilers.items()}
     return cached_profile(
-        cache_dir() / "cost" / f"{fingerprint(_described(parts, limits, lanes))}.json",
+        cache_dir() / "cost" / f"{fingerprint(described)}.json",
         measure,
         check=lambda times: start_check(times, timers),
     )
@@ -132,7 +133,6 @@ def _described(parts: EngineParts, limits: DummyBatchLimits, lanes: LanesSetup |
         "lanes": lanes
         and (lanes.lanes.partition.name, lanes.lanes.partition.shares(), lanes.rows, lanes.contexts),
         "rows": (limits.max_rows, limits.max_logit_rows, limits.max_len),
-        "edges": parts.target.runner.row_edges(limits.max_rows),
     }
 
 
