@@ -311,7 +311,9 @@ class Scheduler:
         missing = [kv.blocks_for(each.end) - len(each.sequence.table.blocks) for each in following]
         if sum([each for each in missing if each > 0]) > kv.num_available:
             return None
-        if self._speculation is not None and not self._speculation.skip_policy(len(decoding)):
+        if self._speculation is not None and not self._speculation.skip_policy(
+            len(decoding), prompts=len(following) > len(decoding)
+        ):
             return None
         for each, num_blocks in zip(following, missing, strict=True):
             new_blocks = kv.allocate(each.sequence.table, num_blocks) if num_blocks > 0 else ()
@@ -521,11 +523,7 @@ class Scheduler:
                 decoding += wanted == 1
         if self._waiting and self._free_slots:
             rows += self._waiting.first().num_tokens
-        others = OtherRows(
-            rows=min(rows, self._max_num_batched_tokens - len(found)),
-            sequences=decoding,
-            launches_ahead=self._all_need_only_logits(),
-        )
+        others = OtherRows(rows=min(rows, self._max_num_batched_tokens - len(found)), sequences=decoding)
         return found, others
 
     def _num_uncomputed(self) -> int:

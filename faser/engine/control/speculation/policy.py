@@ -47,8 +47,6 @@ class StepFacts:
     other_rows: rows except one per candidate and the drafts: prompts, and sequences that cannot draft.
     other_sequences: how many of those rows bring a sequence its next token.
     kv_tokens: tokens in the cache, of kv_sequences sequences: the candidates were chosen among them.
-    launches_ahead: without drafts the step would be launched before the one in flight has ended, which hides the
-        host's work.
     since: steps since the policy was last asked.
     """
 
@@ -56,7 +54,6 @@ class StepFacts:
     kv_tokens: int
     kv_sequences: int
     other_sequences: int = 0
-    launches_ahead: bool = False
     since: int = 1
 
     @property

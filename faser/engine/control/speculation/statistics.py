@@ -74,7 +74,7 @@ class SpeculationStatistics:
         self._step_times, self._verify_lane, self._draft_lane = ErrorTracker(), ErrorTracker(), ErrorTracker()
         self._overlap_s = 0.0
         self._entered_s = 0.0
-        self._decide_s = self._decided_s = 0.0  # of all steps; up to the end of the last step
+        self._decide_s = 0.0
 
     def start(self, slot: int, class_name: str) -> None:
         """A sequence of this class takes over the slot, whose counters start from 0."""
@@ -193,11 +193,6 @@ class SpeculationStatistics:
 
     def __exit__(self, *_: object) -> None:
         self._decide_s += time.perf_counter() - self._entered_s
-
-    def end_step(self) -> float:
-        """Host seconds of deciding since the step before ended."""
-        step_s, self._decided_s = self._decide_s - self._decided_s, self._decide_s
-        return step_s
 
     def snapshot(
         self,

@@ -3,7 +3,8 @@
 Planted bugs that these tests have caught: a gain with its sign turned; seconds that are not divided by those of a
 plain step; long steps that count in full; rare steps always at the end of their group; an answer that is never in
 doubt; tokens that nothing watches; one group that is enough for an answer; a balance without its variance; a
-balance over the rare steps alone.
+balance over the rare steps alone; a group that waits for ever for rare steps whose seconds are unknown; steps with
+prompts that count for the load of their sequences.
 """
 
 import math
@@ -238,6 +239,39 @@ def test_a_load_without_steps_begins_with_what_the_nearest_one_knows() -> None:
 
     informed, fresh = (fmean(world.lost_s for world in worlds(knows=knows)) for knows in (True, False))
     assert informed < 0.9 * fresh
+
+
+@pytest.mark.parametrize("unknown", [{0}, {0, 1}, {1, 2, 3}])
+def test_steps_whose_seconds_remain_unknown_end_no_watch(unknown: set[int]) -> None:
+    """A request that comes hides the seconds of the step before it; here they hide those of rare steps."""
+    guard, rare, seen = Guard(), 0, 0
+    for _ in range(3000):
+        step = GuardedStep(num_sequences=4, drafts=guard.allows(4), plain_s=PLAIN_S)
+        guard.launched(step)
+        rare = rare + 1 if step.drafts else 0
+        if step.drafts and (rare - 1) % RARE_STEPS in unknown:
+            continue
+        seen += step.drafts
+        guard.observe(step, 4, PLAIN_S * (1.2 if step.drafts else 1.0))
+    assert seen >= 12
+    (paid,) = guard.paid()
+    assert paid.drafts is False
+
+
+def test_steps_with_prompts_are_a_load_of_their_own() -> None:
+    """Beside prompts rows are dear: there the same drafts lose a tenth that gain a fifth elsewhere."""
+    guard = Guard()
+    for number in range(6000):
+        prompts = number % 3 == 0
+        drafts = guard.allows(16, prompts=prompts)
+        plain_s = 10 * PLAIN_S if prompts else PLAIN_S
+        step = GuardedStep(num_sequences=16, drafts=drafts, plain_s=plain_s, prompts=prompts)
+        guard.launched(step)
+        guard.observe(step, 20 if drafts else 16, plain_s * ((1.4 if prompts else 1.04) if drafts else 1.0))
+    mixed, pure = guard.paid()
+    assert (mixed.load, mixed.drafts, pure.load, pure.drafts) == ("prompts", False, "16-31", True)
+    assert mixed.ratio == pytest.approx(1.25 / 1.4, rel=0.01)
+    assert pure.ratio == pytest.approx(1.25 / 1.04, rel=0.01)
 
 
 @pytest.mark.parametrize("gain", [0.93, 1.0, 1.07, 1.3])
