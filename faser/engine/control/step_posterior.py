@@ -1,6 +1,6 @@
 """StepPosterior: what draft rows and the host's work for drafts cost now, as the steps so far have shown.
 
-    seconds on the device      a · base + b · rows      base, rows: of the table; a draft row costs b / a of its price
+    seconds on the device      a · base + b · rows      base, rows: by the table; a draft row costs b / a of that
     seconds without work       g + h where it drafts    h: the host decides, looks up and learns
 
 The table was measured on an idle machine, batch by batch. Next to other programs a step is interrupted the more
@@ -28,6 +28,7 @@ _SHARED = 0.1  # what a step of any level is worth at each level
 _USUAL_S, _USUAL_SEQUENCE_S = 1.1e-3, 17e-6
 _FOLLOW_GAPS = 0.05  # weight of the newest gap, once there are enough
 _PRIOR_STEPS = 4  # the usual gap counts as this many measured ones: after 16 steps it weighs a fifth
+_MOST_SUM = 1e9
 _MOST_SAVED = 20.0  # steps that an earlier run counts as, at most
 
 
@@ -128,8 +129,8 @@ class _RowSums:
     def from_saved(cls, sums: Sequence[float]) -> "_RowSums":
         found = cls()
         base, both, rows, *times = (float(each) for each in sums)
-        if len(times) != 2 or not all(isfinite(each) and each >= 0 for each in (base, both, rows, *times)):
-            raise ValueError(f"sums are {sums}; five numbers from 0 on are needed")
+        if len(times) != 2 or not all(0 <= each < _MOST_SUM for each in (base, both, rows, *times)):
+            raise ValueError(f"sums are {sums}; five numbers from 0 to {_MOST_SUM:g} are needed")
         by = min(1.0, _MOST_SAVED / max(base + 2 * both + rows, 1e-12))  # the parts of a step are 1 together
         found.sums = [by * each for each in (base, both, rows, *times)]
         return found

@@ -176,6 +176,7 @@ def test_what_a_run_saves_another_one_begins_with_and_soon_corrects() -> None:
         {"rows": [1.0, 2.0]},
         {"rows": [1.0, -1.0, 0.0, 0.0, 0.0]},
         {"rows": [float("nan")] * 5},
+        {"rows": [1e308] * 5},
         {"levels": {"three": [0.0] * 5}},
         {"gaps": [(1.0, 4)]},
         {"gaps": [("x", 4), (1.0, 4)]},

@@ -20,6 +20,7 @@ the drafter than in the length of the draft.)
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -209,6 +210,25 @@ class SpeculationControl:
             paid=() if self._guard is None else self._guard.paid(),
             balance=None if self._guard is None else self._guard.balance(),
         )
+
+    def saved(self) -> dict[str, Any]:
+        """Return what was learned of the cost and the gain of drafts, for a later run."""
+        return {
+            "prices": self._costs.posterior.saved(),
+            "guard": {} if self._guard is None else self._guard.saved(),
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Begin with what an earlier run has saved.
+
+        Raises ValueError, KeyError or TypeError for anything else, and changes nothing then.
+        """
+        if self._guard is not None:
+            guard = Guard()
+            guard.restore(saved["guard"])
+        self._costs.posterior.restore(saved["prices"])
+        if self._guard is not None:
+            self._guard = guard
 
     # Before a step.
 

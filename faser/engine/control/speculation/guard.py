@@ -27,7 +27,9 @@ by the table, so that a batch that grows counts for neither side.
 
 import math
 import random
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from math import isfinite
 
 from faser.types import PaidRatio, SpeculationBalance
 
@@ -40,6 +42,7 @@ _NEAR = 32  # steps before and after the rare ones
 _LEAST_SEEN = 3  # steps of each side: a step or two are under way when a group begins
 _KEPT = 0.98  # of the groups so far, with each further one
 _OF_OTHER_LOAD = 1.5  # groups that the nearest load is worth at one without any
+_OF_EARLIER_RUN = 8.0  # groups that an earlier run is worth at most
 _PRIOR_GROUPS, _PRIOR_VARIANCE = 2.0, 0.15**2  # few groups may lie close together by chance
 _CONTRADICTION, _LEAST_CONTRADICTION = 3.0, 0.05  # standard deviations of a group's gain, and the gain itself
 _DOUBT = 12.0  # standard deviations of a step's tokens by which their sum may fall behind
@@ -245,6 +248,23 @@ class Guard:
         total = self._variance + prior
         error_s = math.sqrt(total * (2 * math.log(1 / _ALPHA) + math.log(total / prior)))
         return SpeculationBalance(self._saved_s, error_s)
+
+    def saved(self) -> dict[str, list[float]]:
+        """Return what a later run on the same machine may begin with, by level."""
+        return {str(level): [*astuple(load.mean)] for level, load in self._loads.items() if load.mean.groups}
+
+    def restore(self, saved: Mapping[str, Sequence[float]]) -> None:
+        """Begin with what an earlier run has saved, as if in a few groups. Raises ValueError and TypeError."""
+        loads = {}
+        for level, sums in saved.items():
+            mean = _Mean(*(float(each) for each in sums))
+            if not all(map(isfinite, astuple(mean))) or min(mean.groups, mean.plain, mean.drafting) <= 0:
+                raise ValueError(f"load {level} has the sums {sums}; six finite ones are needed, above 0")
+            mean = mean.scaled(_OF_EARLIER_RUN, keeps_gain=True)
+            loads[int(level)] = load = _Load(mean, self._new_group(mean, 1))
+            self._choose(load)
+            load.group = self._new_group(mean, load.ratio)
+        self._loads = loads
 
     def _load(self, level: int) -> _Load:
         if level not in self._loads:

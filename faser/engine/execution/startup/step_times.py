@@ -61,14 +61,7 @@ SecondsNow = Callable[[Sequence[int], float], Mapping[BatchShape, float]]  # as 
 
 def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
     """Measured now, unless the same engine was measured on this machine before and is as fast as it was then."""
-    target, on_gpu = parts.target, parts.config.on_gpu
-    limits = DummyBatchLimits(
-        num_blocks=target.kv.num_blocks,
-        block_size=target.kv.block_size,
-        max_len=min(each.files.max_positions for each in parts.models),
-        max_rows=parts.config.max_num_batched_tokens,
-        max_logit_rows=parts.config.max_num_seqs,
-    )
+    on_gpu, limits = parts.config.on_gpu, _limits(parts)
     profilers, lanes = _profilers(parts, limits), _lanes_setup(parts)
 
     def measure() -> StepTimes:
@@ -86,6 +79,25 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
         cache_dir() / "cost" / f"{fingerprint(_described(parts, limits, lanes))}.json",
         measure,
         check=lambda times: start_check(times, timers),
+    )
+
+
+def learned_path(parts: EngineParts) -> Path:
+    """Return where what drafts cost and gain is kept: beside the step times, by how drafts are made as well."""
+    config = parts.config.speculation
+    drafting = (config.method, config.policy, config.cap, config.draft_sample_method, config.ngram_model)
+    described = {**_described(parts, _limits(parts), _lanes_setup(parts)), "drafting": drafting}
+    return cache_dir() / "cost" / f"{fingerprint(described)}.learned.json"
+
+
+def _limits(parts: EngineParts) -> DummyBatchLimits:
+    target = parts.target
+    return DummyBatchLimits(
+        num_blocks=target.kv.num_blocks,
+        block_size=target.kv.block_size,
+        max_len=min(each.files.max_positions for each in parts.models),
+        max_rows=parts.config.max_num_batched_tokens,
+        max_logit_rows=parts.config.max_num_seqs,
     )
 
 
