@@ -9,10 +9,11 @@ from faser.kernels.cpu.build import Isa, library_path, runnable_isas
 
 
 def tested_isas() -> list[Isa]:
-    """What this CPU runs best, and the widest set that has no instruction for bfloat16."""
-    best = runnable_isas()[0]
-    wide = (Isa.AVX512_BF16, Isa.AVX512_VNNI, Isa.AVX512, Isa.AVX2_VNNI)
-    return [best, Isa.AVX2] if best in wide else [best]
+    """What this CPU runs best, tiles (perhaps emulated), and the widest set without instructions for bfloat16."""
+    runnable = runnable_isas()
+    wide = (Isa.AMX, Isa.AVX512_BF16, Isa.AVX512_VNNI, Isa.AVX512, Isa.AVX2_VNNI)
+    tiles = [Isa.AMX] if Isa.AMX in runnable else []
+    return list(dict.fromkeys([runnable[0], *tiles, *([Isa.AVX2] if runnable[0] in wide else [])]))
 
 
 # Sets that this CPU may have besides those of the fixture `native`, with the features that decide.

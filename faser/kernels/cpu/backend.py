@@ -114,6 +114,7 @@ class NativeBackend:
         self.num_threads = num_threads
         self._path = library
         self._library = native_library.load(library)
+        native_library.use_tiles(self._library)
         self._full = full_pool(self._library, num_threads) if full is None else full
         self._pools = LanePools(self._library, self._full, frozenset(os.sched_getaffinity(0)))
         self._slab = torch.empty(0, dtype=torch.uint8)  # the free rest of the newest slab of weights

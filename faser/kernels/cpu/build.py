@@ -48,8 +48,13 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 class Isa(StrEnum):
-    """Instruction sets the kernels are compiled for, best first."""
+    """Instruction sets the kernels are compiled for, best first.
 
+    AMX computes products and attention in bfloat16 by tiles, whose bits differ from those of the others. A CPU
+    without tiles emulates them if it is asked for this set and has AVX-512 VNNI: slowly, but with the same bits.
+    """
+
+    AMX = "amx"
     AVX512_BF16 = "avx512bf16"
     AVX512_VNNI = "avx512vnni"
     AVX512 = "avx512"
@@ -63,6 +68,7 @@ _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
 _AVX2 = ("avx2", "fma", "f16c")
 # As /proc/cpuinfo spells them; on x86 the compiler's flags are the same words without underscores.
 _CPU_FEATURES = {
+    Isa.AMX: (*_AVX512, "avx512_vnni"),
     Isa.AVX512_BF16: (*_AVX512, "avx512_vnni", "avx512_bf16"),
     Isa.AVX512_VNNI: (*_AVX512, "avx512_vnni"),
     Isa.AVX512: _AVX512,
@@ -71,11 +77,13 @@ _CPU_FEATURES = {
     Isa.DOTPROD: ("asimddp",),
     Isa.GENERIC: (),
 }
+_TILE_FEATURES = ("amx_tile", "amx_bf16", "amx_int8")
 _ISAS = {
     **dict.fromkeys(("x86_64", "AMD64"), tuple(each for each in Isa if each is not Isa.DOTPROD)),
     **dict.fromkeys(("aarch64", "arm64"), (Isa.DOTPROD, Isa.GENERIC)),
 }
 LOW_BIT_INSTRUCTIONS = {
+    Isa.AMX: "tdpbssd, and vpdpbusd, 512 bits, for few rows",
     Isa.AVX512_BF16: "vpdpbusd, 512 bits",
     Isa.AVX512_VNNI: "vpdpbusd, 512 bits",
     Isa.AVX512: "vpmaddubsw, 512 bits",
@@ -169,8 +177,13 @@ def chosen_isa() -> Isa:
     return Isa(asked)
 
 
-def runnable_isas(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> tuple[Isa, ...]:
-    """The instruction sets that this CPU has, best first; generic always."""
+def runnable_isas(
+    cpuinfo: Path = _CPUINFO, machine: str | None = None, *, permits_tiles: Callable[[], bool] | None = None
+) -> tuple[Isa, ...]:
+    """The instruction sets that this CPU has, best first; generic always.
+
+    permits_tiles: asked where the CPU has tiles; None: the system is.
+    """
     if not cpuinfo.exists():
         return (Isa.GENERIC,)
     flags: set[str] = set()
@@ -178,7 +191,24 @@ def runnable_isas(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> tuple
         if line.startswith(("flags", "Features")):  # the words of x86 and of aarch64
             flags.update(line.partition(":")[2].split())
             break
-    return tuple(isa for isa in isas_of(machine or platform.machine()) if flags.issuperset(_CPU_FEATURES[isa]))
+    found = [isa for isa in isas_of(machine or platform.machine()) if flags.issuperset(_CPU_FEATURES[isa])]
+    if Isa.AMX in found and not (flags.issuperset(_TILE_FEATURES) and (permits_tiles or _permits_tiles)()):
+        found.remove(Isa.AMX)
+        found.insert(found.index(Isa.AVX512_VNNI) + 1, Isa.AMX)  # emulated
+    return tuple(found)
+
+
+@functools.cache
+def _permits_tiles() -> bool:
+    """Whether the system lets this process use tiles: Linux has to be asked. If not, a warning says so, once."""
+    ask, state_of_tiles = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XTILEDATA; 158: arch_prctl
+    if ctypes.CDLL(None, use_errno=True).syscall(158, ask, state_of_tiles) == 0:
+        return True
+    _log.warning(
+        "this CPU has AMX, but the system refuses its tiles (%s); products use AVX-512",
+        os.strerror(ctypes.get_errno()),
+    )
+    return False
 
 
 def isas_of(machine: str) -> tuple[Isa, ...]:
@@ -190,7 +220,8 @@ def compiler_flags(isa: Isa) -> tuple[str, ...]:
     """What makes g++ and clang++ compile for an instruction set."""
     if isa is Isa.DOTPROD:
         return ("-mcpu=generic+dotprod",)
-    return tuple(f"-m{feature.replace('_', '')}" for feature in _CPU_FEATURES[isa])
+    tiles = ("-DFASER_TILES",) if isa is Isa.AMX else ()  # written in assembly: they need no flags
+    return (*(f"-m{feature.replace('_', '')}" for feature in _CPU_FEATURES[isa]), *tiles)
 
 
 def _prebuilt(isa: Isa, directory: Path) -> Path | None:

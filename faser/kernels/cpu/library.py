@@ -5,6 +5,7 @@ call must be short: native/arrays.h.
 """
 
 import ctypes
+import logging
 import os
 import weakref
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
@@ -16,6 +17,9 @@ FLOAT32 = 0
 BFLOAT16 = 1
 INT8 = 2  # of a cache only
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swigluoai": 2}  # FaserActivation
+EMULATED_TILES, HARDWARE_TILES, ALL_EMULATED_TILES = range(3)  # TileKind
+_NO_TILES = {1: "the system refuses them", 2: "they fault", 3: "they compute something else"}
+_log = logging.getLogger("faser")
 _MOST_LANES = 8  # pools of pinned threads to keep: both lanes of three shares, and two to spare
 
 
@@ -290,6 +294,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_packed_bytes": ((_L, _L, _I), _L),
     "faser_pack": ((_P, _P, _P), None),
     "faser_linear": ((_P, _P, _P, _L, _L, _P, _L, _I, _P, _L), None),
+    "faser_use_tiles": ((_I,), _I),
     "faser_embed": ((_P, _P, _P, _L, _P), _L),
     "faser_low_bit_bytes": ((_P, _L), _L),
     "faser_low_bit_pack": ((_P, _P, _L, _I, _P), None),
@@ -359,6 +364,16 @@ def load(path: Path) -> ctypes.CDLL:
     if library.faser_array_data(id(probe)) != probe.ctypes.data:
         raise ConfigError(f"numpy {np.__version__} lays out its arrays as the native kernels do not expect")
     return library
+
+
+def use_tiles(library: ctypes.CDLL) -> None:
+    """Use the tiles of AMX, in a library that has them. Where they do not work, a warning says so."""
+    if (reason := _NO_TILES.get(library.faser_use_tiles(HARDWARE_TILES))) is not None:
+        _log.warning(
+            "tiles of AMX are emulated, because %s: products in bfloat16 have the same bits, but are slower; the "
+            "variable FASER_CPU_ISA names a faster set, such as avx512bf16, with bits of its own",
+            reason,
+        )
 
 
 class NativePool:

@@ -70,13 +70,45 @@ def test_a_cpu_runs_every_lesser_instruction_set_too(tmp_path: Path) -> None:
     assert Isa.AVX512_BF16 not in found
 
 
+_TILES = "amx_tile amx_bf16 amx_int8 avx512_bf16"
+
+
+@pytest.mark.parametrize(
+    "flags, permits, best, place",
+    [
+        (f"avx512_vnni {_TILES}", True, Isa.AMX, 0),
+        (f"avx512_vnni {_TILES}", False, Isa.AVX512_BF16, 2),
+        ("avx512_vnni amx_tile amx_int8", True, Isa.AVX512_VNNI, 1),
+        ("avx512_vnni avx512_bf16", True, Isa.AVX512_BF16, 2),
+    ],
+)
+def test_tiles_are_best_only_where_the_cpu_has_them_and_the_system_permits_them(
+    tmp_path: Path, flags: str, permits: bool, best: Isa, place: int
+) -> None:
+    """Elsewhere they are emulated for who asks for them, and no other set comes after them that is faster."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"flags : fma avx2 f16c avx512f avx512bw avx512dq avx512vl {flags}\n")
+    found = runnable_isas(cpuinfo, "x86_64", permits_tiles=lambda: permits)
+    assert found[0] is best
+    assert found.index(Isa.AMX) == place
+
+
+def test_a_system_that_refuses_tiles_is_asked_only_where_the_cpu_has_them(tmp_path: Path) -> None:
+    def never() -> bool:
+        raise AssertionError
+
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("flags : fma avx2 f16c avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16\n")
+    assert runnable_isas(cpuinfo, "x86_64", permits_tiles=never)[0] is Isa.AVX512_BF16
+
+
 def test_a_variable_chooses_an_instruction_set_that_the_cpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FASER_CPU_ISA", raising=False)
     assert chosen_isa() is runnable_isas()[0]
     monkeypatch.setenv("FASER_CPU_ISA", "generic")
     assert chosen_isa() is Isa.GENERIC
     monkeypatch.setenv("FASER_CPU_ISA", "sse9")
-    with pytest.raises(ConfigError, match=r"^the variable FASER_CPU_ISA is sse9; it must be one of avx512bf16, "):
+    with pytest.raises(ConfigError, match=r"^the variable FASER_CPU_ISA is sse9; it must be one of amx, avx512"):
         chosen_isa()
     lacking = [isa for isa in Isa if isa not in runnable_isas()]
     if lacking:
@@ -140,7 +172,8 @@ def test_each_instruction_set_has_a_library_of_its_own(tmp_path: Path) -> None:
     }
     assert len(paths) == len(Isa)
     calls = links(tmp_path)
-    assert ["-mavx512bf16" in call for call in calls] == [True, *[False] * (len(Isa) - 1)]
+    assert ["-mavx512bf16" in call for call in calls] == [isa is Isa.AVX512_BF16 for isa in Isa]
+    assert ["-DFASER_TILES" in call for call in calls] == [isa is Isa.AMX for isa in Isa]
     assert not any("-march=native" in call for call in calls)
 
 

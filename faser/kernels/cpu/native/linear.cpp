@@ -5,13 +5,13 @@
 // with all rows while it is in the cache.
 
 #include <algorithm>
-
 #include <vector>
 
 #include "calls.h"
 #include "pool.h"
 #include "product.h"
 #include "tile.h"
+#include "tile_product.h"
 
 using namespace faser;
 
@@ -29,9 +29,16 @@ struct FaserLinear {
 
 namespace {
 
-constexpr int64_t kRowBlock = 96;             // rows multiplied with a panel group before the next group is read
+// Rows multiplied with a panel group before the next group is read; and with how many memory is the limit.
+template <class T>
+constexpr int64_t kRowBlock = kInTiles<T> ? 256 : 96;
+template <class T>
+constexpr int64_t kFewRows = kInTiles<T> ? 16 : kTileRows;
+template <class T>
+constexpr int kTogether = kInTiles<T> ? 4 : kTilePanels;  // panels
 constexpr int64_t kPieceBytes = 96 * 1024;    // weights per piece of work while memory is the limit
 constexpr int kFetchBytes = 1536;  // distance of the prefetch, in bytes of weights
+constexpr int kTileFetchBytes = 4096;
 
 template <class T>
 int64_t panel_bytes(const FaserLinear& linear) {
@@ -82,10 +89,75 @@ void multiply_group(const FaserLinear& linear, const FaserProduct& call, int64_t
     }
 }
 
+#if defined(FASER_TILES)
+
+// Rows [row, end), at most a block, with up to kTogether panels from `panel` on.
+template <class Tiles>
+void multiply_in_tiles(const FaserLinear& linear, const FaserProduct& call, int64_t panel, int panels, int64_t row,
+                       int64_t end) {
+    constexpr int64_t kStretch = 1024 / kTileDepth;  // steps for all rows before the next ones: two panels are 64 kB
+    constexpr int64_t kTileOfPanel = kTileHeight * kStepBytes;
+    alignas(64) static thread_local float sums[kRowBlock<bf16> * kTogether<bf16> * kPanel];
+    alignas(64) static thread_local char x_rest[kRowBlock<bf16> * kTileBytes], w_rest[kTogether<bf16> * kTileOfPanel];
+    const int64_t bytes = panel_bytes<bf16>(linear), x_stride = call.x_stride * 2, width = panels * kPanel;
+    const int64_t steps = linear.depth / kTileDepth, rest = linear.depth % kTileDepth;
+    const char* x = (const char*)call.x + row * x_stride;
+    const char* w = linear.panels + panel * bytes;
+    if (rest) {
+        pad_rows(x + steps * kTileBytes, x_stride, end - row, rest * 2, x_rest);
+        for (int p = 0; p < panels; p++) {
+            pad_lines(w + p * bytes + steps * kTileOfPanel, kStepBytes, rest / 2, w_rest + p * kTileOfPanel);
+        }
+    }
+    // `rows` rows from `first` on with `count` panels from `from` on, over `length` steps from `step` on.
+    const auto multiply = [&](int64_t first, int rows, int from, int count, int64_t step, int64_t length, int64_t ahead) {
+        float* to = sums + first * width + from * kPanel;
+        const auto at = [&](int p, int64_t s) { return w + (from + p) * bytes + (step + s) * kTileOfPanel; };
+        const TileOperands of{x + first * x_stride + step * kTileBytes, x_stride, at, kStepBytes};
+        if (length) multiply_tiles<Tiles>(of, rows, count, length, to, width, step > 0, ahead);
+        if (!rest || step + length < steps) return;
+        const auto last = [&](int p, int64_t) { return w_rest + (from + p) * kTileOfPanel; };
+        const TileOperands padded{x_rest + first * kTileBytes, kTileBytes, last, kStepBytes};
+        multiply_tiles<Tiles>(padded, rows, count, 1, to, width, steps > 0);
+    };
+    // Two tiles of rows while there are more than one tile's, then the rest.
+    const int64_t count = end - row, left = count % kTilesRows;
+    const int64_t many = left > kTileHeight ? count : count - left;
+    if (many) {
+        const TileScope<Tiles> scope(product_tiles(kTilesRows));
+        for (int from = 0; from < panels; from += 2) {
+            for (int64_t step = 0; step == 0 || step < steps; step += kStretch) {
+                for (int64_t first = 0; first < many; first += kTilesRows) {
+                    const int rows = int(std::min<int64_t>(kTilesRows, many - first));
+                    if (rows < kTilesRows) Tiles::configure(product_tiles(rows));
+                    multiply(first, rows, from, std::min(2, panels - from), step, std::min(kStretch, steps - step), 0);
+                    if (rows < kTilesRows) Tiles::configure(product_tiles(kTilesRows));
+                }
+            }
+        }
+    }
+    if (many < count) {
+        const TileScope<Tiles> scope(product_tiles(int(count - many)));
+        multiply(many, int(count - many), 0, panels, 0, steps, many ? 0 : kTileFetchBytes);
+    }
+    finish(call, linear.bias, linear.columns, row, int(count), panel * kPanel, sums, int(width));
+}
+
+#endif
+
 // Panels [panel, last) of a product of rows [row, end). stride: panels to those that this thread needs next.
 template <class T>
 void multiply_piece(const FaserLinear& linear, const FaserProduct& call, int64_t panel, int64_t last, int64_t stride,
                     int64_t row, int64_t end) {
+#if defined(FASER_TILES)
+    if constexpr (kInTiles<T>) {
+        for (; panel < last; panel += kTogether<T>) {
+            const int width = int(std::min<int64_t>(kTogether<T>, last - panel));
+            with_tiles([&](auto tiles) { multiply_in_tiles<decltype(tiles)>(linear, call, panel, width, row, end); });
+        }
+        return;
+    }
+#endif
     const int64_t panels = num_panels(linear);
     for (; panel + kTilePanels <= last; panel += kTilePanels) {
         const int64_t next = std::min(panel + stride, panels - kTilePanels);
@@ -97,8 +169,8 @@ void multiply_piece(const FaserLinear& linear, const FaserProduct& call, int64_t
 // How many panels a piece of work has, by its number of rows.
 template <class T>
 int64_t piece_panels(const FaserLinear& linear, int64_t rows) {
-    if (rows > kTileRows) return kTilePanels;
-    return std::max<int64_t>(1, kPieceBytes / (panel_bytes<T>(linear) * kTilePanels)) * kTilePanels;
+    if (rows > kFewRows<T>) return kTogether<T>;
+    return std::max<int64_t>(1, kPieceBytes / (panel_bytes<T>(linear) * kTogether<T>)) * kTogether<T>;
 }
 
 template <class T>
@@ -106,7 +178,7 @@ void product(Pool& pool, const FaserLinear& linear, const FaserProduct& call) {
     if (call.rows == 0) return;
     const int64_t panels = num_panels(linear), group = piece_panels<T>(linear, call.rows);
     const int64_t groups = (panels + group - 1) / group;
-    const int64_t row_blocks = (call.rows + kRowBlock - 1) / kRowBlock;
+    const int64_t row_blocks = (call.rows + kRowBlock<T> - 1) / kRowBlock<T>;
     const int64_t block = (call.rows + row_blocks - 1) / row_blocks;
     const int64_t stride = kTilePanels * pool.num_threads();
     pool.run(groups * row_blocks, [&](int64_t piece) {
@@ -129,7 +201,7 @@ void grouped(Pool& pool, const FaserAnyLinear* linears, const FaserGroup* groups
     pieces.clear();
     for (const FaserGroup* group = groups; group < groups + num_groups; group++) {
         const FaserLinear& linear = *linears[group->weight].linear;
-        const int64_t rows = group->end - group->begin, row_blocks = (rows + kRowBlock - 1) / kRowBlock;
+        const int64_t rows = group->end - group->begin, row_blocks = (rows + kRowBlock<T> - 1) / kRowBlock<T>;
         const int64_t block = (rows + row_blocks - 1) / row_blocks;
         const int64_t panels = num_panels(linear), width = piece_panels<T>(linear, rows);
         for (int64_t panel = 0; panel < panels; panel += width) {

@@ -15,7 +15,8 @@ using namespace faser;
 
 namespace {
 
-constexpr int kQueries = 24;  // most queries (rows times heads of a group) of a tile of several rows
+// Most queries (rows times heads of a group) of a tile of several rows.
+int64_t most_queries(const FaserCache& cache) { return kHasTiles && cache.dtype == kBFloat16 ? 32 : 24; }
 
 void forget(Partial& sums, int64_t queries, int64_t width) {
     std::fill(sums.most, sums.most + queries, kNothing);
@@ -127,7 +128,7 @@ extern "C" {
 void faser_attend(Pool* pool, const FaserCache* cache, FaserPlan* plan, const FaserHeads* heads, const void* q,
                   int64_t q_stride, void* out, int64_t out_stride, int32_t dtype) {
     const int64_t group = heads->num_heads / cache->num_kv_heads;
-    const int64_t tile_rows = std::max<int64_t>(1, kQueries / group);
+    const int64_t tile_rows = std::max<int64_t>(1, most_queries(*cache) / group);
     const WorkList& work = plan->work(tile_rows, heads->window, cache->num_kv_heads, pool->num_threads());
     Call call{*cache, *plan, *heads, work, (const char*)q, q_stride, (char*)out, out_stride};
     if (cache->dtype == kInt8) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "span.h"
+#include "tile_span.h"
 
 namespace faser {
 
@@ -137,25 +138,52 @@ inline bool has_nan(const float* values, int64_t count) {
 template <class T>
 struct FloatSpan {
     static void gather(const Call& call, const Tile& tile, int64_t head, Scratch& scratch) {
+#if defined(FASER_TILES)
+        if constexpr (kInTiles<T>) return gather_padded(call, tile, head, (T*)scratch.queries.data());
+#endif
         gather_queries(call, tile, head, (T*)scratch.queries.data());
+    }
+
+    static void score_all(const Call& call, int64_t queries, const Chunks& chunks, Scratch& scratch) {
+        const char* from = scratch.queries.data();
+#if defined(FASER_TILES)
+        if constexpr (kInTiles<T>) {
+            return with_tiles([&](auto tiles) {
+                score_in_tiles<decltype(tiles)>(call.cache, from, queries, chunks, scratch.scores.data());
+            });
+        }
+#endif
+        score<T>(call.cache, from, queries, chunks, scratch.scores.data());
+    }
+
+    static void mix_all(const Call& call, int64_t queries, const Chunks& chunks, Scratch& scratch, float* values) {
+        char* weights = scratch.weights.data();
+#if defined(FASER_TILES)
+        if constexpr (kInTiles<T>) {
+            return with_tiles([&](auto tiles) {
+                mix_in_tiles<decltype(tiles)>(call.cache, weights, queries, chunks, scratch.tiles, values);
+            });
+        }
+#endif
+        mix<T>(weights, queries, call.cache.head_dim, chunks, values);
     }
 
     static void attend(const Call& call, const Tile& tile, int64_t head, int span, Scratch& scratch,
                        Partial partial) {
         const int64_t queries = tile.rows * call.group(), width = call.cache.head_dim;
         float* scores = scratch.scores.data();
-        char* weights = scratch.weights.data();
         Chunks chunks = find_chunks(call, tile, head, span);
         trim<T>(call, tile, chunks, scratch);
-        score<T>(call.cache, scratch.queries.data(), queries, chunks, scores);
+        score_all(call, queries, chunks, scratch);
         if (call.heads.score_cap) {
             for (int64_t q = 0; q < queries; q++) {
                 cap_scores(call.heads.score_cap, call.heads.scale, scores + q * kSpan, chunks.count * kChunk);
             }
         }
         hide_unseen(call, tile, chunks, scores);
-        soften(scores, queries, chunks.count * kChunk, call.heads.scale * kLog2e, (T*)weights, partial);
-        mix<T>(weights, queries, width, chunks, partial.values);
+        T* weights = (T*)scratch.weights.data() + first_weight<T>(chunks);
+        soften(scores, queries, chunks.count * kChunk, call.heads.scale * kLog2e, weights, partial);
+        mix_all(call, queries, chunks, scratch, partial.values);
         if (tile.rows > 1 && has_nan(partial.values, queries * width)) {
             attend_row_by_row(call, tile, head, span, scratch, partial);
         }
