@@ -192,6 +192,7 @@ class AsyncEngine:
         self._monitor.arrived(asked.class_name, asked.slo, now_s)
         self._check_queue(request, num_following)
         request = self._admission.admit(request, now_s)
+        self._monitor.admitted(now_s)
         request_id = request.request_id
         stream = OutputStream(
             request, self.tokenizer, lambda index: self._abort(request_id, index), self._recorder
