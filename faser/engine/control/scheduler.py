@@ -32,6 +32,7 @@ from faser.engine.contract.plan import (
     StepRows,
     StepSpan,
 )
+from faser.engine.contract.target_room import due_s
 from faser.engine.control.clock import Clock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.kv_disk import KvDisk
@@ -40,7 +41,7 @@ from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.state_snapshots import StateSnapshots
-from faser.engine.control.targets import NO_LIMITS, StepLimits, TargetKeeper, due_s, is_due_before, kind_of
+from faser.engine.control.targets import NO_LIMITS, StepLimits, TargetKeeper, is_due_before, kind_of
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
@@ -475,6 +476,11 @@ class Scheduler:
     def pace(self) -> Pace | None:
         """As fitted to the steps so far; None: it is not."""
         return None if self._pace is None else self._pace.pace()
+
+    def uncomputed_prompts(self) -> dict[str, int]:
+        """Tokens that are left to compute of prompts that have begun, by request."""
+        begun = [each for each in self._running if each.num_computed < each.prompt_len]
+        return {each.request.request_id: each.prompt_len - each.num_computed for each in begun}
 
     def take_kv_events(self) -> list[KvEvent]:
         """See KvManager.take_events."""
