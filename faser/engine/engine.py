@@ -151,6 +151,8 @@ class Engine:
         """Commit a step whose work has just ended."""
         self._gaps.ran(result, overlapped_drafts)
         deltas = self._scheduler.commit(plan, result, last=self._gaps.last)
+        if self._launched is None and (check := self._scheduler.drafter_check()) is not None:
+            self._scheduler.drafter_checked(check, differed=self._executor.rebuild(check))
         if not self.has_work():
             self._gaps.restart()
         return deltas

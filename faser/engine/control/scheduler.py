@@ -22,6 +22,7 @@ from faser.engine.contract.kv_events import KvEvent
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import (
     PLACEHOLDER,
+    DrafterCheck,
     DraftPlan,
     DraftRequest,
     SequenceStart,
@@ -187,6 +188,15 @@ class Scheduler:
         if self._speculation is None:
             raise ConfigError(f"policy is {name!r}; this engine was built without a drafter")
         self._speculation.use_policy(name, gamma, forget=forget, overlap=overlap)
+
+    def drafter_check(self) -> DrafterCheck | None:
+        """A drafter's state that is to be compared with a cold one before the next step; None, as a rule: none."""
+        return None if self._speculation is None else self._speculation.watch.next_check()
+
+    def drafter_checked(self, check: DrafterCheck, *, differed: bool) -> None:
+        """The state has been compared. differed: and replaced."""
+        assert self._speculation is not None
+        self._speculation.watch.checked(check, differed=differed)
 
     @property
     def lent_slot(self) -> int | None:

@@ -38,6 +38,7 @@ from faser.engine.control.speculation.acceptance import (
     sampled_tokens,
     with_dropped,
 )
+from faser.engine.control.speculation.drafter_watch import DrafterWatch
 from faser.engine.control.speculation.guard import Guard, GuardedStep
 from faser.engine.control.speculation.overlap import OFF, OverlapControl, OverlapOptions
 from faser.engine.control.speculation.policies import make_policy
@@ -142,8 +143,9 @@ class SpeculationControl:
             most_missing=MOST_STATES_READ if config.needs_head else None,
         )
         options = overlap or OverlapOptions(name=SERIAL, lanes=())
+        self.watch = DrafterWatch(num_slots)
         self._statistics = SpeculationStatistics(
-            num_slots, cap, (*config.classes,), partition=options.name, details=details
+            num_slots, cap, (*config.classes,), partition=options.name, details=details, watch=self.watch
         )
         self._overlap = OverlapControl(costs, self._acceptance, self._state.frontiers, options)
         self._fallback = options.fallback
@@ -191,6 +193,7 @@ class SpeculationControl:
         self._state.start(sequence)
         self._acceptance.start(slot, teaches=teaches, samples=not sequence.sampling.greedy)
         self._statistics.start(slot, sequence.request.speculation.class_name)
+        self.watch.start(slot, sequence.num_tokens, has_hit=sequence.num_computed > 0, is_watched=teaches)
 
     def release(self, sequence: Sequence) -> None:
         """The sequence leaves its slot, for good or until it is admitted again."""
@@ -198,6 +201,7 @@ class SpeculationControl:
         self._state.release(sequence)
         self._acceptance.release(sequence.held_slot)
         self._statistics.release(sequence.held_slot)
+        self.watch.release(sequence.held_slot)
 
     def summary(self, sequence: Sequence) -> SpeculationSummary:
         """What speculation has done so far for a sequence that has a slot."""
