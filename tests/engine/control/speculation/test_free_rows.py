@@ -113,7 +113,7 @@ def test_a_model_drafts_to_the_best_common_depth(machine: Tiled, count: int, acc
 
     def rate(lengths: list[int]) -> float:
         worth = count + sum(acceptance**at for length in lengths for at in range(1, length + 1))
-        gap_s = costs.host_gaps.drafting_s(count, hidden=False) if any(lengths) else 0.0
+        gap_s = costs.posterior.host_s(count) if any(lengths) else 0.0
         passes_s = costs.draft_s(np.array(lengths), np.zeros(count, dtype=np.int64)) + gap_s
         return worth / (machine.seconds(count + sum(lengths)) + passes_s)
 
