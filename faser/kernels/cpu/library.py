@@ -342,6 +342,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_texts_extend": ((_P, _P, _P, _L, _P), _I),
     "faser_texts_close": ((_P, _L), _I),
     "faser_texts_look": ((_P, _P, _P, _P, _L, _P, _L, _P, _P, _P), _I),
+    "faser_texts_rebuild": ((_P, _L), _I),
     "faser_texts_remembered": ((_P,), _L),
     "faser_texts_bytes": ((_P,), _L),
 }
