@@ -516,13 +516,13 @@ STEP_ERROR_EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 
 
 class PaidRatio(NamedTuple):
-    """How many times the tokens per second drafts bring at a load, as measured in pairs of phases of steps.
+    """How many times the tokens per second drafts bring at a load, as measured in groups of steps.
 
-    sequences: the fewest and the most that decode at this load. low, high: of the 95 % interval of ratio. drafts:
-    whether sequences draft for it; None: it is being measured.
+    sequences: the fewest and the most that decode at this load; None: of steps with prompts. low, high: of the
+    95 % interval of ratio. drafts: whether sequences draft for it; None: it is being measured.
     """
 
-    sequences: tuple[int, int]
+    sequences: tuple[int, int] | None
     ratio: float
     low: float
     high: float
@@ -530,7 +530,9 @@ class PaidRatio(NamedTuple):
 
     @property
     def load(self) -> str:
-        """Its name in reports: 4-7, or 1."""
+        """Its name in reports: 4-7, 1, or prompts."""
+        if self.sequences is None:
+            return "prompts"
         fewest, most = self.sequences
         return str(fewest) if fewest == most else f"{fewest}-{most}"
 
@@ -561,7 +563,8 @@ class SpeculationStats:
     the configured one; else empty. mode_steps: steps by mode. switches: (from, to, times). bypasses: (reason,
     sequence-steps) without a draft, reason one of load, gain, memory, request. decide_s: host time of policy and
     bookkeeping. catchup_tokens: draft KV recomputed after a pause. pruning: None if early pruning is off. paid: by
-    load, lowest first. balance: what drafts have saved; None: it is not measured.
+    load, lowest first. balance: what drafts have saved; None: it is not measured. rebuilds: (drafter, cause, how
+    many of its states were damaged and replaced).
     """
 
     policy: str
@@ -584,6 +587,7 @@ class SpeculationStats:
     pruning: PruneStats | None = None
     paid: tuple[PaidRatio, ...] = ()
     balance: SpeculationBalance | None = None
+    rebuilds: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def accepted_per_position(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Hashes the answers to real prompts, to show that a change moved no token and no bit of a log probability.
 
     python -m benchmarks.exactness.answers_hash QUESTIONS.jsonl OUT.json [--model FILE]
-        [--prompts 240] [--tokens 48]
+        [--prompts 240] [--tokens 48] [--concurrency 16] [--options '{"block_size": 32}']
 
 Every prompt is asked four times: greedily, drawn at temperature 1 with a seed, with penalties and a bias, and with
 log probabilities. It uses the public `faser.LLM` only.
@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.prompts import load_prompts
 from benchmarks.runner import command_line, write_json
 from faser import LLM, SamplingParams
+from faser.kernels.cpu.build import chosen_isa
 
 
 def kinds(tokens: int, seed: int) -> dict[str, SamplingParams]:
@@ -31,7 +32,7 @@ def kinds(tokens: int, seed: int) -> dict[str, SamplingParams]:
             presence_penalty=0.5,
             frequency_penalty=0.3,
             repetition_penalty=1.1,
-            logit_bias=((11, 2.0), (28, -3.0)),
+            logit_bias={11: 2.0, 28: -3.0},
             max_tokens=tokens,
         ),
         "logprobs": SamplingParams(temperature=0.7, min_p=0.02, seed=seed, logprobs=3, max_tokens=tokens),
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32,bfloat16", help="comma-separated")
     parser.add_argument("--speculative-config", default=None, help="JSON; the default is FASER's own")
     parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--options", type=json.loads, default={}, help="JSON of LLM's other options, by name")
     options = parser.parse_args()
     config = json.loads(options.speculative_config) if options.speculative_config else None
     prompts = load_prompts(options.questions)
@@ -62,6 +64,9 @@ def main() -> None:
         "tokens": options.tokens,
         "model": options.model,
         "speculative_config": config,
+        "options": options.options,
+        "concurrency": options.concurrency,
+        "kernels": chosen_isa(),
         "dtypes": {},
     }
     for dtype in options.dtype.split(","):
@@ -73,6 +78,7 @@ def main() -> None:
             max_num_seqs=options.concurrency,
             max_model_len=4096,
             speculative_config=config,
+            **options.options,
         ) as model:
             for start in range(0, len(texts), 40):
                 asked = [

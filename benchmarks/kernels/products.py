@@ -11,8 +11,8 @@ over fewer.
 torch's arms: `int4` is `_weight_int4pack_mm_for_cpu` in groups of 32; `int8` is a product of bytes (`_int_mm`)
 that neither quantises its input nor applies scales, hence less than a layer needs.
 
---base: the compiled library of another version. Then the arms are the low-bit products of both; `times_base` is
-the median over rounds of what this one takes over what that one does.
+--base: the compiled library of another version, or of another instruction set. Then the arms are the products of
+both; `times_base` is the median over rounds of what this one takes over what that one does.
 """
 
 import statistics
@@ -56,12 +56,14 @@ def main() -> None:
         arms: dict[str, Any] = {
             name: _Native(native, _random_blocks(name, columns, depth)) for name in FORMATS_TIMED
         }
+        wide = (torch.randn(columns, depth) * 0.02).bfloat16()
+        arms["bfloat16"] = _Native(native, wide)
         if args.base is None:
-            arms["bfloat16"] = _Native(native, (torch.randn(columns, depth) * 0.02).bfloat16())
             arms |= {"torch int4": _TorchInt4(columns, depth), "torch int8": _TorchInt8(columns, depth)}
         else:
             base = NativeBackend(args.base, num_threads=args.threads)
             arms |= {name + BASE: _Native(base, _random_blocks(name, columns, depth)) for name in FORMATS_TIMED}
+            arms["bfloat16" + BASE] = _Native(base, wide)
         found: dict[str, Any] = {
             **about("benchmarks.kernels.products"),
             "instructions": LOW_BIT_INSTRUCTIONS[chosen_isa()],

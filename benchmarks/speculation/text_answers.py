@@ -184,7 +184,7 @@ class CountedEngine:
         built = opened(config, step_times=times)
         costs: Any = built.costs
         if costs is not None:  # nothing is learned from times that are not those of the table
-            costs.observe = costs.observe_verification = costs.host_gaps.observe = _ignore
+            costs.observe = costs.observe_verification = costs.posterior.observe_gap = _ignore
         self._engine = built.engine
         executor: Any = built.engine._executor
         run = executor.run

@@ -20,7 +20,14 @@ from faser.config.environment import cache_dir, child_environment, flashinfer_wo
 from faser.config.sources import CommandParser, UsageError
 from faser.engine.checkpoints.source import resolve
 from faser.errors import ConfigError
-from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, NativeLibrary, chosen_isa, find_library
+from faser.kernels.cpu.build import (
+    LOW_BIT_INSTRUCTIONS,
+    Isa,
+    NativeLibrary,
+    chosen_isa,
+    find_library,
+    runnable_isas,
+)
 from faser.kernels.cuda.flashinfer.build import (
     ARCH,
     HEAD_DIMS,
@@ -135,7 +142,8 @@ def _cpu_kernels() -> str:
     if found is None:
         return "none"
     products = f"low-bit products with {LOW_BIT_INSTRUCTIONS[found.isa]}"
-    return f"{found.isa}, {found.origin}; {products}; KV cache in --dtype or int8"
+    emulated = " with emulated tiles" if found.isa is Isa.AMX and runnable_isas()[0] is not Isa.AMX else ""
+    return f"{found.isa}{emulated}, {found.origin}; {products}; KV cache in --dtype or int8"
 
 
 def _library() -> NativeLibrary | None:

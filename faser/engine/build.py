@@ -22,6 +22,7 @@ from faser.engine.control.kv_file import KvFile
 from faser.engine.control.pace import PaceFit
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.speculation.learned_file import LearnedFile
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.state_snapshots import StateSnapshots
 from faser.engine.control.step_cost import CostModel
@@ -36,7 +37,7 @@ from faser.engine.execution.startup.executor import EngineParts, WrapDrafter, lo
 from faser.engine.execution.startup.memory import refused_allocations
 from faser.engine.execution.startup.model_key import model_key
 from faser.engine.execution.startup.models import Sources
-from faser.engine.execution.startup.step_times import measured_times
+from faser.engine.execution.startup.step_times import learned_path, measured_times
 from faser.engine.kv_events import KvEventPublisher
 from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
@@ -109,7 +110,8 @@ def build(
     """
     with refused_allocations(config):
         parts = load_parts(resolve_device(config), directory, report, partition, sources)
-    pruning = costs = pace = None
+    pruning = costs = pace = learned = None
+    keeps = step_times is None
     if parts.speculates or config.speculation.has_targets:
         step_times = step_times or measured_times(parts, report)
         costs = CostModel(step_times, schedules_async=parts.config.schedules_async)
@@ -123,6 +125,8 @@ def build(
         interference = step_times.interference
         overlap = _overlap(parts, executor.lanes, interference)
         control = _speculation_control(parts, costs, clock, overlap, report)
+        if keeps:
+            learned = LearnedFile(learned_path(parts), control, times=step_times.measured_at)
     trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
     scheduler, disk = _scheduler(parts, clock, control, pace)
     auditor = None if control is None else _auditor(parts, executor, scheduler)
@@ -136,6 +140,7 @@ def build(
         ranks=parts.ranks,
         kv_events=None if config.kv_events is None else KvEventPublisher(config.kv_events),
         disk=disk,
+        learned=learned,
     )
     return Built(
         engine=engine,

@@ -18,6 +18,7 @@ from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, StepDe
 from faser.engine.control.audit import Auditor
 from faser.engine.control.kv_disk import KvDisk
 from faser.engine.control.scheduler import Scheduler
+from faser.engine.control.speculation.learned_file import LearnedFile
 from faser.engine.gap_timer import GapTimer
 from faser.engine.kv_events import KvEventPublisher
 from faser.engine.step_trace import StepTraceFile
@@ -45,7 +46,8 @@ class Engine:
     trace: records every step. schedules_async: a step without drafts is launched before the one in flight has
     ended. auditor: None replays no answer. grammars: None in an engine whose answers have no structure.
     ranks: that hold the rest of the model; None: there are no others. kv_events: is given what changes in the
-    prefix index; None: nothing is. disk: keeps KV across restarts; None: nothing does.
+    prefix index; None: nothing is. disk: keeps KV across restarts; None: nothing does. learned: keeps what drafts
+    cost and gain across restarts.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class Engine:
         ranks: Ranks | None = None,
         kv_events: KvEventPublisher | None = None,
         disk: KvDisk | None = None,
+        learned: LearnedFile | None = None,
     ) -> None:
         self._disk = disk
+        self._learned = learned
         self._kv_events = kv_events
         self._ranks = ranks
         self._grammars = grammars
@@ -98,6 +102,8 @@ class Engine:
             self._gaps.restart()
             if self._disk is not None:
                 self._disk.rest()
+            if self._learned is not None:
+                self._learned.rest()
             if self._auditor is not None and not self._scheduler.has_work():
                 self._auditor.step()
             if self._ranks is not None:
@@ -145,6 +151,8 @@ class Engine:
         """Commit a step whose work has just ended."""
         self._gaps.ran(result, overlapped_drafts)
         deltas = self._scheduler.commit(plan, result, last=self._gaps.last)
+        if self._launched is None and (check := self._scheduler.drafter_check()) is not None:
+            self._scheduler.drafter_checked(check, differed=self._executor.rebuild(check))
         if not self.has_work():
             self._gaps.restart()
         return deltas
@@ -180,6 +188,8 @@ class Engine:
             self._kv_events.close()
         if self._disk is not None:
             self._disk.close()
+        if self._learned is not None:
+            self._learned.save()
         if self._trace is not None:
             self._trace.close()
         if self._ranks is not None:
@@ -237,6 +247,10 @@ class Engine:
     def pace(self) -> Pace | None:
         """How fast it computes now; None: an engine that neither drafts nor has targets does not know."""
         return self._scheduler.pace()
+
+    def uncomputed_prompts(self) -> dict[str, int]:
+        """Tokens that are left to compute of prompts that have begun, by request."""
+        return self._scheduler.uncomputed_prompts()
 
     def stats(self) -> EngineStats:
         """The scheduler's snapshot and the engine's steps with their time."""

@@ -448,6 +448,7 @@ def _speculation(then: SpeculationStats, now: SpeculationStats) -> SpeculationSa
         paid=[
             (*each.sequences, round(each.ratio, 3), round(each.low, 3), round(each.high, 3), each.drafts)
             for each in now.paid
+            if each.sequences is not None
         ],
         saved=None if now.balance is None else (round(now.balance.saved_s, 1), round(now.balance.most_lost_s, 1)),
         draft_ms=_ms(_drafting_s(now) - _drafting_s(then)),

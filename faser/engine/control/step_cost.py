@@ -1,19 +1,18 @@
 """What a step costs, in seconds: CostModel. Policies weigh drafts with it.
 
-The data plane measures tables of step times before the first request (StepTimes). Four things follow the machine
-from then on: a factor on the times of each role, the price of draft rows within a step (RowFactor), how many
-experts of a mixture its rows read (ExpertPrice), and the gaps that the host leaves between steps (HostGaps).
-Control plane, no torch.
+The data plane measures tables of step times before the first request (StepTimes). Three things follow the machine
+from then on: a factor on the times of each role, how many experts of a mixture a step's rows read (ExpertPrice),
+and the price of draft rows and of the host's work for drafts (StepPosterior). Control plane, no torch.
 """
 
 from bisect import bisect_left
-from enum import IntEnum
 from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable, ExpertCosts, Role, StepTimes
+from faser.engine.control.step_posterior import StepPosterior
 from faser.types import STEP_ERROR_EDGES, RoleStats
 
 Ints = NDArray[np.int64]
@@ -26,40 +25,26 @@ _LARGEST_FACTOR = 20.0
 _FIRST_DENSE_ROWS = 2048
 _FREE = CostTable(rows=(1,), seconds=(0.0,))  # of a role that the engine does not have
 
-_KEPT = 0.99  # of what is known of draft rows after one more step: 100 steps count
-_PRIOR = 0.01  # steps of draft rows alone that the table is worth: three rows are a fortieth of a step, or less
+_KEPT = 0.99  # of what is known of experts after one more step: 100 steps count
 _PRIOR_ROWS = 1.0  # rows, squared, of a step that are worth what the table knows of experts
 _NEARLY_ALL = 0.95  # of the experts
 _DRAFT_SHARE = 0.6  # before any step says so: 5 rows of one sequence read 3.2 times the experts (vLLM issue 46295)
-_LEAST_ROW_FACTOR, _MOST_ROW_FACTOR = 0.8, 4.0
-_OF_OTHER_LEVEL = 0.1  # what is known of draft rows at one level of load, at a level without any steps so far
-
-# Seconds between steps, for a step and for each of its sequences, by GapKind. DRAFTED and OVERLAPPED are lines
-# through the gaps of 1, 16 and 64 sequences in benchmarks/results/host-gap.json (1.1, 1.4, 2.2 ms and 0.8, 1.1,
-# 1.7 ms). UNASKED and ASKED come from the same benchmark with the policy asked in every fifth step. AHEAD is
-# UNASKED, all of it hidden.
-_USUAL = ((0.5e-3, 5e-6), (0.5e-3, 5e-6), (0.8e-3, 5e-6), (1.1e-3, 17e-6), (0.8e-3, 14e-6))
-_EXPOSED = (0.0, 1.0, 1.0, 1.0, 1.0)  # share of the usual gap, before it is measured
-_FOLLOW_GAPS = 0.05  # weight of the newest gap, once there are enough
-_PRIOR_STEPS = 4  # the usual gap counts as this many measured ones: after 16 steps it weighs a fifth
 
 
 class CostModel:
     """Measured step times, corrected online. Policies read it; the control of speculation calls `observe`.
 
     pass_s: seconds of one forward of the draft model, by rows; 0 without a draft model. text_s: seconds to look up
-    drafts, by sequences; 0 without a text look-up. host_gaps: what the host adds between steps.
+    drafts, by sequences; 0 without a text look-up. posterior: of draft rows and host work.
     """
 
     def __init__(self, times: StepTimes, *, schedules_async: bool = False) -> None:
         self.tables = times.tables
-        self.host_gaps = HostGaps(schedules_async=schedules_async)
+        self.posterior = StepPosterior(schedules_async=schedules_async)
         self._roles = {role: RoleCost(table) for role, table in times.tables.items()}
         self._step = self._roles[Role.STEP]
         self.pass_s = self._roles.get(Role.PASS) or RoleCost(_FREE)
         self.text_s = self._roles.get(Role.TEXT) or RoleCost(_FREE)
-        self._row_factors: dict[int, RowFactor] = {}  # by level of load
-        self._newest = RowFactor()  # of these
         experts = self._step.table.experts
         self._experts = None if experts is None else ExpertPrice(experts)
         self._counts = np.arange(float(_FIRST_DENSE_ROWS))  # 0, 1, 2, …
@@ -94,19 +79,23 @@ class CostModel:
             found += self._experts.seconds(rows)
         return found * step.factor
 
-    def by_table_s(self, rows: int, kv_tokens: int = 0) -> float:
+    def by_table_s(self, rows: int, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float:
         """The same as it was measured at the start, whatever steps take now, and without a mixture's experts."""
-        return self._step.by_table(rows) + self._step.table.kv_token_s * kv_tokens
+        table = self._step.table
+        return self._step.by_table(rows) + table.kv_token_s * kv_tokens + table.kv_row_token_s * kv_row_tokens
 
-    def steps_s(self, fewest: int, most: int, kv_tokens: int = 0, row_context: float = 0.0) -> Floats:
+    def steps_s(
+        self, fewest: int, most: int, kv_tokens: int = 0, row_context: float = 0.0, *, sequences: int | None = None
+    ) -> Floats:
         """[most - fewest + 1] seconds of steps of fewest … most rows; kv_tokens as in step_s.
 
         The rows beyond the fewest are draft rows. row_context: cached tokens that each of these attends to.
+        sequences: that decode; None: one for each of the fewest rows, so there are no prompts.
         """
         step, most_drafts = self._step, most - fewest
         if most_drafts >= len(self._counts):
             self._counts = np.arange(2.0 * most_drafts + 2.0)
-        factor = step.factor * self._row_factor(fewest).factor
+        factor = step.factor * self.posterior.row_factor(fewest if sequences is None else sequences)
         found: Floats = step.up_to(most)[fewest : most + 1] * factor
         base_s = step.by_table(fewest)
         rest_s = (base_s + step.table.kv_token_s * kv_tokens) * step.factor - base_s * factor
@@ -134,8 +123,8 @@ class CostModel:
 
     def seconds(self, verification: "VerificationCost") -> float:
         """How long such a step takes now."""
-        rows = self._row_factor(verification.rows - verification.draft_rows)
-        return (verification.without_s + verification.rows_s * rows.factor) * self._step.factor
+        row_factor = self.posterior.row_factor(verification.rows - verification.draft_rows)
+        return (verification.without_s + verification.rows_s * row_factor) * self._step.factor
 
     def observe_verification(
         self, verification: "VerificationCost", measured_s: float, *, experts: int = 0
@@ -144,21 +133,10 @@ class CostModel:
 
         experts: that it has read; 0: it has not counted them.
         """
+        sequences = verification.rows - verification.draft_rows
         if self._experts is not None and experts:
-            self._experts.add(verification.rows - verification.draft_rows, verification.draft_rows, experts)
-        rows = self._row_factor(verification.rows - verification.draft_rows)
-        rows.add(verification.without_s, verification.rows_s, measured_s)
-        self._newest = rows
-
-    def _row_factor(self, sequences: int) -> "RowFactor":
-        """Of draft rows in steps of this many sequences: one for 1, for 2 and 3, for 4 … 7, and so on.
-
-        Further rows of one sequence fit into a tile of the products and are nearly free; those of 16 are not.
-        """
-        level = sequences.bit_length()
-        if (found := self._row_factors.get(level)) is None:
-            found = self._row_factors[level] = self._newest.as_prior()
-        return found
+            self._experts.add(sequences, verification.draft_rows, experts)
+        self.posterior.observe_rows(sequences, verification.without_s, verification.rows_s, measured_s)
 
     def catchup_s(self, lag: Ints) -> Floats:
         """[S] seconds to refill `lag` missing tokens of draft KV, for each sequence by itself."""
@@ -276,53 +254,6 @@ class RoleCost(ErrorTracker):
         return self._dense
 
 
-class RowFactor:
-    """How many times dearer draft rows are now than their table says, compared with the rest of the step.
-
-    The table was measured on an idle machine, batch by batch, and has no time for verifying drafts. Next to other
-    programs a step is interrupted the more often the longer it computes, so its further rows slow down more than
-    its first ones; a factor on the whole step would find drafts too cheap.
-
-    Least squares with forgetting of measured ≈ a · base + b · rows, where b is near a before any
-    data. factor: b / a.
-    """
-
-    __slots__ = ("_base_base", "_base_rows", "_base_time", "_rows_rows", "_rows_time", "_usual", "factor")
-
-    def __init__(self) -> None:
-        self.factor = 1.0
-        self._usual = 0.0  # measured over predicted by the table
-        self._base_base = self._base_rows = self._rows_rows = 0.0  # of the parts of the step, all of it being 1
-        self._base_time = self._rows_time = 0.0
-
-    def as_prior(self) -> "RowFactor":
-        """The same, learned from a tenth as many steps."""
-        prior = RowFactor()
-        prior.factor, prior._usual = self.factor, self._usual
-        for name in ("_base_base", "_base_rows", "_rows_rows", "_base_time", "_rows_time"):
-            setattr(prior, name, _OF_OTHER_LEVEL * getattr(self, name))
-        return prior
-
-    def add(self, base_s: float, rows_s: float, measured_s: float) -> None:
-        """A step whose draft rows take rows_s and the rest base_s, both by the table."""
-        whole_s = base_s + rows_s
-        base, rows, time = base_s / whole_s, rows_s / whole_s, measured_s / whole_s
-        if self._usual:
-            time = min(max(time, self._usual / _OUTLIER), self._usual * _OUTLIER)
-        self._usual = time if not self._usual else self._usual + (1 - _KEPT) * (time - self._usual)
-        self._base_base = self._base_base * _KEPT + base * base
-        self._base_rows = self._base_rows * _KEPT + base * rows
-        self._rows_rows = self._rows_rows * _KEPT + rows * rows
-        self._base_time = self._base_time * _KEPT + base * time
-        self._rows_time = self._rows_time * _KEPT + rows * time
-        one, both, other = self._base_base + _PRIOR, self._base_rows - _PRIOR, self._rows_rows + _PRIOR
-        scale = one * other - both * both
-        of_base = (self._base_time * other - self._rows_time * both) / scale
-        of_rows = (self._rows_time * one - self._base_time * both) / scale
-        if of_base > 0:
-            self.factor = min(max(of_rows / of_base, _LEAST_ROW_FACTOR), _MOST_ROW_FACTOR)
-
-
 class ExpertPrice:
     """Seconds that a mixture's experts add to a step, by how many of them its rows have read lately.
 
@@ -363,79 +294,3 @@ class ExpertPrice:
         self._products = _KEPT * self._products + weight * further * both
         found = np.linalg.solve(self._rows + _PRIOR_ROWS * np.eye(2), self._products + _PRIOR_ROWS * self._prior)
         self._shares = np.maximum(found, 0.0)
-
-
-class GapKind(IntEnum):
-    """What a gap belongs to: a step that was launched ahead; one for which the policy was not asked; one for which
-    it was, and no sequence drafts; one with drafts that were made before it; one with drafts made during it.
-    """
-
-    AHEAD = 0
-    UNASKED = 1
-    ASKED = 2
-    DRAFTED = 3
-    OVERLAPPED = 4
-
-
-class HostGaps:
-    """For how many seconds a step leaves the device without work, because the host has to work first.
-
-        device                | drafts |               | step |
-        host   decide, look up         | plan, prepare |      | commit, learn, hand over
-
-    A step that is launched before the one in flight has ended has no gap. Another one has: deciding, planning and
-    preparing inputs before it; committing it, learning from it and the hand-over to the front-end after it. A step
-    with drafts always waits, so its gap is a cost of drafting. Asking the policy is a reason to wait as well.
-
-    schedules_async: steps without drafts are launched ahead where they can be. Then gaps are the usual ones until
-    they are measured. Otherwise all steps wait, only differences count, and they are 0 until they are measured.
-    """
-
-    def __init__(self, *, schedules_async: bool = False) -> None:
-        self.schedules_async = schedules_async
-        self._factors = [*_EXPOSED] if schedules_async else [0.0] * len(GapKind)  # measured over usual gap
-        self._num_steps = [_PRIOR_STEPS if schedules_async else 0] * len(GapKind)  # that each factor stands for
-        self._measured_unasked = False
-
-    def observe(self, kind: GapKind, gap_s: float, num_sequences: int, *, deciding_s: float = 0.0) -> None:
-        """A step of this kind had a gap, deciding_s of which went into deciding and learning.
-
-        Until a step has been measured that waited without asking the policy, the others stand for it, less the
-        time of deciding.
-        """
-        self._follow(kind, gap_s, num_sequences)
-        if kind is GapKind.UNASKED:
-            self._measured_unasked = True
-        elif kind is not GapKind.AHEAD and not self._measured_unasked:
-            self._follow(GapKind.UNASKED, gap_s - deciding_s, num_sequences)
-
-    def drafting_s(self, num_sequences: int, *, hidden: bool, overlapped: bool = False) -> float:
-        """By how much the gap of a step with drafts is longer than that of one without.
-
-        hidden: the step without drafts would be launched ahead. overlapped: the drafts are made during the step.
-        """
-        kind = GapKind.OVERLAPPED if overlapped else GapKind.DRAFTED
-        return self._extra_s(kind, num_sequences, hidden=hidden)
-
-    def asking_s(self, num_sequences: int, *, hidden: bool) -> float:
-        """By how much the gap of a step without drafts is longer where the policy is asked; hidden: as above."""
-        return self._extra_s(GapKind.ASKED, num_sequences, hidden=hidden)
-
-    def _extra_s(self, kind: GapKind, num_sequences: int, *, hidden: bool) -> float:
-        plain = GapKind.AHEAD if hidden else GapKind.UNASKED
-        return max(self._gap_s(kind, num_sequences) - self._gap_s(plain, num_sequences), 0.0)
-
-    def _gap_s(self, kind: GapKind, num_sequences: int) -> float:
-        return self._factors[kind] * _usual_s(kind, num_sequences)
-
-    def _follow(self, kind: GapKind, gap_s: float, num_sequences: int) -> None:
-        factor = self._factors[kind]
-        most = _OUTLIER * max(factor, 1.0)
-        measured = min(max(gap_s / _usual_s(kind, num_sequences), 0.0), most)
-        self._num_steps[kind] += 1
-        self._factors[kind] = factor + (measured - factor) * max(_FOLLOW_GAPS, 1 / self._num_steps[kind])
-
-
-def _usual_s(kind: GapKind, num_sequences: int) -> float:
-    fixed_s, sequence_s = _USUAL[kind]
-    return fixed_s + sequence_s * num_sequences

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.engine.contract.step_times import CostTable, ExpertCosts, Role, StepTimes
-from faser.engine.control.step_cost import CostModel, ExpertPrice, GapKind, HostGaps, RowFactor
+from faser.engine.control.step_cost import CostModel, ExpertPrice
 from faser.types import STEP_ERROR_EDGES
 
 TABLE = CostTable(rows=(1, 2, 4, 8), seconds=(0.010, 0.010, 0.014, 0.030), kv_token_s=1e-6)
@@ -139,121 +139,7 @@ def test_further_rows_of_a_sequence_cost_more_the_longer_its_context() -> None:
     assert added_s == pytest.approx(1.1 * (8 * 0.01 / 31 + 3e-7 * 8 * 4000))
 
 
-def observed(gaps: HostGaps, kind: GapKind, gap_s: float, count: int = 1, *, steps: int = 150) -> None:
-    for _ in range(steps):
-        gaps.observe(kind, gap_s, count)
-
-
-@pytest.mark.parametrize(
-    ("count", "drafting_ms", "overlapped_ms"), [(1, 1.1, 0.8), (16, 1.4, 1.1), (64, 2.2, 1.7)]
-)
-def test_before_any_measurement_gaps_are_those_of_the_benchmark(
-    count: int, drafting_ms: float, overlapped_ms: float
-) -> None:
-    """Oracle: benchmarks/results/host-gap.json, as docs/gpu.md has it."""
-    gaps = HostGaps(schedules_async=True)
-    assert 1000 * gaps.drafting_s(count, hidden=True) == pytest.approx(drafting_ms, rel=0.06)
-    assert 1000 * gaps.drafting_s(count, hidden=True, overlapped=True) == pytest.approx(overlapped_ms, rel=0.08)
-
-
-def test_without_asynchronous_scheduling_nothing_is_charged_before_it_is_measured() -> None:
-    gaps = HostGaps()
-    assert gaps.drafting_s(64, hidden=False) == gaps.asking_s(64, hidden=False) == 0.0
-
-
-def test_gaps_follow_what_is_measured() -> None:
-    gaps = HostGaps(schedules_async=True)
-    observed(gaps, GapKind.DRAFTED, 0.003)
-    observed(gaps, GapKind.ASKED, 0.001)
-    assert gaps.drafting_s(1, hidden=True) == pytest.approx(0.003, rel=0.01)
-    assert gaps.asking_s(1, hidden=True) == pytest.approx(0.001, rel=0.01)
-
-
-def test_the_usual_gap_counts_as_four_measured_ones() -> None:
-    gaps = HostGaps(schedules_async=True)
-    usual_s = gaps.drafting_s(1, hidden=True)
-    observed(gaps, GapKind.DRAFTED, 2 * usual_s, steps=4)
-    assert gaps.drafting_s(1, hidden=True) == pytest.approx(1.5 * usual_s)
-    observed(gaps, GapKind.DRAFTED, 2 * usual_s, steps=12)
-    assert gaps.drafting_s(1, hidden=True) == pytest.approx(1.8 * usual_s)
-
-
-def test_more_sequences_leave_a_longer_gap() -> None:
-    gaps = HostGaps(schedules_async=True)
-    usual_s = [gaps.drafting_s(count, hidden=True) for count in (1, 64)]
-    observed(gaps, GapKind.DRAFTED, 2 * usual_s[0])
-    assert gaps.drafting_s(64, hidden=True) == pytest.approx(2 * usual_s[1], rel=0.01)
-
-
-def test_one_long_pause_hardly_counts() -> None:
-    gaps = HostGaps(schedules_async=True)
-    observed(gaps, GapKind.DRAFTED, 0.001)
-    gaps.observe(GapKind.DRAFTED, 10.0, 1)
-    assert gaps.drafting_s(1, hidden=True) < 0.0012
-
-
-def test_what_a_plain_step_exposes_as_well_is_no_cost_of_drafts() -> None:
-    gaps = HostGaps()
-    observed(gaps, GapKind.DRAFTED, 0.0012)
-    observed(gaps, GapKind.UNASKED, 0.0010)
-    observed(gaps, GapKind.AHEAD, 0.0004)
-    assert gaps.drafting_s(1, hidden=False) == pytest.approx(0.0002, rel=0.05)
-    assert gaps.drafting_s(1, hidden=True) == pytest.approx(0.0008, rel=0.05)
-    observed(gaps, GapKind.UNASKED, 0.0020)
-    assert gaps.drafting_s(1, hidden=False) == 0.0
-
-
-def test_until_a_plain_step_is_measured_only_deciding_counts() -> None:
-    """An engine that drafts in every step has no other step to compare with."""
-    gaps = HostGaps()
-    for _ in range(50):
-        gaps.observe(GapKind.DRAFTED, 0.0015, 1, deciding_s=0.0003)
-    assert gaps.drafting_s(1, hidden=False) == pytest.approx(0.0003, rel=0.05)
-    observed(gaps, GapKind.UNASKED, 0.0010)
-    assert gaps.drafting_s(1, hidden=False) == pytest.approx(0.0005, rel=0.05)
-
-
 BASE_S, ROW_S = 0.010, 0.0004
-
-
-def learned(
-    dearer: float, *, slower: float = 1.0, noise: float = 0.0, steps: int = 200, plain: int = 2
-) -> RowFactor:
-    """Steps of 0 to 12 draft rows, every plain-th of them without any."""
-    random, found = np.random.default_rng(0), RowFactor()
-    for step in range(steps):
-        rows_s = ROW_S * int(random.integers(1, 13)) * (step % plain > 0)
-        found.add(BASE_S, rows_s, slower * (BASE_S + dearer * rows_s) * float(random.lognormal(0.0, noise)))
-    return found
-
-
-@pytest.mark.parametrize("slower", [1.0, 2.5])
-@pytest.mark.parametrize("dearer", [0.8, 1.0, 1.5, 2.5])
-def test_rows_that_are_dearer_than_their_table_are_found(dearer: float, slower: float) -> None:
-    assert learned(dearer, slower=slower).factor == pytest.approx(dearer, rel=0.15)
-    assert learned(dearer, slower=slower, noise=0.05).factor == pytest.approx(dearer, rel=0.25)
-
-
-def test_rows_that_are_a_small_part_of_the_step_are_found_dear_too() -> None:
-    """Planted bug: a prior so firm that rows of a fortieth of a step cost what the table says for ever."""
-    found = RowFactor()
-    for step in range(200):
-        rows_s = 0.02 * BASE_S * (step % 2)
-        found.add(BASE_S, rows_s, BASE_S + 3 * rows_s)
-    assert found.factor > 1.7
-
-
-def test_steps_without_draft_rows_say_nothing_about_them() -> None:
-    found = RowFactor()
-    for _ in range(100):
-        found.add(BASE_S, 0.0, 3 * BASE_S)
-    assert found.factor == pytest.approx(1.0, abs=0.01)
-
-
-def test_one_odd_step_is_no_new_machine() -> None:
-    found = learned(1.0)
-    found.add(BASE_S, 12 * ROW_S, 100 * BASE_S)
-    assert found.factor < 2.0
 
 
 def test_the_cost_model_charges_draft_rows_what_they_cost_now() -> None:

@@ -6,8 +6,9 @@
     launch             predict the step's time
     learn              the step is done: what became of its drafts, and what it took
 
-A step without drafts has launch and learn alone. Where drafts are made during steps (overlap.py), chunks stands in
-place of the first three, and decide_overlapped and drafted make the drafts of the step after.
+A step without drafts has launch and learn alone. Where drafts come from text alone, decide only has them looked
+up, and keep asks the policy about those that may be worth a row. Where drafts are made during steps (overlap.py),
+chunks stands in place of the first three, and decide_overlapped and drafted make the drafts of the step after.
 
 Where text and a model draft (method `auto`), the text look-up answers first, with a draft of every method for
 every sequence: it costs next to nothing. Of these a sequence gets the one with the most expected tokens; then the
@@ -20,7 +21,7 @@ the drafter than in the length of the draft.)
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from faser.engine.control.speculation.acceptance import (
     sampled_tokens,
     with_dropped,
 )
+from faser.engine.control.speculation.drafter_watch import DrafterWatch
 from faser.engine.control.speculation.guard import Guard, GuardedStep
 from faser.engine.control.speculation.overlap import OFF, OverlapControl, OverlapOptions
 from faser.engine.control.speculation.policies import make_policy
@@ -44,14 +46,14 @@ from faser.engine.control.speculation.policy import Candidates, DraftingSequence
 from faser.engine.control.speculation.state import Batch, CachedDecision, SpeculationState
 from faser.engine.control.speculation.statistics import GAIN, LOAD, MEMORY, REQUEST, SERIAL, SpeculationStatistics
 from faser.engine.control.speculation.step_drafts import StepDrafts
-from faser.engine.control.step_cost import CostModel, GapKind, VerificationCost
+from faser.engine.control.step_cost import CostModel, VerificationCost
 from faser.errors import ConfigError
 from faser.types import SpeculationStats, SpeculationSummary, StepTrace
 
 FASER = "faser"  # the policy with an objective that overlapped drafting shares
 _SHORT_PAUSE = 4  # steps without asking the policy that are always allowed while no sequence drafts
-_LONGEST_PAUSE = 256  # steps: as for the rarest probe, so that a load that has changed is noticed within seconds
-_ASKING_SHARE = 0.004  # of the time that asking in vain takes at most, as for probes: too little to be measured
+_LONGEST_PAUSE = 32  # steps: asking in vain then takes less than half a percent of the time
+_PRICED_STEPS = 4  # that look up drafts: these share a price of a row, and outcomes are learned after them
 _CHANGED_SHARE = 4  # a pause ends early once one sequence in 4 has come or gone: the last answer was for others
 _PLENTY = 1 << 30  # tokens to be generated yet, where missing KV has no price
 _ZERO = np.array(0)
@@ -64,13 +66,15 @@ Room = Callable[[list[Sequence], list[int]], list[int]]
 class OtherRows:
     """The rows of a step in addition to those of the sequences that may draft.
 
-    rows: how many there are. sequences: how many of them bring a sequence its next token. launches_ahead: without
-    drafts the step could be launched before the one in flight has ended.
+    rows: how many there are. sequences: how many of them bring a sequence its next token.
     """
 
     rows: int
     sequences: int
-    launches_ahead: bool = False
+
+    @property
+    def has_prompts(self) -> bool:
+        return self.rows > self.sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,23 +92,12 @@ class StepPrediction:
 
 @dataclass(frozen=True, slots=True)
 class _LastStep:
-    """A step whose end is not known yet. kind: of its gap; None: it is an example of none."""
+    """A step whose end is not known yet. drafts: its gap is that of a step with or without; None: of neither."""
 
-    kind: GapKind | None
+    drafts: bool | None
     num_sequences: int
-    deciding_s: float
     guarded: GuardedStep | None
     num_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pauses:
-    """Steps without asking the policy that are long enough: where the next step waits for the one before anyway,
-    and where it could be launched ahead.
-    """
-
-    waiting: int = _SHORT_PAUSE
-    launched_ahead: int = _SHORT_PAUSE
 
 
 class SpeculationControl:
@@ -116,8 +109,7 @@ class SpeculationControl:
     acceptance: None makes one.
 
     A decision for a large batch serves several steps (CachedDecision). While no sequence drafts, the policy
-    pauses: 1, 2, 3, 4, 8, 16, … steps, up to a pause that is long enough for the time of asking to be a small
-    share of all time. Where steps are launched ahead, the time of asking is the gap that it leaves on the device.
+    pauses: 1, 2, 3, 4, 8, 16, 32 steps, and less where sequences come or go.
     """
 
     def __init__(
@@ -151,21 +143,22 @@ class SpeculationControl:
             most_missing=MOST_STATES_READ if config.needs_head else None,
         )
         options = overlap or OverlapOptions(name=SERIAL, lanes=())
+        self.watch = DrafterWatch(num_slots)
         self._statistics = SpeculationStatistics(
-            num_slots, cap, (*config.classes,), partition=options.name, details=details
+            num_slots, cap, (*config.classes,), partition=options.name, details=details, watch=self.watch
         )
         self._overlap = OverlapControl(costs, self._acceptance, self._state.frontiers, options)
         self._fallback = options.fallback
         self._policy = policy or make_policy(config, costs, self._acceptance)
         self._unknown = np.ones((num_slots, cap + 1))  # survival of drafts of which nothing is asked
-        self._asked = False  # the policy, since the last step was learned from
+        self._row_price, self._priced_for, self._price_age = 0.0, 0, 0
         self._since = 0  # steps since the policy was asked
         self._pause = self._paused = 0  # steps for which no decision is to be made, and has not been
-        self._long_enough = _Pauses()
         self._changes_seen = 0
         self._last: _LastStep | None = None
         self._guard = Guard() if guarded else None
         self._allowed: bool | None = None  # drafts in the next step, by the guard; None: it was not asked
+        self._asked_with_prompts = False
 
     # What the scheduler says of policies and sequences.
 
@@ -191,7 +184,7 @@ class SpeculationControl:
             self._acceptance.forget()
             self._guard = None if self._guard is None else Guard()
         self._pause = self._paused = 0
-        self._long_enough = _Pauses()
+        self._priced_for = self._price_age = 0
         self._overlap.reset(overlap)
 
     def start(self, sequence: Sequence) -> None:
@@ -200,6 +193,7 @@ class SpeculationControl:
         self._state.start(sequence)
         self._acceptance.start(slot, teaches=teaches, samples=not sequence.sampling.greedy)
         self._statistics.start(slot, sequence.request.speculation.class_name)
+        self.watch.start(slot, sequence.num_tokens, has_hit=sequence.num_computed > 0, is_watched=teaches)
 
     def release(self, sequence: Sequence) -> None:
         """The sequence leaves its slot, for good or until it is admitted again."""
@@ -207,6 +201,7 @@ class SpeculationControl:
         self._state.release(sequence)
         self._acceptance.release(sequence.held_slot)
         self._statistics.release(sequence.held_slot)
+        self.watch.release(sequence.held_slot)
 
     def summary(self, sequence: Sequence) -> SpeculationSummary:
         """What speculation has done so far for a sequence that has a slot."""
@@ -224,14 +219,35 @@ class SpeculationControl:
             balance=None if self._guard is None else self._guard.balance(),
         )
 
+    def saved(self) -> dict[str, Any]:
+        """Return what was learned of the cost and the gain of drafts, for a later run."""
+        return {
+            "prices": self._costs.posterior.saved(),
+            "guard": {} if self._guard is None else self._guard.saved(),
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Begin with what an earlier run has saved.
+
+        Raises ValueError, KeyError or TypeError for anything else, and changes nothing then.
+        """
+        if self._guard is not None:
+            guard = Guard()
+            guard.restore(saved["guard"])
+        self._costs.posterior.restore(saved["prices"])
+        if self._guard is not None:
+            self._guard = guard
+
     # Before a step.
 
-    def skip_policy(self, count: int, *, others: int = 0, launches_ahead: bool = True) -> bool:
+    def skip_policy(
+        self, count: int, *, others: int = 0, prompts: bool = False, launches_ahead: bool = True
+    ) -> bool:
         """Whether the next step, of count sequences, has no drafts, whatever the step in flight samples.
 
         If so it counts as a step for which the policy was not asked. 0 sequences: the step has prompts alone.
-        others: further sequences, which may not draft. launches_ahead: the step can be launched before the one in
-        flight has ended, unless the policy is asked.
+        others: further sequences, which may not draft. prompts: the step computes some. launches_ahead: the step
+        can be launched before the one in flight has ended, unless the policy is asked.
         """
         self._allowed = None
         if launches_ahead and (self.drafts_overlapped or not count):
@@ -241,8 +257,8 @@ class SpeculationControl:
             reason = REQUEST
         elif (
             not self._policy.never_drafts
-            and self._is_allowed(count + others)
-            and self._pause_ends(count, launches_ahead=launches_ahead)
+            and self._is_allowed(count + others, prompts=prompts)
+            and self._pause_ends(count)
         ):
             return False
         self._paused += 1
@@ -262,7 +278,8 @@ class SpeculationControl:
 
     def _decide(self, sequences: Many[Sequence], others: OtherRows, budget: int, room: Room) -> StepDrafts | None:
         count = len(sequences)
-        if self.skip_policy(count, others=others.sequences, launches_ahead=False):
+        prompts = others.has_prompts
+        if self.skip_policy(count, others=others.sequences, prompts=prompts, launches_ahead=False):
             return None
         num_steps, self._paused, self._changes_seen = 1 + self._paused, 0, self._state.num_changes
         batch = self._state.batch(sequences)
@@ -271,6 +288,8 @@ class SpeculationControl:
             self._since += 1
             self._lengthen_pause()
             return None
+        if self._looks_first:
+            return self._look(batch, limit, others)
         overlap = self._overlap
         is_due = overlap.is_due(num_steps)
         if self.drafts_overlapped and not is_due:
@@ -307,13 +326,17 @@ class SpeculationControl:
             if not step.plan.from_text:
                 step.take(answer)
                 return None
-            step.take_text(answer, self._acceptance, notes=step.is_new and not self._costs.has_passes)
+            notes = step.is_new and not self._costs.has_passes and not step.looks_first
+            step.take_text(answer, self._acceptance, notes=notes)
             return step.leave_to_model(self._left_to_model(step)) if self._config.needs_passes else None
 
-    def keep(self, step: StepDrafts) -> None:
-        """The policy says what of the drafts the step verifies."""
+    def keep(self, step: StepDrafts, sequences: Many[Sequence], room: Room) -> None:
+        """The policy says what of the drafts the step verifies. sequences: of step.chosen. room: as in decide."""
         with self._statistics.deciding():
-            self._keep(step)
+            if step.looks_first:
+                self._keep_promising(step, sequences, room)
+            else:
+                self._keep(step)
 
     def chunks(self, sequences: Many[Sequence], others: OtherRows, *, budget: int) -> StepDrafts | None:
         """What the next step verifies of the drafts made during the last one.
@@ -404,17 +427,31 @@ class SpeculationControl:
         else:
             predicted_s = self._costs.step_s(num_rows, plan.kv_tokens, plan.kv_row_tokens)
         self._statistics.launch(drafts=num_drafts > 0)
-        guarded = None
-        if self._guard is not None and self._allowed is not None and verified and not plan.started:
-            plain_s = self._costs.by_table_s(num_sequences, plan.kv_tokens)
-            guarded = GuardedStep(num_sequences=num_sequences, drafts=self._allowed, plain_s=plain_s)
-            self._guard.launched(guarded)
+        guarded = self._guarded(plan, prompts=verified is None)
         self._allowed = None
         return StepPrediction(
             predicted_s=predicted_s,
             verified=verified,
             guarded=guarded,
         )
+
+    def _guarded(self, plan: StepPlan, *, prompts: bool) -> GuardedStep | None:
+        """Tell the guard that the step begins. None: the guard was not asked about it."""
+        if self._guard is None or self._allowed is None or prompts != self._asked_with_prompts:
+            return None
+        if plan.started and not prompts:
+            return None  # all of a prompt but its last token was cached
+        rows, computed = plan.rows, 0
+        if prompts:
+            columns = zip(rows.counts, rows.starts, rows.num_drafts, strict=True)
+            computed = sum([(n - 1) * (2 * start + n) for n, start, gamma in columns if not gamma]) // 2
+        plain_s = self._costs.by_table_s(plan.num_rows - plan.num_drafts, plan.kv_tokens, computed)
+        num_sequences = sum(rows.samples)
+        if not num_sequences:
+            return None
+        guarded = GuardedStep(num_sequences=num_sequences, drafts=self._allowed, plain_s=plain_s, prompts=prompts)
+        self._guard.launched(guarded)
+        return guarded
 
     # After a step.
 
@@ -436,12 +473,11 @@ class SpeculationControl:
         drafts: that the step verified. overlapped: made during the step. last: as in Scheduler.commit.
         """
         with self._statistics.deciding():
-            kind = self._learn(plan, result, sequences, sampled, prediction, drafts, overlapped)
-        deciding_s = self._statistics.end_step()
-        if self._last is not None and last is not None and not plan.started:
-            self._learn_span(self._last, last)
+            has_drafts = self._learn(plan, result, sequences, sampled, prediction, drafts, overlapped)
+        if self._last is not None and last is not None:
+            self._learn_span(self._last, last, admits=bool(plan.started))
         guarded = prediction.guarded if overlapped is None else None
-        self._last = _LastStep(kind, len(plan.rows), deciding_s, guarded, sum(result.counts))
+        self._last = _LastStep(has_drafts, len(plan.rows), guarded, sum(result.counts))
 
     def _learn(
         self,
@@ -452,8 +488,8 @@ class SpeculationControl:
         prediction: StepPrediction,
         drafts: StepDrafts | None,
         overlapped: StepDrafts | None,
-    ) -> GapKind | None:
-        """What the step's gap is an example of; None: of nothing, as the step has prompts or new sequences."""
+    ) -> bool | None:
+        """Whether the step's gap is that of a step with drafts; None: the step is an example of neither kind."""
         for start, num_held in zip(plan.started, result.draft_kv, strict=False):  # empty without a draft model
             self._state.set_draft_kv(start.slot, num_held)
         running, errors = Status.RUNNING, result.errors
@@ -482,21 +518,16 @@ class SpeculationControl:
         if overlapped is not None:
             unverified = dict(zip(plan.rows.slots, plan.rows.num_drafts, strict=True))
             self._learn_not_taken(overlapped.not_taken(), step.by_slot(), unverified)
-        asked, self._asked = self._asked, False
-        if plan.is_async:
-            return GapKind.AHEAD
-        if plan.started or prediction.verified is None:
+        if overlapped is not None or plan.started or prediction.verified is None:
             return None
-        if overlapped is not None:
-            return GapKind.OVERLAPPED
-        if drafts is not None and not drafts.num_decided:
-            return GapKind.DRAFTED
-        return GapKind.ASKED if asked else GapKind.UNASKED
+        return drafts is not None and not drafts.num_decided
 
-    def _learn_span(self, step: _LastStep, span: StepSpan) -> None:
-        """The step is over, and so has all that it left to do."""
-        if step.kind is not None and self._times_itself:
-            self._costs.host_gaps.observe(step.kind, span.gap_s, step.num_sequences, deciding_s=step.deciding_s)
+    def _learn_span(self, step: _LastStep, span: StepSpan, *, admits: bool) -> None:
+        """The step is over, and so has all that it left to do. admits: sequences were admitted after it."""
+        if admits and not (step.guarded is not None and step.guarded.prompts):
+            return
+        if step.drafts is not None and self._times_itself:
+            self._costs.posterior.observe_gap(step.num_sequences, span.gap_s, drafts=step.drafts)
         if step.guarded is not None and step.num_tokens and span.seconds > 0 and self._guard is not None:
             self._guard.observe(step.guarded, step.num_tokens, span.seconds)
 
@@ -508,31 +539,21 @@ class SpeculationControl:
         drafter = DRAFT_METHODS[drafts.table.methods.item(at)]
         return StepTrace(drafter=drafter, gamma=gamma, accepted=accepted)
 
-    def _is_allowed(self, num_decoding: int) -> bool:
+    def _is_allowed(self, num_decoding: int, *, prompts: bool) -> bool:
         """The guard allows drafts in the next step, of num_decoding sequences."""
         if self._guard is None or self._overlap.is_forced or self.drafts_overlapped or self._policy.name != FASER:
             return True
-        self._allowed = self._guard.allows(num_decoding)
+        self._allowed, self._asked_with_prompts = self._guard.allows(num_decoding, prompts=prompts), prompts
         return self._allowed
 
-    def _pause_ends(self, count: int, *, launches_ahead: bool) -> bool:
-        longest = self._long_enough.launched_ahead if launches_ahead else self._long_enough.waiting
-        if self._paused >= min(self._pause, longest):
+    def _pause_ends(self, count: int) -> bool:
+        if self._paused >= self._pause:
             return True
         changed = self._state.num_changes - self._changes_seen
         return self._paused >= _SHORT_PAUSE and changed * _CHANGED_SHARE >= count
 
     def _lengthen_pause(self) -> None:
         self._pause = min(self._pause + 1 if self._pause < _SHORT_PAUSE else 2 * self._pause, _LONGEST_PAUSE)
-
-    def _pauses(self, candidates: Candidates) -> _Pauses:
-        """Pauses in which steps without drafts take so long that asking once takes a small share of that."""
-        decodes = candidates.num_sequences + candidates.step.other_sequences
-        asking_s, share_s = self._costs.host_gaps.asking_s, _ASKING_SHARE * self._costs.step_s(decodes)
-        waiting, launched_ahead = (
-            max(_SHORT_PAUSE, ceil(asking_s(decodes, hidden=hidden) / share_s)) for hidden in (False, True)
-        )
-        return _Pauses(waiting=waiting, launched_ahead=launched_ahead)
 
     def _limits(self, batch: Batch, rows_each: int) -> Ints | None:
         """[S] most tokens that each sequence may draft; None: no sequence may draft any."""
@@ -544,6 +565,58 @@ class SpeculationControl:
         self._statistics.count_bypassed(LOAD, (wanted > 0) & (limit <= 0))
         return np.maximum(limit, 0) if limit.max() > 0 else None
 
+    @property
+    def _looks_first(self) -> bool:
+        return self._policy.looks_first and self._is_point_mass and not self._overlap.has_lanes
+
+    def _look(self, batch: Batch, limit: Ints, others: OtherRows) -> StepDrafts:
+        """All sequences that may draft look up their drafts, and only these decide."""
+        count = len(limit)
+        sequences = DraftingSequences(batch.slots, *self._state.lacking(batch), batch.remaining, batch.remaining)
+        facts = StepFacts(
+            other_rows=others.rows,
+            other_sequences=others.sequences,
+            kv_tokens=batch.kv_tokens,
+            kv_sequences=count,
+        )
+        candidates = Candidates(sequences, limit, self._unknown[:count], facts)
+        self._price_age -= 1
+        if self._price_age < 0 or self._priced_for != count:
+            self._acceptance.learn_held()
+            self._row_price = self._policy.row_price(candidates)
+            self._priced_for, self._price_age = count, _PRICED_STEPS - 1
+        chosen: Many[int] = range(count)
+        if np.count_nonzero(limit) < count:
+            at = limit.nonzero()[0]
+            candidates, limit, chosen = candidates.take(at), limit[at], at.tolist()
+        return StepDrafts(chosen=chosen, lengths=limit, candidates=candidates, looks_first=True)
+
+    def _keep_promising(self, step: StepDrafts, sequences: Many[Sequence], room: Room) -> None:
+        """Keep nothing of drafts that cannot be worth a row by the last price; the policy cuts the others.
+
+        Sequences with targets may need tokens at any price.
+        """
+        table, candidates = step.table, step.candidates
+        self._learn_look_up(step.drafts, len(step.lengths))
+        step.kept = np.zeros_like(table.lengths)
+        may_pay = step.survival[:, 1] > self._row_price
+        if np.count_nonzero(candidates.sequences.wanted_per_s):
+            may_pay |= candidates.sequences.wanted_per_s > 0
+        may_pay &= table.lengths > 0
+        at = may_pay.nonzero()[0]
+        if not len(at):
+            return
+        lengths = table.lengths[at]
+        drafted = candidates.take(at).drafted(lengths, step.survival[at], after_s=step.drafts.run_s)
+        kept = self._policy.keep(drafted, lengths)
+        places = kept.nonzero()[0]
+        if not len(places):
+            return
+        at, wanted = at[places], kept[places].tolist()
+        fitting = np.array(room([sequences[i] for i in at.tolist()], wanted), dtype=np.int64)
+        self._statistics.count_bypassed(MEMORY, fitting <= 0)
+        step.kept[at] = fitting
+
     def _candidates(
         self, batch: Batch, limit: Ints, others: OtherRows, cached: CachedDecision | None
     ) -> Candidates:
@@ -551,7 +624,7 @@ class SpeculationControl:
 
         Nothing asks for the survival of drafts from text before they are there, except a new decision.
         """
-        slots, self._since, self._asked = batch.slots, self._since + 1, True
+        slots, self._since = batch.slots, self._since + 1
         if cached is None:
             survival = self._acceptance.survival(slots, by_model=self._costs.has_passes)
         elif self._costs.has_passes:
@@ -572,7 +645,6 @@ class SpeculationControl:
                 other_sequences=others.sequences,
                 kv_tokens=batch.kv_tokens,
                 kv_sequences=len(slots),
-                launches_ahead=others.launches_ahead and self._costs.host_gaps.schedules_async,
                 since=self._since,
             ),
         )
@@ -589,7 +661,6 @@ class SpeculationControl:
         self._statistics.count_bypassed(GAIN, (lengths <= 0) & (candidates.limit > 0))
         chosen, fitting = self._fitting(sequences, lengths, room, np.zeros_like(lengths))
         if not len(chosen):
-            self._long_enough = self._pauses(candidates)
             self._lengthen_pause()
             return None
         self._pause = 0
@@ -777,8 +848,8 @@ class SpeculationControl:
             self._state.set_draft_kv(by_model, [ends[slot] for slot in by_model.tolist()])
 
     def _learn_held(self) -> None:
-        """While a cached decision serves further steps, outcomes wait for its end."""
-        if self._state.decision_expired:
+        """While a cached decision serves further steps, outcomes wait for its end, and for the next price."""
+        if not self._looks_first and self._state.decision_expired:
             self._acceptance.learn_held()
 
 

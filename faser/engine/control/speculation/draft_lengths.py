@@ -32,16 +32,20 @@ class Objective:
     Holds the times for up to K + 1 draft tokens of each candidate.
     """
 
-    __slots__ = ("_decodes", "_gaps", "_hidden", "_steps_s", "_verify_s", "seconds_without_drafts", "worth")
+    __slots__ = ("_decodes", "_posterior", "_steps_s", "_verify_s", "seconds_without_drafts", "worth")
 
     def __init__(self, costs: CostModel, candidates: Candidates) -> None:
         count, num_columns = candidates.survival.shape
         self._decodes = decodes = count + candidates.step.other_sequences
-        self._gaps, self._hidden = costs.host_gaps, candidates.step.launches_ahead
+        self._posterior = costs.posterior
         self.worth = float(decodes)
         rows = count + candidates.step.other_rows
         self._steps_s = self._verify_s = costs.steps_s(
-            rows, rows + count * num_columns, candidates.step.kv_tokens, candidates.step.mean_context
+            rows,
+            rows + count * num_columns,
+            candidates.step.kv_tokens,
+            candidates.step.mean_context,
+            sequences=decodes,
         )
         self.seconds_without_drafts = self._steps_s.item(0)
         if decodes != rows:
@@ -51,7 +55,7 @@ class Objective:
     @property
     def drafting_gap_s(self) -> float:
         """Host time by which drafts delay the step, however many there are; no part of verify_s."""
-        return self._gaps.drafting_s(self._decodes, hidden=self._hidden)
+        return self._posterior.host_s(self._decodes)
 
     @property
     def prompts_s(self) -> float:
@@ -62,6 +66,12 @@ class Objective:
     def rate_without_drafts(self) -> float:
         """In tokens per second."""
         return self.worth / self.seconds_without_drafts
+
+    def least_row_price(self, most: int) -> float:
+        """Return the tokens that a draft row has to bring, of as many rows, 1 … most, as are cheapest a row."""
+        added_s = self._verify_s[1 : most + 1] - self._verify_s.item(0)
+        added_s /= np.arange(1.0, most + 1.0)
+        return self.rate_without_drafts * float(np.minimum.reduce(added_s))
 
     def verify_s(self, num_drafted: Ints) -> Floats:
         """Seconds of the step with num_drafted draft rows; any shape."""

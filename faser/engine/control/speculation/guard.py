@@ -9,8 +9,8 @@ is wrong, the guard sees the outcome. It is an experiment that never ends. At ev
 One side has drafts, the other has none. A step without drafts brings one token a sequence, so nothing but its time
 has to be estimated. The common side's time is that of the 32 steps before and after the rare ones, so a machine
 that slows down slows both. While the mean gain of the groups is not sure, a group has as many common steps as rare
-ones. Once it is sure, the better side is the common one, and the rare one may cost 1/400 to 1/700 of the time:
-the greater the difference, the rarer it is. Groups of long ago are forgotten: 50 of them count.
+ones. Once it is sure, the better side is the common one, and the rare one may cost 1/700 of the time: the greater
+the difference, the rarer it is. Groups of long ago are forgotten: 50 of them count.
 
 Two things put an answer in doubt, and then only the group that follows counts: a rare side that contradicts it,
 and, while drafts are common, tokens. These are exact in every step; where they fall below what drafts take by the
@@ -27,12 +27,14 @@ by the table, so that a batch that grows counts for neither side.
 
 import math
 import random
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from math import isfinite
 
 from faser.types import PaidRatio, SpeculationBalance
 
 RARE_STEPS = 4
-SHARE, SHARE_OF_DRAFTS = 0.0015, 0.0025  # of the time that rare steps may cost: without drafts, with drafts
+SHARE = 0.0015  # of the time that rare steps may cost
 MOST_COMMON = 255  # common steps for each rare one
 SURE, LEAST_GROUPS = 1.5, 1.9  # standard errors of the mean gain, and groups: two, the first of which has aged
 _OBVIOUS = 3.0
@@ -40,9 +42,10 @@ _NEAR = 32  # steps before and after the rare ones
 _LEAST_SEEN = 3  # steps of each side: a step or two are under way when a group begins
 _KEPT = 0.98  # of the groups so far, with each further one
 _OF_OTHER_LOAD = 1.5  # groups that the nearest load is worth at one without any
+_OF_EARLIER_RUN = 8.0  # groups that an earlier run is worth at most
 _PRIOR_GROUPS, _PRIOR_VARIANCE = 2.0, 0.15**2  # few groups may lie close together by chance
 _CONTRADICTION, _LEAST_CONTRADICTION = 3.0, 0.05  # standard deviations of a group's gain, and the gain itself
-_DOUBT = 12.0  # standard deviations of a step's tokens by which their sum may fall behind
+_DOUBT = 20.0  # standard deviations of a step's tokens by which their sum may fall behind
 _OUTLIER, _FIRST_OUTLIER = 2.0, 3.0  # times the usual length of a step; a longer one counts as this
 _RISE, _FALL = 0.05, 0.3  # weight of a longer and of a shorter step in the usual length
 _INTERVAL = 1.96  # standard errors on either side, in reports of a load
@@ -54,12 +57,17 @@ _PRIOR_ERROR_S = 0.5  # standard error at which the bound is tightest for its si
 class GuardedStep:
     """A step about which the guard was asked. num_sequences: that it brings tokens. drafts: they were allowed.
 
-    plain_s: seconds of a step without drafts, by the table as it was measured.
+    plain_s: seconds of a step without drafts, by the table as it was measured. prompts: the step computes some.
     """
 
     num_sequences: int
     drafts: bool
     plain_s: float
+    prompts: bool = False
+
+    @property
+    def level(self) -> int:
+        return level_of(self.num_sequences, prompts=self.prompts)
 
 
 @dataclass(slots=True)
@@ -79,7 +87,12 @@ class _Group:
 
     @property
     def drafts(self) -> bool:
-        """Whether the step that is launched next may have drafts."""
+        """Whether the step that is launched next may have drafts.
+
+        Where the seconds of too many steps have remained unknown, the group goes on with those it lacks.
+        """
+        if self.num_launched >= self.num_common + RARE_STEPS:
+            return self.near[True] < self.near[False]
         return self.rare_drafts == (self.at <= self.num_launched < self.at + RARE_STEPS)
 
     @property
@@ -178,25 +191,30 @@ class _Load:
         return None if self.ratio == 1 else self.mean.gain > 0
 
 
+def level_of(num_sequences: int, *, prompts: bool) -> int:
+    """Number of the load: 0 with prompts, 1 of one sequence, 2 of two and three, 3 of 4 to 7, and so on."""
+    return 0 if prompts else num_sequences.bit_length()
+
+
 class Guard:
-    """See the module. A load is a number of sequences that decode, up to a factor of 2."""
+    """See the module. A load is how many sequences decode, up to a factor of 2, or all steps with prompts."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self._random = random.Random(seed)
         self._loads: dict[int, _Load] = {}
         self._saved_s = self._variance = 0.0
 
-    def allows(self, num_sequences: int) -> bool:
-        """The next step, of num_sequences that decode, may have drafts."""
-        return self._load(num_sequences).group.drafts
+    def allows(self, num_sequences: int, *, prompts: bool = False) -> bool:
+        """The next step, of num_sequences that decode, may have drafts. prompts: it computes some as well."""
+        return self._load(level_of(num_sequences, prompts=prompts)).group.drafts
 
     def launched(self, step: GuardedStep) -> None:
         """The step begins."""
-        self._load(step.num_sequences).group.num_launched += 1
+        self._load(step.level).group.num_launched += 1
 
     def observe(self, step: GuardedStep, num_tokens: int, seconds: float) -> None:
         """The step has brought num_tokens, at least 1, and taken seconds, above 0."""
-        load = self._load(step.num_sequences)
+        load = self._load(step.level)
         time, tokens = seconds / step.plain_s, num_tokens / step.num_sequences
         if not load.usual:
             load.usual = time  # the first step of its kind takes longer than any other
@@ -220,7 +238,7 @@ class Guard:
             if load.num_quotients:
                 ratio, error = mean.gains / mean.drafting, mean.error * mean.plain / mean.drafting
                 low, high = (max(1 + ratio + side * _INTERVAL * error, 0.0) for side in (-1, 1))
-                sequences = (1 << level - 1, (1 << level) - 1)
+                sequences = (1 << level - 1, (1 << level) - 1) if level else None
                 found.append(PaidRatio(sequences, 1 + ratio, low, high, drafts=load.pays))
         return tuple(found)
 
@@ -231,10 +249,26 @@ class Guard:
         error_s = math.sqrt(total * (2 * math.log(1 / _ALPHA) + math.log(total / prior)))
         return SpeculationBalance(self._saved_s, error_s)
 
-    def _load(self, num_sequences: int) -> _Load:
-        level = num_sequences.bit_length()
+    def saved(self) -> dict[str, list[float]]:
+        """Return what a later run on the same machine may begin with, by level."""
+        return {str(level): [*astuple(load.mean)] for level, load in self._loads.items() if load.mean.groups}
+
+    def restore(self, saved: Mapping[str, Sequence[float]]) -> None:
+        """Begin with what an earlier run has saved, as if in a few groups. Raises ValueError and TypeError."""
+        loads = {}
+        for level, sums in saved.items():
+            mean = _Mean(*(float(each) for each in sums))
+            if not all(map(isfinite, astuple(mean))) or min(mean.groups, mean.plain, mean.drafting) <= 0:
+                raise ValueError(f"load {level} has the sums {sums}; six finite ones are needed, above 0")
+            mean = mean.scaled(_OF_EARLIER_RUN, keeps_gain=True)
+            loads[int(level)] = load = _Load(mean, self._new_group(mean, 1))
+            self._choose(load)
+            load.group = self._new_group(mean, load.ratio)
+        self._loads = loads
+
+    def _load(self, level: int) -> _Load:
         if level not in self._loads:
-            known = [other for other, each in self._loads.items() if each.mean.groups]
+            known = [other for other, each in self._loads.items() if each.mean.groups and other and level]
             mean = _Mean()
             if known:
                 nearest = min(known, key=lambda other: (abs(other - level), other))
@@ -285,7 +319,7 @@ class Guard:
             load.ratio = 1
             return
         relative = mean.gains / mean.drafting  # tokens per second with drafts over those without, less 1
-        wanted = relative / (1 + relative) / SHARE if relative > 0 else -relative / SHARE_OF_DRAFTS
+        wanted = abs(relative) / (1 + max(relative, 0.0)) / SHARE
         longer = load.ratio * (2 if sure < _OBVIOUS else 8)
         load.ratio = max(1, min(longer, int(wanted), MOST_COMMON))
 

@@ -365,7 +365,7 @@ def best_overlap(
     step_rows = drafted + (candidates.num_sequences + candidates.step.other_rows)
     context = candidates.step.mean_context  # other sequences are assumed to have as many tokens
     decodes = candidates.num_sequences + candidates.step.other_sequences
-    gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.step.launches_ahead, overlapped=True)
+    gap_s = costs.posterior.host_s(decodes)
     rates = np.stack([worth / (each.seconds(verify_s, draft_s, step_rows, context) + gap_s) for each in lanes])
     if most_rows is not None:
         rates[:, drafted + decodes > most_rows] = 0.0

@@ -21,7 +21,6 @@ from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.startup.executor import EngineParts
 from faser.engine.execution.startup.interference import LanesSetup, measure_lanes
 from faser.engine.execution.startup.step_profiler import (
-    ROW_COUNTS,
     BatchShape,
     DummyBatchLimits,
     ExpertReads,
@@ -61,14 +60,7 @@ SecondsNow = Callable[[Sequence[int], float], Mapping[BatchShape, float]]  # as 
 
 def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
     """Measured now, unless the same engine was measured on this machine before and is as fast as it was then."""
-    target, on_gpu = parts.target, parts.config.on_gpu
-    limits = DummyBatchLimits(
-        num_blocks=target.kv.num_blocks,
-        block_size=target.kv.block_size,
-        max_len=min(each.files.max_positions for each in parts.models),
-        max_rows=parts.config.max_num_batched_tokens,
-        max_logit_rows=parts.config.max_num_seqs,
-    )
+    on_gpu, limits = parts.config.on_gpu, _limits(parts)
     profilers, lanes = _profilers(parts, limits), _lanes_setup(parts)
 
     def measure() -> StepTimes:
@@ -81,11 +73,31 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
             interference = measure_lanes(lanes, limits, times, report)
         return replace(times, interference=interference, busy_share=meter.share)
 
+    described = {**_described(parts, limits, lanes), "edges": profilers[Role.STEP].edges}
     timers = {role: each.seconds_now for role, each in profilers.items()}
     return cached_profile(
-        cache_dir() / "cost" / f"{fingerprint(_described(parts, limits, lanes))}.json",
+        cache_dir() / "cost" / f"{fingerprint(described)}.json",
         measure,
         check=lambda times: start_check(times, timers),
+    )
+
+
+def learned_path(parts: EngineParts) -> Path:
+    """Return where what drafts cost and gain is kept: beside the step times, by how drafts are made as well."""
+    config = parts.config.speculation
+    drafting = (config.method, config.policy, config.cap, config.draft_sample_method, config.ngram_model)
+    described = {**_described(parts, _limits(parts), _lanes_setup(parts)), "drafting": drafting}
+    return cache_dir() / "cost" / f"{fingerprint(described)}.learned.json"
+
+
+def _limits(parts: EngineParts) -> DummyBatchLimits:
+    target = parts.target
+    return DummyBatchLimits(
+        num_blocks=target.kv.num_blocks,
+        block_size=target.kv.block_size,
+        max_len=min(each.files.max_positions for each in parts.models),
+        max_rows=parts.config.max_num_batched_tokens,
+        max_logit_rows=parts.config.max_num_seqs,
     )
 
 
@@ -202,7 +214,7 @@ def profile(
     """
     draft_share = _DRAFT_SHARE if Role.PASS in profilers else 0.0
     shares = {Role.STEP: 1 - draft_share, Role.PASS: draft_share}
-    progress = StageProgress(report, STAGE, len(profilers) * len(ROW_COUNTS))
+    progress = StageProgress(report, STAGE, sum(each.num_row_counts for each in profilers.values()))
     tables = {Role.TEXT: CostTable(rows=(1, 2), seconds=(_TEXT_S, 2 * _TEXT_S))}
     for role, profiler in profilers.items():
         with meter.watch():

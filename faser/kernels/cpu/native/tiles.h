@@ -33,6 +33,7 @@ namespace faser {
 
 constexpr int kTileHeight = 16;    // most rows of a tile
 constexpr int kTileBytes = 64;     // most bytes of a row
+constexpr int kTileSums = kTileHeight * kPanel;
 constexpr int kTilesRows = 32;     // most rows of a product that two tiles of A hold
 constexpr int kTileDepth = 32;     // values in bf16 of a row of A
 
@@ -99,6 +100,8 @@ struct EmulatedTiles {
         const char* at[8];
         int64_t stride[8];
         alignas(64) int32_t sums[8][kTileHeight][16];
+        alignas(64) uint32_t even[kTileHeight][16], odd[kTileHeight][16];  // floats: the values of A's rows
+        int widened = -1;                                                  // the tile whose values these are
         unsigned rounding;
     };
     static State& state() {
@@ -106,8 +109,11 @@ struct EmulatedTiles {
         return mine;
     }
 
-    static void configure(const TileConfig& config) { state().config = config; }
-    static void release() { state().config = TileConfig{}; }
+    static void configure(const TileConfig& config) {
+        state().config = config;
+        state().widened = -1;
+    }
+    static void release() { configure(TileConfig{}); }
     static void begin() {
         state().rounding = _mm_getcsr();
         _mm_setcsr(state().rounding | 0x8040);  // denormal numbers are zeros
@@ -124,6 +130,7 @@ struct EmulatedTiles {
         check(state().config.rows[T] > 0);
         state().at[T] = (const char*)from;
         state().stride[T] = stride;
+        if (state().widened == T) state().widened = -1;
     }
     template <int C>
     static void load_sums(const void* from, int64_t stride) {
@@ -142,10 +149,12 @@ struct EmulatedTiles {
 
     template <int C, int A, int B>
     static void dot() {
-        constexpr int kRows = kLanes == 16 ? 4 : 2;
+        constexpr int kMany = kLanes == 16 ? 8 : 2, kSome = kLanes == 16 ? 4 : 2;
         const int rows = rows_of<C, A, B>();
+        widen(A, rows);
         int r = 0;
-        for (; r + kRows <= rows; r += kRows) add_rows<C, A, B, kRows>(r);
+        for (; r + kMany <= rows; r += kMany) add_rows<C, A, B, kMany>(r);
+        for (; r + kSome <= rows; r += kSome) add_rows<C, A, B, kSome>(r);
         for (; r < rows; r++) add_rows<C, A, B, 1>(r);
     }
     template <int C, int A, int B>
@@ -172,38 +181,52 @@ struct EmulatedTiles {
               config.bytes[A] == 4 * config.rows[B]);
         return config.rows[C];
     }
+    static void widen(int tile, int rows) {
+        State& all = state();
+        if (all.widened == tile) return;
+        const char* x = all.at[tile];
+        const int pairs = all.config.bytes[tile] / 4;
+        for (int r = 0; r < rows; r++, x += all.stride[tile]) {
+            for (int k = 0; k < pairs; k++) {
+                uint32_t pair;
+                std::memcpy(&pair, x + 4 * k, 4);
+                all.even[r][k] = pair << 16;
+                all.odd[r][k] = pair & 0xffff0000u;
+            }
+        }
+        all.widened = tile;
+    }
     template <int C, int A, int B, int Rows>
     static void add_rows(int first) {
-        const State& all = state();
-        const char* x = all.at[A] + first * all.stride[A];
+        State& all = state();
+        const int64_t stride = all.stride[B];
         const char* w = all.at[B];
         const int pairs = all.config.bytes[A] / 4;
         vf even[Rows][kParts] = {}, odd[Rows][kParts] = {};
-        for (int k = 0; k < pairs; k++, w += all.stride[B]) {
+        for (int k = 0; k < pairs; k++, w += stride) {
 #pragma GCC unroll 2
             for (int i = 0; i < kParts; i++) {
                 const vu pair = *(const vu_any*)(w + i * sizeof(vu));
                 const vf low = (vf)(pair << 16), high = (vf)(pair & 0xffff0000u);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int r = 0; r < Rows; r++) {
-                    uint32_t two;
-                    std::memcpy(&two, x + r * all.stride[A] + 4 * k, 4);
-                    const vu factors = vu{} + two;
-                    even[r][i] = fma(low, (vf)(factors << 16), even[r][i]);
-                    odd[r][i] = fma(high, (vf)(factors & 0xffff0000u), odd[r][i]);
+                    even[r][i] = fma(low, (vf)(vu{} + all.even[first + r][k]), even[r][i]);
+                    odd[r][i] = fma(high, (vf)(vu{} + all.odd[first + r][k]), odd[r][i]);
                 }
             }
         }
+#pragma GCC unroll 8
         for (int r = 0; r < Rows; r++) {
+#pragma GCC unroll 2
             for (int i = 0; i < kParts; i++) {
-                float* sum = (float*)state().sums[C][first + r] + i * kLanes;
+                float* sum = (float*)all.sums[C][first + r] + i * kLanes;
                 faser::store(sum, faser::load(sum) + (even[r][i] + odd[r][i]));
             }
         }
     }
 
     template <int C, int A, int B, class OfA, class OfB>
-    static void add_bytes() {
+    static __attribute__((noinline)) void add_bytes() {
         State& all = state();
         const int rows = rows_of<C, A, B>();
         for (int r = 0; r < rows; r++) {

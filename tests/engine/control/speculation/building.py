@@ -89,7 +89,6 @@ def candidates(
     other_rows: int = 0,
     other_sequences: int = 0,
     kv_tokens: int = 0,
-    launches_ahead: bool = False,
     since: int = 1,
 ) -> Candidates:
     """Sequences of which nothing more than their survival is said may draft, and are as usual as can be."""
@@ -110,7 +109,6 @@ def candidates(
             other_sequences=other_sequences,
             kv_tokens=kv_tokens,
             kv_sequences=count,
-            launches_ahead=launches_ahead,
             since=since,
         ),
     )

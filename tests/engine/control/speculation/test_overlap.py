@@ -12,7 +12,7 @@ from faser.engine.contract.step_times import InterferenceTable, Matrix, StepTime
 from faser.engine.control.speculation.draft_lengths import Objective
 from faser.engine.control.speculation.overlap import Frontiers, OverlapChoice, best_overlap, expected
 from faser.engine.control.speculation.policy import Candidates
-from faser.engine.control.step_cost import CostModel, GapKind
+from faser.engine.control.step_cost import CostModel
 from tests.engine.control.speculation.building import candidates, constant, ints
 
 LANES = (
@@ -167,14 +167,14 @@ def test_a_draft_that_is_free_beats_one_that_is_waited_for() -> None:
     assert best(state, (slow,)).rate < best(state, (free,)).rate
 
 
-def test_the_gap_of_an_overlapped_step_counts_where_steps_without_drafts_leave_none() -> None:
+def test_the_host_time_of_drafts_counts() -> None:
     """Oracle: the same choice, in longer time. A gap of a millisecond is too short to change it."""
-    state = candidates(constant(0.8, 1, 4), launches_ahead=True, kv_tokens=100)
+    state = candidates(constant(0.8, 1, 4), kv_tokens=100)
     costs = CostModel(StepTimes(tables=COSTS.tables))
     free = best(state, LANES, costs)
     for _ in range(200):
-        costs.host_gaps.observe(GapKind.OVERLAPPED, 0.001, 1)
-        costs.host_gaps.observe(GapKind.AHEAD, 0.0, 1)
+        costs.posterior.observe_gap(1, 0.001, drafts=True)
+        costs.posterior.observe_gap(1, 0.0, drafts=False)
     charged = best(state, LANES, costs)
     assert charged.length == free.length
     worth = expected_worth(state, free.length)

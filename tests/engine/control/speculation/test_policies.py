@@ -14,7 +14,7 @@ from faser.engine.control.speculation.draft_lengths import Objective, best_lengt
 from faser.engine.control.speculation.faser_policy import SHARE
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates, Policy
-from faser.engine.control.step_cost import CostModel, GapKind
+from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 from tests.engine.control.speculation.building import candidates, constant, ints
 
@@ -215,9 +215,15 @@ def test_drafts_that_bring_less_than_deciding_takes_are_not_asked_for(count: int
     few = candidates(constant(0.3, count, 4))
     assert policy("faser", with_passes(FLAT)).lengths(few).any()
     costs = with_passes(FLAT)
-    for _ in range(40):
-        costs.host_gaps.observe(GapKind.DRAFTED, 0.020, count, deciding_s=0.020)  # as long as a step
+    host_takes(costs, 0.020, count)  # as long as a step
     assert not policy("faser", costs).lengths(few).any()
+
+
+def host_takes(costs: CostModel, drafting_s: float, count: int = 1, *, plain_s: float = 0.0) -> None:
+    """Steps with drafts leave the device without work for drafting_s, others for plain_s."""
+    for _ in range(200):
+        costs.posterior.observe_gap(count, drafting_s, drafts=True)
+        costs.posterior.observe_gap(count, plain_s, drafts=False)
 
 
 GPU_STEP = CostTable(rows=(1, 2), seconds=(0.005, 0.005 + 1e-5))
@@ -227,29 +233,25 @@ def test_drafts_that_bring_less_than_the_gap_they_leave_are_not_made() -> None:
     """Steps of 5 ms whose drafts bring a quarter more tokens, and a gap of 2 ms that plain steps do not have."""
 
     def drafts(acceptance: float) -> bool:
-        each = candidates(constant(acceptance, 1, 1), launches_ahead=True)
+        each = candidates(constant(acceptance, 1, 1))
         chosen = policy("faser", costs, cap=1)
         return bool([chosen.lengths(each).any() for _ in range(3)][-1])  # the first one may be a probe
 
     table = CostTable(rows=(1,), seconds=(0.0005,))
     costs = CostModel(StepTimes(tables={Role.STEP: GPU_STEP, Role.PASS: table}))
     assert drafts(0.25)
-    for _ in range(100):
-        costs.host_gaps.observe(GapKind.DRAFTED, 0.002, 1)
-        costs.host_gaps.observe(GapKind.AHEAD, 0.0, 1)
+    host_takes(costs, 0.002)
     assert not drafts(0.25)
     assert drafts(0.9)
 
 
 def test_where_plain_steps_wait_as_well_only_the_longer_gap_counts() -> None:
-    """The same gap, in a step whose prompt would keep it from being launched ahead."""
-    costs = CostModel(StepTimes(tables={Role.STEP: GPU_STEP, Role.PASS: CostTable(rows=(1,), seconds=(0.0005,))}))
-    for _ in range(100):
-        costs.host_gaps.observe(GapKind.DRAFTED, 0.002, 1)
-        costs.host_gaps.observe(GapKind.UNASKED, 0.0019, 1)
-    waiting, ahead = (candidates(constant(0.25, 1, 1), launches_ahead=each) for each in (False, True))
-    assert policy("faser", costs, cap=1).lengths(waiting).any()
-    assert not policy("faser", costs, cap=1).lengths(ahead).any()
+    each = candidates(constant(0.25, 1, 1))
+    for plain_s, drafts in ((0.0019, True), (0.0, False)):
+        table = CostTable(rows=(1,), seconds=(0.0005,))
+        costs = CostModel(StepTimes(tables={Role.STEP: GPU_STEP, Role.PASS: table}))
+        host_takes(costs, 0.002, plain_s=plain_s)
+        assert policy("faser", costs, cap=1).lengths(each).any() is np.bool_(drafts)
 
 
 def test_a_probe_is_charged_the_gap_that_it_leaves() -> None:
@@ -257,9 +259,7 @@ def test_a_probe_is_charged_the_gap_that_it_leaves() -> None:
     each = candidates(constant(0.02, 1, 8))
     for gap_s, probes in ((0.001, True), (0.030, False)):
         costs = CostModel(StepTimes(tables={Role.STEP: FLAT, Role.PASS: CostTable(rows=(1,), seconds=(0.001,))}))
-        for _ in range(200):
-            costs.host_gaps.observe(GapKind.DRAFTED, gap_s, 1)
-            costs.host_gaps.observe(GapKind.UNASKED, 0.0, 1)
+        host_takes(costs, gap_s)
         chosen = policy("faser", costs)
         assert any(chosen.lengths(each).any() for _ in range(1000)) == probes
 

@@ -225,21 +225,3 @@ def test_lanes_are_reported_where_there_are_any_and_forwards_of_the_target_are_c
         ("draft", 0.5),
     ]
     assert found.overlap_s == 0.25
-
-
-def test_the_time_of_deciding_is_that_since_the_last_step_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    statistics, now_s = SpeculationStatistics(1, CAP, ()), 7.0
-    monkeypatch.setattr("time.perf_counter", lambda: now_s)
-
-    def decide(seconds: float) -> None:
-        nonlocal now_s
-        with statistics.deciding():
-            now_s += seconds
-        now_s += 100.0
-
-    decide(0.5)
-    decide(0.25)
-    assert statistics.end_step() == 0.75
-    decide(0.125)
-    assert statistics.end_step() == 0.125
-    assert snapshot(statistics).decide_s == 0.875

@@ -16,7 +16,12 @@ using namespace faser;
 namespace {
 
 // Most queries (rows times heads of a group) of a tile of several rows.
-int64_t most_queries(const FaserCache& cache) { return kHasTiles && cache.dtype == kBFloat16 ? 32 : 24; }
+int64_t most_queries(const FaserCache& cache) {
+#if defined(FASER_TILES)
+    if (cache.dtype == kBFloat16 || (cache.dtype == kInt8 && tile_kind != kEmulatedTiles)) return kTilesRows;
+#endif
+    return 24;
+}
 
 void forget(Partial& sums, int64_t queries, int64_t width) {
     std::fill(sums.most, sums.most + queries, kNothing);
