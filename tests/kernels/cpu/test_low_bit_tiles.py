@@ -233,8 +233,8 @@ def test_values_are_read_in_tiles_wherever_blocks_lie(
 ) -> None:
     """Tiles of 64 tokens lie together in larger blocks, and begin anywhere in them with a window."""
     torch.manual_seed(0)
-    for window in (None, 70):
-        shape = attention_shape(4, 2, 64, window)
+    for head_dim, window in ((64, None), (128, 70)):
+        shape = attention_shape(4, 2, head_dim, window)
         qkv = torch.randn(400, qkv_width(shape))
         wanted = attended(tiles, shape, qkv, (0, 400), kind=library.EMULATED_TILES)
         cuts = (0, 30, 31, 200, 256, 400)
