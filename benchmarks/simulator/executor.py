@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from benchmarks.simulator.trace import RequestTrace, Trace
 from faser.config.speculation import PASS_METHODS
 from faser.engine.contract.drafts import METHOD_IDS, Drafts, empty_table
-from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan, StepResult, StopRule
+from faser.engine.contract.plan import DrafterCheck, DraftPlan, SequenceRows, StepPlan, StepResult, StopRule
 from faser.engine.contract.step_times import InterferenceTable, Role
 from faser.engine.control.step_cost import CostModel
 
@@ -142,6 +142,9 @@ class SimulatedExecutor:
             passes=passes,
             catchup_tokens=caught_up,
         )
+
+    def rebuild(self, check: DrafterCheck) -> bool:  # noqa: ARG002
+        return False
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         """Both begin at 0 and end with the slower one."""

@@ -138,9 +138,6 @@ inline bool has_nan(const float* values, int64_t count) {
 template <class T>
 struct FloatSpan {
     static void gather(const Call& call, const Tile& tile, int64_t head, Scratch& scratch) {
-#if defined(FASER_TILES)
-        if constexpr (kInTiles<T>) return gather_padded(call, tile, head, (T*)scratch.queries.data());
-#endif
         gather_queries(call, tile, head, (T*)scratch.queries.data());
     }
 
@@ -157,15 +154,16 @@ struct FloatSpan {
     }
 
     static void mix_all(const Call& call, int64_t queries, const Chunks& chunks, Scratch& scratch, float* values) {
-        char* weights = scratch.weights.data();
+        const char* weights = scratch.weights.data();
+        const int64_t width = call.cache.head_dim;
 #if defined(FASER_TILES)
         if constexpr (kInTiles<T>) {
             return with_tiles([&](auto tiles) {
-                mix_in_tiles<decltype(tiles)>(call.cache, weights, queries, chunks, scratch.tiles, values);
+                mix_in_tiles<decltype(tiles)>(weights, queries, width, chunks, values);
             });
         }
 #endif
-        mix<T>(weights, queries, call.cache.head_dim, chunks, values);
+        mix<T>(weights, queries, width, chunks, values);
     }
 
     static void attend(const Call& call, const Tile& tile, int64_t head, int span, Scratch& scratch,
@@ -181,8 +179,7 @@ struct FloatSpan {
             }
         }
         hide_unseen(call, tile, chunks, scores);
-        T* weights = (T*)scratch.weights.data() + first_weight<T>(chunks);
-        soften(scores, queries, chunks.count * kChunk, call.heads.scale * kLog2e, weights, partial);
+        soften(scores, queries, chunks.count * kChunk, call.heads.scale * kLog2e, (T*)scratch.weights.data(), partial);
         mix_all(call, queries, chunks, scratch, partial.values);
         if (tile.rows > 1 && has_nan(partial.values, queries * width)) {
             attend_row_by_row(call, tile, head, span, scratch, partial);

@@ -310,11 +310,16 @@ int32_t read_as(const FaserLowBitPart& part) {
     return is_in_place ? part.factors : int32_t(kFloats);
 }
 
+// Tiles that a block of rows is divided into.
+int64_t tiles_of(int64_t rows) {
+    const int64_t most = rows <= kMostRows ? kMostRows : kUsualRows;
+    return (rows + most - 1) / most;
+}
+
 // All rows of a block over one span; tile: its first rows. Tiles are as even as possible, the higher ones first.
 template <int C>
 void add_block(TileSpan tile, const FaserLowBitPart& part, int64_t values, int64_t rows) {
-    const int64_t most = rows <= kMostRows ? kMostRows : kUsualRows;
-    const int64_t tiles = (rows + most - 1) / most, height = rows / tiles, higher = rows % tiles;
+    const int64_t tiles = tiles_of(rows), height = rows / tiles, higher = rows % tiles;
     tile.ahead_lines = (tile.ahead_lines + tiles - 1) / tiles;  // tiles share them out
     auto add = [&](int64_t first, int64_t tile_rows, int64_t count) {
         TileSpan at = tile;
@@ -599,6 +604,9 @@ void faser_grouped_low_bit(Pool* pool, const FaserAnyLinear* linears, const Fase
     shares.deal(int64_t(pieces.size()), pool->num_threads());
     pool->run(pool->num_threads(), GroupedProducts{pieces, call, quantised, *pool, shares});
 }
+
+// Tiles of rows that a product makes of this many rows; more than a block of them are taken for one block.
+int64_t faser_low_bit_tiles(int64_t rows) { return tiles_of(rows); }
 
 // following: the product after this one, or null; its first weights are fetched by threads that wait.
 void faser_low_bit_linear(Pool* pool, const FaserLowBit* linear, const void* x, int64_t x_stride, int32_t x_dtype,
