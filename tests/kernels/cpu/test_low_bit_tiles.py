@@ -3,13 +3,14 @@
 Oracles: the definition of low-bit products; and VNNI, which the same library uses where tiles do not pay. Bits are
 the same in all, so a test that compares has to have as many rows as make tiles pay.
 
-Bugs these tests have been seen to catch: a last tile of rows that begins at the next multiple, whose first rows are
-added twice, or that is a row short; a group of a short span left out, or its scales read where those of a whole span
-lie; the configuration of whole tiles or of other groups; x, keys or values at another stride; the scale of the
-neighbouring group, chunk or span; minimums of the group before, and sums without their scales; sums of the job before
-overwritten, or stored by another tile; codes that are no signed bytes; more rows than a block without tiles holds;
-another panel's bias; signed bytes for unsigned ones; stale weights beside the last; offsets and units of the first
-rows for others; chunks taken for neighbours; tiles as deep as the head is not.
+Bugs these tests have been seen to catch: a last tile of rows that begins at the next multiple, whose first
+rows are added twice, or that is a row short; a group of a short span left out, or its scales read where those
+of a whole span lie; the configuration of whole tiles or of other groups; x, keys or values at another stride;
+the scale of the neighbouring group, chunk or span; minimums of the group before, and sums without their
+scales; sums of the job before overwritten, or stored by another tile; codes that are no signed bytes; more
+rows than a block without tiles holds; another panel's bias; signed bytes for unsigned ones; stale weights
+beside the last; offsets and units of the first rows for others; chunks taken for neighbours; tiles as deep as
+the head is not.
 """
 
 import math
