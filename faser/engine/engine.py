@@ -248,6 +248,10 @@ class Engine:
         """How fast it computes now; None: an engine that neither drafts nor has targets does not know."""
         return self._scheduler.pace()
 
+    def uncomputed_prompts(self) -> dict[str, int]:
+        """Tokens that are left to compute of prompts that have begun, by request."""
+        return self._scheduler.uncomputed_prompts()
+
     def stats(self) -> EngineStats:
         """The scheduler's snapshot and the engine's steps with their time."""
         return replace(

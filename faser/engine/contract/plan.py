@@ -152,18 +152,18 @@ class StepRows:
         return count
 
 
-@dataclass(slots=True, kw_only=True)
-class DraftRequest:
+class DraftRequest(NamedTuple):
     """Asks for a draft for a sequence that started in an earlier step and has computed all but its last token.
 
     max_tokens: most tokens to propose, at least 1. unverified: tokens of an earlier draft that a step verifies
     concurrently; the new draft continues them as if they were known. new_blocks: appended to the slot's table
-    before drafting, so that it holds all known tokens, the unverified ones and max_tokens more.
+    before drafting, so that a model that drafts finds room for all known tokens, the unverified ones and
+    max_tokens more.
     """
 
     slot: int
     max_tokens: int
-    new_blocks: tuple[int, ...]
+    new_blocks: tuple[int, ...] = ()
     unverified: tuple[int, ...] = ()
 
 

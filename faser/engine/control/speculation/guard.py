@@ -9,8 +9,8 @@ is wrong, the guard sees the outcome. It is an experiment that never ends. At ev
 One side has drafts, the other has none. A step without drafts brings one token a sequence, so nothing but its time
 has to be estimated. The common side's time is that of the 32 steps before and after the rare ones, so a machine
 that slows down slows both. While the mean gain of the groups is not sure, a group has as many common steps as rare
-ones. Once it is sure, the better side is the common one, and the rare one may cost 1/400 to 1/700 of the time:
-the greater the difference, the rarer it is. Groups of long ago are forgotten: 50 of them count.
+ones. Once it is sure, the better side is the common one, and the rare one may cost 1/700 of the time: the greater
+the difference, the rarer it is. Groups of long ago are forgotten: 50 of them count.
 
 Two things put an answer in doubt, and then only the group that follows counts: a rare side that contradicts it,
 and, while drafts are common, tokens. These are exact in every step; where they fall below what drafts take by the
@@ -34,7 +34,7 @@ from math import isfinite
 from faser.types import PaidRatio, SpeculationBalance
 
 RARE_STEPS = 4
-SHARE, SHARE_OF_DRAFTS = 0.0015, 0.0025  # of the time that rare steps may cost: without drafts, with drafts
+SHARE = 0.0015  # of the time that rare steps may cost
 MOST_COMMON = 255  # common steps for each rare one
 SURE, LEAST_GROUPS = 1.5, 1.9  # standard errors of the mean gain, and groups: two, the first of which has aged
 _OBVIOUS = 3.0
@@ -42,10 +42,10 @@ _NEAR = 32  # steps before and after the rare ones
 _LEAST_SEEN = 3  # steps of each side: a step or two are under way when a group begins
 _KEPT = 0.98  # of the groups so far, with each further one
 _OF_OTHER_LOAD = 1.5  # groups that the nearest load is worth at one without any
-_OF_EARLIER_RUN = 8e9  # groups that an earlier run is worth at most
+_OF_EARLIER_RUN = 8.0  # groups that an earlier run is worth at most
 _PRIOR_GROUPS, _PRIOR_VARIANCE = 2.0, 0.15**2  # few groups may lie close together by chance
 _CONTRADICTION, _LEAST_CONTRADICTION = 3.0, 0.05  # standard deviations of a group's gain, and the gain itself
-_DOUBT = 12.0  # standard deviations of a step's tokens by which their sum may fall behind
+_DOUBT = 20.0  # standard deviations of a step's tokens by which their sum may fall behind
 _OUTLIER, _FIRST_OUTLIER = 2.0, 3.0  # times the usual length of a step; a longer one counts as this
 _RISE, _FALL = 0.05, 0.3  # weight of a longer and of a shorter step in the usual length
 _INTERVAL = 1.96  # standard errors on either side, in reports of a load
@@ -255,7 +255,7 @@ class Guard:
 
     def restore(self, saved: Mapping[str, Sequence[float]]) -> None:
         """Begin with what an earlier run has saved, as if in a few groups. Raises ValueError and TypeError."""
-        loads = self._loads
+        loads = {}
         for level, sums in saved.items():
             mean = _Mean(*(float(each) for each in sums))
             if not all(map(isfinite, astuple(mean))) or min(mean.groups, mean.plain, mean.drafting) <= 0:
@@ -319,7 +319,7 @@ class Guard:
             load.ratio = 1
             return
         relative = mean.gains / mean.drafting  # tokens per second with drafts over those without, less 1
-        wanted = relative / (1 + relative) / SHARE if relative > 0 else -relative / SHARE_OF_DRAFTS
+        wanted = abs(relative) / (1 + max(relative, 0.0)) / SHARE
         longer = load.ratio * (2 if sure < _OBVIOUS else 8)
         load.ratio = max(1, min(longer, int(wanted), MOST_COMMON))
 

@@ -376,6 +376,10 @@ class HeadRunner:
         """See Backend."""
         return self._backend.experts_read
 
+    def row_edges(self, most: int) -> tuple[int, ...]:
+        """See Backend."""
+        return self._backend.row_edges(most)
+
     def read(self, batch: RowBatch, states: Tensor) -> Tensor:
         """A pass over committed tokens. states: [R, K * H] of the positions before them.
 

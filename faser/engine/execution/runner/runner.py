@@ -82,6 +82,10 @@ class Runner:
         """See Backend."""
         return self._backend.experts_read
 
+    def row_edges(self, most: int) -> tuple[int, ...]:
+        """See Backend."""
+        return self._backend.row_edges(most)
+
     def forward(self, batch: RowBatch) -> None:
         """Run all layers over the rows; their keys and values enter the cache."""
         self.begin(batch)

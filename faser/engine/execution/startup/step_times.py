@@ -21,7 +21,6 @@ from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.startup.executor import EngineParts
 from faser.engine.execution.startup.interference import LanesSetup, measure_lanes
 from faser.engine.execution.startup.step_profiler import (
-    ROW_COUNTS,
     BatchShape,
     DummyBatchLimits,
     ExpertReads,
@@ -74,9 +73,10 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
             interference = measure_lanes(lanes, limits, times, report)
         return replace(times, interference=interference, busy_share=meter.share)
 
+    described = {**_described(parts, limits, lanes), "edges": profilers[Role.STEP].edges}
     timers = {role: each.seconds_now for role, each in profilers.items()}
     return cached_profile(
-        cache_dir() / "cost" / f"{fingerprint(_described(parts, limits, lanes))}.json",
+        cache_dir() / "cost" / f"{fingerprint(described)}.json",
         measure,
         check=lambda times: start_check(times, timers),
     )
@@ -214,7 +214,7 @@ def profile(
     """
     draft_share = _DRAFT_SHARE if Role.PASS in profilers else 0.0
     shares = {Role.STEP: 1 - draft_share, Role.PASS: draft_share}
-    progress = StageProgress(report, STAGE, len(profilers) * len(ROW_COUNTS))
+    progress = StageProgress(report, STAGE, sum(each.num_row_counts for each in profilers.values()))
     tables = {Role.TEXT: CostTable(rows=(1, 2), seconds=(_TEXT_S, 2 * _TEXT_S))}
     for role, profiler in profilers.items():
         with meter.watch():
