@@ -281,3 +281,24 @@ def test_rows_that_see_no_number_are_none_and_the_others_keep_their_bits(tiles: 
     none[20, :64], none[60:] = True, True
     assert torch.equal(found.isnan(), none)
     assert torch.equal(found[~none], wanted[~none])
+
+
+@pytest.mark.parametrize(
+    ("name", "edges"),
+    [
+        ("Q4_0", (6, 11, *range(16, 96, 16))),
+        ("Q4_K", (6, 11, *range(16, 96, 16))),
+        ("Q8_0", (*range(6, 63, 6), 63, 64, 80)),
+        ("Q6_K", (*range(6, 63, 6), 63, 64, 80)),
+    ],
+)
+def test_edges_are_where_tiles_begin_and_where_they_take_over(
+    name: str, edges: tuple[int, ...], kernel_cache: Path
+) -> None:
+    """The form that most weights have decides. Planted bug: the last one does."""
+    backend = NativeBackend(library_path(Isa.AMX, cache_dir=kernel_cache), num_threads=1)
+    backend._library.faser_use_tiles(TILES)
+    assert backend.row_edges(96) == ()
+    backend.pack(stack_low_bit([random_blocks(name, 32, 256), random_blocks("Q5_0", 16, 256)]))
+    backend.pack(random_blocks("Q4_0" if name.startswith(("Q6", "Q8")) else "Q8_0", 16, 256))
+    assert backend.row_edges(96) == edges
