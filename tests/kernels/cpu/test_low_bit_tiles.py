@@ -28,9 +28,18 @@ from faser.kernels.cpu import library
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import Isa, library_path, runnable_isas
 from faser.kernels.interface.low_bit.formats import FORMATS
-from faser.kernels.interface.low_bit.rows import INT4, INT8, FloatRows, LowBitRows, group_rows, stack_low_bit
+from faser.kernels.interface.low_bit.rows import (
+    INT4,
+    INT8,
+    FloatRows,
+    LowBitRows,
+    Scheme,
+    group_rows,
+    stack_low_bit,
+)
 from faser.kernels.interface.shapes import AttentionShape
-from tests.kernels.cpu.test_experts import HIDDEN, added, experts_of, with_shared
+from tests.kernels.cpu.test_blocks import HIDDEN
+from tests.kernels.cpu.test_experts import added, experts_of, with_shared
 from tests.kernels.cpu.test_low_bit import DEFINITION, GROUPS, product, random
 from tests.kernels.interface.low_bit.blocks import extreme_blocks, random_blocks
 from tests.kernels.interface.low_bit.group_weights import random_groups
@@ -101,7 +110,7 @@ def test_one_scale_a_row_reaches_the_end_of_a_short_span(tiles: NativeBackend, b
 
 @pytest.mark.parametrize("scheme", [INT8, INT4], ids=["int8", "int4"])
 def test_weights_that_are_rounded_while_packed_have_the_bits_of_their_definition(
-    tiles: NativeBackend, scheme: Any
+    tiles: NativeBackend, scheme: Scheme
 ) -> None:
     check_every_number_of_rows(tiles, LowBitRows(parts=(FloatRows(weight=random(37, 576), scheme=scheme),)))
 
