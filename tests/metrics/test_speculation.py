@@ -93,6 +93,11 @@ SERIES: list[tuple[str, dict[str, str]]] = [
         for result in ("met", "missed")
     ),
     ("faser_spec_catchup_tokens_total", {}),
+    *(
+        ("faser_drafter_rebuilds_total", {"drafter": drafter, "cause": cause})
+        for drafter in DRAFT_METHODS
+        for cause in REBUILD_CAUSES
+    ),
 ]
 
 

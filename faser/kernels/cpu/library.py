@@ -301,7 +301,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_low_bit_pack": ((_P, _P, _L, _I, _P), None),
     "faser_low_bit_pack_codes": ((_P, _P, _L, _P, _P, _P), None),
     "faser_low_bit_quantise": ((_P, _P, _L, _P, _I), None),
-    "faser_low_bit_tiles": ((_L,), _L),
+    "faser_low_bit_tiles": ((_I, _L), _L),
     "faser_low_bit_linear": ((_P, _P, _P, _L, _I, _L, _P, _L, _I, _P, _L, _P), None),
     "faser_low_bit_embed": ((_P, _P, _P, _L, _P, _I), _L),
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I, _P), None),

@@ -21,9 +21,9 @@ Nothing of this runs in a step: SpeculationStatistics hands over the drafts of m
 
 import logging
 import math
-from collections import Counter
-from collections.abc import Sequence as Many
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,7 @@ _SPREAD, _SPREAD_PIECES = 4.0, 8.0  # variance of a piece over that of a binomia
 _ALLOWANCE = 0.75  # standard deviations a piece that may be missed for good
 _MOST_OF_ANSWER, _ALARM = 4.0, 14.0  # standard deviations that an answer may add, and that raise an alarm
 _LEAST_RATE = 0.05
-_ALIKE = 0.1  # difference of rates that does not tell conditions apart
+_LATEST, _LEAST_PIECES = 24, 3  # pieces that say what the cause is; with and without it
 _NUM_METHODS = len(DRAFT_METHODS)
 _Key = tuple[int, str, int]  # method, condition, and which position
 
@@ -73,11 +73,6 @@ class _Record:
     @property
     def is_known(self) -> bool:
         return self.drafts >= _LEAST_RECORD * _PIECE
-
-    @property
-    def fallen(self) -> float:
-        """By how much the rate is less than it was."""
-        return self.before - self.new_right / max(self.new_drafts, 1)
 
     def lent(self) -> "_Record":
         """Return the record with which a new condition begins."""
@@ -111,6 +106,14 @@ class _Record:
         self.behind = 0.0
 
 
+class _Piece(NamedTuple):
+    """missed: share of its drafts that were expected to be accepted and were not. size: of its position."""
+
+    missed: float
+    size: int
+    has_hit: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Suspicion:
     """An alarm that no comparison has answered yet. at: which position, if that is the cause."""
@@ -136,6 +139,7 @@ class DrafterWatch:
         self._is_watched = [False] * num_slots
         self._has_hit = [False] * num_slots
         self._of_answer: dict[int, dict[_Key, float]] = {}  # by slot, what its answer has missed
+        self._latest: dict[int, deque[_Piece]] = defaultdict(lambda: deque(maxlen=_LATEST))
         self._suspicion: _Suspicion | None = None
         self._checks: list[DrafterCheck] = []
         self._num_checked = self._num_differed = 0
@@ -198,34 +202,56 @@ class DrafterWatch:
         if self._has_hit[slot]:
             keys.append((method, PREFIX_HIT, 0))
         keys = [key for key in keys if self._has_record(key)]
+        missed = self._records[keys[0]].rate - right / drafts
+        self._latest[method].append(_Piece(missed, self._size(slot), self._has_hit[slot]))
         for key in keys:
             of_answer[key] = self._records[key].add(drafts, right, of_answer.get(key, 0.0))
-        if self._suspicion is None and any(self._records[key].behind >= _ALARM for key in keys):
-            self._suspect(keys)
+        if not self._records[keys[0]].behind:
+            self._latest[method].clear()
+        alarms = [key for key in keys if self._records[key].behind >= _ALARM]
+        if alarms and self._suspicion is None:
+            self._suspect(method, alarms[0])
 
     def _has_record(self, key: _Key) -> bool:
-        """There is a record, now at the latest. That of a position has to wait until shorter ones are known."""
+        """There is a record, now at the latest. It has to wait until the one that it begins with is known."""
         if key in self._records:
             return True
         method, condition, at = key
-        lender = self._records.get((method, UPTIME, 0), _Record())
-        if condition == POSITION:
-            shorter = [each for each in self._records if each[:2] == key[:2] and each[2] < at]
-            lender = self._records[max(shorter)] if shorter else _Record()
-            if shorter and not lender.is_known:
-                return False
-        self._records[key] = lender.lent()
+        lender: _Record | None = None
+        if condition == PREFIX_HIT:
+            lender = self._records[method, UPTIME, 0]
+        elif shorter := [each for each in self._records if each[:2] == (method, POSITION) and each[2] < at]:
+            lender = self._records[max(shorter)]
+        if lender is not None and not lender.is_known:
+            return False
+        self._records[key] = _Record() if lender is None else lender.lent()
         return True
 
-    def _suspect(self, keys: Many[_Key]) -> None:
-        """The cause is the first of the conditions under which acceptance has fallen as far as under any."""
-        fallen = {key: record.fallen for key in keys if (record := self._records[key]).behind >= _ALARM / 2}
-        key = next(each for each in fallen if fallen[each] >= max(fallen.values()) - _ALIKE)
-        record = self._records[key]
-        self._suspicion = _Suspicion(
-            method=key[0], cause=key[1], at=key[2], before=record.before, now=record.before - record.fallen
-        )
+    def _suspect(self, method: int, alarmed: _Key) -> None:
+        key = self._cause(method, alarmed)
+        record = self._records.get(key)
+        if record is None or not record.behind:
+            record = self._records[alarmed]
+        now = record.new_right / max(record.new_drafts, 1)
+        self._suspicion = _Suspicion(method=method, cause=key[1], at=key[2], before=record.before, now=now)
         self.num_alarms += 1
+
+    def _cause(self, method: int, alarmed: _Key) -> _Key:
+        """The condition without which the latest pieces have missed less than half of what they have with it.
+
+        Without one it is that of the alarm: of all drafts, if these have fallen behind as well.
+        """
+        pieces = self._latest[method]
+        found, most = alarmed, 0.0
+        for size in sorted({each.size for each in pieces}):
+            longer = [each.missed for each in pieces if each.size >= size]
+            shorter = [each.missed for each in pieces if each.size < size]
+            if (difference := _difference(longer, shorter)) > most:
+                found, most = (method, POSITION, size), difference
+        hit = [each.missed for each in pieces if each.has_hit]
+        if _difference(hit, [each.missed for each in pieces if not each.has_hit]) > most:
+            found = (method, PREFIX_HIT, 0)
+        return found
 
     def _plan(self, suspicion: _Suspicion) -> None:
         """Have all states of the drafter compared, once there is one that the suspicion is about."""
@@ -267,3 +293,11 @@ class DrafterWatch:
     def _size(self, slot: int) -> int:
         """Of the slot's position: positions from 2**(n - 1) on have size n."""
         return int(self._known[slot]).bit_length()
+
+
+def _difference(some: list[float], others: list[float]) -> float:
+    """By how much more some pieces have missed than the others on average; 0 where that is not most of it."""
+    if min(len(some), len(others)) < _LEAST_PIECES:
+        return 0.0
+    one, other = sum(some) / len(some), sum(others) / len(others)
+    return one - other if other < one / 2 else 0.0

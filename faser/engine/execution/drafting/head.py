@@ -64,7 +64,7 @@ class HeadDrafter:
         self._method = method
         self._trained = trained
         self._most_places: float = math.inf
-        self._loop = loop
+        self.loop = loop
         self._states = states
         self._cache = cache
         self._lines: dict[int, _Line] = {}
@@ -77,7 +77,7 @@ class HeadDrafter:
         found = [self._input(each) for each in plan.requests]
         drafting = [at for at, each in enumerate(found) if each is not None]
         inputs = [each for each in found if each is not None]
-        batch = self._loop.draft(inputs, plan.stop, until)
+        batch = self.loop.draft(inputs, plan.stop, until)
         catchup_tokens = 0
         for each in inputs:
             slot, count, line = each.slot, len(each.token_ids), self._lines[each.slot]
@@ -119,7 +119,7 @@ class HeadDrafter:
         token_ids = [token_id for each in pieces for token_id in line.token_ids[each.position + 1 : each.end + 1]]
         everything = DraftInput(slot=slot, start=0, token_ids=token_ids, max_tokens=1, states=pieces)
         blocks = self._cache.computed_blocks(slot)
-        return differs_from_cold(self._loop.memory, blocks, lambda: self._loop.read(everything))
+        return differs_from_cold(self.loop.memory, blocks, lambda: self.loop.read(everything))
 
     def _begin_anew(self, slot: int, line: "_Line") -> None:
         self._cache.begin_anew(slot)

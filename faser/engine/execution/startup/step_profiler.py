@@ -29,7 +29,7 @@ TimedRunner = Runner | HeadRunner
 
 # In the order of measuring: first where the line of times bends, then with the steps for slopes; both sides of the
 # first edges of tiles; then what lies between two counts. MOST_ROW_COUNTS: of all of these.
-BENDS, BETWEEN = (1, 8, 32, 256, 4, 16, 2), (64, 128, 3, 24, 48, 96, 192)
+BENDS, BETWEEN = (1, 8, 32, 256, 4, 16, 2), (64, 128, 3, 48, 96)
 MOST_ROW_COUNTS = 18
 SHORT_CONTEXT, LONG_CONTEXT = 64, 1024
 # Each slope: the row count of the table that it is measured with, sequences, rows of each. More sequences make it
