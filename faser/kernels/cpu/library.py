@@ -327,7 +327,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_acceptance_new": ((_P,), _P),
     "faser_acceptance_free": ((_P,), None),
     "faser_acceptance_survival": ((_P, _L, *_TABLE, _P), None),
-    "faser_acceptance_choose": ((_P, _L, *_TABLE, _L, _P, _P, _P, _P), None),
+    "faser_acceptance_choose": ((_P, _L, *_TABLE, _L, _P, _D, _P, _P, _P), None),
     "faser_acceptance_note": ((_P, _I, _L, _P, _P, _P), None),
     "faser_acceptance_hold": ((_P, _L, *_TABLE, _P, _P), None),
     "faser_acceptance_judge": ((_P, _L, _P, _P, _P, _L, *_TABLE, _P, _P, _L, *_TABLE, _P, _P, _L, _L, _I), None),

@@ -327,7 +327,8 @@ class SpeculationControl:
                 step.take(answer)
                 return None
             notes = step.is_new and not self._costs.has_passes and not step.looks_first
-            step.take_text(answer, self._acceptance, notes=notes)
+            row_price = self._row_price if step.looks_first else 0.0
+            step.take_text(answer, self._acceptance, notes=notes, row_price=row_price)
             return step.leave_to_model(self._left_to_model(step)) if self._config.needs_passes else None
 
     def keep(self, step: StepDrafts, sequences: Many[Sequence], room: Room) -> None:
