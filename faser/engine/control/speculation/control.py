@@ -11,9 +11,10 @@ up, and keep asks the policy about those that may be worth a row. Where drafts a
 chunks stands in place of the first three, and decide_overlapped and drafted make the drafts of the step after.
 
 Where text and a model draft (method `auto`), the text look-up answers first, with a draft of every method for
-every sequence: it costs next to nothing. Of these a sequence gets the one with the most expected tokens; then the
-policy says for which sequences the model drafts instead. The choice depends on committed tokens alone, so it
-leaves the distribution of the output as it is. A text draft that is not taken teaches the estimates too, since it
+every sequence: it costs next to nothing. Of these a sequence gets the one with the most expected tokens (without a
+model, the one worth most beyond the price of its rows); then the policy says for which sequences the model drafts
+instead. The choice depends on committed tokens and the load alone, so it leaves the distribution of the output as
+it is. A text draft that is not taken teaches the estimates too, since it
 can be compared with the tokens that the step samples anyway. (arXiv 2601.11580 finds more to win in the choice of
 the drafter than in the length of the draft.)
 """
