@@ -8,6 +8,7 @@ import numpy as np
 from faser.engine.contract.drafts import Drafts, Ints, table_of
 from faser.engine.contract.plan import (
     PLACEHOLDER,
+    DrafterCheck,
     DraftPlan,
     DraftRequest,
     LaunchedStep,
@@ -79,7 +80,7 @@ class ScriptedExecutor:
         assert plan.requests, "a plan without requests is not sent"
         for slot in plan.released:
             del self._lines[slot]
-        drafts = [self._draft(wish) for wish in plan.requests]
+        drafts = [self._draft(wish, computes=not plan.from_text) for wish in plan.requests]
         return _drafts(plan, drafts, run_s=0.001)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -103,6 +104,9 @@ class ScriptedExecutor:
             self._check_prefix(rows)
         outcomes = [self._outcome(self._prune(rows), rows.num_drafts) for rows in plan.rows]
         return step_result(plan.step, *outcomes, run_s=0.001 * plan.num_rows)
+
+    def rebuild(self, check: DrafterCheck) -> bool:  # noqa: ARG002
+        return False
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         """The draft lane is the slower one: what it writes to must still be its own when the step has run."""
@@ -164,11 +168,11 @@ class ScriptedExecutor:
         """Blocks of the sequence in slot, in order of position."""
         return list(self._lines[slot].blocks)
 
-    def _draft(self, wish: DraftRequest) -> list[int]:
-        return self._draft_behind(wish, self._lines[wish.slot].histories[-1])
+    def _draft(self, wish: DraftRequest, *, computes: bool = True) -> list[int]:
+        return self._draft_behind(wish, self._lines[wish.slot].histories[-1], computes=computes)
 
-    def _draft_behind(self, wish: DraftRequest, known: int) -> list[int]:
-        """known: hash of the tokens that were known when the draft was wished for."""
+    def _draft_behind(self, wish: DraftRequest, known: int, *, computes: bool = True) -> list[int]:
+        """known: hash of the tokens known when the draft was wished for. computes: it writes to the cache."""
         line = self._lines[wish.slot]
         line.blocks += wish.new_blocks
         begin = known
@@ -176,8 +180,9 @@ class ScriptedExecutor:
             begin = extend(begin, token_id)
         num_known = line.histories.index(known) + len(wish.unverified)
         assert wish.max_tokens >= 1
-        assert len(line.blocks) * self.block_size >= num_known + wish.max_tokens, "no room for the draft"
-        self._check_own({self._place(line, num_known - 1 + i)[0] for i in range(wish.max_tokens + 1)})
+        if computes:
+            assert len(line.blocks) * self.block_size >= num_known + wish.max_tokens, "no room for the draft"
+            self._check_own({self._place(line, num_known - 1 + i)[0] for i in range(wish.max_tokens + 1)})
         token_ids: list[int] = []
         history = begin
         for i in range(min(wish.max_tokens, begin % 7)):
@@ -351,13 +356,20 @@ def _histories(token_ids: tuple[int, ...]) -> list[int]:
 
 
 class RandomPolicy(Policy):
-    """A Policy that decides at random: any γ within the limits, and any cut of what was drafted."""
+    """A Policy that decides at random: any γ within the limits, and any cut of what was drafted.
+
+    With an odd seed it decides once the drafts are there.
+    """
 
     name = "random"
     never_drafts = False
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
+        self.looks_first = seed % 2 == 1
+
+    def row_price(self, candidates: Candidates) -> float:  # noqa: ARG002
+        return self._random.random()
 
     def lengths(self, candidates: Candidates) -> Ints:
         lengths = self._random.integers(0, candidates.limit + 1)

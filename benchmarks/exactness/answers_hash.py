@@ -32,7 +32,7 @@ def kinds(tokens: int, seed: int) -> dict[str, SamplingParams]:
             presence_penalty=0.5,
             frequency_penalty=0.3,
             repetition_penalty=1.1,
-            logit_bias=((11, 2.0), (28, -3.0)),
+            logit_bias={11: 2.0, 28: -3.0},
             max_tokens=tokens,
         ),
         "logprobs": SamplingParams(temperature=0.7, min_p=0.02, seed=seed, logprobs=3, max_tokens=tokens),

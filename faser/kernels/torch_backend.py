@@ -99,6 +99,10 @@ class TorchBackend:
         self._fp8 = ReferenceFp8()
         self._width = torch.get_num_threads()
 
+    def row_edges(self, _most: int) -> tuple[int, ...]:
+        """See Backend."""
+        return ()
+
     def use(self, processors: Processors | None) -> None:
         """See Backend. On cores: sets torch's number of threads, and lets the caller run on all of these cores.
 

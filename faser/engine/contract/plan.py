@@ -152,18 +152,18 @@ class StepRows:
         return count
 
 
-@dataclass(slots=True, kw_only=True)
-class DraftRequest:
+class DraftRequest(NamedTuple):
     """Asks for a draft for a sequence that started in an earlier step and has computed all but its last token.
 
     max_tokens: most tokens to propose, at least 1. unverified: tokens of an earlier draft that a step verifies
     concurrently; the new draft continues them as if they were known. new_blocks: appended to the slot's table
-    before drafting, so that it holds all known tokens, the unverified ones and max_tokens more.
+    before drafting, so that a model that drafts finds room for all known tokens, the unverified ones and
+    max_tokens more.
     """
 
     slot: int
     max_tokens: int
-    new_blocks: tuple[int, ...]
+    new_blocks: tuple[int, ...] = ()
     unverified: tuple[int, ...] = ()
 
 
@@ -202,6 +202,17 @@ class DraftPlan:
     stop: StopRule | None = None
     share: float | None = None
     from_text: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterCheck:
+    """Asks whether a drafter's state is what it would be if it were computed anew.
+
+    method: of the drafter. slot: None: what slots share.
+    """
+
+    method: str
+    slot: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,6 +395,13 @@ class Executor(Protocol):
         """Draft tokens for the requests of the plan. Changes no sequence.
 
         during: the step that the drafts overlap; it is applied first, and run_overlapped follows with it.
+        """
+        ...
+
+    def rebuild(self, check: DrafterCheck) -> bool:
+        """Compare a drafter's state with a cold one, and take that where they differ. Returns whether they did.
+
+        Called while no step is in flight.
         """
         ...
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ Floats = NDArray[np.float64]
 _Further = TypeVar("_Further", float, Floats)
 
 _FORMAT = 6
+_MOST_TILE_ROWS = 1000.0  # what one more tile is worth, at most, so that times rise within a tile too
+_LEAST_S = 1e-12  # of a row
 
 
 class Role(StrEnum):
@@ -77,12 +80,14 @@ class ExpertCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """Seconds by row count. rows ascend; time is linear between two of them and keeps rising above the last.
+    """Seconds by row count. rows ascend; time rises steadily between two of them and goes on above the last.
 
-    seconds: without attention and experts. Attention adds kv_token_s for every cached token of every sequence,
-    and, since each further row of a sequence attends to the same tokens again, kv_row_token_s for each of these
-    rows and tokens. experts: what those of a mixture add; None where they are part of `seconds`, if there are any.
-    Raises ConfigError for row counts that do not ascend and for times that fall or are not finite.
+    edges: row counts that fill the tiles of the kernels, in ascending order. One row more begins another tile, so
+    between two row counts time rises by rows and, at edges, by steps. seconds: without attention and experts.
+    Attention adds kv_token_s for every cached token of every sequence, and, since each further row of a sequence
+    attends to the same tokens again, kv_row_token_s for each of these rows and tokens. experts: what those of a
+    mixture add; None where they are part of `seconds`, if there are any.
+    Raises ConfigError for row counts and edges that do not ascend, and for times that fall or are not finite.
     """
 
     rows: tuple[int, ...]
@@ -90,8 +95,11 @@ class CostTable:
     kv_token_s: float = 0.0
     kv_row_token_s: float = 0.0
     experts: ExpertCosts | None = None
+    edges: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if any(a >= b for a, b in pairwise((0, *self.edges))):
+            raise ConfigError(f"the edges of a cost table are {list(self.edges)}; they must ascend from 1 or more")
         if not self.rows or len(self.rows) != len(self.seconds):
             raise ConfigError(f"a cost table has {len(self.rows)} row counts and {len(self.seconds)} times")
         if self.rows[0] < 1 or any(a >= b for a, b in zip(self.rows, self.rows[1:], strict=False)):
@@ -111,6 +119,7 @@ class CostTable:
         kv_token_s: float = 0.0,
         kv_row_token_s: float = 0.0,
         experts: ExpertCosts | None = None,
+        edges: tuple[int, ...] = (),
     ) -> "CostTable":
         """Times by row count, made monotone by least squares, so that one slow time hides no slope."""
         rows = sorted(seconds)
@@ -121,6 +130,7 @@ class CostTable:
             kv_token_s=kv_token_s,
             kv_row_token_s=kv_row_token_s,
             experts=experts,
+            edges=edges,
         )
 
     def dense(self, num_rows: int) -> Floats:
@@ -130,7 +140,9 @@ class CostTable:
         last two counts would be noise where these are neighbours.
         """
         wanted = np.arange(num_rows + 1)
-        found = np.interp(wanted, self.rows, self.seconds)
+        tile_rows = self._tile_rows()
+        at, known = (each + tile_rows * self._tiles(each) for each in (wanted, np.array(self.rows)))
+        found = np.interp(at, known, self.seconds)
         last = self.rows[-1]
         first = next(each for each in reversed(self.rows) if each <= last / 2 or each == self.rows[0])
         if last > first:
@@ -138,6 +150,25 @@ class CostTable:
             found[last + 1 :] += rise * (wanted[last + 1 :] - last)
         found[0] = 0.0
         return found
+
+    def _tiles(self, rows: Ints) -> Ints:
+        """How many tiles are full before the last of these rows; any shape."""
+        return np.searchsorted(self.edges, rows)
+
+    def _tile_rows(self) -> float:
+        """What beginning a tile takes, in rows of a tile that has room; 0 where that was not measured.
+
+        From the edges that were measured on both sides, and from the rows between edges, but for the first tile's:
+        while memory is the limit rows cost next to nothing.
+        """
+        rows = np.array(self.rows)
+        more, begun, rise_s = np.diff(rows), np.diff(self._tiles(rows)), np.diff(self.seconds)
+        at_edge, within = (more == 1) & (begun == 1), (begun == 0) & (self._tiles(rows[:-1]) > 0)
+        if not (np.count_nonzero(at_edge) and np.count_nonzero(within)):
+            return 0.0
+        row_s = rise_s[within].sum() / more[within].sum()
+        tile_s = max(rise_s[at_edge].mean() - row_s, 0.0)
+        return float(min(tile_s / max(row_s, _LEAST_S), _MOST_TILE_ROWS))
 
     def seconds_at(self, rows: int, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float:
         """Seconds for `rows` rows of sequences that have kv_tokens cached tokens in all.
@@ -201,6 +232,7 @@ class StepTimes:
                 "kv_token_s": table.kv_token_s,
                 "kv_row_token_s": table.kv_row_token_s,
                 "experts": table.experts and asdict(table.experts),
+                "edges": table.edges,
             }
             for role, table in self.tables.items()
         }
@@ -265,6 +297,7 @@ def _read_tables(content: Any) -> dict[Role, CostTable]:
             kv_token_s=float(table["kv_token_s"]),
             kv_row_token_s=float(table["kv_row_token_s"]),
             experts=ExpertCosts(**table["experts"]) if table.get("experts") else None,
+            edges=tuple(int(each) for each in table.get("edges", ())),
         )
         for name, table in content["roles"].items()
     }

@@ -3,16 +3,23 @@
 Sequences with a target per token are paced, the others unpaced. The engine starts unpaced ones by it
 (control/targets.py), and the front-end predicts by it what a newcomer will find (client/admission.py); so both
 have one rule. An eighth of the sequences that fit, and one at least, may always be unpaced: none of them waits
-for ever. As many places are left free for paced newcomers.
+for ever. As many places are left free for paced newcomers. Both have the same order of first tokens.
 """
 
 import numpy as np
 
 from faser.engine.contract.latency_model import Pace
+from faser.types import Request
 
+PATIENCE_S = 20.0
 SEEN_S = 60.0  # a target is kept for so long after the last request that had it
 _SHARE = 8  # of which one may always be unpaced, and one is left free
 _EXPECTED_SHARE = 0.9  # of the target that tokens are planned to take at most: a pace is a mean
+
+
+def due_s(request: Request) -> float:
+    """When its first token is due, with patience in place of a target."""
+    return request.arrival_s + PATIENCE_S if request.due_s is None else request.due_s
 
 
 class TargetRoom:

@@ -22,6 +22,7 @@ from faser.engine.contract.kv_events import KvEvent
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import (
     PLACEHOLDER,
+    DrafterCheck,
     DraftPlan,
     DraftRequest,
     SequenceStart,
@@ -32,6 +33,7 @@ from faser.engine.contract.plan import (
     StepRows,
     StepSpan,
 )
+from faser.engine.contract.target_room import due_s
 from faser.engine.control.clock import Clock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.kv_disk import KvDisk
@@ -40,10 +42,12 @@ from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.state_snapshots import StateSnapshots
-from faser.engine.control.targets import NO_LIMITS, StepLimits, TargetKeeper, due_s, is_due_before, kind_of
+from faser.engine.control.targets import NO_LIMITS, StepLimits, TargetKeeper, is_due_before, kind_of
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
+
+_NO_DRAFT: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
 
 
 class Scheduler:
@@ -185,6 +189,15 @@ class Scheduler:
             raise ConfigError(f"policy is {name!r}; this engine was built without a drafter")
         self._speculation.use_policy(name, gamma, forget=forget, overlap=overlap)
 
+    def drafter_check(self) -> DrafterCheck | None:
+        """A drafter's state that is to be compared with a cold one before the next step; None, as a rule: none."""
+        return None if self._speculation is None else self._speculation.watch.next_check()
+
+    def drafter_checked(self, check: DrafterCheck, *, differed: bool) -> None:
+        """The state has been compared. differed: and replaced."""
+        assert self._speculation is not None
+        self._speculation.watch.checked(check, differed=differed)
+
     @property
     def lent_slot(self) -> int | None:
         """The slot that an idle engine uses for itself; None: it has none, or it was needed for a request."""
@@ -230,19 +243,21 @@ class Scheduler:
             return None
         self._drafts = drafts
         self._drafting = [candidates[i] for i in drafts.chosen]
-        requests = [
-            DraftRequest(
-                slot=sequence.held_slot, max_tokens=length, new_blocks=self._blocks_to_draft(sequence, length)
-            )
-            for sequence, length in zip(self._drafting, drafts.lengths.tolist(), strict=True)
-        ]
+        pairs = zip(self._drafting, drafts.lengths.tolist(), strict=True)
+        if drafts.looks_first:
+            requests = [DraftRequest(sequence.held_slot, length) for sequence, length in pairs]
+        else:
+            requests = [
+                DraftRequest(sequence.held_slot, length, self._blocks_to_draft(sequence, length))
+                for sequence, length in pairs
+            ]
         drafts.plan = DraftPlan(
             step=self._step + 1,
             width=self._speculation.cap,
             released=self._take_released(),
             requests=tuple(requests),
             stop=drafts.stop,
-            from_text=self._speculation.in_rounds,
+            from_text=self._speculation.in_rounds or drafts.looks_first,
         )
         return drafts.plan
 
@@ -274,9 +289,9 @@ class Scheduler:
             if len(sequence.token_ids) - num_computed > 1:
                 begun.append(sequence)
             elif num_computed < len(sequence.table.blocks) * size and step.budget > 0:
-                step.decode(sequence, kept.get(sequence, ()))
+                step.decode(sequence, *kept.get(sequence, _NO_DRAFT))
             else:
-                self._serve(sequence, step, kept.get(sequence, ()))
+                self._serve(sequence, step)
         step.limits = self._targets.limits(self._running, len(step.sequences))
         for sequence in begun:
             if self._waiting and not step.preempted:
@@ -476,6 +491,11 @@ class Scheduler:
         """As fitted to the steps so far; None: it is not."""
         return None if self._pace is None else self._pace.pace()
 
+    def uncomputed_prompts(self) -> dict[str, int]:
+        """Tokens that are left to compute of prompts that have begun, by request."""
+        begun = [each for each in self._running if each.num_computed < each.prompt_len]
+        return {each.request.request_id: each.prompt_len - each.num_computed for each in begun}
+
     def take_kv_events(self) -> list[KvEvent]:
         """See KvManager.take_events."""
         return self._kv.take_events()
@@ -557,8 +577,8 @@ class Scheduler:
             return ()
         return tuple(self._kv.allocate(sequence.table, self._kv.blocks_for(lacking)))
 
-    def _verified(self) -> dict[Sequence, tuple[int, ...]]:
-        """The part of the drafts that this step verifies."""
+    def _verified(self) -> dict[Sequence, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return the part of the drafts that this step verifies, and the blocks that it takes in addition."""
         if self._speculation is None:
             return {}
         if self._drafts is None:
@@ -572,14 +592,12 @@ class Scheduler:
                 return {}
             self._drafts, self._drafting = chunks, [sequences[i] for i in chunks.chosen]
         else:
-            self._speculation.keep(self._drafts)
-        return dict(zip(self._drafting, self._drafts.verified(), strict=True))
+            self._speculation.keep(self._drafts, self._drafting, self._room_to_draft)
+        pairs = [(self._drafting[at], token_ids) for at, token_ids in self._drafts.verified()]
+        return {each: (token_ids, self._blocks_to_draft(each, len(token_ids))) for each, token_ids in pairs}
 
-    def _serve(self, sequence: Sequence, step: "StepBuilder", draft: tuple[int, ...] = ()) -> None:
-        """Give a running sequence the rows that it wants, as far as the budget and the blocks allow.
-
-        The blocks for its draft were allocated when the draft was requested.
-        """
+    def _serve(self, sequence: Sequence, step: "StepBuilder") -> None:
+        """Give a running sequence the rows that it wants, as far as the budget and the blocks allow."""
         num_rows, budget = len(sequence.token_ids) - sequence.num_computed, step.budget
         num_rows = num_rows if num_rows < budget else budget
         if num_rows > 1:
@@ -588,7 +606,7 @@ class Scheduler:
             return
         lacking = sequence.num_computed + num_rows - len(sequence.table.blocks) * self._kv.block_size
         if lacking <= 0:
-            step.add(sequence, num_rows, (), draft)
+            step.add(sequence, num_rows, ())
         elif self._make_room(sequence, missing := self._kv.blocks_for(lacking), step):
             step.add(sequence, num_rows, self._kv.allocate(sequence.table, missing))
 
@@ -876,34 +894,22 @@ class StepBuilder:
         )
 
     def add(
-        self,
-        sequence: Sequence,
-        num_rows: int,
-        new_blocks: list[int] | tuple[int, ...],
-        draft: tuple[int, ...] = (),
-        *,
-        in_flight: int = 0,
+        self, sequence: Sequence, num_rows: int, new_blocks: list[int] | tuple[int, ...], *, in_flight: int = 0
     ) -> None:
-        """num_rows: of known tokens. draft: continues the last known one; empty unless the rows reach it.
-
-        in_flight: rows before these, which the step in flight computes.
-        """
+        """num_rows: of known tokens. in_flight: rows before these, which the step in flight computes."""
         start, known = sequence.num_computed + in_flight, sequence.token_ids
         end = start + num_rows
-        samples = end == len(known)
-        assert samples or not draft, "a draft follows the last known token"
         self.sequences.append(sequence)
         self.rows.add(
             sequence.held_slot,
             start,
-            [*known[start:end], *draft] if draft else known[start:end],
-            samples=samples and sequence.generates,
-            num_drafts=len(draft),
+            known[start:end],
+            samples=end == len(known) and sequence.generates,
             new_blocks=tuple(new_blocks),
         )
-        self.budget -= num_rows + len(draft)
+        self.budget -= num_rows
 
-    def decode(self, sequence: Sequence, draft: tuple[int, ...]) -> None:
+    def decode(self, sequence: Sequence, draft: tuple[int, ...], new_blocks: tuple[int, ...] = ()) -> None:
         """A row for its last known token, which is all that is missing, and the rows of a draft after it."""
         rows, last = self.rows, len(sequence.token_ids) - 1
         self.sequences.append(sequence)
@@ -914,6 +920,8 @@ class StepBuilder:
         rows.samples.append(sequence.generates)
         rows.token_ids.append(sequence.token_ids[last])
         rows.token_ids += draft
+        if new_blocks:
+            rows.new_blocks[sequence.held_slot] = new_blocks
         self.budget -= 1 + len(draft)
 
     def add_placeholder(self, sequence: Sequence, new_blocks: list[int] | tuple[int, ...]) -> None:

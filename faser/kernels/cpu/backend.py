@@ -8,6 +8,8 @@ import ctypes
 import mmap
 import os
 import weakref
+from collections import Counter
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -110,6 +112,7 @@ class NativeBackend:
         self.has_experts = True
         self.has_states = True
         self._read_one_by_one = 0  # experts
+        self._num_packed: Counter[tuple[str, int]] = Counter()  # weights, by kind of product and dtype or form
         self.prefers_low_bit = True
         self.num_threads = num_threads
         self._path = library
@@ -143,6 +146,14 @@ class NativeBackend:
         """See Backend. A lane's pool has a count of its own."""
         return self._read_one_by_one + int(self._library.faser_experts_read(self._pools.address))
 
+    def row_edges(self, most: int) -> tuple[int, ...]:
+        """See Backend. Those of the products that most of the packed weights are in."""
+        if not self._num_packed:
+            return ()
+        kind, kept_as = max(self._num_packed, key=self._num_packed.__getitem__)
+        tiles = partial(getattr(self._library, f"faser_{kind}_tiles"), kept_as)
+        return tuple(rows for rows in range(1, most) if tiles(rows + 1) != tiles(rows))
+
     def use(self, processors: Processors | None) -> None:
         """See Backend. Does not change any bits. Takes microseconds for a set of cores used before."""
         if isinstance(processors, DeviceLane):
@@ -171,11 +182,15 @@ class NativeBackend:
     ) -> _NativeLinear | LowBitLinear:
         """See Backend. Raises ConfigError for a dtype but bfloat16 and float32, and for odd K in bfloat16."""
         if isinstance(weight, LowBitRows):
-            return pack_low_bit(self._library, self._pools.address, weight, bias, self._take)
+            low_bit = pack_low_bit(self._library, self._pools.address, weight, bias, self._take)
+            for form, count in low_bit.forms.items():
+                self._num_packed["low_bit", form] += count * low_bit.depth
+            return low_bit
         if isinstance(weight, Fp8Rows):
             raise ConfigError("the native backend has no fp8 products; the backends torch and flashinfer have")
         dtype = _checked_dtype("weight", weight.dtype)
         columns, depth = weight.shape
+        self._num_packed["linear", dtype] += columns * depth
         if weight.dtype is torch.bfloat16 and depth % 2:
             raise ConfigError(
                 f"the native backend multiplies bfloat16 in pairs: a weight's inputs, {depth}, are odd"

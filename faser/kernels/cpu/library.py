@@ -292,6 +292,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_pool_rest": ((_P,), None),
     "faser_pool_free": ((_P,), None),
     "faser_packed_bytes": ((_L, _L, _I), _L),
+    "faser_linear_tiles": ((_I, _L), _L),
     "faser_pack": ((_P, _P, _P), None),
     "faser_linear": ((_P, _P, _P, _L, _L, _P, _L, _I, _P, _L), None),
     "faser_use_tiles": ((_I,), _I),
@@ -300,6 +301,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_low_bit_pack": ((_P, _P, _L, _I, _P), None),
     "faser_low_bit_pack_codes": ((_P, _P, _L, _P, _P, _P), None),
     "faser_low_bit_quantise": ((_P, _P, _L, _P, _I), None),
+    "faser_low_bit_tiles": ((_I, _L), _L),
     "faser_low_bit_linear": ((_P, _P, _P, _L, _I, _L, _P, _L, _I, _P, _L, _P), None),
     "faser_low_bit_embed": ((_P, _P, _P, _L, _P, _I), _L),
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I, _P), None),
@@ -340,6 +342,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_texts_extend": ((_P, _P, _P, _L, _P), _I),
     "faser_texts_close": ((_P, _L), _I),
     "faser_texts_look": ((_P, _P, _P, _P, _L, _P, _L, _P, _P, _P), _I),
+    "faser_texts_rebuild": ((_P, _L), _I),
     "faser_texts_remembered": ((_P,), _L),
     "faser_texts_bytes": ((_P,), _L),
 }

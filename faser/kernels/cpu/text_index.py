@@ -159,6 +159,13 @@ class TextIndex:
         """Free a text. With suffix look-up, its tokens from `unsaid` on go into the corpus."""
         _check(self._library.faser_texts_close(self._address, number), (number,), ())
 
+    def rebuild(self, number: int | None) -> bool:
+        """Compare a text's index with one made anew from its tokens, and take that one where they differ.
+
+        number: None: the corpus. Returns whether they differed.
+        """
+        return bool(self._library.faser_texts_rebuild(self._address, -1 if number is None else number))
+
     def look_up(
         self,
         numbers: Sequence[int],

@@ -115,6 +115,13 @@ class Backend(Protocol):
         """
         ...
 
+    def row_edges(self, most: int) -> tuple[int, ...]:
+        """Row counts below `most` that fill the tiles of its products: one row more begins another tile.
+
+        Or goes to another kernel. Of the packed weights, and in ascending order; empty: nothing is known of tiles.
+        """
+        ...
+
     @property
     def prefers_low_bit(self) -> bool:
         """Whether low-bit weights are multiplied faster as they are than dequantised."""

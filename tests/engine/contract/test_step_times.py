@@ -51,8 +51,48 @@ def test_one_slow_measurement_hides_no_slope_after_it() -> None:
     assert table.seconds == pytest.approx((0.0101, 0.0101, 0.0104))
 
 
+@pytest.mark.parametrize(("row_s", "tile_s"), [(0.0002, 0.003), (0.0, 0.003), (0.0002, 0.0)])
+def test_time_rises_at_the_edges_of_tiles(row_s: float, tile_s: float) -> None:
+    """Oracle: a machine, where memory is the limit of the first tile. Two edges are measured on both sides.
+
+    Planted bug: the first tile's rows, which take no time, count as those of others.
+    """
+    rows = np.arange(1, 65)
+    true_s = 0.01 + row_s * np.maximum(rows - 6, 0) + tile_s * ((rows - 1) // 6)
+    measured = {count: true_s.item(count - 1) for count in (1, 6, 7, 8, 12, 13, 32, 64)}
+    table = CostTable.measured(measured, edges=tuple(range(6, 64, 6)))
+    assert table.dense(64)[1:] == pytest.approx(true_s, rel=2e-3)
+
+
+def test_edges_that_were_not_measured_leave_lines() -> None:
+    table = CostTable(rows=(1, 8, 32), seconds=(0.01, 0.02, 0.08), edges=(6, 12, 18, 24, 30))
+    assert table.dense(40) == pytest.approx(replace(table, edges=()).dense(40))
+
+
+@given(
+    st.lists(st.integers(1, 70), unique=True, max_size=8),
+    st.lists(st.integers(1, 70), unique=True, min_size=1, max_size=9),
+    st.data(),
+)
+def test_a_table_with_edges_never_falls_and_says_what_was_measured(
+    edges: list[int], rows: list[int], data: st.DataObject
+) -> None:
+    drawn = data.draw(st.lists(st.floats(1e-3, 1.0), min_size=len(rows), max_size=len(rows)))
+    table = CostTable(rows=(*sorted(rows),), seconds=(*sorted(drawn),), edges=(*sorted(edges),))
+    dense = table.dense(80)
+    assert (np.diff(dense[1:]) >= -1e-12).all()
+    assert dense[list(table.rows)] == pytest.approx(table.seconds)
+
+
+@pytest.mark.parametrize("edges", [(0, 6), (6, 6), (12, 6)])
+def test_edges_that_do_not_ascend_are_refused(edges: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"edges of a cost table are \[\d+, 6\]; they must ascend"):
+        replace(TABLE, edges=edges)
+
+
 def test_tables_survive_a_file(tmp_path: Path) -> None:
-    times = StepTimes(tables={Role.STEP: TABLE, Role.PASS: PASS}, measured_at="2026-11-22", busy_share=0.25)
+    tiled = replace(TABLE, edges=(2, 6))
+    times = StepTimes(tables={Role.STEP: tiled, Role.PASS: PASS}, measured_at="2026-11-22", busy_share=0.25)
     times.save(tmp_path / "deep" / "costs.json")
     assert StepTimes.load(tmp_path / "deep" / "costs.json") == times
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["costs.json"]

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from faser.engine.contract.step_times import StepTimes
+from faser.engine.contract.target_room import PATIENCE_S
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.pace import PaceFit
 from faser.engine.control.step_cost import CostModel
-from faser.engine.control.targets import NO_LIMITS, PATIENCE_S, TargetKeeper
+from faser.engine.control.targets import NO_LIMITS, TargetKeeper
 from faser.types import Request, Slo, SpeculationParams
 from tests.engine.driving import Driver, request, rows_by_slot
 

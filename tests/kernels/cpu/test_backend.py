@@ -10,6 +10,7 @@ queries do.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch.testing import assert_close
 
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
+from faser.kernels.cpu.build import Isa, library_path, runnable_isas
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import AttentionShape, KvCache
 from faser.kernels.torch_backend import TorchBackend
@@ -477,3 +478,31 @@ def test_a_file_that_is_no_library_is_refused_by_name(tmp_path: Path) -> None:
     path.write_text("not a library")
     with pytest.raises(ConfigError, match=str(path)):
         NativeBackend(path, num_threads=1)
+
+
+@pytest.mark.parametrize(
+    ("isa", "bfloat16", "float32", "low_bit"),
+    [
+        (Isa.AMX, range(16, 64, 16), range(6, 64, 6), range(6, 64, 6)),
+        (Isa.AVX512_BF16, range(6, 64, 6), range(6, 64, 6), range(6, 64, 6)),
+        (Isa.AVX2, range(4, 64, 4), range(4, 64, 4), (5, *range(8, 64, 4))),
+    ],
+)
+def test_the_edges_of_tiles_are_those_of_the_products_that_hold_most_weights(
+    isa: Isa, bfloat16: range, float32: range, low_bit: Sequence[int], kernel_cache: Path
+) -> None:
+    """The largest weight decides; a router in float32 has no say."""
+    if isa not in runnable_isas():
+        pytest.skip(f"this CPU does not run {isa}")
+    path = library_path(isa, cache_dir=kernel_cache)
+    blocks = random_blocks("Q8_0", 64, 32)
+    for weight, edges in (
+        (random(64, 32, dtype=torch.bfloat16), bfloat16),
+        (random(64, 32), float32),
+        (blocks, low_bit),
+    ):
+        backend = NativeBackend(path, num_threads=1)
+        backend.pack(random(16, 32, dtype=torch.bfloat16))
+        backend.pack(random(15, 32))
+        backend.pack(weight)
+        assert backend.row_edges(64) == tuple(edges)

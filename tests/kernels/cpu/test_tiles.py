@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from faser.kernels.cpu import library
 from faser.kernels.cpu.backend import NativeBackend
@@ -32,6 +33,7 @@ from tests.kernels.layouts import (
     attention_shape,
     kv_shape,
     layout_of,
+    naive_attention,
     qkv_width,
     rotary_angles,
     shuffled_table,
@@ -57,14 +59,14 @@ def multiply_add(a: Floats, b: Floats, c: Floats) -> Floats:
         return flushed((a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float32))
 
 
-def model(x: Floats, w: Floats) -> Floats:
+def model(x: Floats, w: Floats, step: int = 32) -> Floats:
     """x [M, K] times w [N, K] transposed, as tdpbf16ps adds up: a chain of even and one of odd places a tile."""
-    depth = -(-x.shape[1] // 32) * 32
+    depth = -(-x.shape[1] // step) * step
     x, w = (flushed(np.pad(each, ((0, 0), (0, depth - each.shape[1])))) for each in (x, w))
     total = np.zeros((len(x), len(w)), np.float32)
-    for first in range(0, depth, 32):
+    for first in range(0, depth, step):
         chains = np.zeros((2, *total.shape), np.float32)
-        for k in range(first, first + 32):
+        for k in range(first, first + step):
             chains[k % 2] = multiply_add(x[:, k, None], w[None, :, k], chains[k % 2])
         with np.errstate(all="ignore"):
             total = flushed(total + flushed(chains[0] + chains[1]))
@@ -119,12 +121,18 @@ def test_rows_of_more_than_one_block_have_the_bits_they_have_alone(tiles: Native
 
 
 def attended(
-    backend: NativeBackend, shape: AttentionShape, qkv: Tensor, *, block_size: int, cuts: Sequence[int]
+    backend: NativeBackend,
+    shape: AttentionShape,
+    qkv: Tensor,
+    *,
+    block_size: int,
+    cuts: Sequence[int],
+    turned: bool = True,
 ) -> Tensor:
     """What attention gives for a sequence in steps that end at the cuts. Blocks are scattered, and full of NaN."""
     num_blocks = -(-len(qkv) // block_size)
     cache = backend.allocate_kv(kv_shape(shape, num_blocks, torch.bfloat16, block_size))
-    table, angles = shuffled_table(1, num_blocks), rotary_angles(shape.head_dim)
+    table, angles = shuffled_table(1, num_blocks), rotary_angles(shape.head_dim) if turned else None
     everything = Span(sequence=0, start=0, rows=num_blocks * block_size)
     poison = torch.full((everything.rows, qkv_width(shape)), math.nan).bfloat16()
     step(backend, cache, shape, layout_of([everything], table), poison, block_size=block_size)
@@ -158,7 +166,6 @@ def test_nothing_is_read_beyond_the_last_row(tiles: NativeBackend, rows: int) ->
 def test_attention_has_the_same_bits_for_every_size_of_blocks_and_of_steps(
     tiles: NativeBackend, group: int, head_dim: int, window: int | None
 ) -> None:
-    """Blocks of 16 scatter the two chunks of a tile of values; every other block of 48 begins with a second."""
     torch.manual_seed(0)
     shape, tokens = attention_shape(group, 2, head_dim, window), 330
     qkv = torch.randn(tokens, qkv_width(shape)).bfloat16()
@@ -166,6 +173,16 @@ def test_attention_has_the_same_bits_for_every_size_of_blocks_and_of_steps(
     for block_size in (16, 32, 48):
         for cuts in ((0, 64, 97, 200, tokens), (0, *range(250, 275), tokens)):
             assert torch.equal(attended(tiles, shape, qkv, block_size=block_size, cuts=cuts), whole)
+
+
+@pytest.mark.parametrize("group, head_dim", [(40, 32), (2, 80), (3, 48)])
+def test_attention_matches_the_formula(tiles: NativeBackend, group: int, head_dim: int) -> None:
+    """More queries than two tiles hold, and heads that are no multiple of 32."""
+    torch.manual_seed(0)
+    shape = attention_shape(group, 1, head_dim)
+    qkv = torch.randn(70, qkv_width(shape)).bfloat16()
+    found = attended(tiles, shape, qkv, block_size=16, cuts=(0, 40, 41, 70), turned=False)
+    assert_close(found.double(), naive_attention(qkv, shape), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("window", [None, 41])
@@ -187,7 +204,7 @@ def test_nothing_that_earlier_steps_left_is_multiplied(kernel_cache: Path, windo
 
 @pytest.mark.parametrize("head_dim", [16, 64])
 @pytest.mark.parametrize("window", [None, 41, 48])
-def test_values_are_added_up_in_tiles_of_32_positions(
+def test_values_are_added_up_in_tiles_of_16_positions(
     tiles: NativeBackend, head_dim: int, window: int | None
 ) -> None:
     """Queries of zeros weigh all keys alike: the sum of values remains, in the order of the instruction."""
@@ -200,7 +217,7 @@ def test_values_are_added_up_in_tiles_of_32_positions(
     rows, columns = np.arange(tokens)[:, None], np.arange(tokens)
     seen = (columns <= rows) & (columns > rows - (window or tokens))
     scale = (np.float32(1) / seen.sum(1).astype(np.float32))[:, None]
-    wanted = torch.from_numpy(model(seen.astype(np.float32), values.T.copy()) * scale).bfloat16()
+    wanted = torch.from_numpy(model(seen.astype(np.float32), values.T.copy(), step=16) * scale).bfloat16()
     assert torch.equal(found, wanted)
 
 

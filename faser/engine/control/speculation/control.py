@@ -6,8 +6,9 @@
     launch             predict the step's time
     learn              the step is done: what became of its drafts, and what it took
 
-A step without drafts has launch and learn alone. Where drafts are made during steps (overlap.py), chunks stands in
-place of the first three, and decide_overlapped and drafted make the drafts of the step after.
+A step without drafts has launch and learn alone. Where drafts come from text alone, decide only has them looked
+up, and keep asks the policy about those that may be worth a row. Where drafts are made during steps (overlap.py),
+chunks stands in place of the first three, and decide_overlapped and drafted make the drafts of the step after.
 
 Where text and a model draft (method `auto`), the text look-up answers first, with a draft of every method for
 every sequence: it costs next to nothing. Of these a sequence gets the one with the most expected tokens; then the
@@ -37,6 +38,7 @@ from faser.engine.control.speculation.acceptance import (
     sampled_tokens,
     with_dropped,
 )
+from faser.engine.control.speculation.drafter_watch import DrafterWatch
 from faser.engine.control.speculation.guard import Guard, GuardedStep
 from faser.engine.control.speculation.overlap import OFF, OverlapControl, OverlapOptions
 from faser.engine.control.speculation.policies import make_policy
@@ -51,6 +53,7 @@ from faser.types import SpeculationStats, SpeculationSummary, StepTrace
 FASER = "faser"  # the policy with an objective that overlapped drafting shares
 _SHORT_PAUSE = 4  # steps without asking the policy that are always allowed while no sequence drafts
 _LONGEST_PAUSE = 32  # steps: asking in vain then takes less than half a percent of the time
+_PRICED_STEPS = 4  # that look up drafts: these share a price of a row, and outcomes are learned after them
 _CHANGED_SHARE = 4  # a pause ends early once one sequence in 4 has come or gone: the last answer was for others
 _PLENTY = 1 << 30  # tokens to be generated yet, where missing KV has no price
 _ZERO = np.array(0)
@@ -142,13 +145,15 @@ class SpeculationControl:
             most_missing=MOST_STATES_READ if config.needs_head else None,
         )
         options = overlap or OverlapOptions(name=SERIAL, share=0.0)
+        self.watch = DrafterWatch(num_slots)
         self._statistics = SpeculationStatistics(
-            num_slots, cap, (*config.classes,), partition=options.name, details=details
+            num_slots, cap, (*config.classes,), partition=options.name, details=details, watch=self.watch
         )
         self._overlap = OverlapControl(costs, self._acceptance, self._state.frontiers, options)
         self._fallback = options.fallback
         self._policy = policy or make_policy(config, costs, self._acceptance)
         self._unknown = np.ones((num_slots, cap + 1))  # survival of drafts of which nothing is asked
+        self._row_price, self._priced_for, self._price_age = 0.0, 0, 0
         self._since = 0  # steps since the policy was asked
         self._pause = self._paused = 0  # steps for which no decision is to be made, and has not been
         self._changes_seen = 0
@@ -181,6 +186,7 @@ class SpeculationControl:
             self._acceptance.forget()
             self._guard = None if self._guard is None else Guard()
         self._pause = self._paused = 0
+        self._priced_for = self._price_age = 0
         self._overlap.reset(overlap)
 
     def start(self, sequence: Sequence) -> None:
@@ -189,6 +195,7 @@ class SpeculationControl:
         self._state.start(sequence)
         self._acceptance.start(slot, teaches=teaches, samples=not sequence.sampling.greedy)
         self._statistics.start(slot, sequence.request.speculation.class_name)
+        self.watch.start(slot, sequence.num_tokens, has_hit=sequence.num_computed > 0, is_watched=teaches)
 
     def release(self, sequence: Sequence) -> None:
         """The sequence leaves its slot, for good or until it is admitted again."""
@@ -196,6 +203,7 @@ class SpeculationControl:
         self._state.release(sequence)
         self._acceptance.release(sequence.held_slot)
         self._statistics.release(sequence.held_slot)
+        self.watch.release(sequence.held_slot)
 
     def summary(self, sequence: Sequence) -> SpeculationSummary:
         """What speculation has done so far for a sequence that has a slot."""
@@ -284,6 +292,8 @@ class SpeculationControl:
             self._since += 1
             self._lengthen_pause()
             return None
+        if self._looks_first:
+            return self._look(batch, limit, others)
         overlap = self._overlap
         wanted = overlap.wants(count + others.sequences, measured=self._policy.name == FASER, prompts=prompts)
         is_due = overlap.is_due(num_steps) and wanted
@@ -323,13 +333,17 @@ class SpeculationControl:
             if not step.plan.from_text:
                 step.take(answer)
                 return None
-            step.take_text(answer, self._acceptance, notes=step.is_new and not self._costs.has_passes)
+            notes = step.is_new and not self._costs.has_passes and not step.looks_first
+            step.take_text(answer, self._acceptance, notes=notes)
             return step.leave_to_model(self._left_to_model(step)) if self._config.needs_passes else None
 
-    def keep(self, step: StepDrafts) -> None:
-        """The policy says what of the drafts the step verifies."""
+    def keep(self, step: StepDrafts, sequences: Many[Sequence], room: Room) -> None:
+        """The policy says what of the drafts the step verifies. sequences: of step.chosen. room: as in decide."""
         with self._statistics.deciding():
-            self._keep(step)
+            if step.looks_first:
+                self._keep_promising(step, sequences, room)
+            else:
+                self._keep(step)
 
     def chunks(self, sequences: Many[Sequence], others: OtherRows, *, budget: int) -> StepDrafts | None:
         """What the next step verifies of the drafts made during the last one.
@@ -564,6 +578,58 @@ class SpeculationControl:
         self._statistics.count_bypassed(LOAD, (wanted > 0) & (limit <= 0))
         return np.maximum(limit, 0) if limit.max() > 0 else None
 
+    @property
+    def _looks_first(self) -> bool:
+        return self._policy.looks_first and self._is_point_mass and not self._overlap.has_lanes
+
+    def _look(self, batch: Batch, limit: Ints, others: OtherRows) -> StepDrafts:
+        """All sequences that may draft look up their drafts, and only these decide."""
+        count = len(limit)
+        sequences = DraftingSequences(batch.slots, *self._state.lacking(batch), batch.remaining, batch.remaining)
+        facts = StepFacts(
+            other_rows=others.rows,
+            other_sequences=others.sequences,
+            kv_tokens=batch.kv_tokens,
+            kv_sequences=count,
+        )
+        candidates = Candidates(sequences, limit, self._unknown[:count], facts)
+        self._price_age -= 1
+        if self._price_age < 0 or self._priced_for != count:
+            self._acceptance.learn_held()
+            self._row_price = self._policy.row_price(candidates)
+            self._priced_for, self._price_age = count, _PRICED_STEPS - 1
+        chosen: Many[int] = range(count)
+        if np.count_nonzero(limit) < count:
+            at = limit.nonzero()[0]
+            candidates, limit, chosen = candidates.take(at), limit[at], at.tolist()
+        return StepDrafts(chosen=chosen, lengths=limit, candidates=candidates, looks_first=True)
+
+    def _keep_promising(self, step: StepDrafts, sequences: Many[Sequence], room: Room) -> None:
+        """Keep nothing of drafts that cannot be worth a row by the last price; the policy cuts the others.
+
+        Sequences with targets may need tokens at any price.
+        """
+        table, candidates = step.table, step.candidates
+        self._learn_look_up(step.drafts, len(step.lengths))
+        step.kept = np.zeros_like(table.lengths)
+        may_pay = step.survival[:, 1] > self._row_price
+        if np.count_nonzero(candidates.sequences.wanted_per_s):
+            may_pay |= candidates.sequences.wanted_per_s > 0
+        may_pay &= table.lengths > 0
+        at = may_pay.nonzero()[0]
+        if not len(at):
+            return
+        lengths = table.lengths[at]
+        drafted = candidates.take(at).drafted(lengths, step.survival[at], after_s=step.drafts.run_s)
+        kept = self._policy.keep(drafted, lengths)
+        places = kept.nonzero()[0]
+        if not len(places):
+            return
+        at, wanted = at[places], kept[places].tolist()
+        fitting = np.array(room([sequences[i] for i in at.tolist()], wanted), dtype=np.int64)
+        self._statistics.count_bypassed(MEMORY, fitting <= 0)
+        step.kept[at] = fitting
+
     def _candidates(
         self, batch: Batch, limit: Ints, others: OtherRows, cached: CachedDecision | None
     ) -> Candidates:
@@ -795,8 +861,8 @@ class SpeculationControl:
             self._state.set_draft_kv(by_model, [ends[slot] for slot in by_model.tolist()])
 
     def _learn_held(self) -> None:
-        """While a cached decision serves further steps, outcomes wait for its end."""
-        if self._state.decision_expired:
+        """While a cached decision serves further steps, outcomes wait for its end, and for the next price."""
+        if not self._looks_first and self._state.decision_expired:
             self._acceptance.learn_held()
 
 

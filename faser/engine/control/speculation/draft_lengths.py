@@ -67,6 +67,12 @@ class Objective:
         """In tokens per second."""
         return self.worth / self.seconds_without_drafts
 
+    def least_row_price(self, most: int) -> float:
+        """Return the tokens that a draft row has to bring, of as many rows, 1 … most, as are cheapest a row."""
+        added_s = self._verify_s[1 : most + 1] - self._verify_s.item(0)
+        added_s /= np.arange(1.0, most + 1.0)
+        return self.rate_without_drafts * float(np.minimum.reduce(added_s))
+
     def verify_s(self, num_drafted: Ints) -> Floats:
         """Seconds of the step with num_drafted draft rows; any shape."""
         return self._verify_s.take(num_drafted)

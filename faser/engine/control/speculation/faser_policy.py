@@ -141,6 +141,13 @@ class Faser(Policy):
         self._rate = 0.0  # G of the last lengths
         self._row_price = 0.0  # tokens that this G brings in the time of one of their rows
 
+    @property
+    def looks_first(self) -> bool:  # type: ignore[override]
+        return not self._costs.has_passes
+
+    def row_price(self, candidates: Candidates) -> float:
+        return Objective(self._costs, candidates).least_row_price(int(np.add.reduce(candidates.limit)))
+
     def lengths(self, candidates: Candidates) -> Ints:
         if not self._costs.has_passes or not np.count_nonzero(candidates.limit):
             return candidates.limit

@@ -120,10 +120,12 @@ def without_targets(count: int) -> tuple[Floats, Floats]:
 class Policy(Protocol):
     """Decides draft lengths; owns at most its own hysteresis. A subclass must define name and lengths.
 
-    never_drafts: it never wants a draft, so it need not be asked.
+    never_drafts: it never wants a draft, so it need not be asked. looks_first: every sequence is given a draft,
+    and only those that may be worth a row by row_price go on to `keep`.
     """
 
     never_drafts: bool = False
+    looks_first: bool = False
 
     @property
     def name(self) -> str: ...
@@ -145,6 +147,10 @@ class Policy(Protocol):
     def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:  # noqa: ARG002
         """When a drafter that needs a pass per token stops short of lengths; None: never."""
         return None
+
+    def row_price(self, candidates: Candidates) -> float:  # noqa: ARG002
+        """Return the least survival with which a drafted token can be worth its row, alone or with others."""
+        return 0.0
 
     def keep(self, candidates: Candidates, lengths: Ints) -> Ints:  # noqa: ARG002
         """γ to verify, [S], 0 … lengths. candidates.survival is that of the drafted tokens.

@@ -39,6 +39,7 @@ class StepDrafts:
     is_drawn: tokens are drawn from probabilities; else each is a point mass.
     share: of the processors that drafting gets during a step; 0: drafts are made before their step.
     num_decided: leading tokens of each draft that the step before has accepted already: 1 for chunks.
+    looks_first: nothing was decided but to look; blocks and the cut follow once the drafts are there.
 
     Once the drafts are there:
     plan: the one that went out last.
@@ -57,6 +58,7 @@ class StepDrafts:
     is_drawn: bool = False
     share: float = 0.0
     num_decided: int = 0
+    looks_first: bool = False
     plan: DraftPlan = _NO_PLAN
     drafts: Drafts = _NOT_THERE
     from_text: DraftTable = NO_DRAFTS
@@ -96,7 +98,7 @@ class StepDrafts:
         if not len(self.by_model) and not self.share:
             return None
         requests = [
-            replace(self.plan.requests[i], max_tokens=lengths.item(i), new_blocks=())
+            self.plan.requests[i]._replace(max_tokens=lengths.item(i), new_blocks=())
             for i in self.by_model.tolist()
         ]
         self.plan = replace(self.plan, requests=tuple(requests), released=(), from_text=False, stop=self.stop)
@@ -118,13 +120,14 @@ class StepDrafts:
             catchup_tokens=answer.catchup_tokens,
         )
 
-    def verified(self) -> list[tuple[int, ...]]:
-        """The draft tokens that the step verifies, in the order of chosen."""
-        first = self.num_decided
-        if not len(self.kept):
-            return [()] * len(self.chosen)
-        rows = self.table.token_ids[:, first:].tolist()
-        return [tuple(row[:count]) for row, count in zip(rows, self.kept.tolist(), strict=True)]
+    def verified(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the draft tokens that the step verifies, if any, each with its index in chosen."""
+        first, verifying = self.num_decided, self.kept.nonzero()[0]
+        if not len(verifying):
+            return []
+        rows = self.table.token_ids[verifying, first:].tolist()
+        columns = zip(verifying.tolist(), rows, self.kept.take(verifying).tolist(), strict=True)
+        return [(at, tuple(row[:count])) for at, row, count in columns]
 
     def judge(self, acceptance: Acceptance, sampled: SampledStep, num_cut: Ints | None = None) -> Ints:
         """The estimates hold what the step says about these drafts, and about those not taken.

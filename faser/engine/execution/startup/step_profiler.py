@@ -27,9 +27,10 @@ _log = logging.getLogger("faser.engine")
 
 TimedRunner = Runner | HeadRunner
 
-# In the order of measuring: first where the line of times bends, then with the steps for slopes, then
-# what lies between two counts. With 7 and with 13 rows the native kernels begin another tile of 6 rows.
-ROW_COUNTS = (1, 8, 32, 256, 4, 16, 2, 64, 128, 3, 6, 7, 12, 13, 24, 48, 96, 192)
+# In the order of measuring: first where the line of times bends, then with the steps for slopes; both sides of the
+# first edges of tiles; then what lies between two counts. MOST_ROW_COUNTS: of all of these.
+BENDS, BETWEEN = (1, 8, 32, 256, 4, 16, 2), (64, 128, 3, 48, 96)
+MOST_ROW_COUNTS = 18
 SHORT_CONTEXT, LONG_CONTEXT = 64, 1024
 # Each slope: the row count of the table that it is measured with, sequences, rows of each. More sequences make it
 # less sensitive to noise; with more rows of each, further rows take more of the time.
@@ -110,26 +111,37 @@ class ExpertReads:
     of: dict[BatchShape, int] = field(default_factory=dict)
 
 
+def row_counts(max_rows: int, edges: Sequence[int] = ()) -> tuple[int, ...]:
+    """Row counts of a table, up to max_rows, in the order of measuring. edges: as in CostTable."""
+    sides: dict[int, None] = {}
+    for edge in edges:
+        more = sides | dict.fromkeys((edge, edge + 1))
+        if len({*BENDS, *more, *BETWEEN}) > MOST_ROW_COUNTS:
+            break
+        sides = more
+    return tuple(each for each in dict.fromkeys((*BENDS, *sides, *BETWEEN)) if each <= max_rows)
+
+
 def table_shapes(
-    limits: DummyBatchLimits, rows_each: int, *, mixture: bool = False
+    limits: DummyBatchLimits, rows_each: int, *, edges: Sequence[int] = (), mixture: bool = False
 ) -> list[tuple[BatchShape, ...]]:
     """One group for each row count of the table, in their order: the step of that many rows, and steps for slopes.
 
-    rows_each: 1 for passes, which have no further rows, so that only the slope over context is measured. mixture:
-    with a step for the slope over experts.
+    rows_each: 1 for passes, which have no further rows, so that only the slope over context is measured. edges: as
+    in CostTable. mixture: with a step for the slope over experts.
     """
     short, long = (min(each, limits.longest) for each in (SHORT_CONTEXT, LONG_CONTEXT))
-    row_counts = [each for each in ROW_COUNTS if each <= limits.max_rows]
-    groups = {rows: [BatchShape(rows=rows, rows_each=rows_each, context=short)] for rows in row_counts}
+    counts = row_counts(limits.max_rows, edges)
+    groups = {rows: [BatchShape(rows=rows, rows_each=rows_each, context=short)] for rows in counts}
     for wanted, sequences, each in _SLOPES:
         if long < 2 * short or (rows_each == 1 and each > 1):
             continue
         count = min(sequences, limits.num_sequences(long), limits.max_rows // each)
         if count:
-            group = groups[max(rows for rows in row_counts if rows <= wanted)]
+            group = groups[max(rows for rows in counts if rows <= wanted)]
             group += [BatchShape(rows=count * each, rows_each=each, context=context) for context in (short, long)]
     if mixture:
-        group = groups[max(rows for rows in row_counts if rows <= _ALIKE_ROWS)]
+        group = groups[max(rows for rows in counts if rows <= _ALIKE_ROWS)]
         group.append(replace(group[0], alike=True))
     return [(*dict.fromkeys(group),) for group in groups.values()]
 
@@ -138,10 +150,11 @@ def fit_table(
     seconds: Mapping[BatchShape, float],
     groups: Sequence[tuple[BatchShape, ...]],
     reads: ExpertReads | None = None,
+    edges: tuple[int, ...] = (),
 ) -> CostTable:
     """The table of measured seconds. groups: of table_shapes; those that were not measured are left out.
 
-    reads: of these steps, where the model is a mixture.
+    reads: of these steps, where the model is a mixture. edges: as in CostTable.
     """
     experts = None
     if reads is not None:
@@ -168,7 +181,9 @@ def fit_table(
         for shape, *_ in groups
         if shape in seconds
     }
-    return CostTable.measured(net, kv_token_s=kv_token_s, kv_row_token_s=kv_row_token_s, experts=experts)
+    return CostTable.measured(
+        net, kv_token_s=kv_token_s, kv_row_token_s=kv_row_token_s, experts=experts, edges=edges
+    )
 
 
 def _fit_experts(seconds: Mapping[BatchShape, float], reads: ExpertReads) -> ExpertCosts:
@@ -239,7 +254,8 @@ class StepProfiler:
         moment of the machine slows all shapes alike. The first group is timed even where there is no time.
         """
         ends_s = self._clock() + budget_s
-        groups = table_shapes(self._limits, self._rows_each, mixture=self._reads is not None)
+        edges, mixture = self.edges, self._reads is not None
+        groups = table_shapes(self._limits, self._rows_each, edges=edges, mixture=mixture)
         self._fill_cache([shape for group in groups for shape in group])
         self.time_s(self.batch_of(groups[0][0]))  # meets cold memory
         batches: dict[BatchShape, RowBatch] = {}
@@ -259,7 +275,18 @@ class StepProfiler:
         measured, largest = (max(group[0].rows for group in some) for some in (_timed(groups, times), groups))
         if measured < largest:
             _log.info("step times: measured up to %d rows within %.0f s, extrapolated above", measured, budget_s)
-        return fit_table({shape: undisturbed_s(each) for shape, each in times.items()}, groups, self._reads)
+        found = {shape: undisturbed_s(each) for shape, each in times.items()}
+        return fit_table(found, groups, self._reads, edges)
+
+    @property
+    def num_row_counts(self) -> int:
+        """How many row counts a table has at most."""
+        return len(row_counts(self._limits.max_rows, self.edges))
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Of its table."""
+        return self._runner.row_edges(min(self._limits.max_rows, max(BENDS)))
 
     def seconds_now(self, row_counts: Sequence[int], budget_s: float) -> dict[BatchShape, float]:
         """Seconds of a few steps of the table, repeated for about budget_s seconds, at least three times."""

@@ -20,7 +20,6 @@ from faser.config.environment import cache_dir, step_times_s
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.startup.executor import EngineParts
 from faser.engine.execution.startup.step_profiler import (
-    ROW_COUNTS,
     BatchShape,
     DummyBatchLimits,
     ExpertReads,
@@ -61,9 +60,10 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
         budget_s = step_times_s(_GPU_STEPS_S if on_gpu else _CPU_STEPS_S)
         return profile(profilers, report, budget_s=budget_s, meter=BusyMeter())
 
+    described = {**_described(parts, limits), "edges": profilers[Role.STEP].edges}
     timers = {role: each.seconds_now for role, each in profilers.items()}
     return cached_profile(
-        cache_dir() / "cost" / f"{fingerprint(_described(parts, limits))}.json",
+        cache_dir() / "cost" / f"{fingerprint(described)}.json",
         measure,
         check=lambda times: start_check(times, timers),
     )
@@ -182,7 +182,7 @@ def profile(
     """
     draft_share = _DRAFT_SHARE if Role.PASS in profilers else 0.0
     shares = {Role.STEP: 1 - draft_share, Role.PASS: draft_share}
-    progress = StageProgress(report, STAGE, len(profilers) * len(ROW_COUNTS))
+    progress = StageProgress(report, STAGE, sum(each.num_row_counts for each in profilers.values()))
     tables = {Role.TEXT: CostTable(rows=(1, 2), seconds=(_TEXT_S, 2 * _TEXT_S))}
     for role, profiler in profilers.items():
         with meter.watch():

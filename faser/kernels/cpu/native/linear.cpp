@@ -247,6 +247,12 @@ int64_t faser_packed_bytes(int64_t columns, int64_t depth, int32_t dtype) {
     return (columns + kPanel - 1) / kPanel * kPanel * depth * (dtype == kFloat32 ? 4 : 2);
 }
 
+// Tiles of rows that a product of such weights makes of this many rows.
+int64_t faser_linear_tiles(int32_t dtype, int64_t rows) {
+    const int64_t height = dtype == kFloat32 ? kFewRows<float> : kFewRows<bf16>;
+    return (rows + height - 1) / height;
+}
+
 void faser_pack(Pool* pool, const FaserLinear* linear, const void* weight) {
     if (linear->dtype == kFloat32) return pack(*pool, *linear, (const float*)weight);
     pack(*pool, *linear, (const bf16*)weight);

@@ -13,31 +13,39 @@ namespace faser {
 // Panels that are multiplied together: four where one tile holds the rows, else two.
 inline int tile_panels(int rows) { return rows <= kTileHeight ? 4 : 2; }
 
-// Of a product with this many rows, at most 32. Sums are tiles 0 ... 3. Up to 16 rows: A 4, B 5 ... 7. More: A 4 and 5,
-// B 6 and 7.
-inline TileConfig product_tiles(int rows) {
+// Of a product with this many rows, at most 32, and values of depth in a step, at most 32. Sums are tiles 0 ... 3. Up to
+// 16 rows: A 4, B 5 ... 7. More: A 4 and 5, B 6 and 7.
+inline TileConfig product_tiles(int rows, int depth = kTileDepth) {
     TileConfig config;
     const int first = rows < kTileHeight ? rows : kTileHeight;
     const int second = rows > kTileHeight ? rows - kTileHeight : kTileHeight;
     for (int t = 0; t < 4; t++) config.set(t, rows > kTileHeight && t >= 2 ? second : first, kTileBytes);
-    config.set(4, first, kTileBytes);
-    config.set(5, rows > kTileHeight ? second : kTileHeight, kTileBytes);
-    config.set(6, kTileHeight, kTileBytes);
-    config.set(7, kTileHeight, kTileBytes);
+    config.set(4, first, depth * 2);
+    if (rows > kTileHeight) {
+        config.set(5, second, depth * 2);
+    } else {
+        config.set(5, depth / 2, kTileBytes);
+    }
+    config.set(6, depth / 2, kTileBytes);
+    config.set(7, depth / 2, kTileBytes);
     return config;
 }
 
-// Rows of x, and where B's tiles are: at(p, s) is that of panel p and step s, its rows (pairs of depth) `stride` apart.
+// Rows of x, whose steps lie x_step bytes apart, and where B's tiles are: at(p, s) is that of panel p and step s, its rows
+// (pairs of depth) `stride` apart.
 template <class At>
 struct TileOperands {
     const char* x;
     int64_t x_stride;
     At at;
     int64_t stride;
+    int64_t x_step = kTileBytes;
 };
 
 template <class At>
 TileOperands(const char*, int64_t, At, int64_t) -> TileOperands<At>;
+template <class At>
+TileOperands(const char*, int64_t, At, int64_t, int64_t) -> TileOperands<At>;
 
 // Up to 16 rows. ahead: bytes from a line of B to the one that is fetched meanwhile; 0: none.
 template <class Tiles, int Panels, class At>
@@ -56,7 +64,7 @@ inline void multiply_few(const TileOperands<At>& of, int64_t steps, float* sums,
         if constexpr (Panels > 3) Tiles::template zero<3>();
     }
     const char* x = of.x;
-    for (int64_t s = 0; s < steps; s++, x += kTileBytes) {
+    for (int64_t s = 0; s < steps; s++, x += of.x_step) {
         if (ahead) {
             for (int p = 0; p < Panels; p++) {
                 const char* from = of.at(p, s) + ahead;
@@ -106,7 +114,7 @@ inline void multiply_many(const TileOperands<At>& of, int64_t steps, float* sums
         }
     }
     const char* x = of.x;
-    for (int64_t s = 0; s < steps; s++, x += kTileBytes) {
+    for (int64_t s = 0; s < steps; s++, x += of.x_step) {
         Tiles::template load<6>(of.at(0, s), of.stride);
         Tiles::template load<4>(x, of.x_stride);
         Tiles::template dot<0, 4, 6>();
@@ -126,8 +134,8 @@ inline void multiply_many(const TileOperands<At>& of, int64_t steps, float* sums
     }
 }
 
-// sums [rows, 16 * panels] = rows of x times panels, at most tile_panels(rows) of them, over `steps` times 32 values;
-// goes_on: added to what is there. The configuration is product_tiles(rows).
+// sums [rows, 16 * panels] = rows of x times panels, at most tile_panels(rows) of them, over `steps`; goes_on:
+// added to what is there. The configuration is product_tiles(rows).
 template <class Tiles, class At>
 inline void multiply_tiles(const TileOperands<At>& of, int rows, int panels, int64_t steps, float* sums,
                            int64_t sums_stride, bool goes_on, int64_t ahead = 0) {

@@ -33,6 +33,7 @@ namespace faser {
 
 constexpr int kTileHeight = 16;    // most rows of a tile
 constexpr int kTileBytes = 64;     // most bytes of a row
+constexpr int kTileSums = kTileHeight * kPanel;
 constexpr int kTilesRows = 32;     // most rows of a product that two tiles of A hold
 constexpr int kTileDepth = 32;     // values in bf16 of a row of A
 
@@ -180,17 +181,17 @@ struct EmulatedTiles {
               config.bytes[A] == 4 * config.rows[B]);
         return config.rows[C];
     }
-    // Rows of whole tiles.
     static void widen(int tile, int rows) {
         State& all = state();
         if (all.widened == tile) return;
         const char* x = all.at[tile];
         const int pairs = all.config.bytes[tile] / 4;
         for (int r = 0; r < rows; r++, x += all.stride[tile]) {
-            for (int k = 0; k < pairs; k += kLanes) {
-                const vu pair = *(const vu_any*)(x + 4 * k);
-                *(vu_any*)(all.even[r] + k) = pair << 16;
-                *(vu_any*)(all.odd[r] + k) = pair & 0xffff0000u;
+            for (int k = 0; k < pairs; k++) {
+                uint32_t pair;
+                std::memcpy(&pair, x + 4 * k, 4);
+                all.even[r][k] = pair << 16;
+                all.odd[r][k] = pair & 0xffff0000u;
             }
         }
         all.widened = tile;
@@ -225,7 +226,7 @@ struct EmulatedTiles {
     }
 
     template <int C, int A, int B, class OfA, class OfB>
-    static void add_bytes() {
+    static __attribute__((noinline)) void add_bytes() {
         State& all = state();
         const int rows = rows_of<C, A, B>();
         for (int r = 0; r < rows; r++) {

@@ -245,6 +245,10 @@ class FlashInferBackend:
     def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
         return self._kernels.gate(gate_up, out, activation)
 
+    def row_edges(self, _most: int) -> tuple[int, ...]:
+        """See Backend."""
+        return ()
+
     @property
     def experts_read(self) -> int:
         """See Backend. Waits for the device, where the model is a mixture."""

@@ -65,12 +65,15 @@ class Batch:
             given, self.method, [DRAFTED[:length]] * len(given), [(0.5,) * length] * len(given), width=CAP
         )
 
+    def keep(self, drafts: StepDrafts) -> None:
+        self.control.keep(drafts, self.sequences, lambda _, asked: asked)
+
     def verify(self, drafts: StepDrafts | None = None, *, failed: tuple[int, ...] = (), num_cut: int = 0) -> None:
         """A step verifies these drafts; None: the usual ones, whole."""
         if drafts is None:
             drafts = step_drafts(self.drafts(), full(len(self.sequences), len(DRAFTED)))
         rows = StepRows()
-        verified = dict(zip(drafts.table.slots.tolist(), drafts.verified(), strict=True))
+        verified = {drafts.table.slots.item(at): token_ids for at, token_ids in drafts.verified()}
         for slot in range(len(self.sequences)):
             draft = verified.get(slot, ())
             rows.add(slot, 4, (1, *draft), samples=True, num_drafts=len(draft))
@@ -209,12 +212,12 @@ def test_missing_kv_is_refilled_for_the_sequences_that_a_model_drafted_for() -> 
     batch = Batch(2)
     by_text = table_of([1], "suffix", [DRAFTED], [(0.5, 0.5)], width=CAP)
     before = batch.missing_kv()
-    batch.control.keep(made(joined([batch.drafts(0), by_text]), passes=2, run_s=0.01, missing_kv=5))
+    batch.keep(made(joined([batch.drafts(0), by_text]), passes=2, run_s=0.01, missing_kv=5))
     assert [old - new for old, new in zip(before, batch.missing_kv(), strict=True)] == [5, 0]
 
 
 def test_passes_whose_tokens_were_all_dropped_are_part_of_the_time() -> None:
     """Drafts of one token took three passes of two milliseconds: exactly what the table says."""
     batch = Batch(2)
-    batch.control.keep(made(batch.drafts(length=1), passes=3, run_s=0.006))
+    batch.keep(made(batch.drafts(length=1), passes=3, run_s=0.006))
     assert batch.costs.factor(Role.PASS) == pytest.approx(1.0)

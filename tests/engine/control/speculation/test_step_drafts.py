@@ -192,14 +192,14 @@ def test_passes_whose_tokens_were_all_dropped_are_drafts_as_well(passes: int, ha
     step = StepDrafts(chosen=[0], lengths=ints(3), candidates=candidates(constant(0.5, 1, CAP)))
     step.take(answer(draft(0, "draft_model"), passes=passes))
     assert step.has_drafts == has_drafts
-    assert step.verified() == [()]
+    assert step.verified() == []
 
 
 @pytest.mark.parametrize("num_decided", [0, 1])
 def test_what_is_verified_are_the_kept_tokens_that_are_not_decided_yet(num_decided: int) -> None:
     drafts = joined([draft(2, "suffix", [0.5] * 4), draft(0, "suffix", [0.5] * 2), draft(1, "suffix", [0.5])])
     step = step_drafts(drafts, [2, 1, 0], num_decided=num_decided)
-    assert step.verified() == [tuple(range(num_decided, num_decided + 2)), (num_decided,), ()]
+    assert step.verified() == [(0, tuple(range(num_decided, num_decided + 2))), (1, (num_decided,))]
 
 
 # From the step's tokens to outcomes.

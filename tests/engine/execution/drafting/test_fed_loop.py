@@ -486,11 +486,12 @@ class Twins:
         for runner in (pair.plain, pair.runner(chooser)):
             table, state = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE)), SamplingState(NUM_SLOTS)
             choice = choose(state)
-            loop: DraftLoop = PassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice)
+            passes = ModelPasses(runner, table, max_rows=MAX_ROWS)
+            loop: DraftLoop = PassLoop(passes, choice)
             if runner is not pair.plain:
                 loop = fed_loop(runner, table, choice)
             kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-            drafter = DraftModel(loop, kv, choice, max_positions=MAX_LEN)
+            drafter = DraftModel(loop, passes, kv, choice, max_positions=MAX_LEN)
             worlds.append(
                 World(drafter, table, random.Random(seed), kv=KvManager(NUM_BLOCKS, BLOCK_SIZE), sampling=state)
             )

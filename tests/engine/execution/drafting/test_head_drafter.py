@@ -173,7 +173,7 @@ class Drafting:
         self.cache = HeadCache(table, num_slots=NUM_SLOTS, num_blocks=num_blocks, block_size=BLOCK_SIZE)
         own = DraftVocabularySampler(sampler or GreedyDraftSampler(), head.draft_ids, VOCAB_SIZE)
         loop = HeadLoop(self.head_runner, table, self.ring, own, max_rows=MAX_ROWS)
-        drafter = HeadDrafter(loop, self.ring, self.cache, METHOD)
+        drafter = HeadDrafter(loop, self.ring, self.cache, METHOD, trained=MAX_PLACES)
         self.world = World(drafter, BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE)), rng)
         self.oracle = Oracle(make_decoder(target), head_directory)
         self.computed: dict[int, int] = {}  # by slot, leading tokens whose keys and values the target has

@@ -16,11 +16,11 @@ from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.step_profiler import (
-    ROW_COUNTS,
     BatchShape,
     DummyBatchLimits,
     StageProgress,
     StepProfiler,
+    row_counts,
 )
 from faser.engine.execution.startup.step_times import (
     STAGE,
@@ -91,7 +91,9 @@ def times_of(
 def test_every_row_count_that_a_step_can_have_is_measured(runner: Runner) -> None:
     times = times_of(runner, budget_s=3.5)
     table = times.tables[Role.STEP]
-    assert table.rows == tuple(sorted(each for each in ROW_COUNTS if each <= LIMITS.max_rows))
+    edges = runner.row_edges(LIMITS.max_rows)
+    assert table.rows == tuple(sorted(row_counts(LIMITS.max_rows, edges)))
+    assert table.edges == edges
     assert all(0 < each < 5 for each in table.seconds)
     assert Role.PASS not in times.tables
     assert times.tables[Role.TEXT].seconds_at(1) > 0

@@ -41,8 +41,8 @@ void trim(const Call& call, const Tile& tile, Chunks& chunks, Scratch& scratch) 
     }
 }
 
-// scores[query][key] = query . key, for `Panels` chunks; rows of scores lie kSpan apart. Prefetches the chunks'
-// values, which are needed next: blocks are scattered in memory, so the processor cannot predict them.
+// scores[query][key] = query . key, for `Panels` chunks; rows of scores lie kSpan apart. The first queries prefetch the
+// chunks' values, which are needed next: blocks are scattered in memory, so the processor cannot predict them.
 template <class T, int Panels>
 void score_chunks(const FaserCache& cache, const char* queries, int64_t num_queries, const char* const* keys,
                   const char* const* values, float* scores) {
@@ -52,8 +52,13 @@ void score_chunks(const FaserCache& cache, const char* queries, int64_t num_quer
         with_count<kTileRows>(rows, [&](auto count) {
             Sums<count.value, Panels> sums;
             clear(sums);
-            multiply<T, count.value, Panels, true>(queries + q * width * sizeof(T), width * sizeof(T), keys,
-                                                   keys_step(cache), width / Step<T>::kValues, sums, values);
+            const char* x = queries + q * width * sizeof(T);
+            const int64_t steps = width / Step<T>::kValues, stride = keys_step(cache);
+            if (q == 0) {
+                multiply<T, count.value, Panels, true>(x, width * sizeof(T), keys, stride, steps, sums, values);
+            } else {
+                multiply<T, count.value, Panels>(x, width * sizeof(T), keys, stride, steps, sums);
+            }
             spill(sums, scores + q * kSpan, kSpan);
         });
         q += rows;
@@ -71,12 +76,13 @@ void score(const FaserCache& cache, const char* queries, int64_t num_queries, co
     }
 }
 
-// Scores to weights 2^(c * score - most); most and total of each query go to the partial result.
+// Scores to weights 2^(c * score - most); most and total of each query go to the partial result. All maxima come
+// first: a processor computes those of several queries at once, but not the weights that wait for one.
 template <class T>
 void soften(const float* scores, int64_t num_queries, int64_t keys, float c, T* weights, Partial& partial) {
+    for (int64_t q = 0; q < num_queries; q++) partial.most[q] = most_of(scores + q * kSpan, keys, c);
     for (int64_t q = 0; q < num_queries; q++) {
         const float* row = scores + q * kSpan;
-        partial.most[q] = most_of(row, keys, c);
         if (partial.most[q] == kNothing) {
             partial.total[q] = 0;
             std::fill(weights + q * kSpan, weights + q * kSpan + keys, T{});
@@ -85,9 +91,9 @@ void soften(const float* scores, int64_t num_queries, int64_t keys, float c, T* 
         vf total = {};
         const vf shift = splat(-partial.most[q]);
         for (int64_t k = 0; k < keys; k += kLanes) {
-            vf weight = exp2(fma(load(row + k), splat(c), shift));
+            vf weight = exp2_bounded(fma(load(row + k), splat(c), shift));
             total += weight;
-            store(weights + q * kSpan + k, weight);
+            store_normal(weights + q * kSpan + k, weight);
         }
         partial.total[q] = sum(total);
     }
@@ -138,9 +144,6 @@ inline bool has_nan(const float* values, int64_t count) {
 template <class T>
 struct FloatSpan {
     static void gather(const Call& call, const Tile& tile, int64_t head, Scratch& scratch) {
-#if defined(FASER_TILES)
-        if constexpr (kInTiles<T>) return gather_padded(call, tile, head, (T*)scratch.queries.data());
-#endif
         gather_queries(call, tile, head, (T*)scratch.queries.data());
     }
 
@@ -157,15 +160,16 @@ struct FloatSpan {
     }
 
     static void mix_all(const Call& call, int64_t queries, const Chunks& chunks, Scratch& scratch, float* values) {
-        char* weights = scratch.weights.data();
+        const char* weights = scratch.weights.data();
+        const int64_t width = call.cache.head_dim;
 #if defined(FASER_TILES)
         if constexpr (kInTiles<T>) {
             return with_tiles([&](auto tiles) {
-                mix_in_tiles<decltype(tiles)>(call.cache, weights, queries, chunks, scratch.tiles, values);
+                mix_in_tiles<decltype(tiles)>(weights, queries, width, chunks, values);
             });
         }
 #endif
-        mix<T>(weights, queries, call.cache.head_dim, chunks, values);
+        mix<T>(weights, queries, width, chunks, values);
     }
 
     static void attend(const Call& call, const Tile& tile, int64_t head, int span, Scratch& scratch,
@@ -181,8 +185,7 @@ struct FloatSpan {
             }
         }
         hide_unseen(call, tile, chunks, scores);
-        T* weights = (T*)scratch.weights.data() + first_weight<T>(chunks);
-        soften(scores, queries, chunks.count * kChunk, call.heads.scale * kLog2e, weights, partial);
+        soften(scores, queries, chunks.count * kChunk, call.heads.scale * kLog2e, (T*)scratch.weights.data(), partial);
         mix_all(call, queries, chunks, scratch, partial.values);
         if (tile.rows > 1 && has_nan(partial.values, queries * width)) {
             attend_row_by_row(call, tile, head, span, scratch, partial);

@@ -11,6 +11,7 @@ namespace faser {
 constexpr int kMostQuery = 127 * 128;  // the high byte is signed, the low one -64 … 63
 constexpr int kMostWeight = 32767;     // the low byte is unsigned
 constexpr int64_t kMostHeadDim = 1024;  // so that the sum of a key's products fits into 32 bits
+constexpr int kAhead = 4;  // chunks from the keys in use to those that are prefetched
 constexpr uint32_t kLeastBits = 0x0d800000u;  // 2^-100: neither it nor kMostWeight over it overflows
 
 // The bits of each lane's largest magnitude so far; more than an infinity's where one is no number.

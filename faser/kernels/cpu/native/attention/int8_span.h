@@ -6,11 +6,10 @@
 #pragma once
 
 #include "int8.h"
+#include "int8_tiles.h"
 #include "span.h"
 
 namespace faser {
-
-constexpr int kAhead = 4;  // chunks from the keys in use to those that are prefetched
 
 // Rows of the next tile when `left` remain, as even as possible.
 template <int Most>
@@ -89,10 +88,13 @@ void score_int8(const FaserCache& cache, const Scratch& scratch, int64_t num_que
 inline void soften_int8(const Call& call, int64_t num_queries, const Chunks& chunks, Scratch& scratch,
                         Partial& partial) {
     const int64_t keys = int64_t(chunks.count) * kChunk;
+    const auto unit = [&](int64_t q) { return scratch.units[q] * (call.heads.scale * kLog2e); };
+    for (int64_t q = 0; q < num_queries; q++) {  // as in soften
+        partial.most[q] = most_of(scratch.scores.data() + q * kSpan, keys, unit(q));
+    }
     for (int64_t q = 0; q < num_queries; q++) {
         float* row = scratch.scores.data() + q * kSpan;
-        const float c = scratch.units[q] * (call.heads.scale * kLog2e);
-        partial.most[q] = most_of(row, keys, c);
+        const float c = unit(q);
         partial.total[q] = 0;
         vu largest{};
         if (partial.most[q] == kNothing) {
@@ -101,7 +103,7 @@ inline void soften_int8(const Call& call, int64_t num_queries, const Chunks& chu
             vf total = {};
             const vf shift = splat(-partial.most[q]);
             for (int64_t k = 0; k < keys; k += kLanes) {
-                const vf weight = exp2(fma(load(row + k), splat(c), shift));
+                const vf weight = exp2_bounded(fma(load(row + k), splat(c), shift));
                 const vf scale = load(chunks.value_scales[k / kChunk] + k % kChunk);
                 total += weight;
                 const vf scaled = weight == 0.0f ? vf{} : weight * scale;
@@ -169,16 +171,38 @@ struct Int8Span {
         round_queries<T>(call, tile, head, scratch);
     }
 
+    static void score_all(const Call& call, int64_t queries, const Chunks& chunks, Scratch& scratch) {
+        float* scores = scratch.scores.data();
+#if defined(FASER_TILES)
+        if (is_for_byte_tiles(queries)) {
+            return with_tiles([&](auto tiles) {
+                score_int8_in_tiles<decltype(tiles)>(call.cache, scratch, queries, chunks, scores);
+            });
+        }
+#endif
+        if (queries <= kFewRows) return score_int8<kFewRows, kFewRowsPanels>(call.cache, scratch, queries, chunks, scores);
+        score_int8<kWideRows, kWidePanels>(call.cache, scratch, queries, chunks, scores);
+    }
+
+    static void mix_all(const Call& call, int64_t queries, const Chunks& chunks, Scratch& scratch, float* values) {
+        const int64_t width = call.cache.head_dim;
+#if defined(FASER_TILES)
+        if (is_for_byte_tiles(queries)) {
+            return with_tiles([&](auto tiles) {
+                mix_int8_in_tiles<decltype(tiles)>(call.cache, scratch, queries, chunks, values);
+            });
+        }
+#endif
+        if (queries <= kFewRows) return mix_int8<kFewRows, kFewRowsPanels>(scratch, queries, width, chunks, values);
+        mix_int8<kWideRows, kWidePanels>(scratch, queries, width, chunks, values);
+    }
+
     static void attend(const Call& call, const Tile& tile, int64_t head, int span, Scratch& scratch,
                        Partial partial) {
-        const int64_t queries = tile.rows * call.group(), width = call.cache.head_dim;
+        const int64_t queries = tile.rows * call.group();
         float* scores = scratch.scores.data();
         const Chunks chunks = find_chunks(call, tile, head, span);
-        if (queries <= kFewRows) {
-            score_int8<kFewRows, kFewRowsPanels>(call.cache, scratch, queries, chunks, scores);
-        } else {
-            score_int8<kWideRows, kWidePanels>(call.cache, scratch, queries, chunks, scores);
-        }
+        score_all(call, queries, chunks, scratch);
         if (call.heads.score_cap) {
             for (int64_t q = 0; q < queries; q++) {
                 cap_scores(call.heads.score_cap, scratch.units[q] * call.heads.scale, scores + q * kSpan,
@@ -187,11 +211,7 @@ struct Int8Span {
         }
         hide_unseen(call, tile, chunks, scores);
         soften_int8(call, queries, chunks, scratch, partial);
-        if (queries <= kFewRows) {
-            mix_int8<kFewRows, kFewRowsPanels>(scratch, queries, width, chunks, partial.values);
-        } else {
-            mix_int8<kWideRows, kWidePanels>(scratch, queries, width, chunks, partial.values);
-        }
+        mix_all(call, queries, chunks, scratch, partial.values);
     }
 };
 

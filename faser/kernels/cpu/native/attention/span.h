@@ -50,8 +50,7 @@ struct Partial {
     static Partial at(float* memory, int64_t queries) { return {memory, memory + queries, memory + 2 * queries}; }
 };
 
-// Memory of one thread, grown to the largest tile it has met. units, offsets, weight_units: of int8. tiles: of
-// values, grown by those who need them.
+// Memory of one thread, grown to the largest tile it has met. units, offsets, weight_units, tiles (of values): of int8.
 struct Scratch {
     std::vector<char> queries, weights, edges, tiles;
     std::vector<float> scores, sums, span, units, weight_units;

@@ -4,11 +4,11 @@
 // Every multiply-add is rounded once and no sum is split, so a row gets the same bits in every batch, on any number of
 // threads and on every CPU: those of kernels/interface/low_bit/product.py.
 
-#include <type_traits>
-
 #include "activations.h"
+#include "codes.h"
 #include "dot.h"
 #include "layout.h"
+#include "tile_block.h"
 #include "../calls.h"
 #include "../shares.h"
 #include "../tile.h"
@@ -29,110 +29,6 @@ constexpr int64_t kBlockRows = 64;
 constexpr int64_t kPieceBytes = 64 * 1024;  // of weights, at most or one unit: with more than a block of rows
 constexpr int64_t kFetchBytes = 256 * 1024;  // of the next product, by each thread that waits for it
 
-// Of a form's groups.
-template <int Form>
-struct CodesOf {
-    static constexpr bool kNamed = Form == kTable || Form == kFloats4, kHalves = Form == kNibbles || kNamed;
-    static constexpr bool kSixBits = Form == kSixes || Form == kSixes16;
-    static constexpr bool kSmall = kSmallDiffers && (Form == kNibbles || Form == kFloats4 || kSixBits);
-    static constexpr bool kInPairs = kSmall && faser::kInPairs;
-    static constexpr int kGroup = Form == kSixes16 ? 16 : 32;
-    static constexpr int kPairs = kGroup / 8;  // of vectors with a code a byte
-    static constexpr int kTogether = Form == kNibbles ? 4 : 2;  // of them, whose sums fit into 16 bits
-    static constexpr bool kStartsInPairs = kInPairs && Form == kSixes16;
-    static constexpr int kBytes = kPairs * kStepBytes * (kHalves ? 4 : kSixBits ? 6 : 8) / 4;
-    // Where the values of a pair's vectors begin in a group.
-    static constexpr int first(int pair) { return kHalves ? 4 * pair : 8 * pair; }
-    static constexpr int second(int pair) { return kHalves ? 16 + 4 * pair : 8 * pair + 4; }
-    using D = Dot<kSmall>;
-};
-
-#if defined(__AVX2__)
-inline vi named_codes(vi nibbles, const uint8_t (&codes)[16]) {
-    const __m128i table = _mm_loadu_si128((const __m128i*)codes);
-#if defined(__AVX512BW__)
-    return (vi)_mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xffff, table), (__m512i)nibbles);
-#else
-    return (vi)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)nibbles);
-#endif
-}
-#else
-inline vi named_codes(vi nibbles, const uint8_t (&codes)[16]) {
-    uint8_t bytes[sizeof(vi)];
-    std::memcpy(bytes, &nibbles, sizeof(vi));
-    for (auto& byte : bytes) byte = codes[byte];
-    std::memcpy(&nibbles, bytes, sizeof(vi));
-    return nibbles;
-}
-#endif
-
-// Part i of a pair of a group's vectors, a code a byte.
-template <int C>
-inline __attribute__((always_inline)) void read_pair(const char* group, int pair, int i, vi& first, vi& second) {
-    const auto vector = [&](int at) { return (vi) * (const vu_any*)(group + at * kStepBytes + i * sizeof(vf)); };
-    if constexpr (C == kBytes) {
-        first = vector(2 * pair);
-        second = vector(2 * pair + 1);
-        return;
-    }
-    const vi halves = vector(CodesOf<C>::kHalves ? pair : pair / 2 * 3 + pair % 2);
-    first = halves & 0x0f0f0f0f;
-    second = (vi)((vu)halves >> 4) & 0x0f0f0f0f;
-    if constexpr (CodesOf<C>::kNamed) {
-        constexpr auto& codes = C == kTable ? kCodesOfNibbles : kCodesOfFloats4;
-        first = named_codes(first, codes);
-        second = named_codes(second, codes);
-    }
-    if constexpr (CodesOf<C>::kSixBits) {
-        const vu upper = (vu)vector(pair / 2 * 3 + 2);
-        first |= (vi)(pair % 2 == 0 ? upper << 4 : upper) & 0x30303030;
-        second |= (vi)(pair % 2 == 0 ? upper << 2 : upper >> 2) & 0x30303030;
-    }
-}
-
-// Scales and minimums of the groups of 32 of one span as floats: [group][panel][16], scales before minimums.
-struct FactorTable {
-    alignas(64) float scales[kGroups32 * kWidth];
-    alignas(64) float minimums[kGroups32 * kWidth];
-
-    // span: that of the first panel; the others follow at panel_bytes.
-    void read(const FaserLowBitPart& part, const SpanLayout& layout, const char* span, int64_t panel_bytes,
-              int64_t groups) {
-        for (int p = 0; p < kPanels; p++) {
-            read_panel(part, span + p * panel_bytes + layout.scales, groups, scales + p * kPanel);
-            if (part.has_minimums) {
-                read_panel(part, span + p * panel_bytes + layout.minimums, groups, minimums + p * kPanel);
-            }
-        }
-    }
-
-  private:
-    static void read_panel(const FaserLowBitPart& part, const char* at, int64_t groups, float* to) {
-        const int64_t repeats = part.factor_values / 32;
-        if (part.factors == kExponents) {
-            spread(groups, repeats, to, [&](int64_t place) { return load_exponents(at + place); });
-        } else if (part.factors == kHalves) {
-            spread(groups, repeats, to, [&](int64_t place) { return load_halves(at + place * 2); });
-        } else {
-            spread(groups, repeats, to, [&](int64_t place) { return load((const float*)at + place); });
-        }
-    }
-
-    // value(place): a factor of kLanes columns, `place` numbers into the span's factors.
-    template <class Value>
-    static inline __attribute__((always_inline)) void spread(int64_t groups, int64_t repeats, float* to,
-                                                             const Value& value) {
-        for (int64_t factor = 0, group = 0; group < groups; factor++) {
-            const int64_t end = std::min(group + repeats, groups);
-            for (int i = 0; i < kParts; i++) {
-                const vf each = value(factor * kPanel + i * kLanes);
-                for (int64_t g = group; g < end; g++) store(to + g * kWidth + i * kLanes, each);
-            }
-            group = end;
-        }
-    }
-};
-
 // a * b + c, rounded once on every CPU.
 inline vf fused(vf a, vf b, vf c) {
 #if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
@@ -141,13 +37,6 @@ inline vf fused(vf a, vf b, vf c) {
     for (int i = 0; i < kLanes; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;
 #endif
-}
-
-// A float in every lane. (Adding it to zeros, as splat does, takes time here.)
-inline vf everywhere(const float* x) {
-    int32_t bits;
-    std::memcpy(&bits, x, 4);
-    return (vf)splat_int(bits);
 }
 
 // A tile of rows and panels over one span. Places in x are those of its first row.
@@ -421,11 +310,16 @@ int32_t read_as(const FaserLowBitPart& part) {
     return is_in_place ? part.factors : int32_t(kFloats);
 }
 
+// Tiles that a block of rows is divided into.
+int64_t tiles_of(int64_t rows) {
+    const int64_t most = rows <= kMostRows ? kMostRows : kUsualRows;
+    return (rows + most - 1) / most;
+}
+
 // All rows of a block over one span; tile: its first rows. Tiles are as even as possible, the higher ones first.
 template <int C>
 void add_block(TileSpan tile, const FaserLowBitPart& part, int64_t values, int64_t rows) {
-    const int64_t most = rows <= kMostRows ? kMostRows : kUsualRows;
-    const int64_t tiles = (rows + most - 1) / most, height = rows / tiles, higher = rows % tiles;
+    const int64_t tiles = tiles_of(rows), height = rows / tiles, higher = rows % tiles;
     tile.ahead_lines = (tile.ahead_lines + tiles - 1) / tiles;  // tiles share them out
     auto add = [&](int64_t first, int64_t tile_rows, int64_t count) {
         TileSpan at = tile;
@@ -469,11 +363,11 @@ void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const
     const char* span = part.panels + panel * panel_bytes;
     alignas(64) float totals[kBlockRows * kWidth];
     for (int64_t i = 0; i < (end - row) * kWidth; i += kLanes) store(totals + i, vf{});
-    FactorTable table;
+    FactorTable<kPanels, kGroups32> table;
     for (int64_t first = 0, place = row; first < linear.depth; first += kSpan, place += x.rows) {
         const int64_t values = std::min(kSpan, linear.depth - first);
         const SpanLayout layout = span_layout(part, values);
-        if (!is_in_place) table.read(part, layout, span, panel_bytes, values / kGroup);
+        if (!is_in_place) table.read<32>(part, layout, span, panel_bytes, values / kGroup);
         const TileSpan tile{span,
                             panel_bytes,
                             is_in_place ? span + layout.scales : (const char*)table.scales,
@@ -532,6 +426,30 @@ Multiply multiply_of(int32_t form) {
         default:
             return multiply_panels<kSixes16>;
     }
+}
+
+// Most rows of a block.
+int64_t most_rows() {
+#if defined(FASER_TILES)
+    return most_block_rows(kBlockRows);
+#endif
+    return kBlockRows;
+}
+
+// Rows [row, end), at most most_rows, with panels [panel, last) of a part. after: weights that this thread needs next,
+// or null.
+void multiply_part(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
+                   const Activations& x, int64_t panel, int64_t last, int64_t row, int64_t end, const char* after) {
+    const Multiply multiply = multiply_of(part.form);
+#if defined(FASER_TILES)
+    if (is_for_tiles(part, end - row)) {
+        return multiply_in_tiles(linear, part, call, x, panel, last, row, end, after);
+    }
+    for (; end - row > kBlockRows; row += kBlockRows) {
+        multiply(linear, part, call, x, panel, last, row, row + kBlockRows, nullptr);
+    }
+#endif
+    multiply(linear, part, call, x, panel, last, row, end, after);
 }
 
 // Units of kUnitPanels panels, those of all parts counted on.
@@ -594,11 +512,11 @@ struct SharedProduct {
         int64_t panel;
         const FaserLowBitPart& part = part_of(linear, first, panel);
         const int64_t end = panel + (last - first) * kUnitPanels;
-        multiply_of(part.form)(linear, part, call, x, panel, end, 0, call.rows, after);
+        multiply_part(linear, part, call, x, panel, end, 0, call.rows, after);
     }
 };
 
-// Units [unit, last) of a product with rows [row, end), at most kBlockRows. after: weights that this thread needs next,
+// Units [unit, last) of a product with rows [row, end), at most most_rows. after: weights that this thread needs next,
 // or null.
 void multiply_units(const FaserLowBit& linear, const FaserProduct& call, const Activations& x, int64_t unit,
                     int64_t last, int64_t row, int64_t end, const char* after) {
@@ -607,13 +525,13 @@ void multiply_units(const FaserLowBit& linear, const FaserProduct& call, const A
         const FaserLowBitPart& part = part_of(linear, unit, panel);
         const int64_t until = std::min(panel + (last - unit) * kUnitPanels, low_bit_panels(part));
         unit += (until - panel) / kUnitPanels;
-        multiply_of(part.form)(linear, part, call, x, panel, until, row, end, unit < last ? weights_of(linear, unit) : after);
+        multiply_part(linear, part, call, x, panel, until, row, end, unit < last ? weights_of(linear, unit) : after);
     }
 }
 
 // More rows: blocks of them, and pieces of a part's units.
 void multiply_blocks(Pool& pool, const FaserLowBit& linear, const FaserProduct& call, const Activations& x) {
-    const int64_t row_blocks = (call.rows + kBlockRows - 1) / kBlockRows;
+    const int64_t row_blocks = (call.rows + most_rows() - 1) / most_rows();
     const int64_t block = (call.rows + row_blocks - 1) / row_blocks;
     int64_t largest = 1;
     for (int64_t i = 0; i < linear.num_parts; i++) {
@@ -671,7 +589,7 @@ void faser_grouped_low_bit(Pool* pool, const FaserAnyLinear* linears, const Fase
     used.clear();
     for (const FaserGroup* group = groups; group < groups + num_groups; group++) {
         const FaserLowBit* linear = linears[group->weight].low_bit;
-        const int64_t count = group->end - group->begin, row_blocks = (count + kBlockRows - 1) / kBlockRows;
+        const int64_t count = group->end - group->begin, row_blocks = (count + most_rows() - 1) / most_rows();
         const int64_t block = (count + row_blocks - 1) / row_blocks;
         for (int64_t unit = 0; unit < num_units(*linear); unit++) {
             for (int64_t row = group->begin; row < group->end; row += block) {
@@ -687,6 +605,14 @@ void faser_grouped_low_bit(Pool* pool, const FaserAnyLinear* linears, const Fase
     pool->run(pool->num_threads(), GroupedProducts{pieces, call, quantised, *pool, shares});
 }
 
+// Tiles of rows that a product with codes of a form makes of this many rows; blocks of them are taken for one.
+int64_t faser_low_bit_tiles(int32_t form, int64_t rows) {
+#if defined(FASER_TILES)
+    if (gains_by_tiles(form, rows)) return (rows + kTileHeight - 1) / kTileHeight;
+#endif
+    return tiles_of(rows);
+}
+
 // following: the product after this one, or null; its first weights are fetched by threads that wait.
 void faser_low_bit_linear(Pool* pool, const FaserLowBit* linear, const void* x, int64_t x_stride, int32_t x_dtype,
                           int64_t rows, void* out, int64_t out_stride, int32_t out_dtype, const void* residual,
@@ -694,7 +620,7 @@ void faser_low_bit_linear(Pool* pool, const FaserLowBit* linear, const void* x, 
     if (rows == 0) return;
     const FaserProduct call{x, x_stride, rows, out, out_stride, residual, residual_stride, out_dtype};
     const Activations quantised = quantise(*pool, call, x_dtype, *linear, start_of);
-    if (rows > kBlockRows) return multiply_blocks(*pool, *linear, call, quantised);
+    if (rows > most_rows()) return multiply_blocks(*pool, *linear, call, quantised);
     static thread_local Shares shares;
     shares.deal(num_units(*linear), pool->num_threads());
     pool->run(pool->num_threads(), SharedProduct{*linear, call, quantised, following, *pool, shares});
