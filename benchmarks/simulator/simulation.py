@@ -8,13 +8,13 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.simulator.co_run import InterferenceTable
 from benchmarks.simulator.executor import SimulatedExecutor
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import Arrival
 from faser.engine.client.admission import Admission
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan, StepResult, StepSpan
-from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.pace import PaceFit

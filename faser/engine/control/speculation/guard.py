@@ -20,6 +20,9 @@ The balance adds up what drafts have saved. Only the time without drafts is esti
 place, so its error is a sum of martingale differences. The bound holds at all times at once, to the extent that
 the central limit theorem does (asymptotic confidence sequence, arXiv 2103.06476).
 
+A second guard decides, where there are lanes, whether drafts are made during steps or before them: then both sides
+draft, and the tokens of a step without drafts are those of a step whose drafts were made before it.
+
 The seconds are those from the beginning of a step to the beginning of the next one, so deciding, learning,
 messages and whatever else runs on the machine are in them. They count in units of what a step without drafts takes
 by the table, so that a batch that grows counts for neither side.
@@ -39,6 +42,7 @@ MOST_COMMON = 255  # common steps for each rare one
 SURE, LEAST_GROUPS = 1.5, 1.9  # standard errors of the mean gain, and groups: two, the first of which has aged
 _OBVIOUS = 3.0
 _NEAR = 32  # steps before and after the rare ones
+_FOLLOW = 0.1  # weight of a group in the tokens of a step without drafts, where these are not known
 _LEAST_SEEN = 3  # steps of each side: a step or two are under way when a group begins
 _KEPT = 0.98  # of the groups so far, with each further one
 _OF_OTHER_LOAD = 1.5  # groups that the nearest load is worth at one without any
@@ -75,12 +79,14 @@ class _Group:
     """Steps of a group, in the order in which they run. at: the first rare one. Times are in plain steps."""
 
     num_common: int
+    num_rare: int
     rare_drafts: bool
     at: int
     num_launched: int = 0
     num_seen: int = 0
     num_drafting: int = 0
     tokens: float = 0.0  # a sequence, over the steps with drafts
+    plain_tokens: float = 0.0  # over the others
     drafting: float = 0.0  # time of these steps
     near: list[int] = field(default_factory=lambda: [0, 0])  # steps compared: without drafts, with drafts
     times: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of these
@@ -91,13 +97,13 @@ class _Group:
 
         Where the seconds of too many steps have remained unknown, the group goes on with those it lacks.
         """
-        if self.num_launched >= self.num_common + RARE_STEPS:
+        if self.num_launched >= self.num_common + self.num_rare:
             return self.near[True] < self.near[False]
-        return self.rare_drafts == (self.at <= self.num_launched < self.at + RARE_STEPS)
+        return self.rare_drafts == (self.at <= self.num_launched < self.at + self.num_rare)
 
     @property
     def is_over(self) -> bool:
-        return self.num_launched >= self.num_common + RARE_STEPS and min(self.near) >= _LEAST_SEEN
+        return self.num_launched >= self.num_common + self.num_rare and min(self.near) >= _LEAST_SEEN
 
     def add(self, time: float, tokens: float, *, drafts: bool) -> None:
         at, self.num_seen = self.num_seen, self.num_seen + 1
@@ -105,7 +111,9 @@ class _Group:
             self.num_drafting += 1
             self.tokens += tokens
             self.drafting += time
-        if drafts == self.rare_drafts or self.at - _NEAR <= at < self.at + RARE_STEPS + _NEAR:
+        else:
+            self.plain_tokens += tokens
+        if drafts == self.rare_drafts or self.at - _NEAR <= at < self.at + self.num_rare + _NEAR:
             self.near[drafts] += 1
             self.times[drafts] += time
 
@@ -114,7 +122,7 @@ class _Group:
         if self.num_launched < self.at:
             self.at = self.num_common = self.num_launched
         else:
-            self.num_common = max(self.num_launched - RARE_STEPS, self.at)
+            self.num_common = max(self.num_launched - self.num_rare, self.at)
 
 
 @dataclass(slots=True)
@@ -168,14 +176,16 @@ class _Mean:
 class _Load:
     """What is known of a load.
 
-    ratio: common steps for each rare one. usual: time of a step without drafts, in plain steps. tokens, variance:
-    a sequence, of a step with drafts. behind: by how much the sum of these tokens has fallen behind. quotient:
-    time without drafts over time with them, of the last group, and the variance of its error.
+    ratio: common steps for each rare one. reference: tokens a sequence of a step without drafts. usual: time of
+    such a step, in plain steps. tokens, variance: a sequence, of a step with drafts. behind: by how much the sum
+    of these tokens has fallen behind. quotient: time without drafts over time with them, of the last group, and
+    the variance of its error.
     """
 
     mean: _Mean
     group: _Group
     ratio: int = 1
+    reference: float = 1.0
     usual: float = 0.0
     tokens: float = 0.0
     variance: float = 0.0
@@ -199,8 +209,9 @@ def level_of(num_sequences: int, *, prompts: bool) -> int:
 class Guard:
     """See the module. A load is how many sequences decode, up to a factor of 2, or all steps with prompts."""
 
-    def __init__(self, *, seed: int = 0) -> None:
-        self._random = random.Random(seed)
+    def __init__(self, *, seed: int = 0, rare_steps: int = RARE_STEPS, plain_is_known: bool = True) -> None:
+        """plain_is_known: the other side brings one token a sequence; else it drafts as well, in another way."""
+        self._random, self._rare_steps, self._plain_is_known = random.Random(seed), rare_steps, plain_is_known
         self._loads: dict[int, _Load] = {}
         self._saved_s = self._variance = 0.0
 
@@ -225,7 +236,7 @@ class Guard:
         time = min(time, (_OUTLIER if is_known else _FIRST_OUTLIER) * usual)
         load.usual += (_FALL if time < usual else _RISE) * (time / price - load.usual)
         load.group.add(time, tokens, drafts=step.drafts)
-        if step.drafts:
+        if step.drafts and self._plain_is_known:
             self._watch(load, tokens)
         if load.group.is_over:
             self._conclude(load, step.plain_s)
@@ -277,10 +288,10 @@ class Guard:
         return self._loads[level]
 
     def _new_group(self, mean: _Mean, ratio: int) -> _Group:
-        common = ratio * RARE_STEPS
+        rare, common = self._rare_steps, ratio * self._rare_steps
         if ratio == 1:
-            return _Group(common, self._random.random() < 0.5, self._random.choice((0, common)))
-        return _Group(common, mean.gain <= 0, self._random.randint(0, common))
+            return _Group(common, rare, self._random.random() < 0.5, self._random.choice((0, common)))
+        return _Group(common, rare, mean.gain <= 0, self._random.randint(0, common))
 
     def _watch(self, load: _Load, tokens: float) -> None:
         """Doubt that drafts pay once their tokens no longer make up for their time."""
@@ -301,7 +312,12 @@ class Guard:
     def _conclude(self, load: _Load, plain_s: float) -> None:
         group, mean = load.group, load.mean
         plain, drafting = (time / steps for time, steps in zip(group.times, group.near, strict=True))
-        tokens = group.tokens / group.num_drafting
+        if not self._plain_is_known:
+            weight = max(_FOLLOW, 1 / (1 + load.num_quotients))
+            load.reference += weight * (
+                group.plain_tokens / (group.num_seen - group.num_drafting) - load.reference
+            )
+        tokens = group.tokens / group.num_drafting / load.reference
         gain = tokens * plain - drafting
         self._account(load, plain / drafting, plain_s)
         if mean.groups >= 2 and gain * mean.gain < 0:
