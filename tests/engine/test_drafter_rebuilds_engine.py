@@ -75,7 +75,7 @@ def share_accepted(engine: Engine, asked: list[Request]) -> float:
         sum(getattr(each, field) for each in after) - sum(getattr(each, field) for each in before)
         for field in ("verified", "accepted")
     )
-    return accepted / verified
+    return float(accepted / verified)
 
 
 def test_kv_that_is_scrambled_after_prefix_hits_is_found_and_put_right(

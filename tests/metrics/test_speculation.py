@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
 from faser.metrics.server import Metrics
+from faser.metrics.speculation import REBUILD_CAUSES
 from faser.types import (
     STEP_ERROR_EDGES,
     EngineStats,

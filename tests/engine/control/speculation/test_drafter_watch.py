@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import DRAFT_METHODS
+from faser.engine.contract.drafts import Floats
 from faser.engine.contract.plan import DrafterCheck
 from faser.engine.control.speculation.drafter_watch import DrafterWatch
 from tests.engine.control.speculation.building import ints
@@ -76,14 +77,14 @@ class Traffic:
 
     def _start(self, slot: int) -> None:
         lengths = np.exp(self.random.uniform(np.log([20, 20]), np.log([2000, self.most_tokens]))).astype(int)
-        answer = Answer(
-            *lengths.tolist(), ease=0.8 * self.random.normal(), has_hit=bool(self.random.random() < 0.5)
-        )
+        prompt, wanted = lengths.tolist()
+        ease, has_hit = 0.8 * self.random.normal(), bool(self.random.random() < 0.5)
+        answer = Answer(prompt=prompt, wanted=wanted, ease=ease, has_hit=has_hit)
         self.running[slot] = answer
         self.running = dict(sorted(self.running.items()))
         self.watch.start(slot, answer.prompt, has_hit=answer.has_hit)
 
-    def _chances(self) -> np.ndarray:  # type: ignore[type-arg]
+    def _chances(self) -> Floats:
         odds = [
             0.8 + self.shift + each.ease - 0.1 * math.log2((each.prompt + each.num_new) / 500) - 0.2 * each.has_hit
             for each in self.running.values()
@@ -168,7 +169,7 @@ def test_what_slots_share_is_compared_too_where_drafts_come_from_text() -> None:
 def fed(watch: DrafterWatch, slot: int, right: int, *, of: int = 32, known: int = 40) -> None:
     """A slot verifies drafts, one token each."""
     accepted = (np.arange(of) < right).astype(np.int64)
-    watch.take(*map(np.array, ([slot] * of, [MODEL] * of, [1] * of)), accepted, np.full(of, known))
+    watch.take(np.full(of, slot), np.full(of, MODEL), np.full(of, 1), accepted, np.full(of, known))
 
 
 def known_drafter(watch: DrafterWatch) -> None:
