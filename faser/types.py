@@ -563,7 +563,8 @@ class SpeculationStats:
     the configured one; else empty. mode_steps: steps by mode. switches: (from, to, times). bypasses: (reason,
     sequence-steps) without a draft, reason one of load, gain, memory, request. decide_s: host time of policy and
     bookkeeping. catchup_tokens: draft KV recomputed after a pause. pruning: None if early pruning is off. paid: by
-    load, lowest first. balance: what drafts have saved; None: it is not measured.
+    load, lowest first. balance: what drafts have saved; None: it is not measured. rebuilds: (drafter, cause, how
+    many of its states were damaged and replaced).
     """
 
     policy: str
@@ -586,6 +587,7 @@ class SpeculationStats:
     pruning: PruneStats | None = None
     paid: tuple[PaidRatio, ...] = ()
     balance: SpeculationBalance | None = None
+    rebuilds: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def accepted_per_position(self) -> tuple[int, ...]:

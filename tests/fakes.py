@@ -8,6 +8,7 @@ import numpy as np
 from faser.engine.contract.drafts import Drafts, Ints, table_of
 from faser.engine.contract.plan import (
     PLACEHOLDER,
+    DrafterCheck,
     DraftPlan,
     DraftRequest,
     LaunchedStep,
@@ -103,6 +104,9 @@ class ScriptedExecutor:
             self._check_prefix(rows)
         outcomes = [self._outcome(self._prune(rows), rows.num_drafts) for rows in plan.rows]
         return step_result(plan.step, *outcomes, run_s=0.001 * plan.num_rows)
+
+    def rebuild(self, check: DrafterCheck) -> bool:  # noqa: ARG002
+        return False
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         """The draft lane is the slower one: what it writes to must still be its own when the step has run."""

@@ -19,13 +19,14 @@ from pathlib import Path
 
 from rich.progress import track
 
+from benchmarks.simulator.co_run import InterferenceTable
 from benchmarks.simulator.simulation import Machine, Simulation
 from benchmarks.simulator.trace import Trace, iid_trace
 from benchmarks.simulator.workload import Arrival
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance
 from faser.engine.contract.plan import StepPlan, StepResult
-from faser.engine.contract.step_times import CostTable, InterferenceTable, Role, StepTimes
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import OverlapOptions
@@ -93,13 +94,13 @@ def scenario_hash(
     cap = gamma or (8 if method == "draft_model" else 16)
     options = None
     if overlap != SERIAL:
-        options = OverlapOptions(name="lanes", lanes=(LANES,), mode=overlap, every=8)
+        options = OverlapOptions(name="lanes", share=LANES.share, mode=overlap, every=8)
     config = SpeculationConfig(
         method=method, policy=policy, num_speculative_tokens=gamma, model=None if method == "suffix" else "a model"
     )
     machine = Machine(
         costs=costs(pass_cost, looks_up=method != "draft_model"),
-        lanes=() if options is None else options.lanes,
+        lanes=() if options is None else (LANES,),
         max_num_seqs=16,
         max_model_len=1024,
         kv_tokens=1200 if load == 32 else None,  # too few for all of them

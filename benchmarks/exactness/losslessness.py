@@ -34,7 +34,7 @@ from faser.config.speculation import POLICIES, TEXT_METHODS
 from faser.engine.build import build_engine
 from faser.engine.checkpoints.embedded import SMOLLM2
 from faser.engine.checkpoints.ngram_model import shipped_ngram_model
-from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.models.loader import open_source
 from faser.engine.text.tokenizer import load_tokenizer
@@ -49,7 +49,6 @@ NUM_BLOCKS = 24  # of 16 tokens; sixteen sequences need two to six each
 NOISE = 0.05  # on the weights of the draft model, in their own standard deviations
 GREEDY, WARM = 0.0, 0.8
 AHEAD_AND_PRUNED = "draft_model, coupled, ahead and pruned"
-LANES = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     **{method: {"method": method} for method in TEXT_METHODS if method != "grammar"},
     "ngram_model": {
@@ -125,10 +124,7 @@ class Setup:
             speculative_config=given,
             **settings,
         )
-        lanes = (LANES,) if config.spec_overlap == "on" else ()
-        times = StepTimes.proportional(
-            step_s=0.05, pass_s=1e-4, text_s=1e-6, interference=lanes
-        )  # drafting seems to pay
+        times = StepTimes.proportional(step_s=0.05, pass_s=1e-4, text_s=1e-6)  # drafting seems to pay
         engine, _ = build_engine(config, self.directory, lambda *_: None, step_times=times)
         return engine
 

@@ -5,7 +5,7 @@ The one place that knows which settings a device takes. Measures nothing.
 
 import gc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,11 +18,11 @@ from faser.config.engine import EngineConfig
 from faser.engine.build import build
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import read_model_config
-from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.lanes import Lanes
-from faser.engine.execution.overlap.partition import Cores, Partition, core_numbers
+from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.executor import WrapDrafter
 from faser.engine.execution.startup.models import Sources
@@ -70,7 +70,6 @@ class Opened:
     info: ModelInfo
     spec: DecoderSpec
     costs: CostModel | None
-    interference: tuple[InterferenceTable, ...]
     runner: Runner
     draft_runner: Runner | None
     lanes: Lanes | None
@@ -93,17 +92,6 @@ def made_up_costs() -> StepTimes:
     return StepTimes.proportional(step_s=5e-3, row_s=2e-5, pass_s=1e-3, pass_row_s=1e-6, text_s=1e-5)
 
 
-def lane_costs() -> StepTimes:
-    """The same with lanes of this machine's cores; without, where it has only one."""
-    cores = core_numbers()
-    shares = Cores(cores).shares()[:1] if len(cores) > 1 else ()
-    lanes = tuple(
-        InterferenceTable.constant(share=each, verify=1.1, draft=1.1, verify_alone=1.0, draft_alone=1.0)
-        for each in shares
-    )
-    return replace(made_up_costs(), interference=lanes)
-
-
 def open_engine(plan: Plan, wanted: Wanted) -> Opened:
     """Raises ConfigError for what does not fit."""
     built = build(
@@ -120,7 +108,6 @@ def open_engine(plan: Plan, wanted: Wanted) -> Opened:
         info=built.info,
         spec=read_model_config(wanted.target).spec,
         costs=built.costs,
-        interference=built.interference,
         runner=built.runner,
         draft_runner=built.draft_runner,
         lanes=built.lanes,

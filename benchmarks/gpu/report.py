@@ -13,15 +13,13 @@ def overlap(result: Json) -> str:
     rows = result.get("rows", [])
     chunks = dict.fromkeys(name for row in rows for name in row if name.startswith("ahead:"))
     table = _table(rows, (*_OVERLAP, *chunks))
-    lanes = [{**row, **cost} for row in result.get("lanes", []) for cost in row["co_run"] or [{}]]
-    costs, gaps = _table(lanes, _CO_RUN), _table(result.get("gaps", []), _GAPS)
+    lanes, gaps = _table(result.get("lanes", []), _LANES), _table(result.get("gaps", []), _GAPS)
     refused = [f"{each['drafter']} by {each['partition']}: {each['says']}" for each in result.get("refused", [])]
     stopped = [
         f"{each['drafter']} by {each['partition']}: ahead is {each['ahead']:.2f} of serial, see {each['trace']}"
         for each in result.get("stopped", [])
     ]
-    promised = ", ".join(f"{name}: {value}" for name, value in result.get("promises", {}).items())
-    return "\n\n".join(part for part in (table, promised, *refused, *stopped, costs, gaps) if part)
+    return "\n\n".join(part for part in (table, *refused, *stopped, lanes, gaps) if part)
 
 
 def arrivals(result: Json) -> str:
@@ -54,23 +52,10 @@ _OVERLAP = (
     "ahead",
     "auto",
     "gain",
-    "expected_gain",
     "auto_of_best",
     "auto_ahead",
 )
-_CO_RUN = (
-    "drafter",
-    "asked",
-    "came",
-    "refusal",
-    "share",
-    "context",
-    "rows",
-    "verify",
-    "draft",
-    "verify_alone",
-    "draft_alone",
-)
+_LANES = ("drafter", "asked", "came", "refusal")
 _GAPS = (
     "drafter",
     "partition",

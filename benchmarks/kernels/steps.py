@@ -117,7 +117,7 @@ def _rate(function: "ctypes._NamedFuncPointer", operations: int, threads: int) -
 
 CONTEXT = 128  # tokens before a decoded row
 BLOCK_SIZE = 32
-TIMED = ("embed", "linear", "rms_norm", "silu_mul", "rope_append", "attend")
+TIMED = ("embed", "linear", "rms_norm", "gate", "rope_append", "attend")
 READ_BYTES = 256 << 20
 
 Record = dict[str, Any]
@@ -165,7 +165,7 @@ class _Arm:
 
     def __init__(self, path: Path, library: Path, threads: int, quantization: str, most_rows: int) -> None:
         self._backend = NativeBackend(library, num_threads=threads)
-        self._timed = _TimedBackend(self._backend)
+        self._timed = TimedBackend(self._backend)
         self._decoders = [
             _load(path, backend, quantization, most_rows) for backend in (self._backend, self._timed)
         ]
@@ -205,14 +205,14 @@ class _Arm:
         return time.perf_counter() - began
 
 
-class _TimedBackend:
+class TimedBackend:
     """A native backend whose operations are timed; without units of several operations."""
 
-    def __init__(self, backend: NativeBackend) -> None:
+    def __init__(self, backend: NativeBackend, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.blocks = SeparateBlocks(cast(Backend, self))
         self.layers = SeparateLayers(cast(Backend, self), self.blocks)
-        self._backend = backend
+        self._backend, self._clock = backend, clock
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._backend, name)
@@ -221,9 +221,9 @@ class _TimedBackend:
     def _timing(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **more: Any) -> Any:
             kind = f"{arguments[1].columns}x{arguments[1].depth}" if name == "linear" else name
-            began = time.perf_counter()
+            began = self._clock()
             found = operation(*arguments, **more)
-            self.seconds[kind] += time.perf_counter() - began
+            self.seconds[kind] += self._clock() - began
             return found
 
         setattr(self, name, run)

@@ -82,7 +82,7 @@ class Contest:
                 drafter=self.trace.drafter,
                 cap=self.trace.max_tokens,
                 num_slots=self.machine.max_num_seqs,
-                lanes=self.machine.lanes,
+                share=self.machine.lanes[0].share if self.machine.lanes else 0.0,
             )
 
         return make

@@ -15,11 +15,12 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.simulator.co_run import InterferenceTable
 from benchmarks.simulator.trace import RequestTrace, Trace
 from faser.config.speculation import PASS_METHODS
 from faser.engine.contract.drafts import METHOD_IDS, Drafts, empty_table
-from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan, StepResult, StopRule
-from faser.engine.contract.step_times import InterferenceTable, Role
+from faser.engine.contract.plan import DrafterCheck, DraftPlan, SequenceRows, StepPlan, StepResult, StopRule
+from faser.engine.contract.step_times import Role
 from faser.engine.control.step_cost import CostModel
 
 WRONG = 0
@@ -142,6 +143,9 @@ class SimulatedExecutor:
             passes=passes,
             catchup_tokens=caught_up,
         )
+
+    def rebuild(self, check: DrafterCheck) -> bool:  # noqa: ARG002
+        return False
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         """Both begin at 0 and end with the slower one."""

@@ -36,7 +36,7 @@ _WARM = 0.1  # of the requests of a run, which find an empty machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """served: after those that found an empty machine. pace: that the engine has fitted."""
+    """served: after those that found an empty machine. pace: that the engine had fitted when arrivals ended."""
 
     served: Sequence[Served]
     pace: Pace
@@ -101,12 +101,21 @@ def simulated(machine: MadeMachine, policy: str, requests: tuple[Asked, ...], *,
         )
 
     simulation = Simulation(trace, serving, control, seed=seed)
-    workload = Workload(azure=requests)
+    workload, pace = Workload(azure=requests), simulation.pace.pace()
+
+    def look(now_s: float, _answers: int) -> None:
+        nonlocal pace
+        if now_s <= requests[-1][0]:
+            pace = simulation.pace.pace()
+
     outcome: Outcome = simulation.run(
-        workload.arrivals(trace, duration_s=None, limit=None, seed=seed), clients=None, duration_s=None
+        workload.arrivals(trace, duration_s=None, limit=None, seed=seed),
+        clients=None,
+        duration_s=None,
+        progress=look,
     )
     served = sorted(outcome.served, key=lambda each: each.number)
-    return Run(served=served[int(_WARM * len(served)) :], pace=simulation.pace.pace())
+    return Run(served=served[int(_WARM * len(served)) :], pace=pace)
 
 
 def figures(served: Sequence[Served], slo: Slo) -> dict[str, float]:

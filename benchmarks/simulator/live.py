@@ -256,7 +256,7 @@ def open_engine(options: dict[str, Any], report: Report, *, recorded: bool) -> R
         engine=built.engine,
         config=config,
         tokenizer=load_tokenizer(Path(config.tokenizer or directory)),
-        step_times=StepTimes(tables=built.costs.tables, interference=built.interference),
+        step_times=StepTimes(tables=built.costs.tables),
         costs=built.costs,
         recordings=lambda: recorders[0].recordings if recorders else (),
     )

@@ -2,6 +2,7 @@
 
 cpu     two cores with the default model: a step takes 2.5 ms, .15 ms for each of its first eight rows and .25 ms
         for each further one (as in benchmarks/speculation/guarded.py)
+zen5    the same model as it was measured on two cores of an AMD EPYC (Zen 5), whose rows are dearer
 h200    an 8B on an NVIDIA H200: rows and drafts' passes of benchmarks/results/h200 (verify.json, draft.json),
         less the time that reading a context of 1024 tokens takes there; long passes are guessed
 """
@@ -17,6 +18,12 @@ from faser.engine.control.step_cost import CostModel
 
 _CPU_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _TEXT = CostTable(rows=(1, 2), seconds=(1e-5, 1.1e-5))
+_ZEN5_STEP = CostTable(
+    rows=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    seconds=(0.00253, 0.00269, 0.00313, 0.00431, 0.00709, 0.0123, 0.0221, 0.0448, 0.0871),
+    kv_token_s=5.3e-7,
+    kv_row_token_s=1.1e-7,
+)
 _H200_STEP = CostTable(
     rows=(1, 8, 32, 64, 128, 256, 512, 1024, 2048, 8192),
     seconds=(0.00502, 0.0053, 0.0054, 0.0057, 0.0066, 0.0084, 0.0139, 0.026, 0.053, 0.213),
@@ -60,9 +67,17 @@ def _cpu_step_s(rows: int) -> float:
 
 def cpu() -> MadeMachine:
     step = CostTable(rows=_CPU_ROWS, seconds=tuple(map(_cpu_step_s, _CPU_ROWS)), kv_token_s=5e-7)
+    return _two_cores("cpu", step)
+
+
+def zen5() -> MadeMachine:
+    return _two_cores("zen5", _ZEN5_STEP)
+
+
+def _two_cores(name: str, step: CostTable) -> MadeMachine:
     costs = CostModel(StepTimes(tables={Role.STEP: step, Role.TEXT: _TEXT}))
     machine = Machine(costs=costs, max_num_seqs=64, max_num_batched_tokens=256)
-    return MadeMachine(name="cpu", machine=machine, length_scale=0.25, drafter="ngram", acceptance=0.6)
+    return MadeMachine(name=name, machine=machine, length_scale=0.25, drafter="ngram", acceptance=0.6)
 
 
 def h200() -> MadeMachine:
@@ -78,7 +93,7 @@ def h200() -> MadeMachine:
     return MadeMachine(name="h200", machine=machine, length_scale=1.0, drafter="draft_model", acceptance=0.8)
 
 
-MACHINES = {"cpu": cpu, "h200": h200}
+MACHINES = {"cpu": cpu, "zen5": zen5, "h200": h200}
 
 Asked = tuple[float, int, int]  # seconds, prompt tokens, answer tokens
 

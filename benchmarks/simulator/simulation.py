@@ -8,13 +8,13 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.simulator.co_run import InterferenceTable
 from benchmarks.simulator.executor import SimulatedExecutor
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import Arrival
 from faser.engine.client.admission import Admission
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan, StepResult, StepSpan
-from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.pace import PaceFit
@@ -219,6 +219,7 @@ class Simulation:
         self._count(plan, result)
         for delta in self.scheduler.commit(plan, result, last=last):
             self._hear(delta, duration_s)
+        self._restore()
         self._began_s = before_s if self.scheduler.has_work() else None
         self._outcome.busy_s += self.clock.now() - before_s
 
@@ -287,7 +288,14 @@ class Simulation:
         if now_s >= self._pace_due_s:
             self._pace_due_s = now_s + 1.0
             self._admission.pace = self.pace.pace()
+            self._admission.begun(self.scheduler.uncomputed_prompts())
         return self._admission.admit(request, now_s)
+
+    def _restore(self) -> None:
+        """As a front-end does after every step."""
+        if self._admission is not None:
+            for request in self._admission.restore(self.clock.now()):
+                self.scheduler.reclassify(request)
 
     def _count(self, plan: StepPlan, result: StepResult) -> None:
         outcome = self._outcome

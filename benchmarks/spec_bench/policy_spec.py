@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from faser.config.speculation import MAX_DRAFT_TOKENS, POLICIES, SpeculationConfig
-from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.clock import Clock
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.control import SpeculationControl
@@ -40,15 +39,15 @@ class PolicySpec:
         drafter: str,
         cap: int,
         num_slots: int,
-        lanes: tuple[InterferenceTable, ...] = (),
+        share: float = 0.0,
         guarded: bool = True,
         classes: Sequence[SpeculationParams] = (),
         acceptance: Acceptance | None = None,
         policy: Policy | None = None,
     ) -> SpeculationControl:
-        """The control of speculation of a live engine with this drafter, these lanes and classes of requests.
+        """The control of speculation of a live engine with this drafter, lanes and classes of requests.
 
-        acceptance, policy: in place of those that it would have.
+        share: of the drafter's lane; 0: there are no lanes. acceptance, policy: in place of its own.
         """
         config = SpeculationConfig(
             method=drafter,
@@ -57,7 +56,7 @@ class PolicySpec:
             table=self.table,
             classes={each.class_name: each for each in classes},
         )
-        overlap = OverlapOptions(name=LANES, lanes=lanes, mode=self.overlap or OFF) if lanes else None
+        overlap = OverlapOptions(name=LANES, share=share, mode=self.overlap or OFF) if share else None
         control = SpeculationControl(
             config,
             costs,

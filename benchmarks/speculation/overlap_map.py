@@ -36,12 +36,13 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.runner import command_line
+from benchmarks.simulator.co_run import InterferenceTable
 from benchmarks.simulator.contest import Contest
 from benchmarks.simulator.simulation import Machine
 from benchmarks.simulator.trace import iid_trace
 from benchmarks.simulator.workload import Workload
 from benchmarks.spec_bench.policy_spec import parse_policy
-from faser.engine.contract.step_times import CostTable, InterferenceTable, Role, StepTimes
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.step_cost import CostModel
 
 CAP = 8

@@ -20,7 +20,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.progress import track
@@ -29,7 +28,7 @@ from benchmarks.gpu.models import TINY_DRAFT, TINY_TARGET, Config, MadeUp, write
 from benchmarks.runner import CHECKOUT, about, command_line, git_commit, in_turn, write_json
 from benchmarks.speed.clock_gpu import ClockGpu, clock_backend
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import WallClock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
@@ -263,7 +262,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
         )
         overlap = OverlapOptions(
             name="streams",
-            lanes=(_co_run(partition.share),),
+            share=partition.share,
             mode="on" if wanted.mode == OVERLAPPED else "off",
         )
         times = StepTimes.proportional(step_s=wanted.step_s, pass_s=wanted.pass_s, text_s=1e-7)
@@ -282,16 +281,6 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
         target, sampler, table, max_logit_rows=rows, speculation=speculation, samples_in_runner=True
     )
     return Engine(scheduler, executor, schedules_async=True)
-
-
-def _co_run(share: float) -> InterferenceTable:
-    """That costs nothing."""
-    factors = {"verify": 1.0, "draft": 1.0, "verify_alone": 1.0, "draft_alone": 1.0}
-    make: Any = getattr(
-        InterferenceTable, "constant", InterferenceTable
-    )  # versions before factors had a grid are measured too
-    found: InterferenceTable = make(share=share, **factors)
-    return found
 
 
 def _runner(

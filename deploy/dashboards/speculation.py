@@ -296,6 +296,12 @@ SPECULATION = (
                 note="With a draft model only.",
             ),
             Panel(
+                "Damaged drafter states replaced (last hour)",
+                ((last_hour("faser_drafter_rebuilds_total", "drafter, cause"), "{{drafter}}, {{cause}}"),),
+                lines=(1,),
+                note="Found because acceptance had collapsed. Answers are right even so.",
+            ),
+            Panel(
                 "Early pruning",
                 (
                     (rate("faser_prune_steps_total", by="kind"), "{{kind}} steps"),

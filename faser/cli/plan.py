@@ -85,7 +85,7 @@ class Held:
 class Crossovers:
     """(from, γ): the fixed length of drafts that is best from a load on, the first from 0 on; 0: no drafts.
 
-    by_sequences: that decode at the same time, by tokens a second. by_rate: requests a second, by mean latency.
+    by_sequences: at the same time, by requests a second. by_rate: requests a second, by mean latency.
     """
 
     by_sequences: tuple[tuple[int, int], ...]
@@ -158,7 +158,7 @@ def _planned(own: argparse.Namespace, config: EngineConfig, meter: BusyMeter) ->
         by_gamma |= {gamma: measured(_FIXED, gamma) for gamma in GAMMAS if gamma <= config.speculation.cap}
     found = [held(name, pace, lengths, config.speculation.slo, own.rate) for name, pace in paces.items()]
     crossed = Crossovers(
-        by_sequences=crossovers_by_sequences(by_gamma, paces[_WITH]),
+        by_sequences=crossovers_by_sequences(by_gamma, paces[_WITH], lengths),
         by_rate=crossovers(by_gamma, paces[_WITH], lengths),
     )
     return found, crossed

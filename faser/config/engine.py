@@ -374,8 +374,8 @@ class EngineConfig:
         SPECULATION,
         Kind.TEXT,
         "off",
-        "Draft the next tokens while the model verifies the last ones. auto: when that is faster; the start takes "
-        "longer, as it measures that.",
+        "Draft the next tokens while the model verifies the last ones. auto: when that is faster, as measured "
+        "while it serves.",
         choices=("auto", "on", "off"),
     )
     spec_partition: str = setting(

@@ -13,7 +13,7 @@ from pathlib import Path
 from faser.config.engine import KV_CACHE_DIR_ON_GPU, EngineConfig
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance
 from faser.engine.contract.plan import Executor
-from faser.engine.contract.step_times import InterferenceTable, Role, StepTimes
+from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.control.audit import Auditor
 from faser.engine.control.clock import Clock, WallClock
 from faser.engine.control.kv_cache import KvManager
@@ -53,15 +53,14 @@ class Built:
     """An engine, and its parts for measurements: to look at, or to run while the engine is idle.
 
     costs: the control plane's cost model, only to be read; None in an engine that neither drafts nor has targets.
-    pace: is fitted to its steps, with these costs. interference: how the lanes slow each other down. draft_runner:
-    None without a draft model. lanes: None without overlapped drafting. pruning: None without early pruning.
+    pace: is fitted to its steps, with these costs. draft_runner: None without a draft model. lanes: None without
+    overlapped drafting. pruning: None without early pruning.
     """
 
     engine: Engine
     info: ModelInfo
     costs: CostModel | None
     pace: PaceFit | None
-    interference: tuple[InterferenceTable, ...]
     runner: Runner
     draft_runner: Runner | None
     lanes: Lanes | None
@@ -120,10 +119,8 @@ def build(
         pruning = _early_pruning(parts, step_times)
     executor = make_executor(parts, pruning, wrap_drafter, report)
     clock, control = WallClock(), None
-    interference: tuple[InterferenceTable, ...] = ()
     if parts.speculates and step_times is not None and costs is not None:
-        interference = step_times.interference
-        overlap = _overlap(parts, executor.lanes, interference)
+        overlap = _overlap(parts, executor.lanes)
         control = _speculation_control(parts, costs, clock, overlap, report)
         if keeps:
             learned = LearnedFile(learned_path(parts), control, times=step_times.measured_at)
@@ -147,7 +144,6 @@ def build(
         info=replace(parts.info(), num_blocks=parts.target.kv.num_blocks - _num_audit_blocks(parts)),
         costs=costs,
         pace=pace,
-        interference=interference,
         runner=parts.target.runner,
         draft_runner=next((each.runner for each in parts.draft_models), None),
         lanes=parts.lanes,
@@ -281,15 +277,14 @@ def native_acceptance(load: Callable[[], ctypes.CDLL]) -> MakeNativeAcceptance |
         return None
 
 
-def _overlap(
-    parts: EngineParts, lanes: Lanes | None, interference: tuple[InterferenceTable, ...]
-) -> OverlapOptions | None:
-    """None without lanes, and where their interference was not measured."""
-    if lanes is None or not interference:
+def _overlap(parts: EngineParts, lanes: Lanes | None) -> OverlapOptions | None:
+    """None without lanes. Of the shares that drafting may have it gets the one in the middle."""
+    shares = () if lanes is None else lanes.partition.shares()
+    if lanes is None or not shares:
         return None
     return OverlapOptions(
         name=lanes.partition.name,
-        lanes=interference,
+        share=shares[len(shares) // 2],
         most_rows=parts.target.runner.most_graph_rows,
         mode=parts.config.spec_overlap,
         fallback=lanes.fallback,

@@ -151,6 +151,8 @@ class Engine:
         """Commit a step whose work has just ended."""
         self._gaps.ran(result, overlapped_drafts)
         deltas = self._scheduler.commit(plan, result, last=self._gaps.last)
+        if self._launched is None and (check := self._scheduler.drafter_check()) is not None:
+            self._scheduler.drafter_checked(check, differed=self._executor.rebuild(check))
         if not self.has_work():
             self._gaps.restart()
         return deltas
@@ -245,6 +247,10 @@ class Engine:
     def pace(self) -> Pace | None:
         """How fast it computes now; None: an engine that neither drafts nor has targets does not know."""
         return self._scheduler.pace()
+
+    def uncomputed_prompts(self) -> dict[str, int]:
+        """Tokens that are left to compute of prompts that have begun, by request."""
+        return self._scheduler.uncomputed_prompts()
 
     def stats(self) -> EngineStats:
         """The scheduler's snapshot and the engine's steps with their time."""

@@ -138,7 +138,9 @@ def _serve(connection: socket.socket, own_process: bool) -> None:
     try:
         while _take_messages(engine, inbox, preparation, stats, connection):
             deltas = engine.step()
-            _send(connection, Deltas(deltas, stats.due(), stats.due_pace()))
+            newest, pace = stats.due(), stats.due_pace()
+            uncomputed = {} if pace is None else engine.uncomputed_prompts()
+            _send(connection, Deltas(deltas, newest, pace, uncomputed))
     finally:
         preparation.close()
         engine.close()

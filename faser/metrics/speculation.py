@@ -27,6 +27,7 @@ from faser.types import (
 
 MODES = ("plain", "serial", "streams", "sm", "cores")
 BYPASS_REASONS = ("load", "gain", "memory", "request")
+REBUILD_CAUSES = ("uptime", "position", "prefix_hit")
 PRUNE_STAGES = ("trim", "layer", "frontier")
 TARGETS = ("ttft", "tpot", "both")
 
@@ -289,6 +290,10 @@ class _EngineSeries(Collector):
             saved = {("low",): low, ("mean",): balance.saved_s, ("high",): high}
             text = "Seconds that drafts have saved since the start, with bounds that hold at all times (95 %)."
             yield self._gauges("faser_spec_saved_seconds", text, ("bound",), saved.items())
+        rebuilds = {(name, cause): 0 for name in DRAFT_METHODS for cause in REBUILD_CAUSES}
+        rebuilds |= {(name, cause): count for name, cause, count in stats.rebuilds}
+        text = "Damaged states of drafters that were replaced by ones computed anew, by what showed the damage."
+        yield self._counters("faser_drafter_rebuilds", text, ("drafter", "cause"), rebuilds.items())
         share = stats.draft_share
         shares = {("draft",): share or 1.0, ("verify",): 1.0 - share}
         yield self._gauges("faser_sm_share", "Share of the processors by lane.", ("lane",), shares.items())

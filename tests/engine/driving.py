@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan
-from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.kv_disk import KvDisk
@@ -111,7 +111,6 @@ def _speculation(
     costs: the host's gaps in it stay as they are; None: by looks, and gaps are measured. looks: drafts cost a
     look-up, and no passes.
     """
-    lanes = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     config = SpeculationConfig(method="suffix", num_speculative_tokens=DRAFT_CAP)
     return SpeculationControl(
         config,
@@ -119,7 +118,7 @@ def _speculation(
         num_slots=num_slots,
         clock=clock,
         policy=policy,
-        overlap=OverlapOptions(name="lanes", lanes=(lanes,), mode="on", every=3) if ahead else None,
+        overlap=OverlapOptions(name="lanes", share=0.5, mode="on", every=3) if ahead else None,
         times_itself=costs is None,
     )
 

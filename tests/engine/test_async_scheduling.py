@@ -353,7 +353,7 @@ class Never(RandomPolicy):
 
 
 def test_an_engine_that_speculates_schedules_asynchronously_while_its_policy_rests() -> None:
-    driver = Driver(speculates=Never(1))
+    driver = Driver(speculates=Never(2))
     async_driver = AsyncDriver(driver)
     wanted = request("a", [1], max_tokens=40)
     driver.add(wanted)
@@ -390,7 +390,7 @@ def test_requests_without_drafts_never_wait_for_a_step_only_to_ask_the_policy() 
 def resting() -> Driver:
     """A row takes 1 ms, and the policy never wants drafts."""
     costs = CostModel(StepTimes.proportional(step_s=0.0, row_s=0.001), schedules_async=True)
-    return Driver(speculates=Never(1), costs=costs, num_blocks=3000, max_model_len=1000)
+    return Driver(speculates=Never(2), costs=costs, num_blocks=3000, max_model_len=1000)
 
 
 def drained(async_driver: AsyncDriver, num_steps: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from faser.engine.contract.drafts import Drafts, empty_table
 from faser.engine.contract.plan import (
+    DrafterCheck,
     DraftPlan,
     DraftRequest,
     LaunchedStep,
@@ -51,6 +52,7 @@ class ScriptedScheduler:
         self._overlapped = overlapped
         self.spans: list[StepSpan | None] = []
         self.has_more = True
+        self.check: DrafterCheck | None = None
 
     def propose(self) -> DraftPlan | None:
         self._calls.append(("propose",))
@@ -70,6 +72,13 @@ class ScriptedScheduler:
 
     def has_work(self) -> bool:
         return self.has_more
+
+    def drafter_check(self) -> DrafterCheck | None:
+        return self.check
+
+    def drafter_checked(self, check: DrafterCheck, *, differed: bool) -> None:
+        self._calls.append(("drafter_checked", check, differed))
+        self.check = None
 
     def commit(
         self,
@@ -92,6 +101,10 @@ class ScriptedExecutor:
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
         self._calls.append(("draft", plan, during))
         return LOOKED_UP if plan.from_text else FROM_MODEL
+
+    def rebuild(self, check: DrafterCheck) -> bool:
+        self._calls.append(("rebuild", check))
+        return True
 
     def run(self, plan: StepPlan) -> StepResult:
         self._calls.append(("run", plan))
@@ -126,6 +139,15 @@ def test_without_speculation_a_step_is_plan_run_commit() -> None:
         ("run", PLAN),
         ("commit", PLAN, RESULT),
     ]
+
+
+def test_a_drafter_is_compared_with_a_cold_one_after_the_step() -> None:
+    calls: list[tuple[object, ...]] = []
+    scheduler = ScriptedScheduler(calls, [])
+    scheduler.check = check = DrafterCheck(method="draft_model", slot=3)
+    engine = Engine(scheduler, ScriptedExecutor(calls))  # type: ignore[arg-type]
+    engine.step()
+    assert calls[-3:] == [("commit", PLAN, RESULT), ("rebuild", check), ("drafter_checked", check, True)]
 
 
 def test_one_drafter_is_asked_once_before_the_step() -> None:

@@ -38,6 +38,7 @@ WIDTH = 128  # of the pair that agrees: one number for each token
 
 
 def built(path: Path, speculation: dict[str, Any], **settings: Any) -> Built:
+    wrap = settings.pop("wrap_drafter", lambda drafter: drafter)
     chosen: dict[str, Any] = {
         "backend": "native",
         "device": "cpu",
@@ -48,7 +49,8 @@ def built(path: Path, speculation: dict[str, Any], **settings: Any) -> Built:
         "kv_cache_memory": 1 << 20,
         "speculative_config": speculation,
     }
-    return build(EngineConfig(**chosen | settings), path, lambda *_: None, step_times=STEP_TIMES)
+    config = EngineConfig(**chosen | settings)
+    return build(config, path, lambda *_: None, step_times=STEP_TIMES, wrap_drafter=wrap)
 
 
 def answers(engine: Engine, temperature: float) -> list[tuple[int, ...]]:

@@ -171,6 +171,7 @@ FASER = (
     gauge("predicted_latency_seconds", statistic=("mean", "p99")),
     gauge("predicted_utilisation_ratio"),
     counter("spec_catchup_tokens"),
+    counter("drafter_rebuilds", drafter=DRAFT_METHODS, cause=("uptime", "position", "prefix_hit")),
     counter("engine_restarts"),
     gauge("kv_disk_bytes"),
     counter("kv_disk_read_bytes"),

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
 from faser.metrics.server import Metrics
+from faser.metrics.speculation import REBUILD_CAUSES
 from faser.types import (
     STEP_ERROR_EDGES,
     EngineStats,
@@ -93,6 +94,11 @@ SERIES: list[tuple[str, dict[str, str]]] = [
         for result in ("met", "missed")
     ),
     ("faser_spec_catchup_tokens_total", {}),
+    *(
+        ("faser_drafter_rebuilds_total", {"drafter": drafter, "cause": cause})
+        for drafter in DRAFT_METHODS
+        for cause in REBUILD_CAUSES
+    ),
 ]
 
 

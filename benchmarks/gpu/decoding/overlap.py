@@ -1,20 +1,19 @@
 """Phase `overlap`: drafting during verification against drafting before it, by acceptance, requests and drafter.
 
 Pairs of models walk (see models.py), so acceptance is as given and tokens are the target's own. One engine for
-each drafter and partition, which measures what steps, passes and lanes cost; within it these take turns in every
+each drafter and partition, which measures what steps and passes cost; within it these take turns in every
 round, on the same prompts:
 
 off      nobody drafts
 serial   policy faser, drafts before the step
 ahead    policy faser, drafts during the step on this partition, wherever anybody drafts
-auto     policy faser, ahead where its own cost model says that it pays
+auto     policy faser, ahead where it finds that this pays
 ahead:2  drafts of two tokens during the step, and so on: chunks of a fixed length
 
 Where the first round of the most requests shows that drafting ahead loses, an engine's further cells would show no
 more: a trace of some steps is written instead. `lanes` says which partition was made for each that was asked for,
 and why; one that was made for another is left out where it is asked for itself. `gaps` has the medians of the
-host's part in every pair of lanes. `promises` compares the gain that the cost model expects of each cell with the
-measured one.
+host's part in every pair of lanes.
 """
 
 import statistics
@@ -22,22 +21,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.gpu.decoding.partitions import Divide, Divided, TimedPartition, divide
 from benchmarks.gpu.decoding.policies import Arm, Turns, contest
-from benchmarks.gpu.engines import Opened, Wanted, lane_costs, target_of, with_engine
+from benchmarks.gpu.engines import Opened, Wanted, made_up_costs, target_of, with_engine
 from benchmarks.gpu.models import Config, Walk, Walking, own_head, write_shape
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.steps import ClosedLoop, clock_of, greedy
-from benchmarks.spec_bench.chart import Chart, line_chart
-from faser.engine.contract.step_times import FACTORS, InterferenceTable
-from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
-from faser.engine.control.speculation.overlap import best_overlap
-from faser.engine.control.speculation.policy import Candidates
-from faser.engine.control.step_cost import CostModel
+from benchmarks.spec_bench.chart import line_chart
 from faser.engine.execution.models.weights import WeightSource
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.startup.models import Sources
@@ -51,7 +44,6 @@ ARMS = (
     Arm(policy="faser", overlap="auto", label=AUTO),
 )
 LEAST_AHEAD = 0.95  # of drafting before the step in the first round; below that a trace says more than cells
-PROMISED = 1.08  # a gain over the best other way that is worth lanes; whether it came is counted
 _CELL = ("drafter", "partition", "acceptance", "sequences")
 _TRACED_STEPS = 4
 GAPS = ("draft_gap_ms", "verify_gap_ms", "given_ms", "join_ms", "between_ms")
@@ -78,9 +70,8 @@ def run(plan: Plan, desk: Desk, divide: Divide = divide) -> None:
         else:
             _measure(plan, desk, walk, config, divided, about, ends_s)
         divided.partition.close()
-    desk.keep("rows", rows_of(desk.result.get("turns", []), desk.result.get("expected", [])))
+    desk.keep("rows", rows_of(desk.result.get("turns", [])))
     desk.keep("gaps", gaps_of(desk.result.get("turns", [])))
-    desk.keep("promises", promises(desk.result["rows"]))
     for name, picture in pictures(desk.result["rows"]).items():
         (desk.folder.path / name).write_text(picture, "utf-8")
 
@@ -93,7 +84,7 @@ def _measure(
     wanted = _wanted(plan, walk, f"walking-{about['drafter']}", config, timed)
 
     def work(opened: Opened) -> None:
-        desk.append("lanes", {**about, **divided.about, **_measured(opened.interference)})
+        desk.append("lanes", {**about, **divided.about})
         _compare(plan, desk, opened, walk, about, timed, ends_s)
 
     try:
@@ -105,8 +96,7 @@ def _measure(
 def _compare(
     plan: Plan, desk: Desk, opened: Opened, walk: Walk, about: Json, timed: TimedPartition, ends_s: float
 ) -> None:
-    sizes, costs = plan.sizes, opened.costs
-    assert costs is not None, "an engine that drafts knows what that costs"
+    sizes = plan.sizes
     stop_at_s = desk.left_s - ends_s
     losses: list[float] = []
 
@@ -122,11 +112,6 @@ def _compare(
         turns = turns_of(plan, walk, place, about, timed, goes_on)
         left_s = max(desk.left_s - stop_at_s, 0.0)
         contest(plan, desk, opened.engine, turns, ends_s=left_s / (len(sizes.overlap_acceptances) - place))
-        for sequences in sizes.overlap_batches:
-            cell = {**about, "acceptance": acceptance, "sequences": sequences}
-            kv_tokens = sequences * sizes.context
-            found = expected(costs, opened.interference, acceptance, sequences, kv_tokens, sizes.cap)
-            desk.append("expected", {**cell, **found})
         if losses:
             name = f"overlap-{about['drafter']}-{about['partition']}.trace.gz"
             desk.append(
@@ -185,7 +170,7 @@ def _wanted(plan: Plan, walk: Walk, name: str, config: Config, partition: Partit
         rows=sizes.rows,
         sources=sources_of(plan, walk, target),
         speculative={"method": "draft_model", "model": str(draft), "num_speculative_tokens": sizes.cap},
-        costs=lane_costs() if plan.dry_run else None,
+        costs=made_up_costs() if plan.dry_run else None,
         overlap="on",
         partition=partition,
     )
@@ -200,33 +185,8 @@ def sources_of(plan: Plan, walk: Walk, target: Path) -> Sources:
     return source
 
 
-def expected(
-    costs: CostModel,
-    lanes: tuple[InterferenceTable, ...],
-    acceptance: float,
-    sequences: int,
-    kv_tokens: int,
-    cap: int,
-) -> dict[str, float]:
-    """Tokens a second of each way at its best, as the policy computes them; gain: of ahead over the best other."""
-    survival = np.tile(acceptance ** np.arange(cap + 1.0), (sequences, 1))
-    candidates = Candidates.alike(np.arange(sequences), np.full(sequences, cap), survival, kv_tokens=kv_tokens)
-    objective = Objective(costs, candidates)
-    before = best_lengths(candidates, objective, costs).rate
-    overlapped = best_overlap(candidates, objective, costs, lanes)
-    assert overlapped is not None, "all of these sequences may draft"
-    ahead = overlapped.rate
-    return {
-        "off": round(objective.rate_without_drafts, 1),
-        "before": round(before, 1),
-        "ahead": round(ahead, 1),
-        "gain": round(ahead / max(before, objective.rate_without_drafts), 4),
-    }
-
-
-def rows_of(turns: Sequence[Json], expectations: Sequence[Json]) -> list[Json]:
+def rows_of(turns: Sequence[Json]) -> list[Json]:
     """One a cell: medians over rounds. Ratios are to serial in the same round; gain: ahead over the best other."""
-    promised = {tuple(each[name] for name in _CELL): each for each in expectations}
     rounds: dict[tuple[Any, ...], dict[int, dict[str, Json]]] = {}
     for turn in turns:
         of_cell = rounds.setdefault(tuple(turn[name] for name in _CELL), {})
@@ -238,7 +198,6 @@ def rows_of(turns: Sequence[Json], expectations: Sequence[Json]) -> list[Json]:
             continue
         rates = [{name: turn["tokens_per_s"] for name, turn in each.items()} for each in whole]
         chunks = dict.fromkeys(name for each in rates for name in each if name.startswith(f"{AHEAD}:"))
-        expected_of = promised.get(cell)
         rows.append(
             {
                 **dict(zip(_CELL, cell, strict=True)),
@@ -252,7 +211,6 @@ def rows_of(turns: Sequence[Json], expectations: Sequence[Json]) -> list[Json]:
                 "auto_of_best": _median(each[AUTO] / max(each[OFF], each[SERIAL], each[AHEAD]) for each in rates),
                 "auto_ahead": _median(each[AUTO]["ahead"] for each in whole),
                 "accepted": _median(each[SERIAL]["accepted"] for each in whole),
-                "expected_gain": None if expected_of is None else expected_of["gain"],
             }
         )
     return rows
@@ -274,25 +232,9 @@ def gaps_of(turns: Sequence[Json]) -> list[Json]:
     ]
 
 
-def promises(rows: Sequence[Json]) -> Json:
-    """Cells by what was expected of drafting ahead and what was measured. bar: PROMISED."""
-    expected_of = [row for row in rows if row["expected_gain"] is not None]
-    high = [row for row in expected_of if row["expected_gain"] >= PROMISED]
-    return {
-        "bar": PROMISED,
-        "cells": len(expected_of),
-        "promised": len(high),
-        "of these above 1": sum(row["gain"] > 1 for row in high),
-        "of these above the bar": sum(row["gain"] >= PROMISED for row in high),
-        "above the bar without a promise": sum(row["gain"] >= PROMISED for row in expected_of)
-        - sum(row["gain"] >= PROMISED for row in high),
-        "auto below 0.98 of the best way": sum(row["auto_of_best"] < 0.98 for row in expected_of),
-    }
-
-
 def pictures(rows: Sequence[Json]) -> dict[str, str]:
-    """Times serial by requests, one a drafter and partition; and what was measured over what was expected."""
-    made: dict[str, str | None] = {"overlap-expected.svg": _expected_chart(rows)}
+    """Times serial by requests, one a drafter and partition."""
+    made: dict[str, str | None] = {}
     for drafter, partition in dict.fromkeys((row["drafter"], row["partition"]) for row in rows):
         of_engine = [row for row in rows if (row["drafter"], row["partition"]) == (drafter, partition)]
         lines = {
@@ -306,41 +248,6 @@ def pictures(rows: Sequence[Json]) -> dict[str, str]:
             f"Drafter {drafter}, lanes by {partition}", "requests", "times serial", lines, doubling=True
         )
     return {name: picture for name, picture in made.items() if picture is not None}
-
-
-def _expected_chart(rows: Sequence[Json]) -> str | None:
-    points = [(row["expected_gain"], row["gain"]) for row in rows if row["expected_gain"] is not None]
-    if not points:
-        return None
-    low, high = min(0.9, *(x for x, _ in points)), max(1.1, *(x for x, _ in points))
-    chart = Chart(
-        title="Drafting ahead over the best other way",
-        x_label="as the cost model expects",
-        y_label="as measured",
-        low=low,
-        high=high,
-        top=max(high, *(y for _, y in points)),
-    )
-    chart.rule((low, low), (high, high))
-    chart.dots(points)
-    return chart.svg()
-
-
-def _measured(lanes: tuple[InterferenceTable, ...]) -> Json:
-    """What lanes cost each other as the engine measured it, by share, rows of a step and tokens of context."""
-    return {
-        "co_run": [
-            {
-                "share": round(each.share, 4),
-                "context": context,
-                "rows": rows,
-                **{name: round(getattr(each, name)[i][j], 4) for name in FACTORS},
-            }
-            for each in lanes
-            for i, context in enumerate(each.contexts)
-            for j, rows in enumerate(each.rows)
-        ]
-    }
 
 
 def _median_if(values: Sequence[float | None]) -> float | None:

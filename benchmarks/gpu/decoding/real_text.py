@@ -24,7 +24,7 @@ from benchmarks.ablation.campaign import Wanted as WantedRuns
 from benchmarks.ablation.drive import arms_named
 from benchmarks.ablation.report import Run, write
 from benchmarks.gpu.decoding.policies import Turns, arms_of, contest, rows_of
-from benchmarks.gpu.engines import Opened, Wanted, close, lane_costs, open_engine
+from benchmarks.gpu.engines import Opened, Wanted, close, made_up_costs, open_engine
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk
 from benchmarks.gpu.steps import Tokens, answers, greedy, sampled
@@ -193,7 +193,7 @@ def run_arrivals(plan: Plan, desk: Desk) -> None:
         desk.keep("not there", f"no --{'trace' if plan.trace is None else 'smollm2'} was given")
         return
     trace = read_azure(plan.trace)
-    costs = lane_costs() if plan.dry_run else None
+    costs = made_up_costs() if plan.dry_run else None
     pair = open_pair(plan, desk, plan.smollm2, overlap="auto", costs=costs)
     wanted = wanted_of(plan, desk.left_s)
     campaign = Campaign(engine=pair.opened.engine, pruning=None, wanted=wanted, trace=trace, prompts=pair.prompts)

@@ -15,11 +15,12 @@ when the line has become shorter it gets back the best class whose targets can s
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from faser.engine.client.prefix_reach import PrefixReach
 from faser.engine.contract.latency_model import Pace
-from faser.engine.contract.target_room import TargetRoom
+from faser.engine.contract.target_room import TargetRoom, due_s
 from faser.errors import TargetError
 from faser.types import NO_TARGETS, REFUSE, WAIT, Decision, Request, Slo, SpeculationParams, Target
 
@@ -35,30 +36,31 @@ _LOOK_PERIOD_S = 0.05  # between looks at requests whose targets were given up
 _MOST_LOOKS = 4  # of predictions that fail, at once
 
 
-@dataclass(slots=True)
-class _InFlight:
-    """predicted_s: to its first token, without margin; None: it was not predicted. due_s: as the scheduler's.
-
-    given_up: the request with targets that it could not keep, the best class first.
-    """
-
-    arrival_s: float
-    due_s: float
-    prompt: int
-    samples: int
-    is_paced: bool
-    predicted_s: float | None
-    predicted_token_s: float | None
-    given_up: tuple[Request, ...] = ()
-    has_first: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """Seconds of a newcomer: from its arrival to its first token, and per further one."""
 
     ttft_s: float
     tpot_s: float
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """prompt: tokens that are left to compute. prediction: without margin; None: there is none.
+
+    due_s: as the scheduler's. given_up: the request with targets that it could not keep, the best class first.
+    has_begun: its prompt has.
+    """
+
+    request: Request
+    due_s: float
+    prompt: int
+    samples: int
+    is_paced: bool
+    prediction: Prediction | None
+    given_up: tuple[Request, ...] = ()
+    has_begun: bool = False
+    has_first: bool = False
 
 
 class Admission:
@@ -71,6 +73,7 @@ class Admission:
         self._look_due_s = 0.0
         self._num_samples = self._num_paced = 0
         self._room = TargetRoom()
+        self._prefixes = PrefixReach()
         self._prompt_load, self._load_at_s = 0.0, 0.0  # seconds of prompts a second
         self._mean_answer, self._num_answers = 64.0, 0
         self.first_margin, self.token_margin = Margin(), Margin()
@@ -157,16 +160,26 @@ class Admission:
         prediction = self.predict(request, now_s)
         return prediction, self._missed(prediction, slo, *self._margins)
 
-    def first_token(self, request_id: str, now_s: float) -> None:
-        """A request has its first token."""
+    def begun(self, uncomputed: Mapping[str, int]) -> None:
+        """The engine has begun these prompts, and has so many tokens of them left to compute."""
+        for request_id, num_tokens in uncomputed.items():
+            if found := self._open.get(request_id):
+                found.prompt, found.has_begun = num_tokens, True
+
+    def first_token(self, request_id: str, now_s: float, *, num_cached: int = 0) -> None:
+        """A request has its first token. num_cached: tokens of its prompt that were not computed."""
         found = self._open[request_id]
-        found.has_first = True
-        if self.pace is not None and (found.is_paced or found.due_s < math.inf):
+        request = found.request
+        found.has_begun = found.has_first = True
+        self._prefixes.note(request, num_cached)
+        if self.pace is not None and (found.is_paced or request.due_s is not None):
             # Other prompts are computed where they lengthen no step too much.
-            self._prompt_load = self._load(now_s) + float(self.pace.prompt_s(1.0, found.prompt)) / _PROMPTS_S
+            computed = max(len(request.prompt_token_ids) - num_cached, 1)
+            self._prompt_load = self._load(now_s) + float(self.pace.prompt_s(1.0, computed)) / _PROMPTS_S
             self._load_at_s = now_s
-        if found.predicted_s:
-            self.first_margin.follow((now_s - found.arrival_s) / found.predicted_s)
+        if found.prediction is not None and request.due_s is not None:
+            took_s, target_s = now_s - request.arrival_s, request.due_s - request.arrival_s
+            self.first_margin.follow(took_s, found.prediction.ttft_s, target_s)
 
     def end(self, request_id: str, *, num_tokens: int, tpot_s: float | None) -> None:
         """A request has left, for whatever reason. num_tokens: of its longest sample."""
@@ -175,8 +188,9 @@ class Admission:
             self._num_answers += 1
             weight = max(_FOLLOW_ANSWERS, 1 / self._num_answers)
             self._mean_answer += weight * (num_tokens - self._mean_answer)
-        if tpot_s and found.predicted_token_s:
-            self.token_margin.follow(tpot_s / found.predicted_token_s)
+        target_ms = found.request.token_target_ms
+        if tpot_s and found.prediction is not None and target_ms is not None:
+            self.token_margin.follow(tpot_s, found.prediction.tpot_s, target_ms / 1000)
 
     def forget(self) -> None:
         """The engine has ended, and with it its pace."""
@@ -186,13 +200,11 @@ class Admission:
         """For a request that would be submitted now; needs a pace."""
         pace = self.pace
         assert pace is not None, "there is no pace yet"
-        due_s = _due(request).due_s
-        ahead = [
-            each.prompt
-            for each in self._open.values()
-            if not each.has_first and (due_s is None or each.due_s <= due_s)
-        ]
-        prompts, samples = sum(ahead) + len(request.prompt_token_ids), request.sampling.n
+        own_due_s = due_s(_due(request))
+        ahead = sum(
+            each.prompt for each in self._before(request) if not each.has_first and each.due_s <= own_due_s
+        )
+        prompts, samples = ahead + self._prefixes.uncached(request), request.sampling.n
         paced, unpaced, short = self._places(pace, request, now_s)
         beside = min(paced + unpaced, pace.num_slots - 1)
         step_s = float(pace.decoding_s(max(beside, 1)))
@@ -210,15 +222,28 @@ class Admission:
     def _places(self, pace: Pace, request: Request, now_s: float) -> tuple[int, int, int]:
         """Paced and unpaced samples that will run next to a newcomer, and how many must end before it starts."""
         samples, paced, unpaced = request.sampling.n, self._num_paced, self._num_samples - self._num_paced
+        before = sum(each.samples for each in self._before(request) if not each.is_paced)
         token_s = self._room.tightest_s(now_s, request.token_target_ms)
         if token_s is None:
-            return 0, min(unpaced, pace.num_slots), unpaced + samples - pace.num_slots
+            return 0, min(unpaced, pace.num_slots), before + samples - pace.num_slots
         self._room.fit(pace, token_s / self.token_margin.value * self._spare(now_s))
         if _is_paced(request):
             unpaced = min(unpaced, self._room.unpaced(paced + samples))
             return paced, unpaced, paced + unpaced + samples - pace.num_slots
         most = max(min(self._room.unpaced(paced), pace.num_slots - paced), 1)
-        return paced, min(unpaced, most), unpaced + samples - most
+        return paced, min(unpaced, most), before + samples - most
+
+    def _before(self, request: Request) -> list[_InFlight]:
+        """Those that have begun, and those that start before a newcomer.
+
+        An unpaced one waits for a place that paced ones leave, so it delays no paced newcomer before it begins.
+        """
+        own_due_s, is_paced = due_s(_due(request)), _is_paced(request)
+        return [
+            each
+            for each in self._open.values()
+            if each.has_begun or (each.due_s <= own_due_s and (each.is_paced or not is_paced))
+        ]
 
     @property
     def _margins(self) -> tuple[float, float]:
@@ -237,19 +262,18 @@ class Admission:
         self, request: Request, prediction: Prediction | None, given_up: tuple[Request, ...] = ()
     ) -> Request:
         found = _InFlight(
-            arrival_s=request.arrival_s,
-            due_s=math.inf if request.due_s is None else request.due_s,
-            prompt=len(request.prompt_token_ids),
+            request=request,
+            due_s=due_s(request),
+            prompt=self._prefixes.uncached(request),
             samples=request.sampling.n,
             is_paced=_is_paced(request),
-            predicted_s=None if prediction is None else prediction.ttft_s,
-            predicted_token_s=None if prediction is None else prediction.tpot_s,
+            prediction=prediction,
             given_up=given_up,
         )
         self._count(request.request_id, found)
         if given_up:
             self._hoping.append(request.request_id)
-        self._room.see(request.token_target_ms, found.arrival_s)
+        self._room.see(request.token_target_ms, request.arrival_s)
         return request
 
     def _count(self, request_id: str, found: _InFlight) -> None:
@@ -291,9 +315,11 @@ class Admission:
 
 
 class Margin:
-    """What _SHARE of measured times are at most, in times of their prediction: a quantile, followed online.
+    """What _SHARE of measured times need, in times of their prediction: a quantile, followed online.
 
-    A time above it moves it up nine times as far as one below moves it down (Robbins and Monro, 1951).
+    A time above it moves it up nine times as far as one below moves it down (Robbins and Monro, 1951). A time that
+    is within its target needed nothing, however much longer than predicted it was: the engine computes prompts as
+    late as they are due, and gives steps as many rows of prompts as targets leave.
     """
 
     __slots__ = ("value",)
@@ -301,9 +327,9 @@ class Margin:
     def __init__(self) -> None:
         self.value = _FIRST_MARGIN
 
-    def follow(self, ratio: float) -> None:
-        """ratio: measured over predicted."""
-        moved = self.value * math.exp(_FOLLOW * (_SHARE if ratio > self.value else _SHARE - 1))
+    def follow(self, measured_s: float, predicted_s: float, target_s: float) -> None:
+        is_short = measured_s > target_s and measured_s > self.value * predicted_s
+        moved = self.value * math.exp(_FOLLOW * (_SHARE if is_short else _SHARE - 1))
         self.value = min(max(moved, 1.0), _MOST_MARGIN)
 
 
@@ -313,8 +339,8 @@ def _due(request: Request) -> Request:
 
 
 def _may_be_met(request: Request, now_s: float) -> bool:
-    due_s = _due(request).due_s
-    return due_s is None or now_s < due_s
+    last_s = _due(request).due_s
+    return last_s is None or now_s < last_s
 
 
 def _is_paced(request: Request) -> bool:

@@ -192,6 +192,7 @@ class AsyncEngine:
         self._monitor.arrived(asked.class_name, asked.slo, now_s)
         self._check_queue(request, num_following)
         request = self._admission.admit(request, now_s)
+        self._monitor.admitted(now_s)
         request_id = request.request_id
         stream = OutputStream(
             request, self.tokenizer, lambda index: self._abort(request_id, index), self._recorder
@@ -301,10 +302,11 @@ class AsyncEngine:
     def _handle(self, message: FromEngine) -> None:
         """Take a message from the engine. Raises ConfigError if the loaded model cannot be served."""
         match message:
-            case Deltas(deltas, stats, pace):
+            case Deltas(deltas, stats, pace, uncomputed):
                 self._dispatch(deltas, stats)
                 if pace is not None:
                     self._admission.pace = pace
+                    self._admission.begun(uncomputed)
                     self._look_out(pace)
                 self._restore()
             case Progress(stage, done, total):
@@ -403,7 +405,7 @@ class AsyncEngine:
             timing.num_tokens[index] += count
             if timing.first_token_s is None:
                 self._metrics.first_token(now - timing.arrival_s)
-                self._admission.first_token(output.request_id, now)
+                self._admission.first_token(output.request_id, now, num_cached=timing.num_cached_tokens)
             before = timing.last_token_s.get(index)
             self._metrics.tokens(count, None if before is None else now - before)
             timing.first_token_s = timing.first_token_s or now

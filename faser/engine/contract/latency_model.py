@@ -146,9 +146,13 @@ def _divided(asked: Floats, column: int, most: int) -> list[Floats]:
 
 def capacity(pace: Pace, lengths: Lengths) -> float:
     """Requests a second beyond which the queue grows without end."""
-    slots = pace.num_slots
-    own_s = _lone_s(pace, lengths, np.array([float(slots)]))
-    return 1.0 / float(lengths.mean(own_s[0] / slots + pace.prompt_s(slots, lengths.prompts)))
+    return 1.0 / float(_request_s(pace, lengths, np.array([float(pace.num_slots)]))[0])
+
+
+def _request_s(pace: Pace, lengths: Lengths, states: Floats) -> Floats:
+    """[states] seconds of the engine that a request takes, by how many sequences are always in it."""
+    own_s, prompt_s = _lone_s(pace, lengths, states), pace.prompt_s(states[:, None], lengths.prompts)
+    return lengths.mean(own_s / states[:, None] + prompt_s)
 
 
 def _lone_s(pace: Pace, lengths: Lengths, states: Floats) -> Floats:
@@ -340,17 +344,20 @@ def highest_rate(pace: Pace, lengths: Lengths, slo: Slo, share: float) -> float:
     return low
 
 
-def crossovers_by_sequences(paces: Mapping[int, Pace], adaptive: Pace) -> tuple[tuple[int, int], ...]:
-    """(sequences, γ): from how many decoding sequences on which draft length brings the most tokens a second; the
-    first from 1 on.
+def crossovers_by_sequences(
+    paces: Mapping[int, Pace], adaptive: Pace, lengths: Lengths
+) -> tuple[tuple[int, int], ...]:
+    """(sequences, γ): from how many sequences on which draft length serves the most requests a second, prompts
+    included; the first from 1 on.
 
     paces: by γ, 0 among them, all with as many slots. adaptive: with lengths that are chosen; where it is slower
     than no drafts, no length is advised.
     """
     gammas = sorted(paces)
     sequences = np.arange(1.0, paces[0].num_slots + 1)
-    best = np.argmin([paces[gamma].token_s(sequences) for gamma in gammas], axis=0)
-    best[adaptive.token_s(sequences) > paces[0].token_s(sequences)] = 0  # the first of gammas
+    by_gamma = [_request_s(paces[gamma], lengths, sequences) for gamma in gammas]
+    best = np.argmin(by_gamma, axis=0)
+    best[_request_s(adaptive, lengths, sequences) > by_gamma[0]] = 0  # the first of gammas
     changes = [0, *(np.flatnonzero(np.diff(best)) + 1).tolist()]
     return tuple((at + 1, gammas[best.item(at)]) for at in changes)
 

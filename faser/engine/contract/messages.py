@@ -69,11 +69,15 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Deltas(msgspec.Struct, frozen=True, tag=True):
-    """The deltas of one step. stats: the newest; None: those of a later step follow. pace: the same, rarer."""
+    """The deltas of one step. stats: the newest; None: those of a later step follow. pace: the same, rarer.
+
+    uncomputed: sent with a pace: tokens that are left of prompts that have begun, by request.
+    """
 
     deltas: StepDeltas
     stats: EngineStats | None
     pace: Pace | None = None
+    uncomputed: dict[str, int] = {}
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):

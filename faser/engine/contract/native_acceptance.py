@@ -35,7 +35,7 @@ class NativeAcceptance(Protocol):
         ...
 
     def choose(
-        self, drafts: DraftTable, count: int, requested: Ints | None
+        self, drafts: DraftTable, count: int, requested: Ints | None, row_price: float
     ) -> tuple[Ints, tuple[Ints, Ints, Ints, Ints, Floats], Floats]:
         """The second of these are the columns of a DraftTable."""
         ...

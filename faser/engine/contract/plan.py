@@ -205,6 +205,17 @@ class DraftPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterCheck:
+    """Asks whether a drafter's state is what it would be if it were computed anew.
+
+    method: of the drafter. slot: None: what slots share.
+    """
+
+    method: str
+    slot: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One step, applied in this order: saves, released, started, rows. One plan may release and start one slot.
 
@@ -389,6 +400,13 @@ class Executor(Protocol):
         """Draft tokens for the requests of the plan. Changes no sequence.
 
         during: the step that the drafts overlap; it is applied first, and run_overlapped follows with it.
+        """
+        ...
+
+    def rebuild(self, check: DrafterCheck) -> bool:
+        """Compare a drafter's state with a cold one, and take that where they differ. Returns whether they did.
+
+        Called while no step is in flight.
         """
         ...
 

@@ -3,16 +3,24 @@
 Sequences with a target per token are paced, the others unpaced. The engine starts unpaced ones by it
 (control/targets.py), and the front-end predicts by it what a newcomer will find (client/admission.py); so both
 have one rule. An eighth of the sequences that fit, and one at least, may always be unpaced: none of them waits
-for ever. As many places are left free for paced newcomers.
+for ever. As many slots are left free for paced newcomers; unpaced ones may use all other empty places. Both have
+the same order of first tokens, too.
 """
 
 import numpy as np
 
 from faser.engine.contract.latency_model import Pace
+from faser.types import Request
 
+PATIENCE_S = 20.0
 SEEN_S = 60.0  # a target is kept for so long after the last request that had it
-_SHARE = 8  # of which one may always be unpaced, and one is left free
+_SHARE = 8  # of which one may always be unpaced, and one slot is left free
 _EXPECTED_SHARE = 0.9  # of the target that tokens are planned to take at most: a pace is a mean
+
+
+def due_s(request: Request) -> float:
+    """When its first token is due, with patience in place of a target."""
+    return request.arrival_s + PATIENCE_S if request.due_s is None else request.due_s
 
 
 class TargetRoom:
@@ -20,7 +28,7 @@ class TargetRoom:
 
     def __init__(self) -> None:
         self._seen_s: dict[float, float] = {}  # by target, in seconds per token: when it was asked for last
-        self._most = 0
+        self._most = self._num_slots = 0
 
     def see(self, tpot_ms: float | None, now_s: float) -> None:
         """A request with this target, or without one, has come."""
@@ -41,8 +49,9 @@ class TargetRoom:
         """From now on as many sequences fit as take at most token_s per token at this pace."""
         within = np.flatnonzero(pace.token_s(np.arange(1.0, pace.num_slots + 1)) <= token_s)
         self._most = int(within[-1]) + 1 if len(within) else 0
+        self._num_slots = pace.num_slots
 
     def unpaced(self, num_paced: int) -> int:
         """How many sequences may be unpaced next to this number of paced ones."""
         share = max(self._most // _SHARE, 1)
-        return max(self._most - num_paced - share, share)
+        return max(min(self._most, self._num_slots - share) - num_paced, share)

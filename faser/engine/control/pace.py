@@ -71,8 +71,10 @@ def planned_pace(
 class PaceFit:
     """The pace of a running engine: what its step times promise, corrected by what its steps take.
 
-    A level is the sequences whose number has as many bits, as of the guard; one that has not been seen is taken to
-    be as far from its promise as the nearest one that has.
+    A level is the sequences whose number has as many bits, as of the guard. The promise is for as many draft rows
+    as its steps had. A level that has not been seen is taken to be as far from its promise as the nearest one that
+    has, with as many drafts a sequence; or to run as steps without drafts do, where that is faster: drafts that
+    pay at one sequence may not pay at sixty.
     """
 
     def __init__(self, costs: CostModel, *, num_slots: int, most_rows: int) -> None:
@@ -83,6 +85,7 @@ class PaceFit:
     def forget(self) -> None:
         """Nothing that was seen counts any more."""
         self._levels = [_Level() for _ in range(self._num_slots.bit_length() + 1)]
+        self._plain = _Level()  # of steps without drafts, whatever their level
         self._context = float(_FIRST_CONTEXT)
         self._prompt_s = self._promised_s = 0.0  # of rows of prompts
         self._last: _Step | None = None
@@ -101,43 +104,57 @@ class PaceFit:
         self._last = _Step(
             num_sequences=count,
             num_prompt_rows=plan.num_rows - count - plan.num_drafts,
+            num_drafts=plan.num_drafts,
             num_tokens=sum(result.counts),
             kv_tokens=kv_tokens,
+            kv_row_tokens=plan.kv_row_tokens,
         )
 
     def pace(self, *, num_slots: int | None = None) -> Pace:
         """As of now. num_slots: as many sequences run at most; None: as many as there are slots."""
         sequences = anchors(num_slots or self._num_slots)
         known = [at for at, level in enumerate(self._levels) if level.num_steps >= _ENOUGH]
-        step_s, tokens = [], []
-        for count in sequences:
-            promised_s = self._plain_s(count)
-            _, at = min(((abs(at - count.bit_length()), at) for at in known), default=(0, None))
-            step_s.append(promised_s if at is None else promised_s * self._levels[at].ratio)
-            tokens.append(1.0 if at is None else self._levels[at].tokens)
+        step_s, tokens = zip(*(self._level_pace(count, known) for count in sequences), strict=True)
         factor = self._prompt_s / self._promised_s if self._promised_s else 1.0
         return _with_rows(self._costs, sequences, step_s, tokens, self._most_rows, factor)
 
+    def _level_pace(self, count: int, known: Many[int]) -> tuple[float, float]:
+        """Seconds of a step in which this number of sequences decode, and its tokens of each."""
+        own = count.bit_length()
+        _, at = min(((abs(at - own), at) for at in known), default=(0, None))
+        if at is None:
+            return self._promise_s(count), 1.0
+        level = self._levels[at]
+        found = level.ratio * self._promise_s(count, round(count * level.drafts)), level.tokens
+        if at == own or self._plain.num_steps < _ENOUGH:
+            return found
+        plain = self._plain.ratio * self._promise_s(count), 1.0
+        return min(found, plain, key=lambda each: each[0] / each[1])
+
     def _learn(self, step: "_Step", seconds: float) -> None:
-        promised_s = self._plain_s(step.num_sequences, step.kv_tokens)
+        promised_s = self._promise_s(step.num_sequences, step.num_drafts, step.kv_tokens)
         level = self._levels[step.num_sequences.bit_length()]
         if not step.num_prompt_rows:
-            level.add(min(seconds / promised_s, _OUTLIER * level.ratio), step.num_tokens / step.num_sequences)
+            for each in (level, self._plain) if not step.num_drafts else (level,):
+                each.add(
+                    min(seconds / promised_s, _OUTLIER * each.ratio),
+                    tokens=step.num_tokens / step.num_sequences,
+                    drafts=step.num_drafts / step.num_sequences,
+                )
             context = step.kv_tokens / step.num_sequences
             self._context += (1 - _CONTEXT_KEPT) * (context - self._context)
             return
-        rows_s = self._costs.step_s(step.num_sequences + step.num_prompt_rows) - self._costs.step_s(
-            step.num_sequences
-        )
+        rows = step.num_sequences + step.num_drafts + step.num_prompt_rows
+        rows_s = self._costs.step_s(rows, step.kv_tokens, step.kv_row_tokens) - promised_s
         extra_s = max(seconds - promised_s * level.ratio, 0.0)
         self._prompt_s = _PROMPT_KEPT * self._prompt_s + min(extra_s, _OUTLIER * rows_s)
         self._promised_s = _PROMPT_KEPT * self._promised_s + rows_s
 
-    def _plain_s(self, num_sequences: int, kv_tokens: int | None = None) -> float:
-        """The promise for a step in which this number of sequences decode, without drafts."""
+    def _promise_s(self, num_sequences: int, num_drafts: int = 0, kv_tokens: int | None = None) -> float:
+        """The promise for a step in which this number of sequences decode, and so many draft rows are verified."""
         if kv_tokens is None:
             kv_tokens = round(num_sequences * self._context)
-        return self._costs.step_s(num_sequences, kv_tokens)
+        return self._costs.step_s(num_sequences + num_drafts, kv_tokens, num_drafts * kv_tokens // num_sequences)
 
 
 class _Step(NamedTuple):
@@ -145,24 +162,28 @@ class _Step(NamedTuple):
 
     num_sequences: int
     num_prompt_rows: int
+    num_drafts: int
     num_tokens: int
     kv_tokens: int
+    kv_row_tokens: int
 
 
 class _Level:
-    """Of steps without prompts: measured over promised seconds, and the tokens of each sequence."""
+    """Of steps without prompts: measured over promised seconds, and the tokens and drafts of each sequence."""
 
-    __slots__ = ("num_steps", "ratio", "tokens")
+    __slots__ = ("drafts", "num_steps", "ratio", "tokens")
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.ratio = self.tokens = 1.0
+        self.drafts = 0.0
 
-    def add(self, ratio: float, tokens: float) -> None:
+    def add(self, ratio: float, *, tokens: float, drafts: float) -> None:
         self.num_steps += 1
         weight = 1 / min(self.num_steps, _STEPS_KEPT)
         self.ratio += weight * (ratio - self.ratio)
         self.tokens += weight * (tokens - self.tokens)
+        self.drafts += weight * (drafts - self.drafts)
 
 
 def anchors(most: int) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from faser.engine.contract.kv_events import KvEvent
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import (
     PLACEHOLDER,
+    DrafterCheck,
     DraftPlan,
     DraftRequest,
     SequenceStart,
@@ -32,6 +33,7 @@ from faser.engine.contract.plan import (
     StepRows,
     StepSpan,
 )
+from faser.engine.contract.target_room import due_s
 from faser.engine.control.clock import Clock
 from faser.engine.control.decoding import Decoding, Draft
 from faser.engine.control.kv_cache import KvManager
@@ -41,7 +43,7 @@ from faser.engine.control.sequence import PriorityKey, Sequence, Status, sample_
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl, StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.state_snapshots import StateSnapshots
-from faser.engine.control.targets import NO_LIMITS, StepLimits, TargetKeeper, due_s, is_due_before, kind_of
+from faser.engine.control.targets import NO_LIMITS, StepLimits, TargetKeeper, is_due_before, kind_of
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
@@ -188,6 +190,15 @@ class Scheduler:
         if self._speculation is None:
             raise ConfigError(f"policy is {name!r}; this engine was built without a drafter")
         self._speculation.use_policy(name, gamma, forget=forget, overlap=overlap)
+
+    def drafter_check(self) -> DrafterCheck | None:
+        """A drafter's state that is to be compared with a cold one before the next step; None, as a rule: none."""
+        return None if self._speculation is None else self._speculation.watch.next_check()
+
+    def drafter_checked(self, check: DrafterCheck, *, differed: bool) -> None:
+        """The state has been compared. differed: and replaced."""
+        assert self._speculation is not None
+        self._speculation.watch.checked(check, differed=differed)
 
     @property
     def lent_slot(self) -> int | None:
@@ -498,6 +509,11 @@ class Scheduler:
     def pace(self) -> Pace | None:
         """As fitted to the steps so far; None: it is not."""
         return None if self._pace is None else self._pace.pace()
+
+    def uncomputed_prompts(self) -> dict[str, int]:
+        """Tokens that are left to compute of prompts that have begun, by request."""
+        begun = [each for each in self._running if each.num_computed < each.prompt_len]
+        return {each.request.request_id: each.prompt_len - each.num_computed for each in begun}
 
     def take_kv_events(self) -> list[KvEvent]:
         """See KvManager.take_events."""

@@ -25,19 +25,12 @@ from faser.engine.control.clock import Clock
 from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.waiting_queue import WaitingQueue
-from faser.types import Request
 
-PATIENCE_S = 20.0
 _PERIOD_S = 0.5  # after which limits are computed anew
 _SHARE_OF_ROWS = 16  # of which one is always for prompts
 _HASTE = 1.5  # times as many rows as a prompt needs if all goes well
 _WANTED = 0.7  # of their targets that tokens should take on average, so that few take longer
 _LESS, _MORE, _LEAST = 0.85, 1.05, 0.2  # the room's factor: after too slow a period, after others, at least
-
-
-def due_s(request: Request) -> float:
-    """When its first token is due, with patience in place of a target."""
-    return request.arrival_s + PATIENCE_S if request.due_s is None else request.due_s
 
 
 def is_due_before(begun: Sequence) -> Callable[[Sequence], bool]:

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from faser.engine.contract.drafts import Drafts
-from faser.engine.contract.plan import DraftPlan, LaunchedStep, StepPlan, StepResult, StepRows
+from faser.engine.contract.plan import DrafterCheck, DraftPlan, LaunchedStep, StepPlan, StepResult, StepRows
 from faser.engine.execution.async_steps import AsyncSteps
+from faser.engine.execution.drafting.cold_state import Rebuilds
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.drafter import (
     Drafter,
@@ -118,6 +119,11 @@ class ModelExecutor:
         if during is None:
             self._drafts.hold(proposals)
         return drafts_of(plan, self._allowed(plan, proposals), began_s, time.perf_counter())
+
+    def rebuild(self, check: DrafterCheck) -> bool:
+        assert self._speculation is not None, "this engine has no drafter"
+        drafter = self._speculation.drafter
+        return isinstance(drafter, Rebuilds) and drafter.rebuild(check.method, check.slot)
 
     def run(self, plan: StepPlan) -> StepResult:
         began_s = time.perf_counter()

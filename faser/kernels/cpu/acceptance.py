@@ -50,14 +50,15 @@ class NativeAcceptance:
         self._survival(self._address, len(drafts[0]), *map(id, drafts), id(found))
         return found
 
-    def choose(self, drafts: Columns, count: int, requested: Ints | None) -> tuple[Ints, Columns, Floats]:
+    def choose(
+        self, drafts: Columns, count: int, requested: Ints | None, row_price: float
+    ) -> tuple[Ints, Columns, Floats]:
         cap = self._cap
         numbers, tokens = np.empty((3, count), dtype=np.int64), np.empty((count, cap), dtype=np.int64)
         real = np.empty(count * (2 * cap + 1))
         noted = None if requested is None else id(requested)
-        self._choose(
-            self._address, len(drafts[0]), *map(id, drafts), count, noted, id(numbers), id(tokens), id(real)
-        )
+        found = id(numbers), id(tokens), id(real)
+        self._choose(self._address, len(drafts[0]), *map(id, drafts), count, noted, row_price, *found)
         taken, methods, lengths = numbers
         confidences, survival = real[: count * cap], real[count * cap :]
         columns = drafts[0][:count], methods, lengths, tokens, confidences.reshape(count, cap)

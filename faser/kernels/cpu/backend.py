@@ -5,12 +5,10 @@ the step, for any number of threads. Computes in bfloat16 and float32; products 
 """
 
 import ctypes
-import math
 import mmap
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -114,7 +112,7 @@ class NativeBackend:
         self.has_experts = True
         self.has_states = True
         self._read_one_by_one = 0  # experts
-        self._num_packed: Counter[int | None] = Counter()  # weights, by dtype; None: low-bit
+        self._num_packed: Counter[tuple[str, int]] = Counter()  # weights, by kind of product and dtype or form
         self.prefers_low_bit = True
         self.num_threads = num_threads
         self._path = library
@@ -150,11 +148,11 @@ class NativeBackend:
 
     def row_edges(self, most: int) -> tuple[int, ...]:
         """See Backend. Those of the products that most of the packed weights are in."""
-        dtype = max(self._num_packed, key=self._num_packed.__getitem__, default=None)
-        tiles: Callable[[int], int] = self._library.faser_low_bit_tiles
-        if dtype is not None:
-            tiles = partial(self._library.faser_linear_tiles, dtype)
-        return tuple(rows for rows in range(1, most) if tiles(rows + 1) > tiles(rows))
+        if not self._num_packed:
+            return ()
+        kind, kept_as = max(self._num_packed, key=self._num_packed.__getitem__)
+        tiles = partial(getattr(self._library, f"faser_{kind}_tiles"), kept_as)
+        return tuple(rows for rows in range(1, most) if tiles(rows + 1) != tiles(rows))
 
     def use(self, processors: Processors | None) -> None:
         """See Backend. Does not change any bits. Takes microseconds for a set of cores used before."""
@@ -184,13 +182,15 @@ class NativeBackend:
     ) -> _NativeLinear | LowBitLinear:
         """See Backend. Raises ConfigError for a dtype but bfloat16 and float32, and for odd K in bfloat16."""
         if isinstance(weight, LowBitRows):
-            self._num_packed[None] += math.prod(weight.shape)
-            return pack_low_bit(self._library, self._pools.address, weight, bias, self._take)
+            low_bit = pack_low_bit(self._library, self._pools.address, weight, bias, self._take)
+            for form, count in low_bit.forms.items():
+                self._num_packed["low_bit", form] += count * low_bit.depth
+            return low_bit
         if isinstance(weight, Fp8Rows):
             raise ConfigError("the native backend has no fp8 products; the backends torch and flashinfer have")
         dtype = _checked_dtype("weight", weight.dtype)
         columns, depth = weight.shape
-        self._num_packed[dtype] += columns * depth
+        self._num_packed["linear", dtype] += columns * depth
         if weight.dtype is torch.bfloat16 and depth % 2:
             raise ConfigError(
                 f"the native backend multiplies bfloat16 in pairs: a weight's inputs, {depth}, are odd"

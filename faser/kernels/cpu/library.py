@@ -301,7 +301,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_low_bit_pack": ((_P, _P, _L, _I, _P), None),
     "faser_low_bit_pack_codes": ((_P, _P, _L, _P, _P, _P), None),
     "faser_low_bit_quantise": ((_P, _P, _L, _P, _I), None),
-    "faser_low_bit_tiles": ((_L,), _L),
+    "faser_low_bit_tiles": ((_I, _L), _L),
     "faser_low_bit_linear": ((_P, _P, _P, _L, _I, _L, _P, _L, _I, _P, _L, _P), None),
     "faser_low_bit_embed": ((_P, _P, _P, _L, _P, _I), _L),
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I, _P), None),
@@ -327,7 +327,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_acceptance_new": ((_P,), _P),
     "faser_acceptance_free": ((_P,), None),
     "faser_acceptance_survival": ((_P, _L, *_TABLE, _P), None),
-    "faser_acceptance_choose": ((_P, _L, *_TABLE, _L, _P, _P, _P, _P), None),
+    "faser_acceptance_choose": ((_P, _L, *_TABLE, _L, _P, _D, _P, _P, _P), None),
     "faser_acceptance_note": ((_P, _I, _L, _P, _P, _P), None),
     "faser_acceptance_hold": ((_P, _L, *_TABLE, _P, _P), None),
     "faser_acceptance_judge": ((_P, _L, _P, _P, _P, _L, *_TABLE, _P, _P, _L, *_TABLE, _P, _P, _L, _L, _I), None),
@@ -342,6 +342,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_texts_extend": ((_P, _P, _P, _L, _P), _I),
     "faser_texts_close": ((_P, _L), _I),
     "faser_texts_look": ((_P, _P, _P, _P, _L, _P, _L, _P, _P, _P), _I),
+    "faser_texts_rebuild": ((_P, _L), _I),
     "faser_texts_remembered": ((_P,), _L),
     "faser_texts_bytes": ((_P,), _L),
 }
@@ -360,8 +361,10 @@ def load(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = result
-    import numpy as np  # what builds the wheel has none
-
+    try:
+        import numpy as np
+    except ModuleNotFoundError:  # what builds the wheel only loads the kernels
+        return library
     probe = np.zeros(1)
     if library.faser_array_data(id(probe)) != probe.ctypes.data:
         raise ConfigError(f"numpy {np.__version__} lays out its arrays as the native kernels do not expect")

@@ -4,6 +4,7 @@ The kernels are native/low_bit; their results are those that interface/low_bit/p
 """
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -32,10 +33,10 @@ class Factors(IntEnum):
 class LowBitLinear:
     """A packed low-bit weight. address: of its FaserLowBit. num_bytes: of its panels and its bias.
 
-    order: see LowBitRows; as indices.
+    forms: how many columns have codes of each MemoryForm. order: see LowBitRows; as indices.
     """
 
-    __slots__ = ("_kept", "address", "columns", "depth", "num_bytes", "order")
+    __slots__ = ("_kept", "address", "columns", "depth", "forms", "num_bytes", "order")
 
     def __init__(
         self, weight: LowBitRows, parts: list[tuple[LowBitPartStruct, Tensor]], bias: Tensor | None
@@ -52,6 +53,9 @@ class LowBitLinear:
         )
         self.address = ctypes.addressof(struct)
         self.num_bytes = sum(panels.nbytes for _, panels in parts) + (0 if wide is None else wide.nbytes)
+        self.forms: Counter[int] = Counter()
+        for part, _ in parts:
+            self.forms[part.form] += part.columns
         self._kept = (struct, structs, [panels for _, panels in parts], wide)
 
 

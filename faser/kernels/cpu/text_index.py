@@ -117,17 +117,17 @@ class TextIndex:
         self.num_methods = (rules.depth > 0) + (rules.max_n > 0) + (rules.ngrams is not None)
         self._library = library
         self._extend_call, self._look_up_call = library.faser_texts_extend, library.faser_texts_look
-        self._address: int = library.faser_texts_new(ctypes.addressof(struct))
-        weakref.finalize(self, library.faser_texts_free, self._address)
+        self.address: int = library.faser_texts_new(ctypes.addressof(struct))
+        weakref.finalize(self, library.faser_texts_free, self.address)
 
     @property
     def num_remembered(self) -> int:
         """Tokens in the corpus."""
-        return int(self._library.faser_texts_remembered(self._address))
+        return int(self._library.faser_texts_remembered(self.address))
 
     @property
     def num_bytes(self) -> int:
-        return int(self._library.faser_texts_bytes(self._address))
+        return int(self._library.faser_texts_bytes(self.address))
 
     def open(self, number: int, token_ids: Sequence[int], *, unsaid: int = 0, namespace: int = 0) -> None:
         """A text begins. unsaid: index of the first token that goes into the corpus when the text is closed.
@@ -137,7 +137,7 @@ class TextIndex:
         assert 0 <= unsaid <= len(token_ids), (unsaid, len(token_ids))
         tokens = _packed(token_ids)
         done = self._library.faser_texts_open(
-            self._address, number, tokens.buffer_info()[0], len(tokens), unsaid, namespace % 2**64
+            self.address, number, tokens.buffer_info()[0], len(tokens), unsaid, namespace % 2**64
         )
         _check(done, (number,), token_ids)
 
@@ -146,7 +146,7 @@ class TextIndex:
         assert sum(counts) == len(token_ids), (counts, len(token_ids))
         tokens, which, num_new = _packed(token_ids), array("q", numbers), array("q", counts)
         done = self._extend_call(
-            self._address,
+            self.address,
             which.buffer_info()[0],
             num_new.buffer_info()[0],
             len(which),
@@ -157,7 +157,14 @@ class TextIndex:
 
     def close(self, number: int) -> None:
         """Free a text. With suffix look-up, its tokens from `unsaid` on go into the corpus."""
-        _check(self._library.faser_texts_close(self._address, number), (number,), ())
+        _check(self._library.faser_texts_close(self.address, number), (number,), ())
+
+    def rebuild(self, number: int | None) -> bool:
+        """Compare a text's index with one made anew from its tokens, and take that one where they differ.
+
+        number: None: the corpus. Returns whether they differed.
+        """
+        return bool(self._library.faser_texts_rebuild(self.address, -1 if number is None else number))
 
     def look_up(
         self,
@@ -183,7 +190,7 @@ class TextIndex:
         which, limits = array("q", numbers), array("q", max_tokens)
         num_unverified = array("q", map(len, unverified))
         done = self._look_up_call(
-            self._address,
+            self.address,
             which.buffer_info()[0],
             limits.buffer_info()[0],
             num_unverified.buffer_info()[0],

@@ -118,7 +118,7 @@ class Backend(Protocol):
     def row_edges(self, most: int) -> tuple[int, ...]:
         """Row counts below `most` that fill the tiles of its products: one row more begins another tile.
 
-        Of the packed weights, and in ascending order; empty: nothing is known of tiles.
+        Or goes to another kernel. Of the packed weights, and in ascending order; empty: nothing is known of tiles.
         """
         ...
 

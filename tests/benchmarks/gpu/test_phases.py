@@ -209,7 +209,7 @@ TABLES = {
     "cycle": ("cells",),
     "policies": ("turns", "rows"),
     "real_text": ("parameters", "says", "turns", "rows"),
-    "overlap": ("lanes", "turns", "expected", "rows", "gaps", "promises"),
+    "overlap": ("lanes", "turns", "rows", "gaps"),
     "arrivals": ("bearing", "rows"),
     "vllm": ("arms", "rows"),
     "family_checks": ("checks",),

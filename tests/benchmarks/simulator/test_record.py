@@ -17,6 +17,7 @@ from faser.cli.bench_prompts import BenchPrompt
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import (
+    DrafterCheck,
     DraftPlan,
     DraftRequest,
     LaunchedStep,
@@ -105,6 +106,9 @@ class ScriptedTarget:
 
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:  # noqa: ARG002
         return drafts_of(plan, self.drafter.propose(plan), 0.0, 0.0)
+
+    def rebuild(self, check: DrafterCheck) -> bool:
+        raise AssertionError(f"no drafter of this executor has a state: {check}")
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         raise AssertionError(f"no draft is requested during step {plan.step}: {draft_plan.requests}")

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from benchmarks.simulator.co_run import InterferenceTable
 from benchmarks.speculation import overlap_map
 from benchmarks.speculation.overlap_map import (
     AUTO,
@@ -23,7 +24,7 @@ from benchmarks.speculation.overlap_map import (
     tokens_before,
     tokens_during,
 )
-from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.step_cost import CostModel
 
 TURNS = 1500

@@ -417,8 +417,12 @@ def test_a_target_that_cannot_be_met_is_refused_once_the_engine_has_a_pace(
             await until(lambda: engine.has_pace)
             with pytest.raises(TargetError, match=r"TPOT target of 0.001 ms cannot be met now.*retry after \d+ s"):
                 engine.submit(fast)
-            assert await answer(engine, request("the", tokenizer))
+            for _ in range(3):
+                assert await answer(engine, request("the", tokenizer))
             assert engine.stats.num_running == 0
+            load = engine._monitor.load(time.monotonic())
+            assert load is not None
+            assert load.admitted == pytest.approx(load.offered * 4 / 5)
 
     asyncio.run(scenario())
 

@@ -181,16 +181,25 @@ def test_draft_lengths_cross_over_where_their_tokens_take_equally_long() -> None
         2: pace(sequence_s=0.0016, tokens=1.6),
         4: pace(sequence_s=0.0036, tokens=2.0),
     }
-    assert crossovers_by_sequences(paces, paces[2]) == ((1, 4), (2, 2), (8, 0))
-    assert crossovers_by_sequences({0: paces[0], 1: paces[0]}, paces[0]) == ((1, 0),)
+    assert crossovers_by_sequences(paces, paces[2], lengths()) == ((1, 4), (2, 2), (8, 0))
+    assert crossovers_by_sequences({0: paces[0], 1: paces[0]}, paces[0], lengths()) == ((1, 0),)
 
 
 def test_no_length_is_advised_where_chosen_lengths_lose() -> None:
     """Chosen ones lose from 8 sequences on, whatever was measured of fixed ones there."""
     plain, fixed, chosen = pace(sequence_s=0.0005), pace(tokens=3.0), pace(sequence_s=0.0016, tokens=1.6)
-    assert crossovers_by_sequences({0: plain, 4: fixed}, chosen) == ((1, 4), (8, 0))
-    assert crossovers_by_sequences({0: plain, 4: fixed}, pace(sequence_s=0.001)) == ((1, 0),)
+    assert crossovers_by_sequences({0: plain, 4: fixed}, chosen, lengths()) == ((1, 4), (8, 0))
+    assert crossovers_by_sequences({0: plain, 4: fixed}, pace(sequence_s=0.001), lengths()) == ((1, 0),)
     assert crossovers({0: plain, 4: fixed}, pace(sequence_s=0.001), lengths()) == ((0.0, 0),)
+
+
+def test_no_length_is_advised_at_a_load_at_which_drafts_hold_fewer_requests() -> None:
+    """Tokens come sooner with drafts, and prompts, of which there are many, take longer: fewer requests in all."""
+    plain, chosen = pace(sequence_s=0.0005, row_s=0.001), pace(sequence_s=0.0006, row_s=0.0012, tokens=1.5)
+    asked = lengths(prompt=500)
+    assert chosen.token_s(float(SLOTS)) < plain.token_s(float(SLOTS))
+    assert capacity(chosen, asked) < capacity(plain, asked)
+    assert crossovers_by_sequences({0: plain, 4: chosen}, chosen, asked)[-1][1] == 0
 
 
 def test_kinds_of_requests_keep_the_tokens_of_all_requests() -> None:

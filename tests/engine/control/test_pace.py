@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from faser.engine.contract.plan import StepPlan, StepResult, StepRows, StepSpan
-from faser.engine.contract.step_times import StepTimes
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.pace import PaceFit, PlannedDrafts, anchors, planned_pace
 from faser.engine.control.step_cost import CostModel
 
@@ -112,3 +112,46 @@ def test_planned_drafts_bring_the_tokens_of_a_geometric_series_and_take_passes_a
     found = planned_pace(costs(), num_slots=4, most_rows=64, context=0, drafts=drafts, gap_s=0.1)
     assert found.tokens[0] == 1.75
     assert found.step_s[0] == pytest.approx(costs().step_s(3) + 2 * 0.001 + 0.1, rel=1e-3)
+
+
+def test_a_level_that_was_not_seen_drafts_only_where_rows_are_cheap_enough() -> None:
+    """Three drafts that bring two tokens pay at one sequence; at sixteen their rows cost more than they bring."""
+    dear = CostModel(StepTimes.proportional(step_s=STEP_S, row_s=0.003))
+    fitted = PaceFit(dear, num_slots=16, most_rows=64)
+    run(fitted, [1], [1], dear.step_s(1), times=20)
+    run(fitted, [4], [3], dear.step_s(4), times=300, drafts=3)
+    found = fitted.pace()
+    by_count = dict(zip(found.sequences, zip(found.step_s, found.tokens, strict=True), strict=True))
+    assert by_count[1][1] == pytest.approx(3.0, rel=0.1)
+    assert by_count[2][1] > 2, "eight rows are worth it"
+    assert by_count[16][0] == pytest.approx(dear.step_s(16), rel=0.01)
+    assert by_count[16][1] == 1.0
+
+
+def test_drafts_of_fixed_length_are_made_at_every_level_whatever_they_cost() -> None:
+    fitted = fit()
+    run(fitted, [4], [2], costs().step_s(4), times=20, drafts=3)
+    found = fitted.pace()
+    assert found.tokens == (2.0,) * len(found.sequences)
+    assert found.step_s[-1] == pytest.approx(costs().step_s(16 * 4, 16 * 256), rel=0.05)
+
+
+def test_the_attention_of_a_prompt_s_rows_is_counted_once() -> None:
+    """Oracle: the step times themselves, in which 400 rows that follow 600 attend to 320,000 tokens."""
+    table = CostTable(rows=(1, 512), seconds=(STEP_S, STEP_S + 511 * ROW_S), kv_row_token_s=1e-6)
+    true = CostModel(StepTimes(tables={Role.STEP: table}))
+    fitted = PaceFit(true, num_slots=16, most_rows=512)
+    plan, result = prompt_step(start=600, rows=400)
+    for _ in range(50):
+        fitted.observe(plan, result, StepSpan(true.step_s(plan.num_rows, plan.kv_tokens, plan.kv_row_tokens), 0.0))
+    found, planned = fitted.pace(), planned_pace(true, num_slots=16, most_rows=512)
+    assert float(found.prompt_s(1.0, 300.0)) == pytest.approx(float(planned.prompt_s(1.0, 300.0)), rel=0.01)
+
+
+def prompt_step(*, start: int, rows: int) -> tuple[StepPlan, StepResult]:
+    """A step of one decoding sequence, and so many rows of a prompt of which `start` tokens are computed."""
+    table = StepRows()
+    table.add(0, 10, [1], samples=True, num_drafts=0, new_blocks=())
+    table.add(1, start, [1] * rows, samples=False, num_drafts=0, new_blocks=())
+    plan = StepPlan(step=1, released=(), started=(), rows=table)
+    return plan, StepResult(step=1, counts=[1, 0], token_ids=[1], run_s=0.0)

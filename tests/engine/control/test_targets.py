@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from faser.engine.contract.step_times import StepTimes
+from faser.engine.contract.target_room import PATIENCE_S
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.pace import PaceFit
 from faser.engine.control.step_cost import CostModel
-from faser.engine.control.targets import NO_LIMITS, PATIENCE_S, TargetKeeper
+from faser.engine.control.targets import NO_LIMITS, TargetKeeper
 from faser.types import Request, Slo, SpeculationParams
 from tests.engine.driving import Driver, request, rows_by_slot
 
@@ -90,14 +91,14 @@ def test_a_newcomer_without_a_target_waits_for_the_rest_of_a_begun_prompt() -> N
 
 
 def test_patient_sequences_leave_room_for_a_target_that_was_asked_for() -> None:
-    """Oracle: a step of n sequences takes 10 + n ms. 16 ms, less a tenth, are room for four; one is left free."""
+    """Oracle: a step of n sequences takes 10 + n ms. 16 ms, less a tenth, are room for four."""
     driver = Driver(max_num_seqs=SLOTS, pace=fit(), max_model_len=64)
     driver.add(paced("target", 16, max_tokens=40))
     driver.step()
     driver.add(*(due(f"patient-{at}", at_s=0.1 * at, max_tokens=30) for at in range(6)))
     for _ in range(12):
         driver.step()
-    assert driver.scheduler.stats().num_running == 3
+    assert driver.scheduler.stats().num_running == 4
 
 
 def test_a_sequence_whose_target_cannot_be_met_leaves_room_as_one_without() -> None:
@@ -109,7 +110,17 @@ def test_a_sequence_whose_target_cannot_be_met_leaves_room_as_one_without() -> N
     )
     for _ in range(12):
         driver.step()
-    assert driver.scheduler.stats().num_running == 3
+    assert driver.scheduler.stats().num_running == 4
+
+
+def test_a_slot_is_left_for_a_newcomer_with_a_target_that_all_slots_keep() -> None:
+    driver = Driver(max_num_seqs=SLOTS, pace=fit(), max_model_len=64)
+    driver.add(paced("target", 40, max_tokens=40))
+    driver.step()
+    driver.add(*(due(f"patient-{at}", at_s=0.1 * at, max_tokens=30) for at in range(9)))
+    for _ in range(12):
+        driver.step()
+    assert driver.scheduler.stats().num_running == SLOTS - 1
 
 
 def test_without_targets_every_slot_is_used() -> None:
@@ -160,6 +171,19 @@ def test_a_patient_prompt_is_cut_to_the_rows_that_the_target_leaves() -> None:
     # 18 ms hold one row for 10 ms, and 8 more.
     assert rows[0] == 1
     assert 4 <= rows[1] <= 8
+
+
+@pytest.mark.parametrize("share, keeps_room", [(0.65, True), (0.95, False)])
+def test_prompts_get_less_only_where_tokens_take_nearly_as_long_as_their_target(
+    share: float, *, keeps_room: bool
+) -> None:
+    driver = Driver(max_num_seqs=SLOTS, max_num_batched_tokens=ROWS, pace=fit(), max_model_len=256)
+    driver.add(paced("target", 20, max_tokens=240))
+    for _ in range(200):
+        driver.step()
+        driver.clock.advance(share * 0.020)
+    driver.add(due("patient", at_s=driver.clock.now(), prompt=40))
+    assert (sorted(rows_by_slot(driver.step()).values())[1] >= 4) == keeps_room
 
 
 def test_a_prompt_that_is_due_is_not_cut() -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from faser.config.speculation import SpeculationConfig
 from faser.engine.build import Built
 from faser.engine.contract.plan import SequenceRows, StepRows
-from faser.engine.contract.step_times import CostTable, InterferenceTable
+from faser.engine.contract.step_times import CostTable
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.engine import Engine
@@ -200,8 +200,7 @@ def test_tokens_that_another_beats_after_all_layers_are_rejected(
     assert stats.flagged == stats.verified - sum(each.accepted for each in found.methods)
 
 
-LANES = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
-OVERLAP = OverlapOptions(name="cores", lanes=(LANES,), mode="on", every=1000)
+OVERLAP = OverlapOptions(name="cores", share=0.5, mode="on", every=1000)
 HALF_RIGHT = 0.01  # noise of a drafter whose overlapped drafts often continue accepted ones
 
 

@@ -16,7 +16,7 @@ from faser.config.engine import EngineConfig
 from faser.engine.build import Built
 from faser.engine.build import build as build_from_config
 from faser.engine.contract.plan import SequenceDelta
-from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.startup.executor import WrapDrafter
@@ -34,7 +34,6 @@ from tests.prompts import PROMPTS
 
 CAP = 5
 NUM_TOKENS = 90
-LANES = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 1.0},
@@ -142,9 +141,7 @@ def build_with_parts(
         "max_num_batched_tokens": 96,
     }
     config = EngineConfig(model=str(target), speculative_config=given, **usual | settings)
-    times = StepTimes.proportional(
-        step_s=0.01, pass_s=1e-5, text_s=1e-7, interference=(LANES,)
-    )  # drafting seems to pay
+    times = StepTimes.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)  # drafting seems to pay
     return build_from_config(
         config, target, _quiet, step_times=times, partition=partition, wrap_drafter=wrap_drafter
     )

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.partition import Cores
@@ -37,7 +36,6 @@ from tests.fakes import RandomPolicy
 
 NUM_BLOCKS = 12  # two of the longest fill it
 NOISE = 0.01  # of the drafter's weights: most tokens are right, so that chunks follow on chunks
-LANES = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 DRAFTERS: tuple[dict[str, Any], ...] = (
     {"method": "draft_model"},
     {"method": "draft_model", "draft_sample_method": "greedy"},
@@ -68,7 +66,7 @@ def everything_on(world: World, seed: int) -> tuple[Engine, EarlyPruning]:
         config,
         pruning,
         policy=RandomPolicy(seed) if seed % 2 else None,
-        overlap=OverlapOptions(name="cores", lanes=(LANES,), mode="on", every=3),
+        overlap=OverlapOptions(name="cores", share=0.5, mode="on", every=3),
         eos_token_ids=EOS,
         num_blocks=NUM_BLOCKS,
     )

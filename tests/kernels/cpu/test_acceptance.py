@@ -3,7 +3,8 @@
 Planted bugs that these tests have caught: a cut token that is not compared with the bonus token; a draft not taken
 that teaches beyond the sampled tokens; requests that sample without their shift; one that does not teach in the
 curve; the offset of the slot before; the last of equal drafts is taken; what is held of a released slot is kept; a
-tie in worth that goes to the later sequence; one more token than the best number is verified.
+tie in worth that goes to the later sequence; one more token than the best number is verified; the price of a
+row is ignored; where no token exceeds it the first draft is taken.
 """
 
 from functools import partial
@@ -68,7 +69,7 @@ class Twins:
         count = len(slots)
         methods = np.repeat(np.arange(num_methods) + len(PASS_METHODS), count)
         looked = self.drafts(np.tile(slots, num_methods), methods)
-        notes = bool(self.rng.random() < 0.5)
+        notes, row_price = bool(self.rng.random() < 0.5), float(self.rng.choice([0.0, 0.4, 0.7, 1.0]))
         limit = self.rng.integers(1, CAP + 1, count)
         steps = [
             StepDrafts(chosen=range(count), lengths=limit, candidates=step_drafts(looked, limit).candidates)
@@ -79,7 +80,7 @@ class Twins:
         modelled = self.drafts(slots[by_model], np.zeros(len(by_model), dtype=np.int64))
         kept = self.rng.random(count)
         for step, acceptance in zip(steps, self.both(), strict=True):
-            step.take_text(answer(looked), acceptance, notes=notes)
+            step.take_text(answer(looked), acceptance, notes=notes, row_price=row_price)
             step.by_model = by_model
             for column, of_model in zip(step.table, modelled, strict=True):
                 column[by_model] = of_model

@@ -2,6 +2,15 @@
 
 Oracles: the definition of low-bit products; and VNNI, which the same library uses where tiles do not pay. Bits are
 the same in all, so a test that compares has to have as many rows as make tiles pay.
+
+Bugs these tests have been seen to catch: a last tile of rows that begins at the next multiple, whose first
+rows are added twice, or that is a row short; a group of a short span left out, or its scales read where those
+of a whole span lie; the configuration of whole tiles or of other groups; x, keys or values at another stride;
+the scale of the neighbouring group, chunk or span; minimums of the group before, and sums without their
+scales; sums of the job before overwritten, or stored by another tile; codes that are no signed bytes; more
+rows than a block without tiles holds; another panel's bias; signed bytes for unsigned ones; stale weights
+beside the last; offsets and units of the first rows for others; chunks taken for neighbours; tiles as deep as
+the head is not.
 """
 
 import math
@@ -19,9 +28,18 @@ from faser.kernels.cpu import library
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import Isa, library_path, runnable_isas
 from faser.kernels.interface.low_bit.formats import FORMATS
-from faser.kernels.interface.low_bit.rows import INT4, INT8, FloatRows, LowBitRows, group_rows, stack_low_bit
+from faser.kernels.interface.low_bit.rows import (
+    INT4,
+    INT8,
+    FloatRows,
+    LowBitRows,
+    Scheme,
+    group_rows,
+    stack_low_bit,
+)
 from faser.kernels.interface.shapes import AttentionShape
-from tests.kernels.cpu.test_experts import HIDDEN, added, experts_of, with_shared
+from tests.kernels.cpu.test_blocks import HIDDEN
+from tests.kernels.cpu.test_experts import added, experts_of, with_shared
 from tests.kernels.cpu.test_low_bit import DEFINITION, GROUPS, product, random
 from tests.kernels.interface.low_bit.blocks import extreme_blocks, random_blocks
 from tests.kernels.interface.low_bit.group_weights import random_groups
@@ -92,7 +110,7 @@ def test_one_scale_a_row_reaches_the_end_of_a_short_span(tiles: NativeBackend, b
 
 @pytest.mark.parametrize("scheme", [INT8, INT4], ids=["int8", "int4"])
 def test_weights_that_are_rounded_while_packed_have_the_bits_of_their_definition(
-    tiles: NativeBackend, scheme: Any
+    tiles: NativeBackend, scheme: Scheme
 ) -> None:
     check_every_number_of_rows(tiles, LowBitRows(parts=(FloatRows(weight=random(37, 576), scheme=scheme),)))
 
@@ -233,8 +251,8 @@ def test_values_are_read_in_tiles_wherever_blocks_lie(
 ) -> None:
     """Tiles of 64 tokens lie together in larger blocks, and begin anywhere in them with a window."""
     torch.manual_seed(0)
-    for window in (None, 70):
-        shape = attention_shape(4, 2, 64, window)
+    for head_dim, window in ((64, None), (128, 70)):
+        shape = attention_shape(4, 2, head_dim, window)
         qkv = torch.randn(400, qkv_width(shape))
         wanted = attended(tiles, shape, qkv, (0, 400), kind=library.EMULATED_TILES)
         cuts = (0, 30, 31, 200, 256, 400)
@@ -263,3 +281,24 @@ def test_rows_that_see_no_number_are_none_and_the_others_keep_their_bits(tiles: 
     none[20, :64], none[60:] = True, True
     assert torch.equal(found.isnan(), none)
     assert torch.equal(found[~none], wanted[~none])
+
+
+@pytest.mark.parametrize(
+    ("name", "edges"),
+    [
+        ("Q4_0", (6, 11, *range(16, 96, 16))),
+        ("Q4_K", (6, 11, *range(16, 96, 16))),
+        ("Q8_0", (*range(6, 63, 6), 63, 64, 80)),
+        ("Q6_K", (*range(6, 63, 6), 63, 64, 80)),
+    ],
+)
+def test_edges_are_where_tiles_begin_and_where_they_take_over(
+    name: str, edges: tuple[int, ...], kernel_cache: Path
+) -> None:
+    """The form that most weights have decides. Planted bug: the last one does."""
+    backend = NativeBackend(library_path(Isa.AMX, cache_dir=kernel_cache), num_threads=1)
+    backend._library.faser_use_tiles(TILES)
+    assert backend.row_edges(96) == ()
+    backend.pack(stack_low_bit([random_blocks(name, 32, 256), random_blocks("Q5_0", 16, 256)]))
+    backend.pack(random_blocks("Q4_0" if name.startswith(("Q6", "Q8")) else "Q8_0", 16, 256))
+    assert backend.row_edges(96) == edges

@@ -215,20 +215,28 @@ class Acceptance:
         np.multiply.accumulate(chances, axis=1, out=found[:, 1:])
         return found
 
-    def choose(self, drafts: DraftTable, count: int, requested: Ints | None) -> tuple[Ints, DraftTable, Floats]:
-        """Of drafts from text take for each of count sequences the one with the most expected tokens.
+    def choose(
+        self, drafts: DraftTable, count: int, requested: Ints | None, row_price: float = 0.0
+    ) -> tuple[Ints, DraftTable, Floats]:
+        """Take for each of count sequences the draft from text that is worth most beyond the price of its rows.
+
+        Tokens whose survival does not exceed row_price will be cut, so they count only where no draft has a better
+        one: then the draft with the most expected tokens is taken, as a target may need them at any price.
 
         drafts: of every sequence by one method, then by the next. requested: [S] tokens that the look-ups were
         asked for; None: what they found is not noted. Returns the positions, [S], the drafts there, and their
         survival.
         """
         if self.native is not None:
-            taken, columns, survival = self.native.choose(drafts, count, requested)
+            taken, columns, survival = self.native.choose(drafts, count, requested, row_price)
             return taken, DraftTable(*columns), survival
         taken = np.arange(count)
         if np.count_nonzero(drafts.lengths):
             survival = self.drafted_survival(drafts)
-            taken += np.add.reduce(survival, axis=1).reshape(-1, count).argmax(axis=0) * count
+            beyond = np.maximum(survival[:, 1:] - row_price, 0.0)
+            worth = np.add.reduce(beyond, axis=1).reshape(-1, count)
+            expected = np.add.reduce(survival, axis=1).reshape(-1, count)
+            taken += np.where(np.maximum.reduce(worth) > 0, worth, expected).argmax(axis=0) * count
             survival = survival[taken]
         else:
             survival = np.zeros((count, self._cap + 1))

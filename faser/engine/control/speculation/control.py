@@ -11,9 +11,10 @@ up, and keep asks the policy about those that may be worth a row. Where drafts a
 chunks stands in place of the first three, and decide_overlapped and drafted make the drafts of the step after.
 
 Where text and a model draft (method `auto`), the text look-up answers first, with a draft of every method for
-every sequence: it costs next to nothing. Of these a sequence gets the one with the most expected tokens; then the
-policy says for which sequences the model drafts instead. The choice depends on committed tokens alone, so it
-leaves the distribution of the output as it is. A text draft that is not taken teaches the estimates too, since it
+every sequence: it costs next to nothing. Of these a sequence gets the one with the most expected tokens (without a
+model, the one worth most beyond the price of its rows); then the policy says for which sequences the model drafts
+instead. The choice depends on committed tokens and the load alone, so it leaves the distribution of the output as
+it is. A text draft that is not taken teaches the estimates too, since it
 can be compared with the tokens that the step samples anyway. (arXiv 2601.11580 finds more to win in the choice of
 the drafter than in the length of the draft.)
 """
@@ -38,6 +39,7 @@ from faser.engine.control.speculation.acceptance import (
     sampled_tokens,
     with_dropped,
 )
+from faser.engine.control.speculation.drafter_watch import DrafterWatch
 from faser.engine.control.speculation.guard import Guard, GuardedStep
 from faser.engine.control.speculation.overlap import OFF, OverlapControl, OverlapOptions
 from faser.engine.control.speculation.policies import make_policy
@@ -80,13 +82,14 @@ class OtherRows:
 class StepPrediction:
     """What a step should take, as of its launch.
 
-    predicted_s: how long the step should take. verified: None: the step has prompts. guarded: None: the guard was
-    not asked.
+    predicted_s: how long the step should take. verified: None: the step has prompts. guarded, overlapped: for the
+    guards of drafts and of overlapped drafting; None: it was not asked.
     """
 
     predicted_s: float
     verified: VerificationCost | None
     guarded: GuardedStep | None = None
+    overlapped: GuardedStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class _LastStep:
     drafts: bool | None
     num_sequences: int
     guarded: GuardedStep | None
+    overlapped: GuardedStep | None
     num_tokens: int
 
 
@@ -141,9 +145,10 @@ class SpeculationControl:
             catches_up=config.needs_draft_model or config.needs_head,
             most_missing=MOST_STATES_READ if config.needs_head else None,
         )
-        options = overlap or OverlapOptions(name=SERIAL, lanes=())
+        options = overlap or OverlapOptions(name=SERIAL, share=0.0)
+        self.watch = DrafterWatch(num_slots)
         self._statistics = SpeculationStatistics(
-            num_slots, cap, (*config.classes,), partition=options.name, details=details
+            num_slots, cap, (*config.classes,), partition=options.name, details=details, watch=self.watch
         )
         self._overlap = OverlapControl(costs, self._acceptance, self._state.frontiers, options)
         self._fallback = options.fallback
@@ -191,6 +196,7 @@ class SpeculationControl:
         self._state.start(sequence)
         self._acceptance.start(slot, teaches=teaches, samples=not sequence.sampling.greedy)
         self._statistics.start(slot, sequence.request.speculation.class_name)
+        self.watch.start(slot, sequence.num_tokens, has_hit=sequence.num_computed > 0, is_watched=teaches)
 
     def release(self, sequence: Sequence) -> None:
         """The sequence leaves its slot, for good or until it is admitted again."""
@@ -198,6 +204,7 @@ class SpeculationControl:
         self._state.release(sequence)
         self._acceptance.release(sequence.held_slot)
         self._statistics.release(sequence.held_slot)
+        self.watch.release(sequence.held_slot)
 
     def summary(self, sequence: Sequence) -> SpeculationSummary:
         """What speculation has done so far for a sequence that has a slot."""
@@ -257,6 +264,8 @@ class SpeculationControl:
             and self._pause_ends(count)
         ):
             return False
+        if self._allowed is False:
+            self._overlap.stop()
         self._paused += 1
         self._since += 1
         self._statistics.count_bypasses(reason, count)
@@ -287,8 +296,11 @@ class SpeculationControl:
         if self._looks_first:
             return self._look(batch, limit, others)
         overlap = self._overlap
-        is_due = overlap.is_due(num_steps)
-        if self.drafts_overlapped and not is_due:
+        wanted = overlap.wants(count + others.sequences, measured=self._policy.name == FASER, prompts=prompts)
+        is_due = overlap.is_due(num_steps) and wanted
+        if not wanted:
+            overlap.stop()
+        elif overlap.is_on and not is_due:
             return None
         cached = self._state.cached_decision(count, is_due=is_due)
         if cached is None:
@@ -299,8 +311,8 @@ class SpeculationControl:
         else:
             lengths = np.minimum(cached.lengths.take(batch.slots), limit)
         if is_due:
-            overlap.decide(candidates, None if self._policy.name == FASER else lengths)
-            if overlap.lanes is not None:
+            overlap.choose(candidates, None if self._policy.name == FASER else lengths)
+            if overlap.is_on:
                 self._state.expire_decision()
                 self._pause = 0
                 return None
@@ -323,7 +335,8 @@ class SpeculationControl:
                 step.take(answer)
                 return None
             notes = step.is_new and not self._costs.has_passes and not step.looks_first
-            step.take_text(answer, self._acceptance, notes=notes)
+            row_price = self._row_price if step.looks_first else 0.0
+            step.take_text(answer, self._acceptance, notes=notes, row_price=row_price)
             return step.leave_to_model(self._left_to_model(step)) if self._config.needs_passes else None
 
     def keep(self, step: StepDrafts, sequences: Many[Sequence], room: Room) -> None:
@@ -379,7 +392,7 @@ class SpeculationControl:
     @property
     def drafts_overlapped(self) -> bool:
         """At present drafts are made concurrently with steps, not before them."""
-        return self._overlap.lanes is not None
+        return self._overlap.is_on
 
     def may_overlap(self, plan: StepPlan) -> bool:
         """Drafts may be made concurrently with this step."""
@@ -424,11 +437,15 @@ class SpeculationControl:
             predicted_s = self._costs.step_s(num_rows, plan.kv_tokens, plan.kv_row_tokens)
         self._statistics.launch(drafts=num_drafts > 0)
         guarded = self._guarded(plan, prompts=verified is None)
+        overlapped = None
+        if guarded is not None and verified is not None:
+            overlapped = self._overlap.launched(guarded.num_sequences, guarded.plain_s)
         self._allowed = None
         return StepPrediction(
             predicted_s=predicted_s,
             verified=verified,
             guarded=guarded,
+            overlapped=overlapped,
         )
 
     def _guarded(self, plan: StepPlan, *, prompts: bool) -> GuardedStep | None:
@@ -472,8 +489,8 @@ class SpeculationControl:
             has_drafts = self._learn(plan, result, sequences, sampled, prediction, drafts, overlapped)
         if self._last is not None and last is not None:
             self._learn_span(self._last, last, admits=bool(plan.started))
-        guarded = prediction.guarded if overlapped is None else None
-        self._last = _LastStep(has_drafts, len(plan.rows), guarded, sum(result.counts))
+        guards = prediction.guarded, prediction.overlapped
+        self._last = _LastStep(has_drafts, len(plan.rows), *guards, sum(result.counts))
 
     def _learn(
         self,
@@ -526,6 +543,8 @@ class SpeculationControl:
             self._costs.posterior.observe_gap(step.num_sequences, span.gap_s, drafts=step.drafts)
         if step.guarded is not None and step.num_tokens and span.seconds > 0 and self._guard is not None:
             self._guard.observe(step.guarded, step.num_tokens, span.seconds)
+            if step.overlapped is not None:
+                self._overlap.observe(step.overlapped, step.num_tokens, span.seconds)
 
     def trace(self, drafts: StepDrafts | None, slot: int, *, gamma: int, accepted: int) -> StepTrace:
         """Trace the tokens of one sequence in a step that accepted some of its gamma draft tokens."""
@@ -537,7 +556,7 @@ class SpeculationControl:
 
     def _is_allowed(self, num_decoding: int, *, prompts: bool) -> bool:
         """The guard allows drafts in the next step, of num_decoding sequences."""
-        if self._guard is None or self._overlap.is_forced or self.drafts_overlapped or self._policy.name != FASER:
+        if self._guard is None or self._overlap.is_forced or self._policy.name != FASER:
             return True
         self._allowed, self._asked_with_prompts = self._guard.allows(num_decoding, prompts=prompts), prompts
         return self._allowed

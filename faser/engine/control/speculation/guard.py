@@ -9,8 +9,8 @@ is wrong, the guard sees the outcome. It is an experiment that never ends. At ev
 One side has drafts, the other has none. A step without drafts brings one token a sequence, so nothing but its time
 has to be estimated. The common side's time is that of the 32 steps before and after the rare ones, so a machine
 that slows down slows both. While the mean gain of the groups is not sure, a group has as many common steps as rare
-ones. Once it is sure, the better side is the common one, and the rare one may cost 1/400 to 1/700 of the time:
-the greater the difference, the rarer it is. Groups of long ago are forgotten: 50 of them count.
+ones. Once it is sure, the better side is the common one, and the rare one may cost 1/700 of the time: the greater
+the difference, the rarer it is. Groups of long ago are forgotten: 50 of them count.
 
 Two things put an answer in doubt, and then only the group that follows counts: a rare side that contradicts it,
 and, while drafts are common, tokens. These are exact in every step; where they fall below what drafts take by the
@@ -19,6 +19,9 @@ last groups (a cumulative sum, Page 1954), drafts have ceased to pay.
 The balance adds up what drafts have saved. Only the time without drafts is estimated in it, by steps at a random
 place, so its error is a sum of martingale differences. The bound holds at all times at once, to the extent that
 the central limit theorem does (asymptotic confidence sequence, arXiv 2103.06476).
+
+A second guard decides, where there are lanes, whether drafts are made during steps or before them: then both sides
+draft, and the tokens of a step without drafts are those of a step whose drafts were made before it.
 
 The seconds are those from the beginning of a step to the beginning of the next one, so deciding, learning,
 messages and whatever else runs on the machine are in them. They count in units of what a step without drafts takes
@@ -34,18 +37,19 @@ from math import isfinite
 from faser.types import PaidRatio, SpeculationBalance
 
 RARE_STEPS = 4
-SHARE, SHARE_OF_DRAFTS = 0.0015, 0.0025  # of the time that rare steps may cost: without drafts, with drafts
+SHARE = 0.0015  # of the time that rare steps may cost
 MOST_COMMON = 255  # common steps for each rare one
 SURE, LEAST_GROUPS = 1.5, 1.9  # standard errors of the mean gain, and groups: two, the first of which has aged
 _OBVIOUS = 3.0
 _NEAR = 32  # steps before and after the rare ones
+_FOLLOW = 0.1  # weight of a group in the tokens of a step without drafts, where these are not known
 _LEAST_SEEN = 3  # steps of each side: a step or two are under way when a group begins
 _KEPT = 0.98  # of the groups so far, with each further one
 _OF_OTHER_LOAD = 1.5  # groups that the nearest load is worth at one without any
-_OF_EARLIER_RUN = 8e9  # groups that an earlier run is worth at most
+_OF_EARLIER_RUN = 8.0  # groups that an earlier run is worth at most
 _PRIOR_GROUPS, _PRIOR_VARIANCE = 2.0, 0.15**2  # few groups may lie close together by chance
 _CONTRADICTION, _LEAST_CONTRADICTION = 3.0, 0.05  # standard deviations of a group's gain, and the gain itself
-_DOUBT = 12.0  # standard deviations of a step's tokens by which their sum may fall behind
+_DOUBT = 20.0  # standard deviations of a step's tokens by which their sum may fall behind
 _OUTLIER, _FIRST_OUTLIER = 2.0, 3.0  # times the usual length of a step; a longer one counts as this
 _RISE, _FALL = 0.05, 0.3  # weight of a longer and of a shorter step in the usual length
 _INTERVAL = 1.96  # standard errors on either side, in reports of a load
@@ -75,12 +79,14 @@ class _Group:
     """Steps of a group, in the order in which they run. at: the first rare one. Times are in plain steps."""
 
     num_common: int
+    num_rare: int
     rare_drafts: bool
     at: int
     num_launched: int = 0
     num_seen: int = 0
     num_drafting: int = 0
     tokens: float = 0.0  # a sequence, over the steps with drafts
+    plain_tokens: float = 0.0  # over the others
     drafting: float = 0.0  # time of these steps
     near: list[int] = field(default_factory=lambda: [0, 0])  # steps compared: without drafts, with drafts
     times: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of these
@@ -91,13 +97,13 @@ class _Group:
 
         Where the seconds of too many steps have remained unknown, the group goes on with those it lacks.
         """
-        if self.num_launched >= self.num_common + RARE_STEPS:
+        if self.num_launched >= self.num_common + self.num_rare:
             return self.near[True] < self.near[False]
-        return self.rare_drafts == (self.at <= self.num_launched < self.at + RARE_STEPS)
+        return self.rare_drafts == (self.at <= self.num_launched < self.at + self.num_rare)
 
     @property
     def is_over(self) -> bool:
-        return self.num_launched >= self.num_common + RARE_STEPS and min(self.near) >= _LEAST_SEEN
+        return self.num_launched >= self.num_common + self.num_rare and min(self.near) >= _LEAST_SEEN
 
     def add(self, time: float, tokens: float, *, drafts: bool) -> None:
         at, self.num_seen = self.num_seen, self.num_seen + 1
@@ -105,7 +111,9 @@ class _Group:
             self.num_drafting += 1
             self.tokens += tokens
             self.drafting += time
-        if drafts == self.rare_drafts or self.at - _NEAR <= at < self.at + RARE_STEPS + _NEAR:
+        else:
+            self.plain_tokens += tokens
+        if drafts == self.rare_drafts or self.at - _NEAR <= at < self.at + self.num_rare + _NEAR:
             self.near[drafts] += 1
             self.times[drafts] += time
 
@@ -114,7 +122,7 @@ class _Group:
         if self.num_launched < self.at:
             self.at = self.num_common = self.num_launched
         else:
-            self.num_common = max(self.num_launched - RARE_STEPS, self.at)
+            self.num_common = max(self.num_launched - self.num_rare, self.at)
 
 
 @dataclass(slots=True)
@@ -168,14 +176,16 @@ class _Mean:
 class _Load:
     """What is known of a load.
 
-    ratio: common steps for each rare one. usual: time of a step without drafts, in plain steps. tokens, variance:
-    a sequence, of a step with drafts. behind: by how much the sum of these tokens has fallen behind. quotient:
-    time without drafts over time with them, of the last group, and the variance of its error.
+    ratio: common steps for each rare one. reference: tokens a sequence of a step without drafts. usual: time of
+    such a step, in plain steps. tokens, variance: a sequence, of a step with drafts. behind: by how much the sum
+    of these tokens has fallen behind. quotient: time without drafts over time with them, of the last group, and
+    the variance of its error.
     """
 
     mean: _Mean
     group: _Group
     ratio: int = 1
+    reference: float = 1.0
     usual: float = 0.0
     tokens: float = 0.0
     variance: float = 0.0
@@ -199,8 +209,9 @@ def level_of(num_sequences: int, *, prompts: bool) -> int:
 class Guard:
     """See the module. A load is how many sequences decode, up to a factor of 2, or all steps with prompts."""
 
-    def __init__(self, *, seed: int = 0) -> None:
-        self._random = random.Random(seed)
+    def __init__(self, *, seed: int = 0, rare_steps: int = RARE_STEPS, plain_is_known: bool = True) -> None:
+        """plain_is_known: the other side brings one token a sequence; else it drafts as well, in another way."""
+        self._random, self._rare_steps, self._plain_is_known = random.Random(seed), rare_steps, plain_is_known
         self._loads: dict[int, _Load] = {}
         self._saved_s = self._variance = 0.0
 
@@ -225,7 +236,7 @@ class Guard:
         time = min(time, (_OUTLIER if is_known else _FIRST_OUTLIER) * usual)
         load.usual += (_FALL if time < usual else _RISE) * (time / price - load.usual)
         load.group.add(time, tokens, drafts=step.drafts)
-        if step.drafts:
+        if step.drafts and self._plain_is_known:
             self._watch(load, tokens)
         if load.group.is_over:
             self._conclude(load, step.plain_s)
@@ -255,7 +266,7 @@ class Guard:
 
     def restore(self, saved: Mapping[str, Sequence[float]]) -> None:
         """Begin with what an earlier run has saved, as if in a few groups. Raises ValueError and TypeError."""
-        loads = self._loads
+        loads = {}
         for level, sums in saved.items():
             mean = _Mean(*(float(each) for each in sums))
             if not all(map(isfinite, astuple(mean))) or min(mean.groups, mean.plain, mean.drafting) <= 0:
@@ -277,10 +288,10 @@ class Guard:
         return self._loads[level]
 
     def _new_group(self, mean: _Mean, ratio: int) -> _Group:
-        common = ratio * RARE_STEPS
+        rare, common = self._rare_steps, ratio * self._rare_steps
         if ratio == 1:
-            return _Group(common, self._random.random() < 0.5, self._random.choice((0, common)))
-        return _Group(common, mean.gain <= 0, self._random.randint(0, common))
+            return _Group(common, rare, self._random.random() < 0.5, self._random.choice((0, common)))
+        return _Group(common, rare, mean.gain <= 0, self._random.randint(0, common))
 
     def _watch(self, load: _Load, tokens: float) -> None:
         """Doubt that drafts pay once their tokens no longer make up for their time."""
@@ -301,7 +312,12 @@ class Guard:
     def _conclude(self, load: _Load, plain_s: float) -> None:
         group, mean = load.group, load.mean
         plain, drafting = (time / steps for time, steps in zip(group.times, group.near, strict=True))
-        tokens = group.tokens / group.num_drafting
+        if not self._plain_is_known:
+            weight = max(_FOLLOW, 1 / (1 + load.num_quotients))
+            load.reference += weight * (
+                group.plain_tokens / (group.num_seen - group.num_drafting) - load.reference
+            )
+        tokens = group.tokens / group.num_drafting / load.reference
         gain = tokens * plain - drafting
         self._account(load, plain / drafting, plain_s)
         if mean.groups >= 2 and gain * mean.gain < 0:
@@ -319,7 +335,7 @@ class Guard:
             load.ratio = 1
             return
         relative = mean.gains / mean.drafting  # tokens per second with drafts over those without, less 1
-        wanted = relative / (1 + relative) / SHARE if relative > 0 else -relative / SHARE_OF_DRAFTS
+        wanted = abs(relative) / (1 + max(relative, 0.0)) / SHARE
         longer = load.ratio * (2 if sure < _OBVIOUS else 8)
         load.ratio = max(1, min(longer, int(wanted), MOST_COMMON))
 

@@ -7,7 +7,8 @@
 
 A draft continues the one that is being verified as if all of it were accepted. It stands if that comes true and
 its first token equals the one that the target samples next itself, the bonus token; the rest of it is then the
-chunk that the next step verifies. best_overlap says when this pays.
+chunk that the next step verifies. Whether this pays is measured: a guard compares steps whose drafts were made
+during steps with those whose drafts were made before them. A draft is as long as a step leaves time for.
 """
 
 from collections.abc import Mapping
@@ -17,17 +18,15 @@ import numpy as np
 
 from faser.engine.contract.drafts import FIRST_TEXT, NO_DRAFTS, Bools, Drafts, DraftTable, Floats, Ints
 from faser.engine.contract.plan import StepPlan, StepResult
-from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
-from faser.engine.control.speculation.draft_lengths import Objective, best_lengths, best_prefixes
+from faser.engine.control.speculation.guard import Guard, GuardedStep
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel, ErrorTracker
 from faser.types import RoleStats
 
 AUTO, ON, OFF = "auto", "on", "off"
-_SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with overlapped drafting over the best G without
-_FIRST_INTERVAL = 4  # steps until the second decision, twice as many until the next: at first little is known
-_FORGET = 0.1  # of the factor of overlapped steps, at every decision that leaves overlapped drafting off
+_FIRST_INTERVAL = 4  # steps until the second choice of lengths, twice as many until the next
+_RARE_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +34,16 @@ class OverlapOptions:
     """The lanes that drafts can be made on concurrently with steps.
 
     name: of the partition of the processors.
-    lanes: measured interference, one table per share; none: drafts are never overlapped.
+    share: of the processors that the drafter gets; 0: there are no lanes, so drafts are never overlapped.
     most_rows: of a step for which lanes have a CUDA graph; None: lanes need none.
-    mode: auto: where it pays, by the policy's own objective; on: wherever a sequence may draft; off: never, until
-        use_policy asks for it.
-    every: steps between two decisions.
+    mode: auto: where it pays, as measured, under the policy `faser`; on: wherever a sequence may draft; off:
+        never, until use_policy asks for it.
+    every: steps between two choices of the sequences that draft and of the length.
     fallback: why the partition is not the one that was asked for; empty: it is.
     """
 
     name: str
-    lanes: tuple[InterferenceTable, ...]
+    share: float
     most_rows: int | None = None
     mode: str = AUTO
     every: int = 32
@@ -125,25 +124,22 @@ class Frontiers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapChoice:
-    """chosen: [N] positions of the sequences that draft. length: most tokens of each. lanes: of the share that the
-    drafter gets. rate: G, in tokens per second.
-    """
+    """chosen: [N] positions of the sequences that draft. length: most tokens of each."""
 
     chosen: Ints
     length: int
-    lanes: InterferenceTable
-    rate: float
 
 
 class OverlapControl:
     """Whether drafts are made concurrently with steps, and what of them is verified.
 
+        wants           whether the next step's drafts are made during the step before it
         ready, chunks   what of the drafts made during the last step the next step verifies
         lengths         which sequences draft meanwhile
         learn           acceptance of the new drafts' first tokens, once the step's tokens are known
 
-    Owns the decision whether overlapped drafting pays, with its hysteresis, and the factor between measured and
-    predicted time of overlapped steps. frontiers: what it keeps by slot.
+    Owns that decision, and the factor between measured and predicted time of overlapped steps. frontiers: what it
+    keeps by slot.
     """
 
     def __init__(
@@ -153,28 +149,23 @@ class OverlapControl:
         self._acceptance = acceptance
         self._frontiers = frontiers
         self._options = options
-        self._mode = options.mode
-        self._interval = min(_FIRST_INTERVAL, options.every)
-        self._choice: OverlapChoice | None = None  # None: drafts are not overlapped
-        self._steps_left = 0
-        self._rows = 0  # of the step that is being made
-        self._context = 0.0  # mean of its sequences
         self._cycle = ErrorTracker()  # of overlapped steps
+        self.reset(None)
 
     @property
     def has_lanes(self) -> bool:
         """Drafts may be overlapped at times."""
-        return bool(self._options.lanes)
+        return self._options.share > 0
 
     @property
-    def lanes(self) -> InterferenceTable | None:
-        """The lanes in use; None: drafts are not overlapped."""
-        return None if self._choice is None else self._choice.lanes
+    def is_on(self) -> bool:
+        """Drafts are overlapped at present."""
+        return self._choice is not None
 
     @property
     def share(self) -> float:
         """Of the processors that the drafter has; 0: drafts are not overlapped."""
-        return 0.0 if self._choice is None else self._choice.lanes.share
+        return self._options.share if self.is_on else 0.0
 
     def stats(self) -> RoleStats:
         """Predicted and measured time of overlapped steps."""
@@ -183,7 +174,11 @@ class OverlapControl:
     def reset(self, mode: str | None) -> None:
         """Another policy decides from now on, at first without overlapping. mode: None: the one of the options."""
         self._mode = mode or self._options.mode
-        self._choice, self._steps_left = None, 0
+        self._guard = Guard(rare_steps=_RARE_STEPS, plain_is_known=False)
+        self._is_asked = False  # the guard, about the next step
+        self._has_begun = False  # a step has run since drafts are overlapped
+        self._choice: OverlapChoice | None = None  # None: drafts are not overlapped
+        self._steps_left = 0
         self._interval = min(_FIRST_INTERVAL, self._options.every)
         self._frontiers.clear()
 
@@ -203,31 +198,71 @@ class OverlapControl:
     @property
     def is_forced(self) -> bool:
         """Drafts are made during steps wherever any are wanted, whether that pays or not."""
-        return self._mode == ON
+        return self.has_lanes and self._mode == ON
+
+    def wants(self, num_sequences: int, *, measured: bool, prompts: bool) -> bool:
+        """Whether drafts are made during the next step, of num_sequences that decode.
+
+        measured: the guard may decide. prompts: the step computes some, and is no example of either way.
+        """
+        is_measured = self.has_lanes and measured and self._mode == AUTO
+        self._is_asked = is_measured and not prompts
+        if self._is_asked:
+            return self._guard.allows(num_sequences)
+        return self.is_on if is_measured else self.is_forced
+
+    def launched(self, num_sequences: int, plain_s: float) -> GuardedStep | None:
+        """The step begins. None: it is no example: the guard was not asked, or no draft is there yet.
+
+        Arguments as in GuardedStep.
+        """
+        is_asked, self._is_asked = self._is_asked, False
+        has_begun, self._has_begun = self._has_begun, self.is_on
+        if not is_asked or has_begun != self.is_on:
+            return None
+        step = GuardedStep(num_sequences=num_sequences, drafts=self.is_on, plain_s=plain_s)
+        self._guard.launched(step)
+        return step
+
+    def observe(self, step: GuardedStep, num_tokens: int, seconds: float) -> None:
+        """The step is over. Arguments as in Guard.observe."""
+        self._guard.observe(step, num_tokens, seconds)
 
     def is_due(self, num_steps: int) -> bool:
-        """Count num_steps steps; whether it is time to decide again."""
+        """Count num_steps steps; whether it is time to choose sequences and a length, if drafts shall overlap."""
         self._steps_left -= num_steps
-        return self.has_lanes and self._steps_left < 0
+        return self._steps_left < 0 or (self._mode == AUTO and not self.is_on)
 
-    def decide(self, candidates: Candidates, lengths: Ints | None) -> None:
-        """Decide whether drafts are overlapped until the next decision.
+    def choose(self, candidates: Candidates, lengths: Ints | None) -> None:
+        """Overlap drafting from now on, if any sequence may draft.
 
-        lengths: [S] what a policy without an objective of its own wants drafted; None: the objective decides.
+        lengths: [S] what a policy without an objective of its own wants drafted; None: as the step leaves time.
         """
         self._steps_left = self._interval
         self._interval = min(2 * self._interval, self._options.every)
-        self._choice = self._best(candidates) if lengths is None else self._as_requested(lengths)
-        if self._choice is not None:
-            self._frontiers.choose(candidates.slots, self._choice.chosen)
+        if lengths is None:
+            lengths = np.minimum(candidates.limit, self._longest(candidates))
+        chosen = lengths.nonzero()[0]
+        if len(chosen):
+            self._choice = OverlapChoice(chosen=chosen, length=int(lengths.max()))
+            self._frontiers.choose(candidates.slots, chosen)
         else:
+            self.stop()
+
+    def stop(self) -> None:
+        """Drafts are made before steps again, or none are."""
+        if self._choice is not None:
+            self._choice = None
             self._frontiers.clear()
-            self._cycle.forget(_FORGET)
+
+    def _longest(self, candidates: Candidates) -> int:
+        """Return how many passes a step leaves time for, by the times that either takes alone; at least 1."""
+        count = candidates.num_sequences
+        step_s = self._costs.step_s(2 * count + candidates.step.other_rows, candidates.step.kv_tokens)
+        return max(int(step_s / max(self._costs.pass_s(count), 1e-9)), 1)
 
     def ready(self, candidates: Candidates) -> tuple[Ints, DraftTable]:
         """Positions of the candidates whose drafts stand, and these drafts, which are taken with that."""
-        self._rows = candidates.num_sequences + candidates.step.other_rows
-        self._context = candidates.step.mean_context
         found = self._frontiers.standing(candidates.slots)
         self._frontiers.clear()
         return found
@@ -242,7 +277,6 @@ class OverlapControl:
         survival[:, :-1] = whole[:, 1:] / np.maximum(whole[:, 1:2], 1e-12)
         limit = np.minimum(drafts.lengths - 1, ready.limit)
         kept = policy.keep(ready.drafted(limit, survival), limit)
-        self._rows += int(kept.sum())
         return survival, kept
 
     def lengths(self, slots: Ints, limit: Ints) -> Ints:
@@ -293,106 +327,13 @@ class OverlapControl:
 
     def _note_time(self, result: StepResult, drafts: Drafts, verify_s: float) -> tuple[float, float, float]:
         """Follow the measured time. Returns what either lane should have taken, and how long both were busy."""
-        assert self._choice is not None
-        lanes = self._choice.lanes
         verified_s, drafted_s = result.began_s + result.run_s, drafts.began_s + drafts.run_s
         draft_s = self._draft_s(len(drafts.table.slots), drafts.passes)
-        predicted_s = lanes.one(verify_s, draft_s, rows=self._rows, context=self._context)
-        verify, draft, _, _ = lanes.factors(np.array(self._rows), self._context).tolist()
-        measured_s = max(verified_s, drafted_s) - min(result.began_s, drafts.began_s)
-        self._cycle.add(predicted_s * self._cycle.factor, measured_s)
+        factor, measured_s = self._cycle.factor, max(verified_s, drafted_s) - min(result.began_s, drafts.began_s)
+        self._cycle.add(max(verify_s, draft_s) * factor, measured_s)
         overlap_s = max(min(verified_s, drafted_s) - max(result.began_s, drafts.began_s), 0.0)
-        return verify_s * verify, draft_s * draft, overlap_s
+        return verify_s * factor, draft_s * factor, overlap_s
 
     def _draft_s(self, count: int, passes: int) -> float:
         """Seconds in which count sequences draft, with all processors to themselves."""
         return self._costs.text_s(count) + self._costs.pass_s(count) * passes
-
-    def _best(self, candidates: Candidates) -> OverlapChoice | None:
-        """None where overlapping does not pay, or is off."""
-        options, objective = self._options, Objective(self._costs, candidates)
-        choice = best_overlap(candidates, objective, self._costs, options.lanes, most_rows=options.most_rows)
-        if choice is None or self._mode == OFF:
-            return None
-        return choice if self._mode == ON or self._pays(choice, candidates, objective) else None
-
-    def _pays(self, choice: OverlapChoice, candidates: Candidates, objective: Objective) -> bool:
-        if self._costs.has_passes:
-            without = best_lengths(candidates, objective, self._costs).rate
-        else:
-            looking_s = self._costs.text_s(candidates.num_sequences) + objective.drafting_gap_s
-            without = best_prefixes(objective, candidates.survival, candidates.limit, looking_s).rate
-        gain = choice.rate / self._cycle.factor / max(without, objective.rate_without_drafts)
-        return gain > (_STAY_ON if self.lanes is not None else _SWITCH_ON)
-
-    def _as_requested(self, lengths: Ints) -> OverlapChoice | None:
-        """Every sequence for which a policy wants drafts, as long as the longest of them."""
-        chosen = lengths.nonzero()[0]
-        if not len(chosen) or self._mode != ON:
-            return None
-        return OverlapChoice(chosen=chosen, length=int(lengths.max()), lanes=self._options.lanes[-1], rate=0.0)
-
-
-def best_overlap(
-    candidates: Candidates,
-    objective: Objective,
-    costs: CostModel,
-    lanes: tuple[InterferenceTable, ...],
-    *,
-    most_rows: int | None = None,
-) -> OverlapChoice | None:
-    """The share, the common length and the sequences with the largest G; those that gain most are chosen first.
-
-    A sequence is ready if it has a chunk. Let s_k be the survival of a draft's first k tokens: the sequence
-    becomes ready with probability s_1 and stays ready with s_m, so it is ready in π = s_1 / (1 + s_1 - s_m) of the
-    steps. A ready step has (s_1 + … + s_m) / s_1 tokens, any other step one. For a constant acceptance this is
-    PEARL's expectation with a pre-verified row (arXiv 2408.11850). G is these tokens over the time that both lanes
-    take together.
-
-    most_rows: of an overlapped step, prompts aside; None: any number. Returns None where nothing can be drafted.
-    """
-    may_draft = candidates.limit > 0
-    if not lanes or not may_draft.any():
-        return None
-    lengths = np.minimum(np.arange(1, candidates.survival.shape[1]), np.maximum(candidates.limit, 1)[:, None])
-    ready, tokens = (np.take_along_axis(each, lengths - 1, axis=1) for each in expected(candidates.survival))
-    gains = np.where(may_draft[:, None], ready * (tokens - 1), -1.0)
-    rows = ready * (lengths - 1)
-    order = np.argsort(-gains.max(axis=1), kind="stable")[: int(may_draft.sum())]
-    worth = objective.worth + gains[order].cumsum(axis=0)  # [sequences that draft, length]
-    drafted = np.rint(rows[order].cumsum(axis=0)).astype(np.int64)
-    verify_s, draft_s = objective.verify_s(drafted), _draft_s(costs, len(order), worth.shape[1])
-    step_rows = drafted + (candidates.num_sequences + candidates.step.other_rows)
-    context = candidates.step.mean_context  # other sequences are assumed to have as many tokens
-    decodes = candidates.num_sequences + candidates.step.other_sequences
-    gap_s = costs.posterior.host_s(decodes)
-    rates = np.stack([worth / (each.seconds(verify_s, draft_s, step_rows, context) + gap_s) for each in lanes])
-    if most_rows is not None:
-        rates[:, drafted + decodes > most_rows] = 0.0
-        if not rates.any():
-            return None
-    best, count, length = (int(each) for each in np.unravel_index(int(rates.argmax()), rates.shape))
-    return OverlapChoice(
-        chosen=np.sort(order[: count + 1]),
-        length=length + 1,
-        lanes=lanes[best],
-        rate=float(rates[best, count, length]),
-    )
-
-
-def expected(survival: Floats) -> tuple[Floats, Floats]:
-    """Share of steps in which a sequence is ready, and tokens of such a step: [S, K] each, by draft length.
-
-    survival: [S, K + 1], column 0 is 1.
-    """
-    first = survival[:, 1:2]
-    ready = first / (1 + first - survival[:, 1:])
-    tokens = survival[:, 1:].cumsum(axis=1) / np.maximum(first, 1e-12)
-    return ready, np.maximum(tokens, 1.0)
-
-
-def _draft_s(costs: CostModel, num_sequences: int, most: int) -> Floats:
-    """[num_sequences, most] seconds in which 1 … num_sequences sequences draft 1 … most tokens each."""
-    counts = np.arange(1, num_sequences + 1)
-    found: Floats = costs.text_s(counts)[:, None] + costs.pass_s(counts)[:, None] * np.arange(1, most + 1)
-    return found

@@ -17,6 +17,7 @@ import numpy as np
 from faser.config.speculation import DRAFT_METHODS
 from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints
 from faser.engine.contract.step_times import Role
+from faser.engine.control.speculation.drafter_watch import DrafterWatch
 from faser.engine.control.step_cost import ErrorTracker
 from faser.types import (
     DEFAULT_CLASS,
@@ -36,6 +37,7 @@ BYPASS_REASONS = (LOAD, GAIN, MEMORY, REQUEST)
 _STEPS, _GAMMA_SUM, _DRAFTS, _DRAFTED, _PRUNED, _VERIFIED, _ACCEPTED = range(7)
 _COLUMNS = 7
 _DROPPED_COLUMNS = [_DRAFTED, _PRUNED]
+_TOKENS_COLUMNS = [_STEPS, _ACCEPTED]  # a step brings its accepted tokens and one more
 _MOST_NOTED = 64  # steps that may wait to be counted
 
 
@@ -43,12 +45,20 @@ class SpeculationStatistics:
     """Counters of num_slots slots and drafts of at most cap tokens. classes: the operator's, by name.
 
     partition: the mode of a step with concurrent drafting. details: summaries list every draft, at the price of a
-    line of Python for each.
+    line of Python for each. watch: is told of the drafts; None makes one.
     """
 
     def __init__(
-        self, num_slots: int, cap: int, classes: tuple[str, ...], *, partition: str = SERIAL, details: bool = False
+        self,
+        num_slots: int,
+        cap: int,
+        classes: tuple[str, ...],
+        *,
+        partition: str = SERIAL,
+        details: bool = False,
+        watch: DrafterWatch | None = None,
     ) -> None:
+        self._watch = watch or DrafterWatch(num_slots)
         self._details: dict[int, list[tuple[int, int]]] | None = {} if details else None
         self._classes = tuple(dict.fromkeys((DEFAULT_CLASS, *classes)))
         self._class_of: Ints = np.zeros(num_slots, dtype=np.int64)
@@ -236,6 +246,7 @@ class SpeculationStatistics:
             pruning=self.pruning,
             paid=paid,
             balance=balance,
+            rebuilds=tuple((drafter, cause, count) for (drafter, cause), count in self._watch.rebuilds.items()),
         )
 
     def _method_stats(self) -> tuple[MethodStats, ...]:
@@ -277,6 +288,7 @@ class SpeculationStatistics:
         reached = self._upto[accepted]
         np.add.at(self._lines, slots, lines)
         np.add.at(self._depths, slots, reached)
+        self._watch.take(slots, methods, kept, accepted, self._lines[slots][:, _TOKENS_COLUMNS].sum(axis=1))
         np.add.at(self._methods, methods, lines)
         np.add.at(self._expected, methods, (survival[:, 1:] * self._upto[kept]).sum(axis=1))
         np.add.at(self._accepted_at, self._class_of[slots], reached)

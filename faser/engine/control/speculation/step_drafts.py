@@ -77,13 +77,13 @@ class StepDrafts:
         """A drafter has found a token, or passes were made for one."""
         return bool(self.drafts.passes) or bool(np.count_nonzero(self.table.lengths))
 
-    def take_text(self, answer: Drafts, acceptance: Acceptance, *, notes: bool) -> None:
-        """Of the drafts from text take for each sequence the one with the most expected tokens.
+    def take_text(self, answer: Drafts, acceptance: Acceptance, *, notes: bool, row_price: float = 0.0) -> None:
+        """Take for each sequence the draft from text that is worth most beyond the price of its rows.
 
-        notes: the estimates take down what the look-ups have found.
+        notes: the estimates take down what the look-ups have found. row_price: tokens that a row has to bring.
         """
         requested = self.lengths if notes else None
-        self.taken, table, self.survival = acceptance.choose(answer.table, len(self.lengths), requested)
+        self.taken, table, self.survival = acceptance.choose(answer.table, len(self.lengths), requested, row_price)
         if np.count_nonzero(answer.table.lengths):
             self.from_text = answer.table
         self.drafts = Drafts(step=answer.step, table=table, run_s=answer.run_s, began_s=answer.began_s)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
-from faser.engine.execution.drafting.loop import DraftInput, DraftLoop
+from faser.engine.execution.drafting.loop import DraftInput, DraftLoop, ModelPasses
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable
 
@@ -20,14 +21,25 @@ _USUAL_ROWS = 2  # after a whole draft is accepted: its last token, which was no
 
 
 class DraftModel:
-    """See Drafter. max_positions: the context length of the draft model; longer sequences draft nothing.
+    """See Drafter and Rebuilds. passes: those of the loop.
+
+    max_positions: the context length of the draft model; longer sequences draft nothing.
 
     The first draft of a sequence computes all of its prompt that no block in the cache holds, and the first one
     after a pause all tokens since the last one, before any token is drafted.
     """
 
-    def __init__(self, loop: DraftLoop, kv: "DraftKvCache", sampler: DraftSampler, *, max_positions: int) -> None:
+    def __init__(
+        self,
+        loop: DraftLoop,
+        passes: ModelPasses,
+        kv: "DraftKvCache",
+        sampler: DraftSampler,
+        *,
+        max_positions: int,
+    ) -> None:
         self._loop = loop
+        self._passes = passes
         self._kv = kv
         self._sampler = sampler
         self._max_positions = max_positions
@@ -66,6 +78,16 @@ class DraftModel:
 
     def release(self, slot: int) -> None:
         self._kv.release(slot)
+
+    def rebuild(self, method: str, slot: int | None, /) -> bool:
+        if method != METHOD or slot is None or not (token_ids := self._kv.computed(slot)):
+            return False
+        everything = DraftInput(slot=slot, start=0, token_ids=token_ids, max_tokens=1)
+        memory, blocks = self._passes.runner.repeatable_memory(), self._kv.computed_blocks(slot)
+        differs = differs_from_cold(memory, blocks, lambda: self._passes.read([everything]))
+        if differs:
+            self._kv.distrust(slot)
+        return differs
 
     def _room(self, request: DraftRequest) -> int:
         """How many tokens can be drafted. The last of them is no row, so its position may be max_positions."""
@@ -106,6 +128,21 @@ class DraftKvCache:
 
     def num_known(self, slot: int) -> int:
         return len(self._sequences[slot].token_ids)
+
+    def computed(self, slot: int) -> Sequence[int]:
+        """The leading tokens of the sequence that the cache holds; none of a slot without a sequence."""
+        sequence = self._sequences.get(slot)
+        return () if sequence is None else sequence.token_ids[: sequence.computed]
+
+    def computed_blocks(self, slot: int) -> list[int]:
+        """The blocks of these tokens."""
+        return self._table.blocks(slot)[: -(-self._sequences[slot].computed // self._block_size)]
+
+    def distrust(self, slot: int) -> None:
+        """The slot's tokens have had to be computed again: so must what no sequence holds, and what was fed."""
+        held = {block for each in self._sequences for block in self._table.blocks(each)}
+        self._marks = [mark if block in held else None for block, mark in enumerate(self._marks)]
+        self._sequences[slot].fed = ()
 
     def missing(self, slot: int, max_tokens: int, unverified: tuple[int, ...] = ()) -> DraftInput:
         """The known and unverified tokens that the cache lacks, and in any case the last one of all.

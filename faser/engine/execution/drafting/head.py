@@ -12,6 +12,7 @@ there never were of, as after a prefix that the target's cache had, or no longer
 Source: Li et al., arXiv 2503.01840, section 3.1.
 """
 
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -25,11 +26,13 @@ from faser.config.speculation import MOST_STATES_READ
 from faser.engine.checkpoints.heads import HeadSpec
 from faser.engine.contract.drafts import NO_TOKEN, Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
+from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
-from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
+from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates, StatePiece
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, chunks, rows_of
 from faser.engine.execution.drafting.samplers import DraftSampler, PointMassSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.runner import repeatable_memory
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
     DraftedTokens,
@@ -45,16 +48,23 @@ from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 
 class HeadDrafter:
-    """See Drafter. A slot that no block is left for gives back its own and begins anew; else it has no draft.
+    """See Drafter and Rebuilds.
 
-    method: what its drafts are called.
+    A slot that no block is left for gives back its own and begins anew; else it has no draft.
+
+    method: what its drafts are called. trained: positions that the head was trained for. It may well draft beyond
+    them; once a slot has had to be rebuilt there, all begin anew before they get there.
     """
 
     drafts_overlapped = False  # it needs the states of the tokens that it continues
 
-    def __init__(self, loop: "HeadLoop", states: HiddenStates, cache: HeadCache, method: str) -> None:
+    def __init__(
+        self, loop: "HeadLoop", states: HiddenStates, cache: HeadCache, method: str, *, trained: int
+    ) -> None:
         self._method = method
-        self._loop = loop
+        self._trained = trained
+        self._most_places: float = math.inf
+        self.loop = loop
         self._states = states
         self._cache = cache
         self._lines: dict[int, _Line] = {}
@@ -67,13 +77,14 @@ class HeadDrafter:
         found = [self._input(each) for each in plan.requests]
         drafting = [at for at, each in enumerate(found) if each is not None]
         inputs = [each for each in found if each is not None]
-        batch = self._loop.draft(inputs, plan.stop, until)
+        batch = self.loop.draft(inputs, plan.stop, until)
         catchup_tokens = 0
         for each in inputs:
             slot, count, line = each.slot, len(each.token_ids), self._lines[each.slot]
             catchup_tokens += max(0, count - line.num_new)
             self._cache.set_rows(slot, each.start + count)
             line.next_state = len(line.token_ids) - 1
+            line.note_read(each.start, each.states)
             self._states.forget(slot, line.next_state - 1)  # keeps the last one, to draft from it again
         return Proposals(
             table=batch.table(plan, self._method, drafting),
@@ -93,6 +104,27 @@ class HeadDrafter:
         self._states.release(slot)
         self._cache.begin_anew(slot)
 
+    def rebuild(self, method: str, slot: int | None, /) -> bool:
+        line = None if slot is None or method != self._method else self._lines.get(slot)
+        if slot is None or line is None:
+            return False
+        num_rows = self._cache.num_rows(slot)
+        if num_rows > self._trained:
+            self._most_places = self._trained
+            self._begin_anew(slot, line)
+            return True
+        pieces = line.pieces_read(num_rows)
+        if not self._states.are_there(pieces):
+            return False
+        token_ids = [token_id for each in pieces for token_id in line.token_ids[each.position + 1 : each.end + 1]]
+        everything = DraftInput(slot=slot, start=0, token_ids=token_ids, max_tokens=1, states=pieces)
+        blocks = self._cache.computed_blocks(slot)
+        return differs_from_cold(self.loop.memory, blocks, lambda: self.loop.read(everything))
+
+    def _begin_anew(self, slot: int, line: "_Line") -> None:
+        self._cache.begin_anew(slot)
+        line.read = array("q")
+
     def _input(self, request: DraftRequest) -> DraftInput | None:
         """Committed tokens that the head has not read, at least the last one; None: it cannot draft.
 
@@ -111,8 +143,8 @@ class HeadDrafter:
             place -= 1
         count = sum([piece.count for piece in pieces])
         more = count + request.max_tokens - 1  # the last draft token is no row
-        if not self._cache.reserve(slot, place + more):
-            self._cache.begin_anew(slot)
+        if place + more > self._most_places or not self._cache.reserve(slot, place + more):
+            self._begin_anew(slot, line)
             place = 0
             if not self._cache.reserve(slot, more):
                 return None
@@ -132,15 +164,33 @@ class HeadDrafter:
 class _Line:
     """One slot. token_ids: all known ones. next_state: the first position whose state the head has not read.
 
-    num_new: tokens that the last step committed.
+    num_new: tokens that the last step committed. read: of each piece of states that the head has read, the place
+    of its first row, and the piece's row, position and count.
     """
 
-    __slots__ = ("next_state", "num_new", "token_ids")
+    __slots__ = ("next_state", "num_new", "read", "token_ids")
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.token_ids = array("i", token_ids)
         self.next_state = 0
         self.num_new = 1
+        self.read = array("q")
+
+    def note_read(self, place: int, pieces: Sequence[StatePiece]) -> None:
+        """The head's rows from this place on are of these states."""
+        for each in pieces:
+            self.read.extend((place, each.row, each.position, each.count))
+            place += each.count
+
+    def pieces_read(self, num_rows: int) -> list[StatePiece]:
+        """The states of the head's first num_rows rows, in order. A row that was computed twice counts once."""
+        found: list[StatePiece] = []
+        end = num_rows
+        for place, row, position, count in np.array(self.read).reshape(-1, 4)[::-1].tolist():
+            if place < end:
+                found.append(StatePiece(row, position, min(count, end - place)))
+                end = place
+        return found[::-1]
 
 
 class HeadLoop:
@@ -165,7 +215,18 @@ class HeadLoop:
         self._states = states
         self._max_rows = max_rows
         self._predicts = predicts if runner.drafts_in_one_call else None
-        self._pass_by_pass = PassLoop(_HeadPasses(runner, table, states, max_rows), sampler)
+        self._passes = _HeadPasses(runner, table, states, max_rows)
+        self._pass_by_pass = PassLoop(self._passes, sampler)
+
+    @property
+    def memory(self) -> Sequence[Tensor] | None:
+        """See Runner.repeatable_memory."""
+        return self._runner.repeatable_memory()
+
+    @torch.inference_mode()
+    def read(self, states: DraftInput) -> None:
+        """Compute the rows of committed tokens, without a draft."""
+        self._passes.first([states])
 
     @torch.inference_mode()
     def draft(
@@ -333,6 +394,10 @@ class HeadRunner:
     def logits_of(self, hidden: Tensor) -> Tensor:
         """[N, Vd] float32 of the head's vocabulary; valid until the next call. hidden: [N, Hh]."""
         return self.head.logits(hidden)
+
+    def repeatable_memory(self) -> Sequence[Tensor] | None:
+        """See Runner."""
+        return repeatable_memory(self._backend, self._cache)
 
     @property
     def drafts_in_one_call(self) -> bool:

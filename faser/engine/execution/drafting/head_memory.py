@@ -131,6 +131,10 @@ class HiddenStates:
             lost = first - pieces[0].position
             pieces[0] = StatePiece(pieces[0].row + lost, first, pieces[0].count - lost)
 
+    def are_there(self, pieces: Sequence[StatePiece]) -> bool:
+        """No later step has overwritten a row of these pieces."""
+        return all(each.row >= self._next_row - len(self._ring) for each in pieces)
+
     def gather(self, pieces: Sequence[StatePiece]) -> Tensor:
         """[N, K * H] the rows of these pieces, one after the other; valid until the next step."""
         num_rows = len(self._ring)
@@ -194,6 +198,10 @@ class HeadCache:
     def num_rows(self, slot: int) -> int:
         """Rows that the head has computed since the slot began anew."""
         return self._num_rows[slot]
+
+    def computed_blocks(self, slot: int) -> list[int]:
+        """The blocks of these rows."""
+        return self.table.blocks(slot)[: -(-self._num_rows[slot] // self._block_size)]
 
     def set_rows(self, slot: int, num_rows: int) -> None:
         """The first num_rows places of the slot are rows of committed tokens."""

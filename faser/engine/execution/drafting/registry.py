@@ -118,7 +118,7 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     loop: DraftLoop = PassLoop(passes, sampler)
     if parts.samples_in_runner and (point_masses := _point_masses(sampler)) is not None:
         loop = FedPassLoop(passes, point_masses)
-    return DraftModel(loop, model.kv, sampler, max_positions=model.max_positions)
+    return DraftModel(loop, passes, model.kv, sampler, max_positions=model.max_positions)
 
 
 def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
@@ -132,7 +132,8 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
         sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
         predicts = predicts if sampler.in_order else None
     loop = HeadLoop(runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
-    return HeadDrafter(loop, head.states, head.cache, method)
+    trained = runner.head.spec.decoder.max_position_embeddings
+    return HeadDrafter(loop, head.states, head.cache, method, trained=trained)
 
 
 def _lookup(

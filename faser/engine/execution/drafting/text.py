@@ -30,6 +30,7 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.contract.drafts import METHOD_IDS, NO_DRAFTS, empty_table, joined
 from faser.engine.contract.plan import DraftPlan, SequenceStart
+from faser.engine.execution.drafting.cold_state import Rebuilds
 from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.kernels.cpu.text_index import UNLIMITED, NgramTable, TextIndex, TextRules
 
@@ -41,10 +42,10 @@ CORPUS_TOKENS = 262_144  # of past outputs that suffix look-up remembers
 
 
 class TextAndModel:
-    """A Drafter: several from text, and a model, each asked by plans of its own. The control plane chooses.
+    """A Drafter that Rebuilds: several from text, and a model, each asked by plans of its own.
 
-    text: their drafts come one after the other, and some may have more than one for each request. model: None
-    where text drafts alone.
+    The control plane chooses. text: their drafts come one after the other, and some may have more than one for
+    each request. model: None where text drafts alone.
     """
 
     def __init__(self, text: Sequence[Drafter], model: Drafter | None = None) -> None:
@@ -77,9 +78,14 @@ class TextAndModel:
         for each in self._all:
             each.release(slot)
 
+    def rebuild(self, method: str, slot: int | None, /) -> bool:
+        return any(each.rebuild(method, slot) for each in self._all if isinstance(each, Rebuilds))
+
 
 class LookupDrafter:
-    """A Drafter by the methods that the rules have. A draft for every request by the first one, then by the next.
+    """A Drafter that Rebuilds, by the methods that the rules have.
+
+    A draft for every request by the first one, then by the next.
 
     Owns which slot has which text in the index.
     """
@@ -124,6 +130,9 @@ class LookupDrafter:
 
     def release(self, slot: int) -> None:
         self.index.close(slot)
+
+    def rebuild(self, method: str, slot: int | None, /) -> bool:
+        return method in self.methods and self.index.rebuild(slot)
 
 
 def prediction_prefix(start: SequenceStart) -> tuple[int, ...]:

@@ -191,6 +191,10 @@ class Runner:
             ),
         )
 
+    def repeatable_memory(self) -> Sequence[Tensor] | None:
+        """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
+        return repeatable_memory(self._backend, self._cache)
+
     def states(self, num_rows: int) -> torch.Tensor:
         """[num_rows, K * H] of the last forward, whose batch captures; the next forward overwrites them."""
         return self._decoder.states[:num_rows]
@@ -212,6 +216,14 @@ class Runner:
         """Sample the draft token that follows each row, with its logit margin."""
         assert self._token_sampler is not None, "this runner only gives logits"
         return self._token_sampler.draft(self.logits(rows), requests)
+
+
+def repeatable_memory(backend: Backend, cache: KvCache) -> Sequence[Tensor] | None:
+    """Return the memory of a cache whose content has the same bits whenever it is computed; None for another."""
+    if backend.name != "native":
+        return None
+    parts: KvParts = cache
+    return parts.parts()
 
 
 class StagedNumbers:

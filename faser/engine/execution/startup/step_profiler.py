@@ -29,7 +29,7 @@ TimedRunner = Runner | HeadRunner
 
 # In the order of measuring: first where the line of times bends, then with the steps for slopes; both sides of the
 # first edges of tiles; then what lies between two counts. MOST_ROW_COUNTS: of all of these.
-BENDS, BETWEEN = (1, 8, 32, 256, 4, 16, 2), (64, 128, 3, 24, 48, 96, 192)
+BENDS, BETWEEN = (1, 8, 32, 256, 4, 16, 2), (64, 128, 3, 48, 96)
 MOST_ROW_COUNTS = 18
 SHORT_CONTEXT, LONG_CONTEXT = 64, 1024
 # Each slope: the row count of the table that it is measured with, sequences, rows of each. More sequences make it
@@ -254,8 +254,8 @@ class StepProfiler:
         moment of the machine slows all shapes alike. The first group is timed even where there is no time.
         """
         ends_s = self._clock() + budget_s
-        edges = self._edges
-        groups = table_shapes(self._limits, self._rows_each, edges=edges, mixture=self._reads is not None)
+        edges, mixture = self.edges, self._reads is not None
+        groups = table_shapes(self._limits, self._rows_each, edges=edges, mixture=mixture)
         self._fill_cache([shape for group in groups for shape in group])
         self.time_s(self.batch_of(groups[0][0]))  # meets cold memory
         batches: dict[BatchShape, RowBatch] = {}
@@ -281,10 +281,11 @@ class StepProfiler:
     @property
     def num_row_counts(self) -> int:
         """How many row counts a table has at most."""
-        return len(row_counts(self._limits.max_rows, self._edges))
+        return len(row_counts(self._limits.max_rows, self.edges))
 
     @property
-    def _edges(self) -> tuple[int, ...]:
+    def edges(self) -> tuple[int, ...]:
+        """Of its table."""
         return self._runner.row_edges(min(self._limits.max_rows, max(BENDS)))
 
     def seconds_now(self, row_counts: Sequence[int], budget_s: float) -> dict[BatchShape, float]:

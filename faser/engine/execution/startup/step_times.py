@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from faser import __version__
 from faser.config.environment import cache_dir, step_times_s
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.startup.executor import EngineParts
-from faser.engine.execution.startup.interference import LanesSetup, measure_lanes
 from faser.engine.execution.startup.step_profiler import (
     BatchShape,
     DummyBatchLimits,
@@ -41,12 +40,6 @@ _DRAFT_SHARE = 0.35  # the part of that time for passes of the drafter
 _TEXT_S = 30e-6  # a text look-up, per sequence: an initial estimate, which the engine corrects as it runs
 BUSY_SHARE = 0.1  # from here on, times measured next to other processes are not kept for later starts
 
-# The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and
-# contexts. A GPU's row counts lie on both sides of the point where arithmetic takes longer than reading weights.
-_CPU_ROWS, _GPU_ROWS = (8, 32, 2), (64, 256, 16, 128)
-_CPU_CONTEXTS, _GPU_CONTEXTS = (64, 1024), (64, 1024, 8192)
-_CPU_LANES_S, _GPU_LANES_S = 3.0, 20.0
-
 # A start compares a few steps with those in the file.
 _CHECKED_ROWS = (1, 8, 32)
 _CHECK_S = 0.3  # per role
@@ -61,21 +54,16 @@ SecondsNow = Callable[[Sequence[int], float], Mapping[BatchShape, float]]  # as 
 def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
     """Measured now, unless the same engine was measured on this machine before and is as fast as it was then."""
     on_gpu, limits = parts.config.on_gpu, _limits(parts)
-    profilers, lanes = _profilers(parts, limits), _lanes_setup(parts)
+    profilers = _profilers(parts, limits)
 
     def measure() -> StepTimes:
-        meter = BusyMeter()
         budget_s = step_times_s(_GPU_STEPS_S if on_gpu else _CPU_STEPS_S)
-        times = profile(profilers, report, budget_s=budget_s, meter=meter)
-        if lanes is None:
-            return times
-        with meter.watch():
-            interference = measure_lanes(lanes, limits, times, report)
-        return replace(times, interference=interference, busy_share=meter.share)
+        return profile(profilers, report, budget_s=budget_s, meter=BusyMeter())
 
+    described = {**_described(parts, limits), "edges": profilers[Role.STEP].edges}
     timers = {role: each.seconds_now for role, each in profilers.items()}
     return cached_profile(
-        cache_dir() / "cost" / f"{fingerprint(_described(parts, limits, lanes))}.json",
+        cache_dir() / "cost" / f"{fingerprint(described)}.json",
         measure,
         check=lambda times: start_check(times, timers),
     )
@@ -85,7 +73,7 @@ def learned_path(parts: EngineParts) -> Path:
     """Return where what drafts cost and gain is kept: beside the step times, by how drafts are made as well."""
     config = parts.config.speculation
     drafting = (config.method, config.policy, config.cap, config.draft_sample_method, config.ngram_model)
-    described = {**_described(parts, _limits(parts), _lanes_setup(parts)), "drafting": drafting}
+    described = {**_described(parts, _limits(parts)), "drafting": drafting}
     return cache_dir() / "cost" / f"{fingerprint(described)}.learned.json"
 
 
@@ -113,24 +101,7 @@ def _profilers(parts: EngineParts, limits: DummyBatchLimits) -> dict[Role, StepP
     return found
 
 
-def _lanes_setup(parts: EngineParts) -> LanesSetup | None:
-    """None without overlapped drafting."""
-    config, lanes = parts.config, parts.lanes
-    if lanes is None:
-        return None
-    most = min(config.max_num_seqs * (1 + config.speculation.cap), config.max_num_batched_tokens)
-    return LanesSetup(
-        lanes=lanes,
-        runner=parts.target.runner,
-        draft_runner=parts.draft_models[0].runner,
-        rows=tuple(dict.fromkeys(min(rows, most) for rows in (_GPU_ROWS if config.on_gpu else _CPU_ROWS))),
-        contexts=_GPU_CONTEXTS if config.on_gpu else _CPU_CONTEXTS,
-        num_sequences=config.max_num_seqs,
-        budget_s=_GPU_LANES_S if config.on_gpu else _CPU_LANES_S,
-    )
-
-
-def _described(parts: EngineParts, limits: DummyBatchLimits, lanes: LanesSetup | None) -> dict[str, object]:
+def _described(parts: EngineParts, limits: DummyBatchLimits) -> dict[str, object]:
     """All that the times depend on, but for this CPU and this version of FASER."""
     config, backend = parts.config, parts.target.backend
     return {
@@ -141,10 +112,7 @@ def _described(parts: EngineParts, limits: DummyBatchLimits, lanes: LanesSetup |
         "device": _device_name(backend.device),
         "recorded": (config.records_steps, config.cudagraph_capture_sizes),
         "threads": (config.threads, config.tensor_parallel_size),
-        "lanes": lanes
-        and (lanes.lanes.partition.name, lanes.lanes.partition.shares(), lanes.rows, lanes.contexts),
         "rows": (limits.max_rows, limits.max_logit_rows, limits.max_len),
-        "edges": parts.target.runner.row_edges(limits.max_rows),
     }
 
 

@@ -279,12 +279,13 @@ void faser_acceptance_survival(const FaserAcceptance* acceptance, int64_t count,
     for (int64_t i = 0; i < count; i++) acceptance->survive(drafts, i, reals(out) + i * (acceptance->a.cap + 1));
 }
 
-// Of drafts of S sequences by one method, then by the next, for each sequence the one with the most expected tokens.
+// Of drafts of S sequences by one method, then by the next, for each sequence the one whose tokens are worth most beyond
+// row_price; where no token exceeds it, the one with the most expected tokens.
 // numbers: [3, S] its position, method and length. tokens: [S, K]. real: [S, K] confidences, then [S, K + 1] survival.
 // requested: [S] tokens that the look-ups were asked for; null: they are not noted.
 void faser_acceptance_choose(FaserAcceptance* acceptance, int64_t num_drafts, Array slots, Array methods, Array lengths,
-                             Array token_ids, Array confidences, int64_t count, Array requested, Array numbers,
-                             Array tokens, Array real) {
+                             Array token_ids, Array confidences, int64_t count, Array requested, double row_price,
+                             Array numbers, Array tokens, Array real) {
     const Drafts drafts(num_drafts, slots, methods, lengths, token_ids, confidences);
     const int64_t cap = acceptance->a.cap;
     double *sure = reals(real), *survival = sure + count * cap;
@@ -292,12 +293,15 @@ void faser_acceptance_choose(FaserAcceptance* acceptance, int64_t num_drafts, Ar
     auto& line = acceptance->survival;
     line.resize(cap + 1);
     for (int64_t s = 0; s < count; s++) {
-        double most = 0.0;
+        double most = 0.0, most_expected = 0.0;
         for (int64_t at = s; at < num_drafts; at += count) {
             acceptance->survive(drafts, at, line.data());
             const double expected = std::accumulate(line.begin(), line.end(), 0.0);
-            if (expected <= most) continue;
-            most = expected;
+            double worth = 0.0;
+            for (int64_t k = 1; k <= cap; k++) worth += std::max(line[k] - row_price, 0.0);
+            if (worth < most || (worth == most && (worth > 0.0 || expected <= most_expected))) continue;
+            most = worth;
+            most_expected = expected;
             taken[s] = at;
             std::copy(line.begin(), line.end(), survival + s * (cap + 1));
         }

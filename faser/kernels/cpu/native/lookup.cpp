@@ -81,6 +81,21 @@ struct Corpus {
         outputs.push_back({kept, salt});
         num_tokens += kept;
     }
+
+    // The outputs that are not forgotten, indexed anew.
+    Text cold() const {
+        Text found;
+        found.dropped = found.oldest = found.indexed = text.oldest;
+        const int32_t* tokens = text.tokens.data() + (text.oldest - text.dropped);
+        for (const Output& each : outputs) {
+            const int64_t begin = found.end();
+            found.tokens.insert(found.tokens.end(), tokens, tokens + each.num_tokens);
+            found.index(lengths, begin, each.salt, each.num_tokens);
+            found.close();
+            tokens += each.num_tokens + 1;
+        }
+        return found;
+    }
 };
 
 // From the occurrences of a context on, always the token that follows most often, in a tie the latest. An occurrence at
@@ -157,6 +172,22 @@ struct FaserTexts {
             left -= each->text.index(lengths, 0, rules.seed, left);
             if (left == 0) return;
         }
+    }
+
+    // Index a text anew and take that index where it differs. The corpus: number -1. Whether it did.
+    bool rebuild(int64_t number) {
+        Text* text = number < 0 ? &corpus.text : at(number) ? &at(number)->text : nullptr;
+        if (text == nullptr) return false;
+        Text cold;
+        if (number < 0) {
+            cold = corpus.cold();
+        } else {
+            cold.tokens = text->tokens;
+            cold.index(lengths, 0, rules.seed, text->indexed);
+        }
+        if (text->agrees(cold)) return false;
+        *text = std::move(cold);
+        return true;
     }
 
     size_t bytes() const {
@@ -309,6 +340,10 @@ int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_
     }
     return kFine;
 }
+
+// Compare the index of a text with one made anew from its tokens, and take that where they differ. number -1: of the
+// corpus. 1: they differed.
+int32_t faser_texts_rebuild(FaserTexts* texts, int64_t number) { return texts->rebuild(number); }
 
 // Tokens in the corpus.
 int64_t faser_texts_remembered(const FaserTexts* texts) { return texts->corpus.num_tokens; }

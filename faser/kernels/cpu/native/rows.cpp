@@ -14,6 +14,7 @@ using namespace faser;
 namespace {
 
 constexpr int64_t kPieceValues = 16 * 1024;  // values per piece of work: a few microseconds
+constexpr int64_t kRowsTogether = 8;  // whose sums of squares are computed at once, each a chain of additions
 
 // Calls body(first row, end row) for all rows, shared out when there is enough to do.
 template <class Body>
@@ -59,14 +60,17 @@ template <class T>
 void rms_norm(Pool& pool, const T* x, int64_t stride, int64_t rows, int64_t width, const float* weight, float eps,
               T* out, int64_t out_stride, const T* residual) {
     by_rows(pool, rows, width, [&](int64_t row, int64_t end) {
-        for (; row < end; row++) {
-            const T* from = x + row * stride;
-            T* to = out + row * out_stride;
-            const float scale = inverse_rms(from, width, eps);
-            if (residual) {
-                add_scaled_row(from, weight, scale, width, residual + row * out_stride, to);
-            } else {
-                scale_row(from, weight, scale, width, to);
+        for (float scales[kRowsTogether]; row < end; row += kRowsTogether) {
+            const int64_t count = std::min(kRowsTogether, end - row);
+            for (int64_t i = 0; i < count; i++) scales[i] = inverse_rms(x + (row + i) * stride, width, eps);
+            for (int64_t i = 0; i < count; i++) {
+                const T* from = x + (row + i) * stride;
+                T* to = out + (row + i) * out_stride;
+                if (residual) {
+                    add_scaled_row(from, weight, scales[i], width, residual + (row + i) * out_stride, to);
+                } else {
+                    scale_row(from, weight, scales[i], width, to);
+                }
             }
         }
     });

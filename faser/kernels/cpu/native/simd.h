@@ -87,6 +87,16 @@ inline void store(bf16* y, vf x) {
     *(vh_any*)y = __builtin_convertvector((x != x) ? quiet : rounded, vh);
 }
 
+// As store, of numbers among which none but 0 is below 2^-126; those that are NaN stay so.
+inline void store_normal(float* y, vf x) { store(y, x); }
+inline void store_normal(bf16* y, vf x) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i_u*)y, (__m256i)_mm512_cvtneps_pbh(x));
+#else
+    store(y, x);
+#endif
+}
+
 typedef int8_t vc __attribute__((vector_size(kLanes)));
 typedef vc vc_any __attribute__((aligned(1), may_alias));
 
@@ -111,8 +121,8 @@ inline float largest(vf x) {
     return most;
 }
 
-// 2^x, relative error below 3e-7; exactly 0 below -126, so that a masked score (-inf) weighs nothing.
-inline vf exp2(vf x) {
+// 2^x for x up to 127, relative error below 3e-7; exactly 0 below -126, so that a masked score (-inf) weighs nothing.
+inline vf exp2_bounded(vf x) {
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
     vf shifted = x + magic;
     vf f = x - (shifted - magic);  // in [-0.5, 0.5]
@@ -124,8 +134,11 @@ inline vf exp2(vf x) {
     p = fma(p, f, splat(6.9314718e-1f));
     p = fma(p, f, splat(1.0f));
     vf y = (vf)((vi)p + ((vi)shifted << 23));
-    return (x < -126.0f) ? vf{} : (x > 127.0f) ? splat(__builtin_inff()) : y;
+    return (x < -126.0f) ? vf{} : y;
 }
+
+// 2^x: as exp2_bounded, and infinite above 127.
+inline vf exp2(vf x) { return (x > 127.0f) ? splat(__builtin_inff()) : exp2_bounded(x); }
 
 // Step<T>: load one vector of a step, spread one row's factor over the lanes, multiply and add.
 template <class T>

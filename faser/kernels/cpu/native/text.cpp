@@ -88,6 +88,22 @@ void Table::erase(uint64_t key) {
     used_--;
 }
 
+bool Table::agrees(const Table& cold) const {
+    const size_t mask = entries_.size() - 1;
+    size_t used = 0;
+    for (const Entry& entry : entries_) used += entry.position != kNowhere;
+    if (used != cold.used_) return false;
+    for (const Entry& entry : cold.entries_) {
+        if (entry.position == kNowhere) continue;
+        size_t at = entry.key & mask, tried = 0;
+        while (entries_[at].position != kNowhere && entries_[at].key != entry.key && ++tried < entries_.size()) {
+            at = (at + 1) & mask;
+        }
+        if (entries_[at].key != entry.key || entries_[at].position != entry.position) return false;
+    }
+    return true;
+}
+
 void Table::grow() {
     std::vector<Entry> old(std::max(kFewest, 2 * entries_.size()), Entry{0, kNowhere});
     old.swap(entries_);
@@ -197,6 +213,18 @@ int64_t Text::find_last(const Lengths& lengths, int length, const uint64_t* keys
     }
     const int64_t at = latest.find(keys[lengths.find(length)]);
     return at != kNowhere && same(tokens.data() + at - length, context, length) ? at : -1;
+}
+
+bool Text::agrees(const Text& cold) const {
+    if (indexed != cold.indexed || !latest.agrees(cold.latest)) return false;
+    for (int a = 0; a < kNumAnchors; a++) {
+        if (previous[a].size() != cold.previous[a].size() + size_t(cold.dropped - dropped)) return false;
+        for (size_t at = 0; at < cold.previous[a].size(); at++) {
+            const int64_t before = previous[a][at + size_t(cold.dropped - dropped)];
+            if ((before < oldest ? kNowhere : before) != cold.previous[a][at]) return false;
+        }
+    }
+    return true;
 }
 
 size_t Text::bytes() const {

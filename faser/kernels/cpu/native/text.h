@@ -41,6 +41,7 @@ public:
     int64_t find(uint64_t key) const;
     int64_t put(uint64_t key, int64_t position);  // returns the position before
     void erase(uint64_t key);
+    bool agrees(const Table& cold) const;  // holds what that one does, which is sound; this may be damaged
     size_t bytes() const { return entries_.capacity() * sizeof(Entry); }
 
 private:
@@ -85,6 +86,8 @@ struct Text {
     // The latest index that comes right after tokens equal to the last `length` ones; -1: none.
     int64_t find_last(const Lengths& lengths, int length, const uint64_t* keys) const;
     size_t bytes() const;
+    // Whether the index is that of a text that was indexed anew. What was forgotten does not count.
+    bool agrees(const Text& cold) const;
 
 private:
     int64_t first_scanned(int64_t length) const;

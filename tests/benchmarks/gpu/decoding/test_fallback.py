@@ -95,5 +95,5 @@ def test_drafting_ahead_by_a_partition_that_came_for_another_is_measured_once(tm
     assert gaps["draft_gap_ms"] > 0
     assert gaps["verify_gap_ms"] > 0
     text = lane_report.overlap(result)
-    for each in (WORDS, "draft_gap_ms", "verify_alone", "promised"):
+    for each in (WORDS, "draft_gap_ms", "refusal"):
         assert each in text

@@ -14,10 +14,8 @@ from benchmarks.gpu.decoding.overlap import (
     AUTO,
     OFF,
     SERIAL,
-    expected,
     gaps_of,
     pictures,
-    promises,
     rows_of,
     sources_of,
     turns_of,
@@ -26,8 +24,6 @@ from benchmarks.gpu.decoding.partitions import TimedPartition
 from benchmarks.gpu.models import Walk, Walking, write_shape
 from benchmarks.gpu.plan import ON_CPU, Plan
 from benchmarks.gpu.record import Json
-from faser.engine.contract.step_times import InterferenceTable, StepTimes
-from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.models import tensors
 from faser.engine.execution.overlap.partition import EVERYTHING, Draft, OverlapResult, Serial, Verify, synchronous
 
@@ -57,66 +53,28 @@ def test_where_plain_steps_are_the_best_way_they_are_what_is_compared_with() -> 
             turn(SERIAL, 10.0, accepted=0.75),
             turn(AHEAD, 18.0, ahead=1.0),
             turn(AUTO, 17.0, ahead=0.25),
-        ],
-        [],
-    )
-    assert (row["gain"], row["auto_of_best"]) == (0.9, 0.85)
-    assert (row["auto_ahead"], row["accepted"], row["expected_gain"]) == (0.25, 0.75, None)
-
-
-def cell(expected_gain: float | None, gain: float, of_best: float = 1.0, **more: object) -> Json:
-    return {**CELL, "expected_gain": expected_gain, "gain": gain, "auto_of_best": of_best, **more}
-
-
-def test_promises_are_counted_by_what_came_of_them() -> None:
-    """Planted: any gain counted as above the bar; cells without an expectation; unpromised ones added twice."""
-    found = promises(
-        [
-            cell(1.10, 1.20),
-            cell(1.09, 1.05, 0.97),
-            cell(1.08, 0.90),
-            cell(1.00, 1.20),
-            cell(1.00, 0.90, 0.50),
-            cell(None, 2.00, 0.10),
         ]
     )
-    assert list(found.values()) == [1.08, 5, 3, 2, 1, 1, 2]
+    assert (row["gain"], row["auto_of_best"]) == (0.9, 0.85)
+    assert (row["auto_ahead"], row["accepted"]) == (0.25, 0.75)
 
 
-def lanes_at(slowdown: float) -> tuple[InterferenceTable, ...]:
-    return (
-        InterferenceTable.constant(
-            share=0.2, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown
-        ),
-    )
-
-
-def test_the_best_length_before_a_step_is_that_of_the_closed_form() -> None:
-    """Planted: survival that begins with the second token, and a gain over drafts where plain steps are faster."""
-    costs = CostModel(StepTimes.proportional(step_s=4e-3, pass_s=1e-3))
-    for acceptance in (0.9, 0.6, 0.1):
-        found = expected(costs, lanes_at(1.0), acceptance, 4, 4096, 7)
-        lengths = [sum(acceptance**depth for depth in range(g + 1)) / (4e-3 + g * 1e-3) for g in range(1, 8)]
-        assert found["off"] == pytest.approx(4 / 4e-3, rel=0.01)
-        assert found["before"] == pytest.approx(4 * max(*lengths, 1 / 4e-3), rel=0.02)
-        assert found["gain"] == pytest.approx(found["ahead"] / max(found["before"], found["off"]), rel=0.001)
+def cell(gain: float, **more: object) -> Json:
+    return {**CELL, "gain": gain, "auto_of_best": 1.0, **more}
 
 
 def points(svg: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"M([\d.]+) ([\d.]+)h\.01", svg)]
 
 
-def test_pictures_have_what_was_expected_below_and_lines_of_their_own_acceptance() -> None:
-    """Planted: the axes swapped; the cells of all acceptances in every line."""
+def test_pictures_have_lines_of_their_own_acceptance() -> None:
+    """Planted: the cells of all acceptances in every line."""
     rows = [
-        cell(1.0, gain, ahead=gain, acceptance=acceptance, sequences=sequences) | {"auto": 1.0}
+        cell(gain, ahead=gain, acceptance=acceptance, sequences=sequences) | {"auto": 1.0}
         for acceptance, gain in ((0.9, 1.3), (0.6, 0.9))
         for sequences in (1, 4)
     ]
     drawn = pictures(rows)
-    across = points(drawn["overlap-expected.svg"])
-    assert len({x for x, _ in across}) == 1
-    assert len({y for _, y in across}) == 2
     assert len(points(drawn["overlap-1B-sm.svg"])) == 2 * len(rows)
 
 

@@ -10,16 +10,14 @@ import torch
 from benchmarks.gpu import report as lane_report
 from benchmarks.gpu.decoding import overlap
 from benchmarks.gpu.decoding import real_text as arrivals
-from benchmarks.gpu.decoding.overlap import ARMS, expected, pictures, promises, rows_of
+from benchmarks.gpu.decoding.overlap import ARMS, pictures, rows_of
 from benchmarks.gpu.decoding.real_text import wanted_of
-from benchmarks.gpu.engines import Wanted, close, lane_costs, open_engine
+from benchmarks.gpu.engines import Wanted, close, made_up_costs, open_engine
 from benchmarks.gpu.models import Walk, Walking, write_shape
 from benchmarks.gpu.phases import phases_named, run_here
 from benchmarks.gpu.plan import ON_CPU, Plan
 from benchmarks.gpu.record import Desk, Folder
 from benchmarks.gpu.steps import answers
-from faser.engine.contract.step_times import InterferenceTable, StepTimes
-from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.overlap.partition import core_numbers
 from faser.types import SamplingParams
 
@@ -90,7 +88,7 @@ def test_models_walk_whoever_drafts_and_drafts_are_accepted_as_often_as_wanted(t
                 directory, walk.successor if directory == target else walk.guess, "cpu"
             ),
             speculative={"method": "draft_model", "model": str(draft), "num_speculative_tokens": 1},
-            costs=lane_costs(),
+            costs=made_up_costs(),
             overlap="auto",
         ),
     )
@@ -141,38 +139,14 @@ def test_ratios_are_to_serial_of_the_same_round_and_gains_to_the_best_other_way(
         *turns_of({"off": 5.0, "serial": 10.0, "ahead": 11.0, "auto": 11.0}, 2),
         *turns_of({"off": 5.0, "serial": 10.0, "ahead": 11.0, "auto": 11.0}, 3)[:2],
     ]
-    given = {"drafter": "1B", "partition": "sm", "acceptance": 0.8, "sequences": 4, "gain": 1.1}
-    (row,) = rows_of(turns, [given])
+    (row,) = rows_of(turns)
     assert row["rounds"] == 3
     assert row["ahead"] == 1.2
     assert row["gain"] == 1.2
     assert row["off"] == 0.5
-    assert row["expected_gain"] == 1.1
-    found = promises([row])
-    assert (found["promised"], found["of these above the bar"], found["auto below 0.98 of the best way"]) == (
-        1,
-        1,
-        1,
-    )
     drawn = pictures([row])
-    assert set(drawn) == {"overlap-expected.svg", "overlap-1B-sm.svg"}
-    assert "1.2" in lane_report.overlap({"rows": [row], "promises": found})
-
-
-def test_what_is_expected_follows_what_lanes_cost() -> None:
-    """Free lanes and a slow drafter: ahead pays. Lanes that cost half: it does not. Planted: lanes left out."""
-
-    costs = CostModel(StepTimes.proportional(step_s=5e-3, row_s=2e-5, pass_s=1.5e-3))
-
-    def lanes(slowdown: float) -> InterferenceTable:
-        return InterferenceTable.constant(
-            share=0.2, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown
-        )
-
-    free, dear = (expected(costs, (lanes(slowdown),), 0.9, 4, 4096, 7) for slowdown in (1.0, 1.5))
-    assert free["gain"] > 1.08
-    assert dear["gain"] < 1.0
-    assert free["before"] == dear["before"] > free["off"]
+    assert set(drawn) == {"overlap-1B-sm.svg"}
+    assert "1.2" in lane_report.overlap({"rows": [row]})
 
 
 def test_arrivals_say_which_of_their_inputs_is_missing(tmp_path: Path) -> None:
@@ -207,9 +181,7 @@ def test_overlap_compares_all_ways_in_every_cell_of_a_dry_run(
     assert len(record.result["rows"]) == len(ON_CPU.overlap_acceptances) * len(ON_CPU.overlap_batches)
     assert record.result["lanes"][0]["came"] == "cores"
     assert len(record.result["gaps"]) == len(record.result["rows"])
-    assert all(row["expected_gain"] is not None for row in record.result["rows"])
     serial = [turn for turn in record.result["turns"] if turn["policy"] in ("off", "serial")]
     assert {(turn["ahead"], turn["pairs"]) for turn in serial} == {(0.0, 0)}
     forced = [turn for turn in record.result["turns"] if turn["policy"] == "ahead"]
     assert sum(turn["ahead"] for turn in forced) > 0
-    assert (tmp_path / "overlap-expected.svg").is_file()

@@ -15,7 +15,7 @@ import pytest
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Drafts, Ints, empty_table
 from faser.engine.contract.plan import StepSpan, StopRule
-from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl
@@ -492,14 +492,13 @@ def test_pauses_of_the_policy_count_towards_the_next_decision_on_overlap(num_res
 
 def with_lanes(policy: Greedy, *, mode: str, most_rows: int | None = None) -> SpeculationControl:
     """Drafts may be made during steps of at most most_rows rows, at no cost to either lane."""
-    lanes = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     return SpeculationControl(
         SpeculationConfig(method="suffix", num_speculative_tokens=DRAFT_CAP),
         CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=0.001)),
         num_slots=8,
         clock=SimulatedClock(),
         policy=policy,
-        overlap=OverlapOptions(name="lanes", lanes=(lanes,), mode=mode, every=3, most_rows=most_rows),
+        overlap=OverlapOptions(name="lanes", share=0.5, mode=mode, every=3, most_rows=most_rows),
     )
 
 

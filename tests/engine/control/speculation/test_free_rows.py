@@ -109,11 +109,12 @@ def test_a_model_drafts_to_the_best_common_depth(machine: Tiled, count: int, acc
     """Oracle: every number of sequences to every depth, by the true times."""
     costs = CostModel(StepTimes(tables={Role.STEP: machine.table(), Role.PASS: PASS}))
     drafting = candidates(constant(acceptance, count, CAP))
-    lengths = best_lengths(drafting, Objective(costs, drafting), costs).lengths
+    objective = Objective(costs, drafting)
+    lengths = best_lengths(drafting, objective, costs).lengths
 
     def rate(lengths: list[int]) -> float:
         worth = count + sum(acceptance**at for length in lengths for at in range(1, length + 1))
-        gap_s = costs.host_gaps.drafting_s(count, hidden=False) if any(lengths) else 0.0
+        gap_s = objective.drafting_gap_s if any(lengths) else 0.0
         passes_s = costs.draft_s(np.array(lengths), np.zeros(count, dtype=np.int64)) + gap_s
         return worth / (machine.seconds(count + sum(lengths)) + passes_s)
 

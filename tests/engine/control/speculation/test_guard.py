@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from faser.engine.control.speculation.guard import RARE_STEPS, SHARE_OF_DRAFTS, Guard, GuardedStep
+from faser.engine.control.speculation.guard import RARE_STEPS, SHARE, Guard, GuardedStep
 
 PLAIN_S = 0.003
 
@@ -116,6 +116,22 @@ def test_what_is_obvious_takes_a_few_groups(gain: float, drafts: bool) -> None:
     assert world.decided() is drafts
 
 
+@pytest.mark.parametrize("gain", [0.85, 0.93, 1.07, 1.15])
+@pytest.mark.parametrize("num_sequences", [64, 256])
+def test_where_times_repeat_within_a_percent_it_decides_within_32_steps(gain: float, num_sequences: int) -> None:
+    """As on a GPU, one step of which is in flight while the next one is planned."""
+    steps = []
+    for seed in range(12):
+        world = World(gain=gain, num_sequences=num_sequences, noise=0.01, seed=seed, late=1)
+        count = 0
+        while world.decided() is None and count < 200:
+            world.step()
+            count += 1
+        assert world.decided() is (gain > 1)
+        steps.append(count)
+    assert np.median(steps) <= 32
+
+
 def test_one_group_is_not_enough() -> None:
     world = World(gain=2.5, num_sequences=16)
     while not world.guard.paid():
@@ -138,7 +154,7 @@ def test_drafts_that_lose_a_tenth_cost_next_to_nothing() -> None:
     world = World(gain=0.9, num_sequences=1)
     world.run(5000)
     loss = 1 - 0.9
-    assert 0.5 * SHARE_OF_DRAFTS / loss < fmean(world.steps(10_000)) < 2 * SHARE_OF_DRAFTS / loss
+    assert 0.5 * SHARE / loss < fmean(world.steps(10_000)) < 2 * SHARE / loss
 
 
 def test_a_batch_that_grows_counts_for_neither_side() -> None:

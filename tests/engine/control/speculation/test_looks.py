@@ -3,7 +3,7 @@
 A policy keeps all that it is asked about, over the real scheduler and a scripted executor of known answers.
 Planted bugs that these tests have caught: blocks of a draft are not told to the data plane; a draft keeps more
 tokens than there are blocks for; drafts of which nothing is kept teach nothing; the price of a row stays that of
-an earlier load; a sequence with a target is held to the price.
+an earlier load; a sequence with a target is held to the price; the choice between drafts does not hear the price.
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,11 +13,12 @@ import pytest
 
 from faser.engine.contract.drafts import Ints
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.engine.control.speculation.control import OtherRows
 from faser.engine.control.speculation.draft_lengths import Objective, best_prefixes
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
 from faser.types import Request, Slo, SpeculationParams
-from tests.engine.control.speculation.building import candidates, full
+from tests.engine.control.speculation.building import answer, candidates, full, named_drafts, one_draft
 from tests.engine.control.speculation.test_policies import staircase
 from tests.engine.driving import DRAFT_CAP, Driver, request
 
@@ -110,6 +111,27 @@ def test_a_sequence_with_a_target_is_asked_about_at_any_price() -> None:
     driver.step()
     driver.step()
     assert policy.asked == [1]
+
+
+@pytest.mark.parametrize(("price", "method"), [(0.0, "suffix"), (0.62, "ngram")])
+def test_between_drafts_the_price_of_the_load_decides(price: float, method: str) -> None:
+    """A long draft has the most expected tokens, but at this price only a likely token is kept."""
+    driver = driver_with(Looking({1: price}))
+    driver.add(asking("a"))
+    driver.step()
+    control, running = driver.scheduler._speculation, driver.scheduler._running
+    assert control is not None
+    others = OtherRows(rows=0, sequences=0)
+    step = control.decide(running, others, budget=200, room=lambda _, lengths: lengths)
+    assert step is not None
+    slot = running[0].held_slot
+    step.plan = replace(step.plan, from_text=True)
+    drafts = [
+        one_draft(slot, "suffix", [0.8] * DRAFT_CAP, width=DRAFT_CAP),
+        one_draft(slot, "ngram", [8.0], width=DRAFT_CAP),
+    ]
+    control.drafted(step, answer(*drafts))
+    assert named_drafts(step.table) == [(slot, method)]
 
 
 @pytest.mark.parametrize("num_blocks", [12, 17, 20, 26, 40])

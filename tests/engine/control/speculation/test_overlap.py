@@ -1,190 +1,112 @@
-"""What overlapped drafting brings, and which drafts stand. Oracles: the state machine played out; every choice,
-and every run of tokens that a step can sample, tried one by one.
-"""
+"""Which overlapped drafts stand, and when drafting overlaps at all.
 
-import itertools
+Oracle: every run of tokens that a step can sample, tried one by one; worlds whose faster way is known.
+Planted bugs that these tests have caught: the way that is faster is the other one; the first steps after a change,
+which have nothing to verify, decide; the tokens of drafts made before steps count as one.
+"""
 
 import numpy as np
 import pytest
 
 from faser.engine.contract.drafts import DraftTable, joined, table_of
-from faser.engine.contract.step_times import InterferenceTable, Matrix, StepTimes
-from faser.engine.control.speculation.draft_lengths import Objective
-from faser.engine.control.speculation.overlap import Frontiers, OverlapChoice, best_overlap, expected
-from faser.engine.control.speculation.policy import Candidates
+from faser.engine.contract.step_times import StepTimes
+from faser.engine.control.speculation.acceptance import Acceptance
+from faser.engine.control.speculation.overlap import Frontiers, OverlapControl, OverlapOptions
 from faser.engine.control.step_cost import CostModel
 from tests.engine.control.speculation.building import candidates, constant, ints
 
-LANES = (
-    InterferenceTable.constant(share=0.25, verify=1.1, draft=3.0, verify_alone=1.05, draft_alone=2.5),
-    InterferenceTable.constant(share=0.5, verify=1.5, draft=1.6, verify_alone=1.4, draft_alone=1.3),
-)
-COSTS = CostModel(
-    StepTimes.proportional(step_s=0.05, row_s=0.002, kv_token_s=1e-7, pass_s=0.01, pass_row_s=0.0004)
-)
+COUNT, CAP = 16, 4
+PLAIN_S = 0.005
 
 
-def played(acceptances: list[float], length: int, steps: int, seed: int) -> tuple[float, float]:
-    """Share of ready steps, and tokens a step, where the k-th drafted token is right with acceptances[k]."""
-    random = np.random.default_rng(seed)
-    chunk: list[bool] = []
-    ready = tokens = 0
+def control(mode: str = "auto", *, pass_s: float = 0.002, share: float = 0.5) -> OverlapControl:
+    costs = CostModel(StepTimes.proportional(step_s=PLAIN_S, pass_s=pass_s))
+    options = OverlapOptions(name="lanes", share=share, mode=mode)
+    return OverlapControl(costs, Acceptance(COUNT, CAP), Frontiers(COUNT), options)
+
+
+def share_during(
+    *, before: tuple[float, float], during: tuple[float, float], steps: int = 4000, seed: int = 0
+) -> float:
+    """Part of the last half of the steps whose drafts are made during them.
+
+    before, during: tokens of a sequence and times PLAIN_S of such steps. The first step after a change of the way
+    has no draft that was made during the step before it, so it brings one token.
+    """
+    random, found = np.random.default_rng(seed), control()
+    state, was, ways = candidates(constant(0.8, COUNT, CAP)), False, []
     for _ in range(steps):
-        ready += bool(chunk) or length == 1
-        accepted = next((i for i, right in enumerate(chunk) if not right), len(chunk))
-        tokens += accepted + 1
-        draft = (random.random(length) < acceptances[:length]).tolist()
-        chunk = draft[1:] if accepted == len(chunk) and draft[0] else []
-    return ready / steps, tokens / steps
+        wanted = found.wants(COUNT, measured=True, prompts=False)
+        if found.is_due(1) and wanted:
+            found.choose(state, None)
+        elif not wanted:
+            found.stop()
+        step = found.launched(COUNT, PLAIN_S)
+        assert (step is None) == (wanted != was)
+        assert found.is_on == wanted
+        tokens, time = during if wanted else before
+        tokens = 1.0 if wanted and not was else tokens
+        drawn = COUNT + int(random.poisson(COUNT * (tokens - 1)))
+        if step is not None:
+            assert step.drafts == wanted
+            found.observe(step, drawn, PLAIN_S * time * float(random.lognormal(0.0, 0.05)))
+        was = wanted
+        ways.append(wanted)
+    return float(np.mean(ways[steps // 2 :]))
 
 
-@pytest.mark.parametrize(("alpha", "length"), [(0.9, 4), (0.8, 2), (0.6, 5), (0.3, 3)])
-def test_a_constant_acceptance_gives_the_closed_form_of_pearl(alpha: float, length: int) -> None:
-    ready, tokens = expected(constant(alpha, 1, length))
-    pi = alpha / (1 + alpha - alpha**length)
-    assert ready[0, length - 1] == pytest.approx(pi)
-    mean = (1 - pi) + pi * (1 - alpha**length) / (1 - alpha)
-    assert 1 + ready[0, length - 1] * (tokens[0, length - 1] - 1) == pytest.approx(mean)
+@pytest.mark.parametrize(
+    ("before", "during", "pays"),
+    [
+        ((3.0, 1.6), (2.6, 1.1), True),  # fewer tokens in much less time
+        ((3.0, 1.6), (2.6, 1.6), False),  # lanes that slow each other down
+        ((3.0, 1.2), (2.9, 1.1), True),
+        ((2.0, 1.3), (1.5, 1.1), False),
+    ],
+)
+def test_drafts_are_made_during_steps_where_that_is_faster(
+    before: tuple[float, float], during: tuple[float, float], pays: bool
+) -> None:
+    found = np.mean([share_during(before=before, during=during, seed=seed) for seed in range(3)])
+    assert found > 0.85 if pays else found < 0.15
 
 
-@pytest.mark.parametrize(("alpha", "length"), [(0.9, 4), (0.8, 2), (0.6, 5), (0.5, 1)])
-def test_the_expectation_is_that_of_the_state_machine_played_out(alpha: float, length: int) -> None:
-    share, rate = played([alpha] * length, length, 60_000, seed=length)
-    ready, tokens = expected(constant(alpha, 1, length))
-    assert 1 + ready[0, length - 1] * (tokens[0, length - 1] - 1) == pytest.approx(rate, rel=0.015)
-    if length > 1:
-        assert ready[0, length - 1] == pytest.approx(share, rel=0.02)
+@pytest.mark.parametrize(
+    ("mode", "share", "overlaps"), [("on", 0.5, True), ("on", 0.0, False), ("off", 0.5, False)]
+)
+def test_other_modes_measure_nothing(mode: str, share: float, overlaps: bool) -> None:
+    found = control(mode, share=share)
+    for _ in range(50):
+        assert found.wants(COUNT, measured=True, prompts=False) is overlaps
+        assert found.launched(COUNT, PLAIN_S) is None
 
 
-def test_a_sequence_that_never_passes_the_bonus_token_is_never_ready_and_has_one_token() -> None:
-    ready, tokens = expected(np.array([[1.0, 0.0, 0.0]]))
-    assert ready.tolist() == [[0.0, 0.0]]
-    assert tokens.tolist() == [[1.0, 1.0]]
+def test_another_policy_overlaps_only_where_it_is_forced_to() -> None:
+    auto = control("auto")
+    assert not any(auto.wants(COUNT, measured=False, prompts=False) for _ in range(100))
+    assert control("on").wants(COUNT, measured=False, prompts=False)
 
 
-def brute_rate(state: Candidates, chosen: tuple[int, ...], length: int, lanes: InterferenceTable) -> float:
-    objective = Objective(COSTS, state)
-    worth, rows = objective.worth, 0.0
-    for s in chosen:
-        most = min(length, int(state.limit[s]))
-        survival = state.survival[s, : most + 1]
-        ready = survival[1] / (1 + survival[1] - survival[most])
-        worth += ready * (sum(survival[1:]) / survival[1] - 1)
-        rows += ready * (most - 1)
-    draft_s = length * COSTS.pass_s(len(chosen))
-    verify_s = objective.verify_s(np.array([round(rows)]))[0]
-    step_rows = state.num_sequences + state.step.other_rows + round(rows)
-    context = state.step.kv_tokens / state.num_sequences
-    return float(worth / lanes.one(verify_s, draft_s, rows=step_rows, context=context))
+def test_steps_with_prompts_keep_the_way_and_are_no_example_of_it() -> None:
+    found = control()
+    while not found.wants(COUNT, measured=True, prompts=False):
+        step = found.launched(COUNT, PLAIN_S)
+        assert step is not None
+        found.observe(step, COUNT, PLAIN_S)
+    found.choose(candidates(constant(0.8, COUNT, CAP)), None)
+    for _ in range(20):
+        assert found.wants(COUNT, measured=True, prompts=True)
+        assert found.launched(COUNT, PLAIN_S) is None
 
 
-def drawn(random: np.random.Generator) -> Matrix:
-    return tuple(tuple(line) for line in random.uniform(1.2, 1.8, size=(2, 3)).tolist())
-
-
-def grids(seed: int) -> tuple[InterferenceTable, ...]:
-    """Lanes that cost something else in every step."""
-    random = np.random.default_rng(seed)
-    return tuple(
-        InterferenceTable(
-            share=share,
-            rows=(4, 9, 16),
-            contexts=(10, 100),
-            verify=drawn(random),
-            draft=drawn(random),
-            verify_alone=drawn(random),
-            draft_alone=drawn(random),
-        )
-        for share in (0.25, 0.5)
-    )
-
-
-def best(
-    state: Candidates,
-    lanes: tuple[InterferenceTable, ...],
-    costs: CostModel = COSTS,
-    most_rows: int | None = None,
-) -> OverlapChoice:
-    found = best_overlap(state, Objective(costs, state), costs, lanes, most_rows=most_rows)
-    assert found is not None
-    return found
-
-
-@pytest.mark.parametrize("others", [0, 7])
-@pytest.mark.parametrize("seed", range(8))
-def test_the_choice_is_the_best_of_all_prefixes_lengths_and_shares(seed: int, others: int) -> None:
-    """With lanes that cost the same in every step, and with others. Caught: rows without prompts, or only drafts;
-    context of all sequences together.
-    """
-    random = np.random.default_rng(seed)
-    alphas = random.uniform(0.2, 0.95, size=4)
-    state = candidates(
-        np.concatenate([constant(alpha, 1, 5) for alpha in alphas]),
-        limit=random.integers(0, 6, size=4),
-        other_rows=others,
-        kv_tokens=100,
-    )
-    drafting = np.flatnonzero(state.limit)
-    for lanes in (LANES, grids(seed)):
-        found = best(state, lanes, COSTS)
-        every = [
-            brute_rate(state, chosen, length, each)
-            for count in range(1, len(drafting) + 1)
-            for chosen in itertools.combinations(drafting.tolist(), count)
-            for length in range(1, 6)
-            for each in lanes
-        ]
-        by_hand = brute_rate(state, tuple(found.chosen.tolist()), found.length, found.lanes)
-        assert found.rate == pytest.approx(by_hand)
-        assert found.rate >= 0.97 * max(every)  # sets that are no prefix of the order may be a little better
-
-
-def test_drafts_are_not_overlapped_without_lanes_or_without_room() -> None:
-    state = candidates(constant(0.9, 1, 4), kv_tokens=100)
-    objective = Objective(COSTS, state)
-    assert best_overlap(state, objective, COSTS, ()) is None
-    assert best_overlap(candidates(constant(0.9, 1, 4), limit=ints(0)), objective, COSTS, LANES) is None
-
-
-def test_no_choice_has_more_rows_than_lanes_have_graphs_for() -> None:
-    """One sequence of three drafts at most then; with a row of its own less than what it wants, none. Prompts
-    are other steps' rows.
-    """
-    state = candidates(constant(0.99, 4, 8), other_rows=100, kv_tokens=100)
-    objective = Objective(COSTS, state)
-    free = best(state, LANES)
-    assert len(free.chosen) * (free.length - 1) > 12
-    bounded = best(state, LANES, most_rows=12)
-    assert 4 < len(bounded.chosen) * (bounded.length - 1) <= 8
-    assert best_overlap(state, objective, COSTS, LANES, most_rows=3) is None
-
-
-def test_a_draft_that_is_free_beats_one_that_is_waited_for() -> None:
-    state = candidates(constant(0.9, 1, 6), kv_tokens=100)
-    free = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
-    slow = InterferenceTable.constant(share=0.5, verify=2.0, draft=2.0, verify_alone=2.0, draft_alone=2.0)
-    assert best(state, (slow, free)).lanes is free
-    assert best(state, (slow,)).rate < best(state, (free,)).rate
-
-
-def test_the_host_time_of_drafts_counts() -> None:
-    """Oracle: the same choice, in longer time. A gap of a millisecond is too short to change it."""
-    state = candidates(constant(0.8, 1, 4), kv_tokens=100)
-    costs = CostModel(StepTimes(tables=COSTS.tables))
-    free = best(state, LANES, costs)
-    for _ in range(200):
-        costs.posterior.observe_gap(1, 0.001, drafts=True)
-        costs.posterior.observe_gap(1, 0.0, drafts=False)
-    charged = best(state, LANES, costs)
-    assert charged.length == free.length
-    worth = expected_worth(state, free.length)
-    assert worth / charged.rate - worth / free.rate == pytest.approx(0.001, rel=0.01)
-
-
-def expected_worth(state: Candidates, length: int) -> float:
-    """Tokens of a step of one sequence that drafts this many tokens during every step."""
-    ready, tokens = expected(state.survival)
-    return 1 + ready.item(0, length - 1) * (tokens.item(0, length - 1) - 1)
+@pytest.mark.parametrize(("pass_s", "length"), [(0.002, 2), (0.001, 4), (0.0001, 4), (0.02, 1)])
+def test_a_draft_is_as_long_as_a_step_leaves_time_for(pass_s: float, length: int) -> None:
+    found = control("on", pass_s=pass_s)
+    found.choose(candidates(constant(0.8, COUNT, CAP)), None)
+    slots = np.arange(COUNT)
+    assert found.lengths(slots, np.full(COUNT, CAP)).tolist() == [length] * COUNT
+    found.choose(candidates(constant(0.8, COUNT, CAP), limit=ints(*[0] * COUNT)), None)
+    assert not found.is_on
 
 
 SLOT, NUM_SLOTS = 3, 5

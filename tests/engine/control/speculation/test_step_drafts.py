@@ -5,7 +5,7 @@ Planted bugs that these tests have caught: the draft with the likeliest first to
 model replaces teaches nothing; the model's drafts in the wrong order; no plan for the model while a step runs,
 where all drafts are from text; blocks and releases are sent twice; the time of the look-up is lost; the first
 token that is cut is not decided; the first token of a chunk is not among the accepted; a drawn draft is decided
-beyond what was verified.
+beyond what was verified; tokens below the price of a row count; the price is left out where no token exceeds it.
 """
 
 from collections.abc import Sequence
@@ -70,9 +70,9 @@ def as_lists(drafts: DraftTable) -> list[list[object]]:
 # From the answers to one draft for each sequence.
 
 
-@given(st.lists(st.tuples(CONFIDENCES, CONFIDENCES), min_size=1, max_size=NUM_SLOTS))
-def test_of_each_sequence_the_draft_with_the_most_expected_tokens_is_chosen(
-    offered: list[tuple[list[float], list[float]]],
+@given(st.lists(st.tuples(CONFIDENCES, CONFIDENCES), min_size=1, max_size=NUM_SLOTS), st.floats(0.0, 0.9))
+def test_of_each_sequence_the_draft_that_is_worth_most_beyond_its_rows_is_chosen(
+    offered: list[tuple[list[float], list[float]]], row_price: float
 ) -> None:
     """Oracle: every draft on its own. Requests come in falling order of slots; the first of equals is taken."""
     acceptance = Acceptance(NUM_SLOTS, CAP)
@@ -80,17 +80,31 @@ def test_of_each_sequence_the_draft_with_the_most_expected_tokens_is_chosen(
     suffix = [draft(slot, "suffix", offered[slot][0]) for slot in slots]
     ngram = [draft(slot, "ngram", [9 * each for each in offered[slot][1]]) for slot in slots]
 
-    def value(each: DraftTable) -> float:
-        return float(acceptance.drafted_survival(each).sum())
+    def value(each: DraftTable) -> tuple[float, float]:
+        survival = acceptance.drafted_survival(each)[0].tolist()
+        worth = sum(max(0.0, chance - row_price) for chance in survival[1:])
+        return round(worth, 9), 0.0 if worth else sum(survival)
 
     step = asked(slots)
-    step.take_text(answer(*suffix, *ngram), acceptance, notes=False)
+    step.take_text(answer(*suffix, *ngram), acceptance, notes=False, row_price=row_price)
 
     assert step.table.slots.tolist() == [*slots]
     for at, (first, second) in enumerate(zip(suffix, ngram, strict=True)):
-        best = first if value(first) >= value(second) - 1e-9 else second
+        if value(first) == pytest.approx(value(second), abs=1e-9):
+            continue
+        best = max(first, second, key=value)
         assert as_lists(step.table.take(ints(at))) == as_lists(best)
-        assert step.survival[at].sum() == pytest.approx(value(best))
+        assert step.survival[at].tolist() == pytest.approx(acceptance.drafted_survival(best)[0].tolist())
+
+
+def test_a_long_draft_that_will_be_cut_does_not_displace_a_likely_token() -> None:
+    long, likely = draft(0, "suffix", [0.8] * CAP), draft(0, "ngram", [8.0])
+    acceptance = Acceptance(1, CAP)
+    assert acceptance.drafted_survival(long).sum() > acceptance.drafted_survival(likely).sum()
+    for row_price, method in ((0.0, "suffix"), (0.62, "ngram"), (0.95, "suffix")):
+        step = asked([0])
+        step.take_text(answer(long, likely), acceptance, notes=False, row_price=row_price)
+        assert named_drafts(step.table) == [(0, method)], row_price
 
 
 def test_the_first_of_equal_text_drafters_drafts() -> None:

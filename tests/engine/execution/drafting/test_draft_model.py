@@ -38,8 +38,8 @@ def make_world(directory: Path, seed: int = 0, *, max_positions: int = MAX_LEN) 
     table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
     kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     choice = GreedyDraftSampler()
-    loop = PassLoop(ModelPasses(make_runner(directory), table, max_rows=MAX_ROWS), choice)
-    drafter = DraftModel(loop, kv, choice, max_positions=max_positions)
+    passes = ModelPasses(make_runner(directory), table, max_rows=MAX_ROWS)
+    drafter = DraftModel(PassLoop(passes, choice), passes, kv, choice, max_positions=max_positions)
     return World(drafter, table, random.Random(seed)), kv
 
 

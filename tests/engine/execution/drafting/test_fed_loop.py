@@ -26,7 +26,6 @@ from torch import Tensor
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
-from faser.engine.contract.step_times import InterferenceTable
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
@@ -487,11 +486,12 @@ class Twins:
         for runner in (pair.plain, pair.runner(chooser)):
             table, state = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE)), SamplingState(NUM_SLOTS)
             choice = choose(state)
-            loop: DraftLoop = PassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice)
+            passes = ModelPasses(runner, table, max_rows=MAX_ROWS)
+            loop: DraftLoop = PassLoop(passes, choice)
             if runner is not pair.plain:
                 loop = fed_loop(runner, table, choice)
             kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-            drafter = DraftModel(loop, kv, choice, max_positions=MAX_LEN)
+            drafter = DraftModel(loop, passes, kv, choice, max_positions=MAX_LEN)
             worlds.append(
                 World(drafter, table, random.Random(seed), kv=KvManager(NUM_BLOCKS, BLOCK_SIZE), sampling=state)
             )
@@ -583,8 +583,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "logprobs": 2},
     "sampled": {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2, "prompt_logprobs": 1},
 }
-LANES = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
-OVERLAP = OverlapOptions(name="cores", lanes=(LANES,), mode="on", every=1000)
+OVERLAP = OverlapOptions(name="cores", share=0.5, mode="on", every=1000)
 
 
 def requests(**sampling: Any) -> list[Request]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceRows, StepRows, StopRule
+from faser.engine.execution.drafting.cold_state import Rebuilds
 from faser.engine.execution.drafting.head import HeadDrafter, HeadLoop, HeadRunner
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
 from faser.engine.execution.drafting.head_weights import load_head
@@ -153,6 +154,7 @@ class Drafting:
         num_blocks: int = NUM_SLOTS * 32,
         ring_rows: int = 4000,
         sampler: DraftSampler | None = None,
+        trained: int = MAX_PLACES,
     ) -> None:
         target, head_directory = directories
         backend, decoder = TorchBackend(), make_decoder(target, STATE_LAYERS)
@@ -173,7 +175,7 @@ class Drafting:
         self.cache = HeadCache(table, num_slots=NUM_SLOTS, num_blocks=num_blocks, block_size=BLOCK_SIZE)
         own = DraftVocabularySampler(sampler or GreedyDraftSampler(), head.draft_ids, VOCAB_SIZE)
         loop = HeadLoop(self.head_runner, table, self.ring, own, max_rows=MAX_ROWS)
-        drafter = HeadDrafter(loop, self.ring, self.cache, METHOD)
+        drafter = HeadDrafter(loop, self.ring, self.cache, METHOD, trained=trained)
         self.world = World(drafter, BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE)), rng)
         self.oracle = Oracle(make_decoder(target), head_directory)
         self.computed: dict[int, int] = {}  # by slot, leading tokens whose keys and values the target has
@@ -351,3 +353,26 @@ def test_the_stop_rule_ends_drafts(directories: tuple[Path, Path]) -> None:
     once = StopRule(row_price=0.4, pass_prices=(0.0, 0.0), intercept=0.0, slope=0.0)
     assert [len(draft.token_ids) for draft in lines_of(drafting.world.propose({0: 4, 1: 4}, once).table)] == [1, 1]
     assert [len(draft.token_ids) for draft in lines_of(drafting.world.propose({0: 4, 1: 2}).table)] == [4, 2]
+
+
+def test_a_head_beyond_its_trained_positions_begins_anew_and_stays_within_them(
+    directories: tuple[Path, Path],
+) -> None:
+    """Once it has had to be rebuilt there; before, it drafts beyond them like any other."""
+    drafting = Drafting(directories, random.Random(3), trained=30)
+    drafting.start(0, list(range(40)))
+    drafting.prefill(0, MAX_ROWS)
+    drafting.propose({0: 3})
+    assert drafting.cache.num_rows(0) == 39
+    drafter = drafting.world.drafter
+    assert isinstance(drafter, Rebuilds)
+    assert not drafter.rebuild("mtp", 0)
+    assert not drafter.rebuild(METHOD, 1), "slot 1 has no sequence"
+    assert drafter.rebuild(METHOD, 0)
+    rows = []
+    for _ in range(20):
+        drafting.verify({0: drafting.world.lines[0].draft})
+        drafting.world.propose({0: 3})
+        rows.append(drafting.cache.num_rows(0))
+    assert max(rows) <= 30
+    assert min(rows) > 0

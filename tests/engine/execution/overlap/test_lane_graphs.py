@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.testing import assert_close
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.step_times import InterferenceTable, StepTimes
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
@@ -169,14 +169,13 @@ def overlapping_engine(world: World, share: float) -> Engine:
         verifier=make_verifier(config, sampler),
         lanes=world.lanes,
     )
-    lanes = InterferenceTable.constant(share=share, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     control = SpeculationControl(
         config,
         CostModel(StepTimes.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)),
         num_slots=SLOTS,
         clock=SimulatedClock(),
         overlap=OverlapOptions(
-            name="streams", lanes=(lanes,), mode="on", every=3, most_rows=world.target.most_graph_rows
+            name="streams", share=share, mode="on", every=3, most_rows=world.target.most_graph_rows
         ),
     )
     executor = ModelExecutor(

@@ -72,9 +72,8 @@ def make_world(
     kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     state = SamplingState(NUM_SLOTS)
     choice = choose(state)
-    drafter = DraftModel(
-        PassLoop(ModelPasses(runner, table, max_rows=MAX_ROWS), choice), kv, choice, max_positions=max_positions
-    )
+    passes = ModelPasses(runner, table, max_rows=MAX_ROWS)
+    drafter = DraftModel(PassLoop(passes, choice), passes, kv, choice, max_positions=max_positions)
     return World(drafter, table, random.Random(seed), kv=KvManager(NUM_BLOCKS, BLOCK_SIZE), sampling=state), kv
 
 
@@ -91,8 +90,8 @@ class Afresh:
         kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         state = SamplingState(NUM_SLOTS)
         choice = self._choose(state)
-        loop = PassLoop(ModelPasses(self._runner, table, max_rows=MAX_ROWS), choice)
-        drafter = DraftModel(loop, kv, choice, max_positions=MAX_LEN)
+        passes = ModelPasses(self._runner, table, max_rows=MAX_ROWS)
+        drafter = DraftModel(PassLoop(passes, choice), passes, kv, choice, max_positions=MAX_LEN)
         start = SequenceStart(
             slot=slot,
             sampling=SamplingParams(temperature=temperature),

@@ -48,21 +48,21 @@ def test_a_shape_counts_tokens_as_the_plan_of_such_a_step_does(rows: int, rows_e
 
 
 FIVE_THEN_FOURS = (5, *range(8, 256, 4))  # as low-bit products with AVX2
+VECTORS_THEN_TILES = (6, 11, *range(16, 256, 16))  # as those of 4 bits with AMX
 
 
 def edges_of(height: int) -> tuple[int, ...]:
     return tuple(range(height, 256, height))
 
 
-@pytest.mark.parametrize("edges", [edges_of(4), FIVE_THEN_FOURS, edges_of(6), edges_of(16)])
-def test_the_first_edges_of_tiles_are_measured_on_both_sides(edges: tuple[int, ...]) -> None:
-    """One request with a draft of 15 tokens has 16 rows: up to there, or up to three edges, nothing is guessed."""
+@pytest.mark.parametrize("edges", [edges_of(4), FIVE_THEN_FOURS, edges_of(6), VECTORS_THEN_TILES, edges_of(16)])
+def test_edges_are_measured_on_both_sides_as_far_as_one_request_drafts(edges: tuple[int, ...]) -> None:
+    """One token and a draft of 16. Short steps come before long ones."""
     counts = row_counts(256, edges)
-    first = [edge for edge in edges[:3] if edge <= 16]
-    assert first
-    assert {edge + side for edge in (edges[0], *first[:2]) for side in (0, 1)} <= set(counts)
+    sides = {edge + side for edge in edges if edge <= 16 for side in (0, 1)}
+    assert sides <= set(counts)
     assert counts[:4] == (1, 8, 32, 256)
-    assert max(counts.index(each) for each in (edges[0], edges[0] + 1)) < counts.index(64)
+    assert max(map(counts.index, sides)) < counts.index(64)
 
 
 @pytest.mark.parametrize("edges", [(), (2, 4, 6, 8, 10), edges_of(4), edges_of(6), edges_of(16)])

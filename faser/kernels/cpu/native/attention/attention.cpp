@@ -31,17 +31,24 @@ void forget(Partial& sums, int64_t queries, int64_t width) {
 
 // sums = sums and next, for every query that saw something in next.
 void join(Partial& sums, const Partial& next, int64_t queries, int64_t width) {
+    alignas(64) float most_of_both[kLanes], old_parts[kLanes], new_parts[kLanes];
     for (int64_t q = 0; q < queries; q++) {
+        const int64_t i = q % kLanes;
+        if (i == 0) {  // of as many queries as lanes; more follow the maxima of a partial result than are read here
+            const vf old_most = load(sums.most + q), new_most = load(next.most + q);
+            const vf most = old_most < new_most ? new_most : old_most;
+            store(most_of_both, most);
+            store(old_parts, exp2(old_most - most));
+            store(new_parts, exp2(new_most - most));
+        }
         if (next.most[q] == kNothing) continue;
-        const float most = std::max(sums.most[q], next.most[q]);
-        const vf old_part = exp2(splat(sums.most[q] - most));
-        const vf new_part = exp2(splat(next.most[q] - most));
+        const vf old_part = splat(old_parts[i]), new_part = splat(new_parts[i]);
         float* values = sums.values + q * width;
         for (int64_t d = 0; d < width; d += kLanes) {
             store(values + d, fma(load(values + d), old_part, load(next.values + q * width + d) * new_part));
         }
-        sums.total[q] = sums.total[q] * old_part[0] + next.total[q] * new_part[0];
-        sums.most[q] = most;
+        sums.total[q] = sums.total[q] * old_parts[i] + next.total[q] * new_parts[i];
+        sums.most[q] = most_of_both[i];
     }
 }
 

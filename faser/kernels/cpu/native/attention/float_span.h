@@ -41,8 +41,8 @@ void trim(const Call& call, const Tile& tile, Chunks& chunks, Scratch& scratch) 
     }
 }
 
-// scores[query][key] = query . key, for `Panels` chunks; rows of scores lie kSpan apart. Prefetches the chunks'
-// values, which are needed next: blocks are scattered in memory, so the processor cannot predict them.
+// scores[query][key] = query . key, for `Panels` chunks; rows of scores lie kSpan apart. The first queries prefetch the
+// chunks' values, which are needed next: blocks are scattered in memory, so the processor cannot predict them.
 template <class T, int Panels>
 void score_chunks(const FaserCache& cache, const char* queries, int64_t num_queries, const char* const* keys,
                   const char* const* values, float* scores) {
@@ -52,8 +52,13 @@ void score_chunks(const FaserCache& cache, const char* queries, int64_t num_quer
         with_count<kTileRows>(rows, [&](auto count) {
             Sums<count.value, Panels> sums;
             clear(sums);
-            multiply<T, count.value, Panels, true>(queries + q * width * sizeof(T), width * sizeof(T), keys,
-                                                   keys_step(cache), width / Step<T>::kValues, sums, values);
+            const char* x = queries + q * width * sizeof(T);
+            const int64_t steps = width / Step<T>::kValues, stride = keys_step(cache);
+            if (q == 0) {
+                multiply<T, count.value, Panels, true>(x, width * sizeof(T), keys, stride, steps, sums, values);
+            } else {
+                multiply<T, count.value, Panels>(x, width * sizeof(T), keys, stride, steps, sums);
+            }
             spill(sums, scores + q * kSpan, kSpan);
         });
         q += rows;
@@ -71,12 +76,13 @@ void score(const FaserCache& cache, const char* queries, int64_t num_queries, co
     }
 }
 
-// Scores to weights 2^(c * score - most); most and total of each query go to the partial result.
+// Scores to weights 2^(c * score - most); most and total of each query go to the partial result. All maxima come
+// first: a processor computes those of several queries at once, but not the weights that wait for one.
 template <class T>
 void soften(const float* scores, int64_t num_queries, int64_t keys, float c, T* weights, Partial& partial) {
+    for (int64_t q = 0; q < num_queries; q++) partial.most[q] = most_of(scores + q * kSpan, keys, c);
     for (int64_t q = 0; q < num_queries; q++) {
         const float* row = scores + q * kSpan;
-        partial.most[q] = most_of(row, keys, c);
         if (partial.most[q] == kNothing) {
             partial.total[q] = 0;
             std::fill(weights + q * kSpan, weights + q * kSpan + keys, T{});
@@ -85,9 +91,9 @@ void soften(const float* scores, int64_t num_queries, int64_t keys, float c, T* 
         vf total = {};
         const vf shift = splat(-partial.most[q]);
         for (int64_t k = 0; k < keys; k += kLanes) {
-            vf weight = exp2(fma(load(row + k), splat(c), shift));
+            vf weight = exp2_bounded(fma(load(row + k), splat(c), shift));
             total += weight;
-            store(weights + q * kSpan + k, weight);
+            store_normal(weights + q * kSpan + k, weight);
         }
         partial.total[q] = sum(total);
     }

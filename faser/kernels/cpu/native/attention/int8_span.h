@@ -88,10 +88,13 @@ void score_int8(const FaserCache& cache, const Scratch& scratch, int64_t num_que
 inline void soften_int8(const Call& call, int64_t num_queries, const Chunks& chunks, Scratch& scratch,
                         Partial& partial) {
     const int64_t keys = int64_t(chunks.count) * kChunk;
+    const auto unit = [&](int64_t q) { return scratch.units[q] * (call.heads.scale * kLog2e); };
+    for (int64_t q = 0; q < num_queries; q++) {  // as in soften
+        partial.most[q] = most_of(scratch.scores.data() + q * kSpan, keys, unit(q));
+    }
     for (int64_t q = 0; q < num_queries; q++) {
         float* row = scratch.scores.data() + q * kSpan;
-        const float c = scratch.units[q] * (call.heads.scale * kLog2e);
-        partial.most[q] = most_of(row, keys, c);
+        const float c = unit(q);
         partial.total[q] = 0;
         vu largest{};
         if (partial.most[q] == kNothing) {
@@ -100,7 +103,7 @@ inline void soften_int8(const Call& call, int64_t num_queries, const Chunks& chu
             vf total = {};
             const vf shift = splat(-partial.most[q]);
             for (int64_t k = 0; k < keys; k += kLanes) {
-                const vf weight = exp2(fma(load(row + k), splat(c), shift));
+                const vf weight = exp2_bounded(fma(load(row + k), splat(c), shift));
                 const vf scale = load(chunks.value_scales[k / kChunk] + k % kChunk);
                 total += weight;
                 const vf scaled = weight == 0.0f ? vf{} : weight * scale;

@@ -41,25 +41,27 @@ inline __attribute__((always_inline)) void dot_wide() {
     }
 }
 
-// sums [panel][high, low][16 rows][16] = numbers x times one or two panels of bytes; see Wide. A row of x is `count` high
-// bytes, then the low ones. at(p, s): step s of a panel, `depth` values of lines that lie `stride` apart.
-template <class Tiles, bool Unsigned, int Panels, class At>
-void multiply_bytes(const char* x, int64_t count, int64_t depth, int64_t steps, const At& at, int64_t stride,
-                    int32_t* sums) {
+// sums [panel][high, low][16 rows][16] = numbers x times one or two panels of bytes w; see Wide. A row of x is `count`
+// high bytes, then the low ones. A step is `depth` values; its lines of bytes lie `stride` apart, steps w_step.
+template <class Tiles, bool Unsigned, int Panels>
+inline void multiply_bytes(const char* x, int64_t count, int64_t depth, int64_t steps, const char* const* w,
+                           int64_t w_step, int64_t stride, int32_t* sums) {
+    const char* first = w[0];
+    const char* second = w[Panels - 1];
     Tiles::template zero<0>();
     Tiles::template zero<1>();
     if constexpr (Panels > 1) {
         Tiles::template zero<2>();
         Tiles::template zero<3>();
     }
-    for (int64_t s = 0; s < steps; s++, x += depth) {
+    for (int64_t s = 0; s < steps; s++, x += depth, first += w_step, second += w_step) {
         Tiles::template load<4>(x, 2 * count);
-        Tiles::template load<6>(at(0, s), stride);
+        Tiles::template load<6>(first, stride);
         dot_wide<Tiles, Unsigned, 0, 4, 6>();
         Tiles::template load<5>(x + count, 2 * count);
         dot_wide<Tiles, Unsigned, 1, 5, 6>();
         if constexpr (Panels > 1) {
-            Tiles::template load<7>(at(1, s), stride);
+            Tiles::template load<7>(second, stride);
             dot_wide<Tiles, Unsigned, 2, 4, 7>();
             dot_wide<Tiles, Unsigned, 3, 5, 7>();
         }
@@ -72,35 +74,25 @@ void multiply_bytes(const char* x, int64_t count, int64_t depth, int64_t steps, 
     }
 }
 
-// Calls write(row, panel, whole number) for the sums of `panels` panels, of 1 or 2.
-template <class Tiles, bool Unsigned, class At, class Write>
-inline void multiply_panels(const char* x, int64_t count, int64_t depth, int64_t steps, const At& at, int64_t stride,
-                            int64_t rows, int panels, const Write& write) {
-    alignas(64) int32_t sums[4 * kTileSums];
-    if (panels > 1) {
-        multiply_bytes<Tiles, Unsigned, 2>(x, count, depth, steps, at, stride, sums);
-    } else {
-        multiply_bytes<Tiles, Unsigned, 1>(x, count, depth, steps, at, stride, sums);
-    }
-    for (int p = 0; p < panels; p++) {
-        for (int64_t r = 0; r < rows; r++) {
-            const vu* high = (const vu*)(sums + 2 * p * kTileSums + r * kPanel);
-            const vu* low = (const vu*)(sums + (2 * p + 1) * kTileSums + r * kPanel);
-            write(r, p, (*high << Wide<Unsigned>::kShift) + *low);
-        }
-    }
+// What a row's sums are together, modulo 2^32. sums: of a panel.
+template <bool Unsigned>
+inline vu whole(const int32_t* sums, int64_t row) {
+    const vu *high = (const vu*)(sums + row * kPanel), *low = (const vu*)(sums + kTileSums + row * kPanel);
+    return (*high << Wide<Unsigned>::kShift) + *low;
 }
 
 // As score_int8.
 template <class Tiles>
 void score_int8_in_tiles(const FaserCache& cache, const Scratch& scratch, int64_t num_queries, const Chunks& chunks,
                          float* scores) {
+    alignas(64) int32_t sums[4 * kTileSums];
     const int64_t width = cache.head_dim, stride = keys_step(cache);
     int64_t steps = (width + kTileBytes - 1) / kTileBytes;
     while (width / 4 % steps) steps++;
-    const int64_t depth = width / steps;
+    const int64_t depth = width / steps, step = depth / 4 * stride;
     for_byte_tiles<Tiles>(num_queries, depth, [&](int64_t first, int64_t rows) {
         const char* x = scratch.queries.data() + first * 2 * width;
+        const int32_t* offsets = scratch.offsets.data() + first;
         for (int c = 0; c < chunks.count; c += 2) {
             const int panels = std::min(2, chunks.count - c);
             for (int p = 0; first == 0 && p < panels; p++) {
@@ -110,47 +102,59 @@ void score_int8_in_tiles(const FaserCache& cache, const Scratch& scratch, int64_
                     __builtin_prefetch(ahead + line * stride, 0, 2);
                 }
             }
-            const auto at = [&](int p, int64_t s) { return chunks.keys[c + p] + s * (depth / 4) * stride; };
-            multiply_panels<Tiles, true>(x, width, depth, steps, at, stride, rows, panels, [&](int64_t r, int p, vu sum) {
-                const vf score = __builtin_convertvector((vi)(sum + uint32_t(scratch.offsets[first + r])), vf);
-                store(scores + (first + r) * kSpan + (c + p) * kChunk, score * load(chunks.key_scales[c + p]));
-            });
+            if (panels > 1) {
+                multiply_bytes<Tiles, true, 2>(x, width, depth, steps, chunks.keys + c, step, stride, sums);
+            } else {
+                multiply_bytes<Tiles, true, 1>(x, width, depth, steps, chunks.keys + c, step, stride, sums);
+            }
+            for (int p = 0; p < panels; p++) {
+                const vf scale = load(chunks.key_scales[c + p]);
+                float* to = scores + first * kSpan + (c + p) * kChunk;
+                for (int64_t r = 0; r < rows; r++, to += kSpan) {
+                    const vu sum = whole<true>(sums + 2 * p * kTileSums, r) + uint32_t(offsets[r]);
+                    store(to, __builtin_convertvector((vi)sum, vf) * scale);
+                }
+            }
         }
     });
 }
 
-// As mix_int8. Weights are set to zero up to a whole tile; values there may be anything. Values of chunks that are not
-// neighbours in memory are copied.
+// As mix_int8. Weights are set to zero up to a whole tile; values there may be anything. Values that do not lie together
+// are copied.
 template <class Tiles>
 void mix_int8_in_tiles(const FaserCache& cache, Scratch& scratch, int64_t num_queries, const Chunks& chunks,
                        float* values) {
-    const int64_t width = cache.head_dim, bytes = values_bytes(cache);
+    alignas(64) int32_t sums[4 * kTileSums];
+    const int64_t width = cache.head_dim, bytes = values_bytes(cache), step = kChunksOfTile * bytes;
     const int64_t steps = (chunks.count + kChunksOfTile - 1) / kChunksOfTile;
     const int64_t keys = int64_t(chunks.count) * kChunk, rest = steps * kTileBytes - keys;
+    bool together = rest == 0;
+    for (int c = 1; c < chunks.count; c++) together &= chunks.values[c] == chunks.values[0] + c * bytes;
+    if (!together) Scratch::grow(scratch.tiles, steps * step);
+    char* copy = scratch.tiles.data();
+    for (int c = 0; !together && c < chunks.count; c++) std::memcpy(copy + c * bytes, chunks.values[c], bytes);
+    const char* from = together ? chunks.values[0] : copy;
     for (int64_t half = 0; rest && half < 2 * num_queries; half++) {
         std::memset(scratch.weights.data() + half * kSpan + keys, 0, rest);
     }
-    Scratch::grow(scratch.tiles, steps * kChunksOfTile * bytes);
-    const char* tiles[kSpanChunks / kChunksOfTile];
-    for (int64_t s = 0; s < steps; s++) {
-        const char* const* from = chunks.values + s * kChunksOfTile;
-        const int count = int(std::min<int64_t>(kChunksOfTile, chunks.count - s * kChunksOfTile));
-        bool together = count == kChunksOfTile;
-        for (int i = 1; i < count; i++) together &= from[i] == from[0] + i * bytes;
-        char* copy = scratch.tiles.data() + s * kChunksOfTile * bytes;
-        for (int i = 0; !together && i < count; i++) std::memcpy(copy + i * bytes, from[i], bytes);
-        tiles[s] = together ? from[0] : copy;
-    }
     for_byte_tiles<Tiles>(num_queries, kTileBytes, [&](int64_t first, int64_t rows) {
         const char* x = scratch.weights.data() + first * 2 * kSpan;
+        const float* units = scratch.weight_units.data() + first;
         for (int64_t channel = 0; channel < width; channel += 2 * kPanel) {
             const int panels = int(std::min<int64_t>(2, (width - channel) / kPanel));
-            const auto at = [&](int p, int64_t s) { return tiles[s] + (channel + p * kPanel) * 4; };
-            multiply_panels<Tiles, false>(x, kSpan, kTileBytes, steps, at, width * 4, rows, panels,
-                                          [&](int64_t r, int p, vu sum) {
-                const vf value = __builtin_convertvector((vi)sum, vf) * scratch.weight_units[first + r];
-                store(values + (first + r) * width + channel + p * kPanel, value);
-            });
+            const char* const w[] = {from + channel * 4, from + channel * 4 + kStepBytes};
+            if (panels > 1) {
+                multiply_bytes<Tiles, false, 2>(x, kSpan, kTileBytes, steps, w, step, width * 4, sums);
+            } else {
+                multiply_bytes<Tiles, false, 1>(x, kSpan, kTileBytes, steps, w, step, width * 4, sums);
+            }
+            for (int p = 0; p < panels; p++) {
+                float* to = values + first * width + channel + p * kPanel;
+                for (int64_t r = 0; r < rows; r++, to += width) {
+                    const vu sum = whole<false>(sums + 2 * p * kTileSums, r);
+                    store(to, __builtin_convertvector((vi)sum, vf) * units[r]);
+                }
+            }
         }
     });
 }

@@ -605,8 +605,13 @@ void faser_grouped_low_bit(Pool* pool, const FaserAnyLinear* linears, const Fase
     pool->run(pool->num_threads(), GroupedProducts{pieces, call, quantised, *pool, shares});
 }
 
-// Tiles of rows that a product makes of this many rows; more than a block of them are taken for one block.
-int64_t faser_low_bit_tiles(int64_t rows) { return tiles_of(rows); }
+// Tiles of rows that a product with codes of a form makes of this many rows; blocks of them are taken for one.
+int64_t faser_low_bit_tiles(int32_t form, int64_t rows) {
+#if defined(FASER_TILES)
+    if (gains_by_tiles(form, rows)) return (rows + kTileHeight - 1) / kTileHeight;
+#endif
+    return tiles_of(rows);
+}
 
 // following: the product after this one, or null; its first weights are fetched by threads that wait.
 void faser_low_bit_linear(Pool* pool, const FaserLowBit* linear, const void* x, int64_t x_stride, int32_t x_dtype,

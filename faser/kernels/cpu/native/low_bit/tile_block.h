@@ -239,11 +239,16 @@ void multiply_panel_in_tiles(const FaserLowBit& linear, const FaserLowBitPart& p
     for (int r = before.first; r < before.rows; r++) add_row<Group, Super, Minimums>(before, r);
 }
 
-// Whether tiles multiply a part with this many rows. A store takes longer than its dot, so they gain less over VNNI
-// the cheaper its codes are to read. Codes less their zero point have to be signed bytes.
+// Whether tiles are faster for codes of a form and this many rows. A store takes longer than its dot, so they gain less
+// over VNNI the cheaper its codes are to read.
+inline bool gains_by_tiles(int32_t form, int64_t rows) {
+    return tile_kind != kEmulatedTiles && rows >= (bits_of(form) == 4 ? 12 : 64);
+}
+
+// Whether tiles multiply a part with this many rows. Codes less their zero point have to be signed bytes.
 inline bool is_for_tiles(const FaserLowBitPart& part, int64_t rows) {
     static constexpr int kLargest[] = {15, 241, 255, 63, 63, 24};  // codes of each form
-    if (tile_kind == kEmulatedTiles || rows < (bits_of(part.form) == 4 ? 12 : 64)) return false;
+    if (!gains_by_tiles(part.form, rows)) return false;
     return part.zero_point <= 128 && kLargest[part.form] - part.zero_point <= 127;
 }
 
