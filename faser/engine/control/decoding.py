@@ -25,7 +25,7 @@ class Decoding:
         self.sequences: list[Sequence] = []
         self.known: list[int] = []
         self._ends: list[int] = []  # tokens at which each has its last one
-        self._full_at: list[int] = []  # known tokens from which on one more block is computed
+        self._full_at: list[int] = []  # computed tokens with which one more block is full
         self._slots: list[int] = []
         self._request_ids: list[str] = []
         self._indices: list[int] = []
@@ -46,7 +46,7 @@ class Decoding:
         known = len(sequence.token_ids)
         if sequence in self._members:
             at = self.sequences.index(sequence)
-            self.known[at], self._full_at[at] = known, self._next_full(known)
+            self.known[at], self._full_at[at] = known, self._kv.next_full(known - 1)
             return
         if not (
             sequence.reports_only_tokens
@@ -63,7 +63,7 @@ class Decoding:
         self.sequences.insert(at, sequence)
         self.known.insert(at, known)
         self._ends.insert(at, sequence.max_total)
-        self._full_at.insert(at, self._next_full(known))
+        self._full_at.insert(at, self._kv.next_full(known - 1))
         self._slots.insert(at, sequence.held_slot)
         self._request_ids.insert(at, sequence.request.request_id)
         self._indices.insert(at, sequence.index)
@@ -141,9 +141,9 @@ class Decoding:
             each.num_computed = num_tokens - 1
             each.tenant.generated(len(new))
             known[i] = num_tokens
-            if num_tokens >= full_at[i]:
+            if num_tokens > full_at[i]:
                 self._kv.publish(each.table, each.token_ids, num_tokens - 1)
-                full_at[i] = self._next_full(num_tokens)
+                full_at[i] = self._kv.next_full(num_tokens - 1)
             taken.append(i)
             done.add(at)
             counts.append(len(new))
@@ -163,10 +163,6 @@ class Decoding:
         expected = (fresh.sequences, fresh.known, fresh._ends, fresh._full_at, fresh._slots, *fresh._reported())
         assert columns == expected
         assert self._may_end >= fresh._may_end
-
-    def _next_full(self, known: int) -> int:
-        size = self._kv.block_size
-        return ((known - 1) // size + 1) * size + 1
 
     def _reported(self) -> tuple[list[str], list[int], list[int], list[int], list[float | None]]:
         """The columns of StepDeltas.reported."""

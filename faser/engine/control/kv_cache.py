@@ -93,6 +93,10 @@ class KvManager:
         """How many blocks hold num_tokens tokens: 0 for 0, 1 for 1."""
         return -(-num_tokens // self.block_size)
 
+    def next_full(self, num_computed: int) -> int:
+        """Return the number of computed tokens with which one more block can be published."""
+        return (num_computed // self.block_size + 1) * self.block_size
+
     def cached_prefix(self, table: SequenceBlocks, token_ids: list[int]) -> list[int]:
         """Published blocks that hold the beginning of token_ids, which are table's tokens.
 

@@ -24,6 +24,9 @@ class PublishesOneMore(KvManager):
     def publish(self, table: SequenceBlocks, token_ids: list[int], num_computed: int) -> None:
         super().publish(table, token_ids, min(num_computed + 1, len(token_ids)))
 
+    def next_full(self, num_computed: int) -> int:
+        return super().next_full(num_computed) - 1
+
 
 def repeat_what_was_said(kv: KvManager, seed: int, *, ahead: bool) -> int:
     """One sample after another, each beginning with all that the last one came to; tokens found in the cache."""
