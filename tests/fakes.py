@@ -358,15 +358,15 @@ def _histories(token_ids: tuple[int, ...]) -> list[int]:
 class RandomPolicy(Policy):
     """A Policy that decides at random: any γ within the limits, and any cut of what was drafted.
 
-    With an odd seed it decides once the drafts are there.
+    looks_first: it decides once the drafts are there.
     """
 
     name = "random"
     never_drafts = False
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, looks_first: bool = False) -> None:
         self._random = np.random.default_rng(seed)
-        self.looks_first = seed % 2 == 1
+        self.looks_first = looks_first
 
     def row_price(self, candidates: Candidates) -> float:  # noqa: ARG002
         return self._random.random()

@@ -363,6 +363,11 @@ class StepDeltas:
     speculation: dict[int, SpeculationSummary] = field(default_factory=dict)
     traces: dict[int, StepTrace] = field(default_factory=dict)
 
+    def reported(self) -> tuple[list[str], list[int], list[int], list[int], list[float | None]]:
+        """Return the columns of what every delta has, but for its tokens."""
+        columns = self.request_ids, self.indices, self.num_cached_tokens, self.num_preemptions
+        return *columns, self.first_scheduled_s
+
     def __len__(self) -> int:
         return len(self.request_ids)
 

@@ -35,6 +35,7 @@ from faser.engine.contract.plan import (
 )
 from faser.engine.contract.target_room import due_s
 from faser.engine.control.clock import Clock
+from faser.engine.control.decoding import Decoding, Draft
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.kv_disk import KvDisk
 from faser.engine.control.pace import PaceFit
@@ -47,7 +48,7 @@ from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
 
-_NO_DRAFT: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
+_NO_DRAFT: Draft = (), ()
 
 
 class Scheduler:
@@ -108,6 +109,7 @@ class Scheduler:
         self._waiting_for_prefix: dict[str, list[Sequence]] = {}  # until the first sample has computed the prompt
         self._waiting = WaitingQueue(clock, kind_of)
         self._running: list[Sequence] = []  # best first
+        self._decoding = Decoding(kv)  # of these
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._lent_slot: int | None = None  # to what the engine does when it is idle
         self._released: list[int] = []  # slots that the data plane still has to release
@@ -282,16 +284,7 @@ class Scheduler:
         self._take_loaded()
         step = StepBuilder(budget=self._max_num_batched_tokens)
         kept = self._verified()
-        begun: list[Sequence] = []
-        size = self._kv.block_size
-        for sequence in tuple(self._running):
-            num_computed = sequence.num_computed
-            if len(sequence.token_ids) - num_computed > 1:
-                begun.append(sequence)
-            elif num_computed < len(sequence.table.blocks) * size and step.budget > 0:
-                step.decode(sequence, *kept.get(sequence, _NO_DRAFT))
-            else:
-                self._serve(sequence, step)
+        begun = self._decode(step, kept)
         step.limits = self._targets.limits(self._running, len(step.sequences))
         for sequence in begun:
             if self._waiting and not step.preempted:
@@ -300,6 +293,36 @@ class Scheduler:
         if not step.preempted:
             self._admit_waiting(step)
         return self._launch(step) if step.rows else None
+
+    def _decode(self, step: "StepBuilder", kept: dict[Sequence, Draft]) -> list[Sequence]:
+        """Give the decoding sequences their rows. Returns the sequences with a prompt that is partly computed."""
+        decoding, size = self._decoding, self._kv.block_size
+        new_blocks = {}
+        for sequence in decoding.without_room():
+            if sequence not in decoding:
+                continue  # preempted for a better one
+            if self._make_room(sequence, 1, step):
+                new_blocks[sequence] = tuple(self._kv.allocate(sequence.table, 1))
+            else:
+                decoding.leave(sequence)
+        step.decode_all(decoding, kept)
+        step.rows.new_blocks |= {
+            sequence.held_slot: blocks for sequence, blocks in new_blocks.items() if sequence in decoding
+        }
+        begun: list[Sequence] = []
+        if len(decoding) == len(self._running):
+            return begun
+        for sequence in tuple(self._running):
+            if sequence in decoding:
+                continue
+            num_computed = sequence.num_computed
+            if len(sequence.token_ids) - num_computed > 1:
+                begun.append(sequence)
+            elif num_computed < len(sequence.table.blocks) * size and step.budget > 0:
+                step.decode(sequence, *kept.get(sequence, _NO_DRAFT))
+            else:
+                self._serve(sequence, step)
+        return begun
 
     def can_schedule_async(self) -> bool:
         """Whether the next step may be planned before this one ends: no drafts, and tokens follow from logits."""
@@ -426,7 +449,7 @@ class Scheduler:
         return drafts.plan
 
     def commit(self, plan: StepPlan, result: StepResult, *, last: StepSpan | None = None) -> StepDeltas:
-        """Take the result of a step; deltas in the order of plan.rows, for sequences with something to report.
+        """Take the result of a step; deltas for sequences with something to report, in no particular order.
 
         The drafts of the plan from propose_overlapped must be there. last: the step before this one; None: the
         engine had nothing to do in between.
@@ -452,17 +475,13 @@ class Scheduler:
                 last=last,
             )
         deltas = StepDeltas()
-        starts, counts = first.rows.starts, first.rows.counts
-        for at, (sequence, token_ids) in enumerate(zip(first.sequences, sampled, strict=True)):
-            if sequence.status is not Status.RUNNING:
-                continue
-            if at in result.errors or not sequence.goes_on_with(starts[at] + counts[at], token_ids):
-                self._commit_one(first, at, sequence, token_ids, result, deltas)
-                continue
-            self._kv.publish(sequence.table, sequence.token_ids, sequence.num_computed)
-            self._generation_tokens += len(token_ids)
-            sequence.tenant.generated(len(token_ids))
-            _report(sequence, token_ids, deltas)
+        taken = self._decoding.take(first.positions, sampled, result.token_ids, result.errors, deltas)
+        self._generation_tokens += len(deltas.token_ids)
+        if len(taken) < len(sampled):
+            for at, (sequence, token_ids) in enumerate(zip(first.sequences, sampled, strict=True)):
+                if at not in taken and sequence.status is Status.RUNNING:
+                    self._commit_one(first, at, sequence, token_ids, result, deltas)
+                    self._decoding.update(sequence)
         self._in_flight.popleft()
         self._kv.end_step()
         if self._snapshots is not None:
@@ -515,6 +534,7 @@ class Scheduler:
         slots = [sequence.slot for sequence in self._running]
         lent = [] if self._lent_slot is None else [self._lent_slot]
         assert Counter([*slots, *lent, *self._free_slots]) == Counter(range(self._max_num_seqs))
+        self._decoding.check(self._running)
         for sequence in self._running:
             assert sequence.status is Status.RUNNING
             assert 0 <= sequence.num_computed < sequence.num_tokens
@@ -531,16 +551,19 @@ class Scheduler:
 
     def _candidates(self) -> tuple[list[Sequence], OtherRows]:
         """The sequences that may draft, and an estimate of the other rows of the next step."""
-        found: list[Sequence] = []
-        rows = decoding = 0
-        for each in self._running:
-            known = len(each.token_ids)
-            wanted = known - each.num_computed
-            if wanted == 1 and each.max_total - known > 1:
-                found.append(each)
-            else:
-                rows += wanted
-                decoding += wanted == 1
+        found = self._decoding.may_draft()
+        rows = decoding = len(self._decoding) - len(found)
+        if len(self._decoding) < len(self._running):
+            for each in self._running:
+                if each in self._decoding:
+                    continue
+                known = len(each.token_ids)
+                wanted = known - each.num_computed
+                if wanted == 1 and each.max_total - known > 1:
+                    found.append(each)
+                else:
+                    rows += wanted
+                    decoding += wanted == 1
         if self._waiting and self._free_slots:
             rows += self._waiting.first().num_tokens
         others = OtherRows(rows=min(rows, self._max_num_batched_tokens - len(found)), sequences=decoding)
@@ -577,7 +600,7 @@ class Scheduler:
             return ()
         return tuple(self._kv.allocate(sequence.table, self._kv.blocks_for(lacking)))
 
-    def _verified(self) -> dict[Sequence, tuple[tuple[int, ...], tuple[int, ...]]]:
+    def _verified(self) -> dict[Sequence, Draft]:
         """Return the part of the drafts that this step verifies, and the blocks that it takes in addition."""
         if self._speculation is None:
             return {}
@@ -865,6 +888,7 @@ class Scheduler:
         self._released.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         sequence.slot = None
+        self._decoding.leave(sequence)
         del self._running[bisect_left(self._running, sequence.priority_key, key=_priority_key)]
 
 
@@ -908,6 +932,12 @@ class StepBuilder:
             new_blocks=tuple(new_blocks),
         )
         self.budget -= num_rows
+
+    def decode_all(self, decoding: Decoding, kept: dict[Sequence, Draft]) -> None:
+        """Begin with the rows of all of these, and with those of their drafts."""
+        decoding.lay(self.rows, kept)
+        self.sequences += decoding.sequences
+        self.budget -= len(self.rows.token_ids)
 
     def decode(self, sequence: Sequence, draft: tuple[int, ...], new_blocks: tuple[int, ...] = ()) -> None:
         """A row for its last known token, which is all that is missing, and the rows of a draft after it."""

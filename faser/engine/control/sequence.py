@@ -59,12 +59,11 @@ class Sequence:
     prompt included, at which it ends. seed: the effective one. generates: False for a request that only scores its
     prompt. needs_only_logits: as in SamplingParams. speculated: what speculation did for it in the slots that it
     has left. decoding_since: seconds of the clock and known tokens from which on its time per token counts; 0
-    tokens: not yet. may_load: its prefix has not been looked for on disk since it began to wait.
+    tokens: not yet. may_end_with: tokens that may end it. reports_only_tokens: until it ends, its deltas
+    have nothing but tokens. may_load: its prefix has not been looked for on disk since it began to wait.
     """
 
     __slots__ = (
-        "_may_end_with",
-        "_reports_only_tokens",
         "decoding_since",
         "eos_token_ids",
         "finish_reason",
@@ -72,6 +71,7 @@ class Sequence:
         "generates",
         "index",
         "max_total",
+        "may_end_with",
         "may_load",
         "needs_only_logits",
         "num_cached",
@@ -80,6 +80,7 @@ class Sequence:
         "priority_key",
         "prompt_len",
         "prompt_logprobs",
+        "reports_only_tokens",
         "request",
         "sampling",
         "seed",
@@ -114,8 +115,8 @@ class Sequence:
         self.eos_token_ids = eos_token_ids
         self.sampling = _sampling_of(request, index)
         self.needs_only_logits = self.sampling.needs_only_logits
-        self._may_end_with = eos_token_ids.union(self.sampling.stop_token_ids)
-        self._reports_only_tokens = (
+        self.may_end_with = eos_token_ids.union(self.sampling.stop_token_ids)
+        self.reports_only_tokens = (
             self.needs_only_logits and not self.sampling.stop and not request.speculation.trace
         )
         self.prompt_len = len(request.prompt_token_ids)
@@ -165,7 +166,7 @@ class Sequence:
         drops the tokens after it.
         """
         known, taken = self.token_ids, len(token_ids)
-        if len(known) + taken < self.max_total and self._may_end_with.isdisjoint(token_ids):
+        if len(known) + taken < self.max_total and self.may_end_with.isdisjoint(token_ids):
             known.extend(token_ids)
         else:
             taken = self._take_one_by_one(token_ids)
@@ -174,25 +175,6 @@ class Sequence:
         if not self.generates and self.num_computed == self.prompt_len:
             self.finish_reason = FinishReason.LENGTH
         return taken
-
-    def goes_on_with(self, num_computed: int, token_ids: tuple[int, ...]) -> bool:
-        """Take a step's tokens, if it generates already, none of them ends it and it reports nothing but tokens.
-
-        num_computed: where this step's rows ended. False: nothing has changed, and `advance` decides.
-        """
-        known = self.token_ids
-        num_tokens = len(known) + len(token_ids)
-        if not (
-            self._reports_only_tokens
-            and token_ids
-            and len(known) > self.prompt_len
-            and num_tokens < self.max_total
-            and self._may_end_with.isdisjoint(token_ids)
-        ):
-            return False
-        known += token_ids
-        self.num_computed = num_computed if num_computed < num_tokens else num_tokens - 1
-        return True
 
     def take_prompt_logprobs(self, scored: tuple[PositionLogprobs, ...]) -> None:
         """Add the log probabilities of the next prompt positions."""

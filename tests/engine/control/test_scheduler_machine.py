@@ -76,7 +76,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_MODEL_LEN,
             policy=policy,
             prefix_caching=prefix_caching,
-            speculates=None if policy_seed is None else RandomPolicy(policy_seed),
+            speculates=None
+            if policy_seed is None
+            else RandomPolicy(policy_seed, looks_first=policy_seed % 2 == 1),
             ahead=ahead,
             executor=ScriptedExecutor(
                 block_size=BLOCK_SIZE, prunes=prunes, chunk=None if num_snapshots is None else CHUNK
