@@ -17,7 +17,7 @@ FREE, STRUCTURED = 0, 1
 
 
 def the_matchers() -> SequenceMatchers:
-    matchers = SequenceMatchers(the_compiler(), num_threads=1)
+    matchers = SequenceMatchers(the_compiler(), num_threads=1, patience_s=5.0)
     matchers.start(STRUCTURED, LANGUAGES["choice"].asked, ())
     return matchers
 
@@ -81,7 +81,7 @@ def test_a_draft_continues_unverified_tokens() -> None:
 
 
 def test_the_grammar_drafts_for_answers_with_a_structure_alone() -> None:
-    matchers = SequenceMatchers(the_compiler(), num_threads=1)
+    matchers = SequenceMatchers(the_compiler(), num_threads=1, patience_s=5.0)
     matchers.start(STRUCTURED, LANGUAGES["schema"].asked, ())
     matchers.start(2, LANGUAGES["choice"].asked, ids("the quick fox"))
     requests = tuple(DraftRequest(slot=slot, max_tokens=3, new_blocks=()) for slot in (FREE, STRUCTURED, 2))
