@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.runner import about, git_commit, numbers, write_json
 from benchmarks.speed.checkouts import compare, options_of
 
-BARS_US = {"drafts": (60, 60, 60, 120, 200), "no drafts": (40, 45, 60, 100, 150)}  # at 1, 4, 16, 64, 256
+BARS_US = {"drafts": (60, 60, 75, 130, 280), "no drafts": (45, 50, 65, 110, 240)}  # at 1, 4, 16, 64, 256
 SEQUENCES = (1, 4, 16, 64, 256)
 RUN = '''
 import json, time

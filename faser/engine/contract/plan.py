@@ -16,7 +16,7 @@ it. StepDeltas are what a committed step reports to the front-end. All are plain
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from faser.engine.contract.drafts import Drafts
 from faser.types import (
@@ -363,7 +363,7 @@ class StepDeltas:
     speculation: dict[int, SpeculationSummary] = field(default_factory=dict)
     traces: dict[int, StepTrace] = field(default_factory=dict)
 
-    def reported(self) -> tuple[list[str], list[int], list[int], list[int], list[float | None]]:
+    def reported(self) -> tuple[list[Any], ...]:
         """Return the columns of what every delta has, but for its tokens."""
         columns = self.request_ids, self.indices, self.num_cached_tokens, self.num_preemptions
         return *columns, self.first_scheduled_s

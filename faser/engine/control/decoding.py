@@ -9,6 +9,7 @@ token) the scheduler commits one by one.
 from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from typing import Any
 
 from faser.engine.contract.plan import StepDeltas, StepRows
 from faser.engine.control.kv_cache import KvManager
@@ -77,7 +78,8 @@ class Decoding:
             return
         self._members.remove(sequence)
         at = self.sequences.index(sequence)
-        for column in (self.sequences, self.known, self._ends, self._full_at, *self._reported(), self._slots):
+        own: tuple[list[Any], ...] = (self.sequences, self.known, self._ends, self._full_at, self._slots)
+        for column in (*own, *self._reported()):
             del column[at]
 
     def without_room(self) -> list[Sequence]:
@@ -164,7 +166,7 @@ class Decoding:
         assert columns == expected
         assert self._may_end >= fresh._may_end
 
-    def _reported(self) -> tuple[list[str], list[int], list[int], list[int], list[float | None]]:
+    def _reported(self) -> tuple[list[Any], ...]:
         """The columns of StepDeltas.reported."""
         return self._request_ids, self._indices, self._num_cached, self._num_preemptions, self._first_scheduled_s
 
