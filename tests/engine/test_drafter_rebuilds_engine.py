@@ -106,7 +106,7 @@ def test_a_change_of_traffic_rebuilds_nothing(pair: Pair, caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO, LOGGER):
         assert share_accepted(each.engine, asked()) < usual / 2
         (message,) = caplog.messages
-        assert "its state is right" in message
+        assert "no damaged state was found" in message
         answers(each.engine, asked(first=9))
     assert not statistics(each.engine).rebuilds
     assert len(caplog.messages) == 1, "the records have moved on"

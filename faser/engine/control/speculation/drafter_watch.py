@@ -283,7 +283,7 @@ class DrafterWatch:
                 record.behind = 0.0
         else:
             _log.info(
-                text + "its state is right (%d compared), so the text has changed", *about, self._num_checked
+                text + "no damaged state was found (%d asked), so the text has changed", *about, self._num_checked
             )
             for record in records:
                 record.move_on()
