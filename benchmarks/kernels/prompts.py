@@ -214,7 +214,7 @@ class _Products:
 
 
 def _timed_twin(decoder: Decoder, timed: TimedBackend) -> Decoder:
-    """The same decoder, weights and buffers, with another backend."""
+    """Return the decoder over another backend; it shares weights and buffers."""
     twin = copy.copy(decoder)
     twin._backend, twin._blocks, twin._layers = cast(Any, timed), timed.blocks, timed.layers
     return twin

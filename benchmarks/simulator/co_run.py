@@ -55,7 +55,7 @@ class InterferenceTable:
     def constant(
         cls, *, share: float, verify: float, draft: float, verify_alone: float, draft_alone: float
     ) -> "InterferenceTable":
-        """The same factors for all steps."""
+        """Return a table with one pair of factors for all steps."""
         return cls(
             share=share,
             rows=(1,),
@@ -87,7 +87,7 @@ class InterferenceTable:
         return np.minimum(verify_s, draft_s) + rest_s
 
     def one(self, verify_s: float, draft_s: float, *, rows: int, context: float) -> float:
-        """As seconds, for a single step."""
+        """Return the seconds of a single step."""
         return float(self.seconds(np.array(verify_s), np.array(draft_s), np.array(rows), context))
 
     def _at(self, context: float) -> Floats:

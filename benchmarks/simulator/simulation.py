@@ -292,7 +292,7 @@ class Simulation:
         return self._admission.admit(request, now_s)
 
     def _restore(self) -> None:
-        """As a front-end does after every step."""
+        """Do what a front-end does after every step."""
         if self._admission is not None:
             for request in self._admission.restore(self.clock.now()):
                 self.scheduler.reclassify(request)

@@ -1,4 +1,4 @@
-"""What drafts gain where 16 rows cost little more than one: a prediction, on the simulator's clock.
+"""Predicts what drafts gain where 16 rows cost little more than one, on the simulator's clock.
 
     python -m benchmarks.speculation.free_rows OUT.json TRACE.jsonl... [--requests 1,4,16] [--most 64,200]
 
@@ -112,7 +112,7 @@ def table(machine: str, *, size: float = 1.0) -> CostTable:
 
 
 def step_s(machine: str, rows: int, *, size: float = 1.0, context: int = 200) -> float:
-    """Of one sequence with drafts, after this many tokens."""
+    """Return the seconds of a step of one sequence of `context` tokens, drafts included."""
     return table(machine, size=size).seconds_at(rows, context, (rows - 1) * context)
 
 

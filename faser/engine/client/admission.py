@@ -161,7 +161,7 @@ class Admission:
         return prediction, self._missed(prediction, slo, *self._margins)
 
     def begun(self, uncomputed: Mapping[str, int]) -> None:
-        """The engine has begun these prompts, and has so many tokens of them left to compute."""
+        """Take in how many tokens of the prompts that have begun the engine has yet to compute."""
         for request_id, num_tokens in uncomputed.items():
             if found := self._open.get(request_id):
                 found.prompt, found.has_begun = num_tokens, True

@@ -23,7 +23,7 @@ class PrefixReach:
         return max(len(request.prompt_token_ids) - round(self._cached.get(_key(request), 0.0)), 1)
 
     def note(self, request: Request, num_cached: int) -> None:
-        """So many tokens of a prompt were cached when it began."""
+        """Take in how many tokens of a prompt were cached when it began."""
         key = _key(request)
         known = self._cached.get(key)
         self._cached[key] = num_cached if known is None else known + _FOLLOW * (num_cached - known)

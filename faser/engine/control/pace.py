@@ -151,7 +151,7 @@ class PaceFit:
         self._promised_s = _PROMPT_KEPT * self._promised_s + rows_s
 
     def _promise_s(self, num_sequences: int, num_drafts: int = 0, kv_tokens: int | None = None) -> float:
-        """The promise for a step in which this number of sequences decode, and so many draft rows are verified."""
+        """Return the promise for a step by its decoding sequences and the draft rows that it verifies."""
         if kv_tokens is None:
             kv_tokens = round(num_sequences * self._context)
         return self._costs.step_s(num_sequences + num_drafts, kv_tokens, num_drafts * kv_tokens // num_sequences)
