@@ -229,8 +229,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def propose(self) -> DraftPlan | None:
-        """Ask for the drafts of the next step; None: it has no drafts, or overlapped drafts are there already."""
+    def propose(self) -> DraftPlan | Drafts | None:
+        """Ask for the drafts of the next step; None: it has no drafts, or overlapped drafts are there already.
+
+        Drafts: they have been looked up, and nothing need be asked.
+        """
         assert not self._in_flight, f"step {self._step} has not been committed"
         self._drafts, self._drafting = None, []  # of a step that its sequences' end has left without rows
         if self._speculation is None:
@@ -245,6 +248,8 @@ class Scheduler:
             return None
         self._drafts = drafts
         self._drafting = [candidates[i] for i in drafts.chosen]
+        if drafts.is_looked:
+            return drafts.drafts
         pairs = zip(self._drafting, drafts.lengths.tolist(), strict=True)
         if drafts.looks_first:
             requests = [DraftRequest(sequence.held_slot, length) for sequence, length in pairs]

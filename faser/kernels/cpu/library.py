@@ -331,6 +331,8 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_acceptance_note": ((_P, _I, _L, _P, _P, _P), None),
     "faser_acceptance_hold": ((_P, _L, *_TABLE, _P, _P), None),
     "faser_acceptance_judge": ((_P, _L, _P, _P, _P, _L, *_TABLE, _P, _P, _L, *_TABLE, _P, _P, _L, _L, _I), None),
+    "faser_acceptance_look": ((_P, _P, _P, _L, _P, _P, _D, _P, _P, _P), _L),
+    "faser_acceptance_judge_look": ((_P, _L, _P, _P, _P, _L, *_TABLE, _P, _P), None),
     "faser_acceptance_drop": ((_P, _L), None),
     "faser_acceptance_learn": ((_P,), None),
     "faser_best_prefixes": ((_P, _L, _P, _P, _P, _P, _D, _P), _D),

@@ -19,6 +19,7 @@ can be compared with the tokens that the step samples anyway. (arXiv 2601.11580 
 the drafter than in the length of the draft.)
 """
 
+import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ import numpy as np
 
 from faser.config.speculation import AUTO, DRAFT_METHODS, MOST_STATES_READ, SpeculationConfig
 from faser.engine.contract.drafts import FIRST_TEXT, Drafts, DraftTable, Ints
-from faser.engine.contract.native_acceptance import MakeNativeAcceptance, SampledStep
+from faser.engine.contract.native_acceptance import MakeNativeAcceptance, SampledStep, Texts
 from faser.engine.contract.plan import DraftPlan, StepPlan, StepResult, StepSpan
 from faser.engine.contract.step_times import Role
 from faser.engine.control.clock import Clock
@@ -59,6 +60,7 @@ _CHANGED_SHARE = 4  # a pause ends early once one sequence in 4 has come or gone
 _PLENTY = 1 << 30  # tokens to be generated yet, where missing KV has no price
 _ZERO = np.array(0)
 _BONUS = np.array(1)  # token of a step after the accepted ones
+_NO_CANDIDATES = Candidates.alike(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.ones((0, 1)))
 
 Room = Callable[[list[Sequence], list[int]], list[int]]
 
@@ -109,7 +111,8 @@ class SpeculationControl:
     details: summaries of requests list every draft. overlap: None never overlaps. times_itself: the host time that
     drafting exposes counts as a cost of it; False where time is simulated. guarded: where drafts made before steps
     by the policy `faser` turn out not to pay, no sequence drafts (Guard). make_native: as in Acceptance.
-    acceptance: None makes one.
+    acceptance: None makes one. texts: in which decisions look up drafts by themselves, where acceptance is native;
+    None: plans ask the data plane for them.
 
     A decision for a large batch serves several steps (CachedDecision). While no sequence drafts, the policy
     pauses: 1, 2, 3, 4, 8, 16, 32 steps, and less where sequences come or go.
@@ -129,6 +132,7 @@ class SpeculationControl:
         guarded: bool = True,
         make_native: MakeNativeAcceptance | None = None,
         acceptance: Acceptance | None = None,
+        texts: Texts | None = None,
     ) -> None:
         cap = config.cap
         self._config, self._costs, self._times_itself = config, costs, times_itself
@@ -137,6 +141,7 @@ class SpeculationControl:
         self._is_point_mass = config.draft_sample_method != "probabilistic"
         self.in_rounds = config.method == AUTO  # text drafts first, then a model if there is one
         self._acceptance = acceptance or Acceptance(num_slots, cap, make_native)
+        self._texts = texts
         self._state = SpeculationState(
             num_slots,
             cap,
@@ -587,24 +592,51 @@ class SpeculationControl:
     def _look(self, batch: Batch, limit: Ints, others: OtherRows) -> StepDrafts:
         """All sequences that may draft look up their drafts, and only these decide."""
         count = len(limit)
+        self._price_age -= 1
+        is_new = self._price_age < 0 or self._priced_for != count
+        if is_new:
+            self._acceptance.learn_held()
+            self._row_price = self._policy.row_price(self._looking(batch, limit, others))
+            self._priced_for, self._price_age = count, _PRICED_STEPS - 1
+        at, chosen = None, range(count)
+        if np.count_nonzero(limit) < count:
+            at = limit.nonzero()[0]
+        native, texts = self._acceptance.native, self._texts
+        if native is None or texts is None or not texts.are_all():
+            candidates = self._looking(batch, limit, others, at)
+            places = chosen if at is None else at.tolist()
+            return StepDrafts(
+                chosen=places, lengths=candidates.limit, candidates=candidates, looks_first=True, is_new=is_new
+            )
+        slots, lengths = (batch.slots, limit) if at is None else (batch.slots[at], limit[at])
+        began_s = time.perf_counter()
+        columns, survival, num_promising = native.look(texts, slots, lengths, self._row_price)
+        run_s = time.perf_counter() - began_s
+        candidates = None
+        if num_promising or self._state.have_targets:
+            candidates = self._looking(batch, limit, others, at)
+        return StepDrafts(
+            chosen=chosen if at is None else at.tolist(),
+            lengths=lengths,
+            candidates=candidates or _NO_CANDIDATES,
+            looks_first=True,
+            is_new=is_new,
+            drafts=Drafts(step=0, table=DraftTable(*columns), run_s=run_s, began_s=began_s),
+            survival=survival,
+            is_looked=True,
+        )
+
+    def _looking(self, batch: Batch, limit: Ints, others: OtherRows, at: Ints | None = None) -> Candidates:
+        """The sequences of a batch before their drafts are there. at: positions of those to take; None: all."""
         sequences = DraftingSequences(batch.slots, *self._state.lacking(batch), batch.remaining, batch.remaining)
         facts = StepFacts(
             other_rows=others.rows,
             other_sequences=others.sequences,
             kv_tokens=batch.kv_tokens,
-            kv_sequences=count,
+            kv_sequences=len(limit),
         )
-        candidates = Candidates(sequences, limit, self._unknown[:count], facts)
-        self._price_age -= 1
-        if self._price_age < 0 or self._priced_for != count:
-            self._acceptance.learn_held()
-            self._row_price = self._policy.row_price(candidates)
-            self._priced_for, self._price_age = count, _PRICED_STEPS - 1
-        chosen: Many[int] = range(count)
-        if np.count_nonzero(limit) < count:
-            at = limit.nonzero()[0]
-            candidates, limit, chosen = candidates.take(at), limit[at], at.tolist()
-        return StepDrafts(chosen=chosen, lengths=limit, candidates=candidates, looks_first=True)
+        candidates = Candidates(sequences, limit, self._unknown[: len(limit)], facts)
+        return candidates if at is None else candidates.take(at)
 
     def _keep_promising(self, step: StepDrafts, sequences: Many[Sequence], room: Room) -> None:
         """Keep nothing of drafts that cannot be worth a row by the last price; the policy cuts the others.
@@ -612,8 +644,11 @@ class SpeculationControl:
         Sequences with targets may need tokens at any price.
         """
         table, candidates = step.table, step.candidates
-        self._learn_look_up(step.drafts, len(step.lengths))
+        if step.is_new:
+            self._learn_look_up(step.drafts, len(step.lengths))
         step.kept = np.zeros_like(table.lengths)
+        if candidates is _NO_CANDIDATES:
+            return
         may_pay = step.survival[:, 1] > self._row_price
         if np.count_nonzero(candidates.sequences.wanted_per_s):
             may_pay |= candidates.sequences.wanted_per_s > 0

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arrays.h"
+#include "lookup.h"
 #include "ngrams.h"
 #include "text.h"
 
@@ -242,6 +243,58 @@ struct FaserTexts {
     }
 };
 
+namespace faser {
+
+int64_t num_methods(const FaserTexts* texts) {
+    const FaserTextRules& rules = texts->rules;
+    return (rules.depth > 0) + (rules.max_n > 0) + (rules.ngrams != nullptr);
+}
+
+int32_t look_up(FaserTexts* texts, const int64_t* numbers, const int64_t* most, const int64_t* num_unverified,
+                int64_t num_texts, const int32_t* unverified, int64_t width, int64_t* lengths, int64_t* tokens,
+                double* confidences) {
+    const FaserTextRules& rules = texts->rules;
+    int64_t total = 0;
+    for (int64_t i = 0; i < num_texts; i++) {
+        if (texts->at(numbers[i]) == nullptr) return kNoText;
+        total += num_unverified == nullptr ? 0 : num_unverified[i];
+    }
+    if (!names_tokens(unverified, total)) return kNoToken;
+    for (int64_t i = 0; i < num_texts; i++) {
+        Sequence& sequence = *texts->at(numbers[i]);
+        Text& text = sequence.text;
+        const size_t num_known = text.tokens.size();
+        if (num_unverified != nullptr) {
+            text.tokens.insert(text.tokens.end(), unverified, unverified + num_unverified[i]);
+            unverified += num_unverified[i];
+        }
+        const int64_t limit = std::min({rules.cap, most[i], width});
+        texts->own_keys(text);
+        if (rules.ngrams != nullptr) {
+            const int64_t line = ((rules.depth > 0) + (rules.max_n > 0)) * num_texts + i;
+            const int64_t size = int64_t(text.tokens.size());
+            lengths[line] = rules.ngrams->model.draft(text.tokens.data() + size, size, limit, tokens + line * width,
+                                                      confidences + line * width);
+        }
+        if (rules.max_n > 0) {  // before suffix, which overwrites the keys
+            const int64_t line = rules.depth > 0 ? num_texts + i : i;
+            const int n = texts->ngram(text, limit, tokens + line * width);
+            lengths[line] = n > 0 ? limit : 0;
+            std::fill_n(confidences + line * width, lengths[line], double(n));
+        }
+        if (rules.depth > 0) {
+            const Path& best = texts->suffix(sequence, limit);
+            lengths[i] = int64_t(best.tokens.size());
+            std::copy(best.tokens.begin(), best.tokens.end(), tokens + i * width);
+            std::copy(best.probs.begin(), best.probs.end(), confidences + i * width);
+        }
+        text.tokens.resize(num_known);
+    }
+    return kFine;
+}
+
+}  // namespace faser
+
 extern "C" {
 
 FaserTexts* faser_texts_new(const FaserTextRules* rules) { return new FaserTexts(*rules); }
@@ -301,44 +354,8 @@ int32_t faser_texts_close(FaserTexts* texts, int64_t number) {
 int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_t* most, const int64_t* num_unverified,
                          int64_t num_texts, const int32_t* unverified, int64_t width, Array found_lengths,
                          Array found_tokens, Array found_confidences) {
-    const FaserTextRules& rules = texts->rules;
-    int64_t *lengths = ints(found_lengths), *tokens = ints(found_tokens);
-    double* confidences = reals(found_confidences);
-    int64_t total = 0;
-    for (int64_t i = 0; i < num_texts; i++) {
-        if (texts->at(numbers[i]) == nullptr) return kNoText;
-        total += num_unverified[i];
-    }
-    if (!names_tokens(unverified, total)) return kNoToken;
-    for (int64_t i = 0; i < num_texts; i++) {
-        Sequence& sequence = *texts->at(numbers[i]);
-        Text& text = sequence.text;
-        const size_t num_known = text.tokens.size();
-        text.tokens.insert(text.tokens.end(), unverified, unverified + num_unverified[i]);
-        unverified += num_unverified[i];
-        const int64_t limit = std::min({rules.cap, most[i], width});
-        texts->own_keys(text);
-        if (rules.ngrams != nullptr) {
-            const int64_t line = ((rules.depth > 0) + (rules.max_n > 0)) * num_texts + i;
-            const int64_t size = int64_t(text.tokens.size());
-            lengths[line] = rules.ngrams->model.draft(text.tokens.data() + size, size, limit, tokens + line * width,
-                                                      confidences + line * width);
-        }
-        if (rules.max_n > 0) {  // before suffix, which overwrites the keys
-            const int64_t line = rules.depth > 0 ? num_texts + i : i;
-            const int n = texts->ngram(text, limit, tokens + line * width);
-            lengths[line] = n > 0 ? limit : 0;
-            std::fill_n(confidences + line * width, lengths[line], double(n));
-        }
-        if (rules.depth > 0) {
-            const Path& best = texts->suffix(sequence, limit);
-            lengths[i] = int64_t(best.tokens.size());
-            std::copy(best.tokens.begin(), best.tokens.end(), tokens + i * width);
-            std::copy(best.probs.begin(), best.probs.end(), confidences + i * width);
-        }
-        text.tokens.resize(num_known);
-    }
-    return kFine;
+    return look_up(texts, numbers, most, num_unverified, num_texts, unverified, width, ints(found_lengths),
+                   ints(found_tokens), reals(found_confidences));
 }
 
 // Compare the index of a text with one made anew from its tokens, and take that where they differ. number -1: of the
