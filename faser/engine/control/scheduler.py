@@ -371,8 +371,9 @@ class Scheduler:
         """The rows that running sequences want after the step in flight: those of one row each, and prompts."""
         decoding: list[_FollowingRows] = []
         prompts: list[_FollowingRows] = []
+        positions = {sequence: at for at, sequence in enumerate(in_flight.sequences)}
         for sequence in self._running:
-            at = in_flight.positions.get(sequence)
+            at = positions.get(sequence)
             if at is not None and in_flight.rows.samples[at]:
                 if sequence.may_draft:  # else the step in flight samples its last token
                     decoding.append(_FollowingRows(sequence, 0, 0))
@@ -480,7 +481,7 @@ class Scheduler:
                 last=last,
             )
         deltas = StepDeltas()
-        taken = self._decoding.take(first.positions, sampled, result.token_ids, result.errors, deltas)
+        taken = self._decoding.take(first.sequences, sampled, result, deltas)
         self._generation_tokens += len(deltas.token_ids)
         if len(taken) < len(sampled):
             for at, (sequence, token_ids) in enumerate(zip(first.sequences, sampled, strict=True)):
@@ -575,6 +576,9 @@ class Scheduler:
         return found, others
 
     def _num_uncomputed(self) -> int:
+        members = len(self._decoding)
+        if members == len(self._running):
+            return members
         return sum([len(each.token_ids) - each.num_computed for each in self._running])
 
     def _room_to_draft(self, sequences: list[Sequence], lengths: list[int]) -> list[int]:
@@ -763,7 +767,6 @@ class Scheduler:
             _StepInFlight(
                 step=self._step,
                 sequences=step.sequences,
-                positions={sequence: at for at, sequence in enumerate(step.sequences)},
                 rows=step.rows,
                 drafts=drafts,
                 prediction=None if self._speculation is None else self._speculation.launch(plan),
@@ -982,14 +985,13 @@ class StepBuilder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepInFlight:
-    """A step in flight. sequences: in the order of the plan's rows; positions: of each there.
+    """A step in flight. sequences: in the order of the plan's rows.
 
     drafts: that it verifies; None: it has none. prediction: None in an engine that never drafts.
     """
 
     step: int
     sequences: list[Sequence]
-    positions: dict[Sequence, int]
     rows: StepRows
     drafts: StepDrafts | None
     prediction: StepPrediction | None

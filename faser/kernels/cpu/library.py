@@ -278,7 +278,10 @@ class AcceptanceArraysStruct(ctypes.Structure):
         *((name, c_void_p) for name in ("weights", "curvature", "depths", "offset", "precision")),
         *((name, c_void_p) for name in ("shift", "shift_precision", "own", "all")),
         *((name, c_double) for name in ("depth_scale", "curve_kept", "longest_step", "largest_offset")),
-        *((name, c_double) for name in ("precision_kept", "shift_prior", "shift_kept", "lowest", "highest")),
+        *(
+            (name, c_double)
+            for name in ("precision_kept", "shift_prior", "shift_kept", "lowest", "highest", "least_survival")
+        ),
         *((name, c_double) for name in ("largest_margin", "edge", "own_kept", "all_kept")),
     )
 

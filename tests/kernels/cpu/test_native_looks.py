@@ -1,7 +1,8 @@
-"""Drafts that are looked up, chosen and judged natively. Oracle: the data plane's look-up, and Acceptance in Python.
+"""Drafts that are looked up, chosen and judged natively. Oracle: planned look-ups, and Acceptance in Python.
 
-Planted bugs that these tests have caught: the draft that was taken teaches a second time; methods in another order;
-a draft without a token is promising; tokens of an earlier look beyond the end of a draft; limits are not heard.
+Planted bugs that these tests have caught: the draft that was taken teaches a second time; methods in another
+order; a draft without a token is promising; tokens of an earlier look beyond the end of a draft; limits are not
+heard.
 """
 
 from pathlib import Path

@@ -133,7 +133,9 @@ class SpeculationStatistics:
         Kept, accepted: [S] tokens. survival: [S, K + 1]; num_decided: as in StepDrafts.
         """
         lengths = drafts.lengths - num_decided
-        self._drafted.append(_VerifiedDrafts(drafts.slots, drafts.methods, lengths, kept, survival, accepted))
+        verifying = kept.nonzero()[0]
+        expected = survival[verifying, 1:] if len(verifying) < len(kept) else survival[:, 1:]
+        self._drafted.append(_VerifiedDrafts(drafts.slots, drafts.methods, lengths, kept, accepted, expected))
         if len(self._drafted) >= _MOST_NOTED:
             self._settle()
 
@@ -280,18 +282,17 @@ class SpeculationStatistics:
             self._settle_drafted(noted)
 
     def _settle_drafted(self, noted: list["_VerifiedDrafts"]) -> None:
-        slots, methods, lengths, kept, survival, accepted = map(np.concatenate, zip(*noted, strict=True))
-        lines = np.stack(
-            (np.ones_like(kept), kept, (kept > 0).astype(np.int64), lengths, lengths - kept, kept, accepted),
-            axis=-1,
-        )
+        slots, methods, lengths, kept, accepted, survival = map(np.concatenate, zip(*noted, strict=True))
+        lines = np.stack((np.ones_like(kept), kept, kept > 0, lengths, lengths - kept, kept, accepted), axis=-1)
         reached = self._upto[accepted]
-        np.add.at(self._lines, slots, lines)
-        np.add.at(self._depths, slots, reached)
+        _add_lines(self._lines, slots, lines)
+        _add_lines(self._depths, slots, reached)
         self._watch.take(slots, methods, kept, accepted, self._lines[slots][:, _TOKENS_COLUMNS].sum(axis=1))
-        np.add.at(self._methods, methods, lines)
-        np.add.at(self._expected, methods, (survival[:, 1:] * self._upto[kept]).sum(axis=1))
-        np.add.at(self._accepted_at, self._class_of[slots], reached)
+        _add_lines(self._methods, methods, lines)
+        verifying = kept.nonzero()[0]
+        expected = (survival * self._upto[kept[verifying]]).sum(axis=1)
+        self._expected += np.bincount(methods[verifying], expected, len(self._expected))
+        _add_lines(self._accepted_at, self._class_of[slots], reached)
         if self._details is not None:
             for slot, num_kept, num_accepted in zip(slots.tolist(), kept.tolist(), accepted.tolist(), strict=True):
                 if num_kept:
@@ -301,12 +302,20 @@ class SpeculationStatistics:
         self._gammas += cells.reshape(self._gammas.shape)
 
 
+def _add_lines(counters: Ints, at: Ints, lines: Ints) -> None:
+    """Add lines, [N, C], to those lines of the counters, [L, C], of which some may recur."""
+    width = counters.shape[1]
+    cells = (at[:, None] * width + np.arange(width)).ravel()
+    found = np.bincount(cells, lines.ravel(), counters.size)
+    counters += found.reshape(counters.shape).astype(np.int64)
+
+
 class _VerifiedDrafts(NamedTuple):
-    """The drafts that a step verified: [S] each, survival [S, K + 1]."""
+    """The drafts that a step verified: [S] each. survival: [V, K] of those that keep a token."""
 
     slots: Ints
     methods: Ints
     lengths: Ints
     kept: Ints
-    survival: Floats
     accepted: Ints
+    survival: Floats

@@ -37,7 +37,7 @@ struct FaserAcceptanceArrays {
     double *shift, *shift_precision;           // [M]
     double *own, *all;
     double depth_scale, curve_kept, longest_step, largest_offset, precision_kept, shift_prior, shift_kept;
-    double lowest, highest, largest_margin, edge, own_kept, all_kept;
+    double lowest, highest, least_survival, largest_margin, edge, own_kept, all_kept;
 };
 
 }
@@ -143,22 +143,22 @@ struct FaserAcceptance {
         return a.samples[slot] * a.shift[method] + a.offset[method * a.num_slots + slot];
     }
 
-    // [K + 1] of one draft; 0 beyond its length.
+    // [K + 1] of one draft; 0 beyond its length, and where it is negligible.
     void survive(const Drafts& drafts, int64_t at, double* out) const {
-        const int64_t method = drafts.methods[at];
+        const int64_t method = drafts.methods[at], length = drafts.lengths[at];
         const double* weights = a.weights + 3 * method;
         const double moved = offset(method, drafts.slots[at]);
         const double* confidences = drafts.confidences + at * a.cap;
         double product = out[0] = 1.0;
-        for (int64_t depth = 0; depth < a.cap; depth++) {
-            if (depth >= drafts.lengths[at]) {
-                out[depth + 1] = 0.0;
-                continue;
-            }
+        int64_t depth = 0;
+        for (; depth < length; depth++) {
             const double by_depth = double(depth) * a.depth_scale * weights[2] + weights[0];
             const double logit = feature(method, confidences[depth]) * weights[1] + by_depth + moved;
-            out[depth + 1] = product *= inside(sigmoid(logit), a.lowest, a.highest);
+            product *= inside(sigmoid(logit), a.lowest, a.highest);
+            if (product < a.least_survival) break;
+            out[depth + 1] = product;
         }
+        std::fill(out + depth + 1, out + a.cap + 1, 0.0);
     }
 
     // Drafts of one kind have come; of the first reached[i] depths it is known how likely they are.

@@ -19,6 +19,7 @@ using namespace faser;
 
 namespace {
 
+constexpr int64_t kAhead = 4;             // texts that are loaded while one is looked up
 constexpr double kDoubt = 3.0;            // tokens of context that make one occurrence an even bet
 constexpr int64_t kShortestOutput = 8;    // shorter outputs hold nothing that a request would repeat
 
@@ -236,6 +237,15 @@ struct FaserTexts {
         context_keys(lengths, text.tokens.data() + size, size, rules.seed, keys.data());
     }
 
+    // Begin to load what the texts need that come a few after the one at `at`: their tables lie apart.
+    void prefetch(const int64_t* numbers, int64_t num_texts, int64_t at) {
+        if (at + 2 * kAhead < num_texts) __builtin_prefetch(&this->at(numbers[at + 2 * kAhead])->text);
+        if (at + kAhead >= num_texts) return;
+        const Text& text = this->at(numbers[at + kAhead])->text;
+        own_keys(text);
+        for (size_t i = 0; i < lengths.of.size() && i < text.tokens.size(); i++) text.latest.prefetch(keys[i]);
+    }
+
     static void clear(Path& path) {
         path.tokens.clear();
         path.probs.clear();
@@ -261,6 +271,7 @@ int32_t look_up(FaserTexts* texts, const int64_t* numbers, const int64_t* most, 
     }
     if (!names_tokens(unverified, total)) return kNoToken;
     for (int64_t i = 0; i < num_texts; i++) {
+        if (num_unverified == nullptr) texts->prefetch(numbers, num_texts, i);
         Sequence& sequence = *texts->at(numbers[i]);
         Text& text = sequence.text;
         const size_t num_known = text.tokens.size();
