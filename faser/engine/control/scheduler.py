@@ -623,6 +623,8 @@ class Scheduler:
             if chunks is None:
                 return {}
             self._drafts, self._drafting = chunks, [sequences[i] for i in chunks.chosen]
+        elif self._drafts.is_decided:
+            return {}
         else:
             self._speculation.keep(self._drafts, self._drafting, self._room_to_draft)
         pairs = [(self._drafting[at], token_ids) for at, token_ids in self._drafts.verified()]

@@ -61,7 +61,7 @@ class LookingTwins(Twins):
         )
         return looked, planned
 
-    def step(self) -> int:
+    def look_step(self) -> int:
         """Look, verify some tokens, learn, and go on. Returns how many tokens were drafted."""
         slots = self.slots()
         limits, row_price = self.rng.integers(0, CAP + 1, len(slots)), float(self.rng.choice([0.0, 0.4, 0.7]))
@@ -89,7 +89,7 @@ class LookingTwins(Twins):
 @pytest.mark.parametrize("seed", range(12))
 def test_native_looks_find_and_teach_what_planned_ones_do(seed: int, kernel_cache: Path) -> None:
     twins = LookingTwins(seed, kernel_cache)
-    assert sum(twins.step() for _ in range(30)) > 100
+    assert sum(twins.look_step() for _ in range(30)) > 100
 
 
 def test_a_slot_without_a_text_is_named(kernel_cache: Path) -> None:

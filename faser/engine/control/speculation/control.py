@@ -48,7 +48,7 @@ from faser.engine.control.speculation.policy import Candidates, DraftingSequence
 from faser.engine.control.speculation.state import Batch, CachedDecision, SpeculationState
 from faser.engine.control.speculation.statistics import GAIN, LOAD, MEMORY, REQUEST, SERIAL, SpeculationStatistics
 from faser.engine.control.speculation.step_drafts import StepDrafts
-from faser.engine.control.step_cost import CostModel, VerificationCost
+from faser.engine.control.step_cost import CostModel, VerificationCost, steps_to_skip
 from faser.errors import ConfigError
 from faser.types import SpeculationStats, SpeculationSummary, StepTrace
 
@@ -164,6 +164,7 @@ class SpeculationControl:
         self._pause = self._paused = 0  # steps for which no decision is to be made, and has not been
         self._changes_seen = 0
         self._last: _LastStep | None = None
+        self._skipped = 0  # steps of which the times are not learned
         self._guard = Guard() if guarded else None
         self._allowed: bool | None = None  # drafts in the next step, by the guard; None: it was not asked
         self._asked_with_prompts = False
@@ -519,12 +520,14 @@ class SpeculationControl:
         predicted_s, device_s = prediction.predicted_s - result.saved_s, result.run_s - result.prepared_s
         self._statistics.count_mode()
         self._statistics.pruning = result.pruning
-        if overlapped is None:
+        self._skipped -= 1
+        if overlapped is None and self._skipped < 0:
+            self._skipped = steps_to_skip(device_s)
             self._costs.observe(Role.STEP, predicted_s, device_s)
             self._statistics.time_step(predicted_s, device_s)
             if prediction.verified is not None and not result.saved_s:
                 self._costs.observe_verification(prediction.verified, device_s, experts=result.experts)
-        else:
+        elif overlapped is not None:
             self._learn_overlapped(plan, result, sampled, overlapped, verify_s=predicted_s)
         if drafts is not None and drafts.has_drafts:
             self._learn_verified(plan, result, drafts, step)
@@ -612,18 +615,21 @@ class SpeculationControl:
         began_s = time.perf_counter()
         columns, survival, num_promising = native.look(texts, slots, lengths, self._row_price)
         run_s = time.perf_counter() - began_s
-        candidates = None
+        candidates = _NO_CANDIDATES
         if num_promising or self._state.have_targets:
             candidates = self._looking(batch, limit, others, at)
+        if is_new:
+            self._time_look_up(run_s, len(lengths))
         return StepDrafts(
             chosen=chosen if at is None else at.tolist(),
             lengths=lengths,
-            candidates=candidates or _NO_CANDIDATES,
+            candidates=candidates,
             looks_first=True,
-            is_new=is_new,
             drafts=Drafts(step=0, table=DraftTable(*columns), run_s=run_s, began_s=began_s),
             survival=survival,
+            kept=np.zeros(len(lengths), dtype=np.int64),
             is_looked=True,
+            is_decided=candidates is _NO_CANDIDATES,
         )
 
     def _looking(self, batch: Batch, limit: Ints, others: OtherRows, at: Ints | None = None) -> Candidates:
@@ -644,11 +650,9 @@ class SpeculationControl:
         Sequences with targets may need tokens at any price.
         """
         table, candidates = step.table, step.candidates
-        if step.is_new:
-            self._learn_look_up(step.drafts, len(step.lengths))
-        step.kept = np.zeros_like(table.lengths)
-        if candidates is _NO_CANDIDATES:
-            return
+        if not step.is_looked:
+            self._time_look_up(step.drafts.run_s, len(step.lengths))
+            step.kept = np.zeros_like(table.lengths)
         may_pay = step.survival[:, 1] > self._row_price
         if np.count_nonzero(candidates.sequences.wanted_per_s):
             may_pay |= candidates.sequences.wanted_per_s > 0
@@ -784,18 +788,18 @@ class SpeculationControl:
             )
         self._acceptance.note_drafts(slots, lengths, lengths, survival, by_model=True)
 
-    def _learn_look_up(self, drafts: Drafts, count: int) -> None:
-        """Drafts from text have been looked up for count sequences."""
+    def _time_look_up(self, run_s: float, count: int) -> None:
+        """Drafts from text have been looked up for count sequences in run_s."""
         predicted_s = self._costs.text_s(count)
         if Role.TEXT in self._costs.tables:
-            self._costs.observe(Role.TEXT, predicted_s, drafts.run_s)
-        self._statistics.time_drafting(predicted_s, drafts.run_s)
+            self._costs.observe(Role.TEXT, predicted_s, run_s)
+        self._statistics.time_drafting(predicted_s, run_s)
 
     def _learn_drafting(self, step: StepDrafts) -> None:
         """What the drafts took. Afterwards no KV is missing of those that the model drafted for."""
         drafts, lengths, missing_kv = step.drafts, step.table.lengths, step.candidates.sequences.missing_kv
         if not drafts.passes:
-            self._learn_look_up(drafts, len(lengths))
+            self._time_look_up(drafts.run_s, len(lengths))
             return
         self._statistics.count_catchup(drafts.catchup_tokens)
         by_model = step.table.methods < FIRST_TEXT

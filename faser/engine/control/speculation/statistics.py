@@ -71,6 +71,7 @@ class SpeculationStatistics:
         self._expected: Floats = np.zeros(len(DRAFT_METHODS))
         self._accepted_at: Ints = np.zeros((len(self._classes), cap), dtype=np.int64)
         self._upto = np.tri(cap + 1, cap, -1, dtype=np.int64)  # line n: 1 for the first n depths, 0 for the others
+        self._no_survival = np.zeros((0, cap))
         self._undrafted: list[Many[int]] = []  # slots of steps that are not counted yet
         self._drafted: list[_VerifiedDrafts] = []
         self.pruning: PruneStats | None = None  # the data plane's latest
@@ -133,8 +134,9 @@ class SpeculationStatistics:
         Kept, accepted: [S] tokens. survival: [S, K + 1]; num_decided: as in StepDrafts.
         """
         lengths = drafts.lengths - num_decided
-        verifying = kept.nonzero()[0]
-        expected = survival[verifying, 1:] if len(verifying) < len(kept) else survival[:, 1:]
+        expected = self._no_survival
+        if np.count_nonzero(kept):
+            expected = survival[kept.nonzero()[0], 1:]
         self._drafted.append(_VerifiedDrafts(drafts.slots, drafts.methods, lengths, kept, accepted, expected))
         if len(self._drafted) >= _MOST_NOTED:
             self._settle()

@@ -40,7 +40,7 @@ class StepDrafts:
     share: of the processors that drafting gets during a step; 0: drafts are made before their step.
     num_decided: leading tokens of each draft that the step before has accepted already: 1 for chunks.
     looks_first: nothing was decided but to look; blocks and the cut follow once the drafts are there.
-    is_looked: they are there already, and native code holds those that were not taken.
+    is_looked: they are there already, and native code holds those that were not taken. is_decided: none is kept.
 
     Once the drafts are there:
     plan: the one that went out last.
@@ -61,6 +61,7 @@ class StepDrafts:
     num_decided: int = 0
     looks_first: bool = False
     is_looked: bool = False
+    is_decided: bool = False
     plan: DraftPlan = _NO_PLAN
     drafts: Drafts = _NOT_THERE
     from_text: DraftTable = NO_DRAFTS
