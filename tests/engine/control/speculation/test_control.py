@@ -546,7 +546,6 @@ def test_the_predicted_time_of_steps_counts_the_context_of_every_row(drafts: boo
         costs=CostModel(StepTimes.proportional(step_s=0.01, row_s=0.001, kv_token_s=1e-4, kv_row_token_s=1e-5)),
     )
     driver.add(asking("a", prompt=15), asking("bb", prompt=4))
-    total_s = 0.0
     while driver.scheduler.has_work():
         plan = driver.plan()
         assert plan is not None
@@ -555,6 +554,6 @@ def test_the_predicted_time_of_steps_counts_the_context_of_every_row(drafts: boo
             taken_s += 1e-4 * rows.start
             taken_s += sum(0.001 + 1e-5 * (rows.start + row) * (row > 0) for row in range(len(rows.token_ids)))
         driver.scheduler.commit(plan, replace(driver.executor.run(plan), run_s=taken_s))
-        total_s += taken_s
     step = next(each for each in speculated(driver).roles if each.role == "step")
-    assert step.predicted_s == pytest.approx(total_s)
+    assert step.predicted_s == pytest.approx(step.measured_s)
+    assert sum(step.errors) > 5
