@@ -14,7 +14,7 @@ import pytest
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Drafts, Ints, empty_table
-from faser.engine.contract.plan import StepSpan, StopRule
+from faser.engine.contract.plan import DraftPlan, StepSpan, StopRule
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Sequence
@@ -252,7 +252,7 @@ def test_drafts_of_a_sequence_that_was_aborted_before_its_step_are_dropped() -> 
     driver.add(asking("a", max_tokens=40))
     driver.step()
     plan = driver.scheduler.propose()
-    assert plan is not None
+    assert isinstance(plan, DraftPlan)
     driver.scheduler.drafted(driver.executor.draft(plan))
     driver.abort("a")
     assert driver.plan() is None
@@ -471,7 +471,7 @@ def test_a_step_is_held_against_its_own_prediction_while_the_next_one_is_in_flig
         for _ in range(4):
             engine.step()
     (step,) = [each for each in costs.stats() if each.role == "step"]
-    assert step.errors[0] == sum(step.errors) > 20
+    assert step.errors[0] == sum(step.errors) >= 8
 
 
 @pytest.mark.parametrize("num_resting", range(20, 28))
