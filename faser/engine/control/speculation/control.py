@@ -49,6 +49,7 @@ from faser.engine.control.speculation.state import Batch, CachedDecision, Specul
 from faser.engine.control.speculation.statistics import GAIN, LOAD, MEMORY, REQUEST, SERIAL, SpeculationStatistics
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_cost import CostModel, VerificationCost, steps_to_skip
+from faser.engine.control.step_posterior import DRAFTED, KEPT, PLAIN
 from faser.errors import ConfigError
 from faser.types import SpeculationStats, SpeculationSummary, StepTrace
 
@@ -96,9 +97,9 @@ class StepPrediction:
 
 @dataclass(frozen=True, slots=True)
 class _LastStep:
-    """A step whose end is not known yet. drafts: its gap is that of a step with or without; None: of neither."""
+    """A step whose end is not known yet. kind: that its gap is an example of, as of StepPosterior; None: of none."""
 
-    drafts: bool | None
+    kind: int | None
     num_sequences: int
     guarded: GuardedStep | None
     overlapped: GuardedStep | None
@@ -110,7 +111,7 @@ class SpeculationControl:
 
     details: summaries of requests list every draft. overlap: None never overlaps. times_itself: the host time that
     drafting exposes counts as a cost of it; False where time is simulated. guarded: where drafts made before steps
-    by the policy `faser` turn out not to pay, no sequence drafts (Guard). make_native: as in Acceptance.
+    turn out not to pay, no sequence drafts (Guard), under any policy that is not told how much to draft. make_native: as in Acceptance.
     acceptance: None makes one. texts: in which decisions look up drafts by themselves, where acceptance is native;
     None: plans ask the data plane for them.
 
@@ -165,7 +166,8 @@ class SpeculationControl:
         self._changes_seen = 0
         self._last: _LastStep | None = None
         self._skipped = 0  # steps of which the times are not learned
-        self._guard = Guard() if guarded else None
+        self._guards: dict[str, Guard] | None = {} if guarded else None  # by policy
+        self._guard = self._guard_of_policy()
         self._allowed: bool | None = None  # drafts in the next step, by the guard; None: it was not asked
         self._asked_with_prompts = False
 
@@ -191,7 +193,8 @@ class SpeculationControl:
         self._state.drop_decision()
         if forget:
             self._acceptance.forget()
-            self._guard = None if self._guard is None else Guard()
+            self._guards = None if self._guards is None else {}
+        self._guard = self._guard_of_policy()
         self._pause = self._paused = 0
         self._priced_for = self._price_age = 0
         self._overlap.reset(overlap)
@@ -232,7 +235,7 @@ class SpeculationControl:
         """Return what was learned of the cost and the gain of drafts, for a later run."""
         return {
             "prices": self._costs.posterior.saved(),
-            "guard": {} if self._guard is None else self._guard.saved(),
+            "guards": {} if self._guard is None else {self._policy.name: self._guard.saved()},
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -240,12 +243,20 @@ class SpeculationControl:
 
         Raises ValueError, KeyError or TypeError for anything else, and changes nothing then.
         """
-        if self._guard is not None:
-            guard = Guard()
-            guard.restore(saved["guard"])
+        guards = {}
+        for name, loads in saved["guards"].items():
+            guards[name] = Guard()
+            guards[name].restore(loads)
         self._costs.posterior.restore(saved["prices"])
-        if self._guard is not None:
-            self._guard = guard
+        if self._guards is not None:
+            self._guards = guards
+            self._guard = self._guard_of_policy()
+
+    def _guard_of_policy(self) -> Guard | None:
+        """The guard of the present policy: what one policy's drafts gain says nothing about another's."""
+        if self._guards is None or not self._policy.is_guarded:
+            return None
+        return self._guards.setdefault(self._policy.name, Guard())
 
     # Before a step.
 
@@ -492,11 +503,11 @@ class SpeculationControl:
         drafts: that the step verified. overlapped: made during the step. last: as in Scheduler.commit.
         """
         with self._statistics.deciding():
-            has_drafts = self._learn(plan, result, sequences, sampled, prediction, drafts, overlapped)
+            kind = self._learn(plan, result, sequences, sampled, prediction, drafts, overlapped)
         if self._last is not None and last is not None:
             self._learn_span(self._last, last, admits=bool(plan.started))
         guards = prediction.guarded, prediction.overlapped
-        self._last = _LastStep(has_drafts, len(plan.rows), *guards, sum(result.counts))
+        self._last = _LastStep(kind, len(plan.rows), *guards, sum(result.counts))
 
     def _learn(
         self,
@@ -507,8 +518,8 @@ class SpeculationControl:
         prediction: StepPrediction,
         drafts: StepDrafts | None,
         overlapped: StepDrafts | None,
-    ) -> bool | None:
-        """Whether the step's gap is that of a step with drafts; None: the step is an example of neither kind."""
+    ) -> int | None:
+        """Return the kind of step that its gap is an example of, as of StepPosterior; None: of none."""
         for start, num_held in zip(plan.started, result.draft_kv, strict=False):  # empty without a draft model
             self._state.set_draft_kv(start.slot, num_held)
         running, errors = Status.RUNNING, result.errors
@@ -541,14 +552,16 @@ class SpeculationControl:
             self._learn_not_taken(overlapped.not_taken(), step.by_slot(), unverified)
         if overlapped is not None or plan.started or prediction.verified is None:
             return None
-        return drafts is not None and not drafts.num_decided
+        if drafts is None or drafts.num_decided:
+            return PLAIN
+        return KEPT if plan.num_drafts else DRAFTED
 
     def _learn_span(self, step: _LastStep, span: StepSpan, *, admits: bool) -> None:
         """The step is over, and so has all that it left to do. admits: sequences were admitted after it."""
         if admits and not (step.guarded is not None and step.guarded.prompts):
             return
-        if step.drafts is not None and self._times_itself:
-            self._costs.posterior.observe_gap(step.num_sequences, span.gap_s, drafts=step.drafts)
+        if step.kind is not None and self._times_itself:
+            self._costs.posterior.observe_gap(step.num_sequences, span.gap_s, step.kind)
         if step.guarded is not None and step.num_tokens and span.seconds > 0 and self._guard is not None:
             self._guard.observe(step.guarded, step.num_tokens, span.seconds)
             if step.overlapped is not None:
@@ -564,7 +577,7 @@ class SpeculationControl:
 
     def _is_allowed(self, num_decoding: int, *, prompts: bool) -> bool:
         """The guard allows drafts in the next step, of num_decoding sequences."""
-        if self._guard is None or self._overlap.is_forced or self._policy.name != FASER:
+        if self._guard is None or self._overlap.is_forced:
             return True
         self._allowed, self._asked_with_prompts = self._guard.allows(num_decoding, prompts=prompts), prompts
         return self._allowed

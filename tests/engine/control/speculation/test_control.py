@@ -43,6 +43,7 @@ class Greedy(Policy):
     offered: list[int] = field(default_factory=list)
     name: str = "greedy"
     never_drafts: bool = False
+    is_guarded: bool = False
 
     def lengths(self, candidates: Candidates) -> Ints:
         self.seen.append(candidates)
@@ -449,7 +450,7 @@ def test_prompts_newcomers_and_first_steps_teach_nothing_about_gaps() -> None:
 
 def test_steps_with_prompts_are_judged_by_themselves() -> None:
     """Chunks of other requests' prompts, while one request decodes; among them are steps in which these begin."""
-    driver, _ = gap_driver(Greedy(name="faser"))
+    driver, _ = gap_driver(Greedy(is_guarded=True, name="faser"))
     driver.add(asking("a", max_tokens=350))
     for number in range(60):
         if number % 4 == 0:
@@ -529,12 +530,35 @@ def test_only_forced_overlap_does_without_the_guard(
 ) -> None:
     """The guard allows nothing."""
     monkeypatch.setattr(Guard, "allows", lambda *_, **__: False)
-    control = with_lanes(Greedy(name="faser"), mode=mode)
+    control = with_lanes(Greedy(is_guarded=True, name="faser"), mode=mode)
     driver = Driver(control=control, num_blocks=200, max_model_len=400)
     driver.add(asking("a", max_tokens=60))
     for _ in range(8):
         driver.step()
     assert control.drafts_overlapped == overlapped
+
+
+@pytest.mark.parametrize(
+    "name, is_guarded", [("faser", True), ("goodput", True), ("survival", True), ("fixed", False)]
+)
+def test_every_policy_that_decides_by_itself_is_guarded_and_remembered_by_itself(
+    name: str, *, is_guarded: bool
+) -> None:
+    """Steps take as long whatever they verify, so drafts of the scripted answers pay."""
+    driver, _ = gap_driver(Greedy())
+    driver.add(asking("a", max_tokens=350))
+    driver.scheduler.use_policy(name, 2 if name == "fixed" else None)
+    assert not speculated(driver).paid
+    for _ in range(60):
+        step_after(driver, 0.0)
+    learned = speculated(driver).paid
+    assert bool(learned) == is_guarded
+    driver.scheduler.use_policy("goodput" if name == "survival" else "survival", forget=False)
+    assert not speculated(driver).paid
+    driver.scheduler.use_policy(name, 2 if name == "fixed" else None, forget=False)
+    assert speculated(driver).paid == learned
+    driver.scheduler.use_policy(name, 2 if name == "fixed" else None)
+    assert not speculated(driver).paid
 
 
 @pytest.mark.parametrize("drafts", [True, False])
