@@ -1,7 +1,7 @@
 """The n-gram model that is counted with a tokenizer: which texts, which file, and what damaged files do.
 
-Planted bugs that these tests have caught: all tokenizers share a file; a damaged file is kept; the file gets another
-name; another text is counted; a folder that cannot be written ends the start.
+Planted bugs that these tests have caught: all tokenizers share a file; a damaged file is kept; the file gets
+another name; another text is counted; a folder that cannot be written ends the start.
 """
 
 import logging
