@@ -16,7 +16,7 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
 from faser.config.speculation import NONE, SpeculationConfig
-from faser.engine.checkpoints.ngram_model import NgramModel, load, shipped_ngram_model
+from faser.engine.checkpoints.ngram_model import NgramModel, load
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.registry import (
@@ -166,7 +166,6 @@ def _load_parts(
     grammars = _grammars(config, files[0])
     ngram_model = find_ngram_model(
         config.speculation,
-        directory,
         files[0].spec.vocab_size,
         tokenizer=Path(config.tokenizer or directory),
         kept_in=cache_dir() / "ngrams",
@@ -233,35 +232,27 @@ def _grammars(config: EngineConfig, target: ModelFiles) -> GrammarCompiler:
 
 def find_ngram_model(
     speculation: SpeculationConfig,
-    directory: Path,
     vocab_size: int,
     *,
     tokenizer: Path,
     kept_in: Path,
     report: ProgressCallback,
 ) -> NgramModel | None:
-    """The n-gram model that the configuration names, else the target's own, else one counted for its tokenizer.
+    """The n-gram model that the configuration names, else the one that is counted with the target's tokenizer.
 
-    directory: of the target; its name is the model's. tokenizer, kept_in, report: as for counted_ngram_model.
-    None: there is none, or no drafter asks for it. Raises ConfigError where the method is ngram_model and there is
-    none, and as load does.
+    tokenizer, kept_in, report: as for counted_ngram_model. None: there is none, or no drafter asks for it. Raises
+    ConfigError where the method is ngram_model and there is none, and as load does.
     """
     named = speculation.ngram_model
     if not any(each.name == "ngram_model" for each in speculation.drafters):
         return None
-    if named is None:
-        path = shipped_ngram_model(directory.name, vocab_size)
-    else:
-        path = None if named == NONE else Path(named)
-    if path is not None:
-        return load(path, vocab_size=vocab_size)
-    found = None
-    if named != NONE:
-        found = counted_ngram_model(tokenizer, vocab_size, kept_in, report)
+    if named not in (None, NONE):
+        return load(Path(named), vocab_size=vocab_size)
+    found = None if named == NONE else counted_ngram_model(tokenizer, vocab_size, kept_in, report)
     if found is None and speculation.method == "ngram_model":
         raise ConfigError(
-            "method is ngram_model; it needs 'ngram_model', a file: none comes with this package for "
-            f"{directory.name}, and none can be counted with its tokenizer"
+            "method is ngram_model; it needs 'ngram_model', a file: none is counted with the tokenizer of "
+            f"{tokenizer}"
         )
     return found
 
