@@ -5,8 +5,8 @@ place, so it waits for none of those that come so much later: without targets th
 
 Unpaced sequences start only as far as TargetRoom lets them. Prompts get as many rows of a step as fit within the
 tightest target, a sixteenth of all rows at least, and one that is due gets those that it needs for that. How long
-tokens of paced sequences really take is followed: while they take longer than their targets, prompts get fewer
-rows. The room stays that of the pace, which is measured: what lengthens tokens beyond it is prompts.
+tokens of paced sequences really take is followed: the room shrinks while they take longer than their targets, and
+grows again.
 
 So none waits for ever: of q unpaced sequences in line the last one starts once q others, at most, have run one
 after the other; and a prompt whose patience is over is the first one of a step that gets rows. Knows the pace and
@@ -30,7 +30,7 @@ _PERIOD_S = 0.5  # after which limits are computed anew
 _SHARE_OF_ROWS = 16  # of which one is always for prompts
 _HASTE = 1.5  # times as many rows as a prompt needs if all goes well
 _WANTED = 0.7  # of their targets that tokens should take on average, so that few take longer
-_LESS, _MORE, _LEAST = 0.85, 1.05, 0.2  # the factor on rows: after too slow a period, after others, at least
+_LESS, _MORE, _LEAST = 0.85, 1.05, 0.2  # the room's factor: after too slow a period, after others, at least
 
 
 def is_due_before(begun: Sequence) -> Callable[[Sequence], bool]:
@@ -67,9 +67,7 @@ class TargetKeeper:
         if now_s >= self._due_s:
             self._due_s = now_s + _PERIOD_S
             self._follow(running, now_s)
-            pace = self._pace.pace()
-            self._room.fit(pace, token_s)
-            self._limit_rows(pace, self._factor * token_s)
+            self._limit(self._pace.pace(), self._factor * token_s)
         return StepLimits(self, self._rows[min(num_decoding, len(self._rows) - 1)])
 
     def may_start(self, running: Many[Sequence]) -> bool:
@@ -102,7 +100,8 @@ class TargetKeeper:
             moved = self._factor * (_LESS if sum(ratios) > _WANTED * len(ratios) else _MORE)
             self._factor = min(max(moved, _LEAST), 1.0)
 
-    def _limit_rows(self, pace: Pace, token_s: float) -> None:
+    def _limit(self, pace: Pace, token_s: float) -> None:
+        self._room.fit(pace, token_s)
         self._step_s = float(token_s * pace.decoding_s(1) / pace.token_s(1))
         rows = np.unique(np.geomspace(1, self._most_rows, 24).astype(np.int64)).astype(np.float64)
         least = max(self._most_rows // _SHARE_OF_ROWS, 1)

@@ -186,19 +186,6 @@ def test_prompts_get_less_only_where_tokens_take_nearly_as_long_as_their_target(
     assert (sorted(rows_by_slot(driver.step()).values())[1] >= 4) == keeps_room
 
 
-def test_tokens_that_take_longer_than_their_target_close_no_place_that_the_pace_leaves() -> None:
-    """Oracle: a step of n sequences takes 10 + n ms. 16 ms, less a tenth, are room for four."""
-    driver = Driver(max_num_seqs=SLOTS, max_num_batched_tokens=ROWS, pace=fit(), max_model_len=256)
-    driver.add(paced("target", 16, max_tokens=240))
-    for _ in range(200):
-        driver.step()
-        driver.clock.advance(0.020)
-    driver.add(*(due(f"patient-{at}", at_s=driver.clock.now(), max_tokens=30) for at in range(6)))
-    for _ in range(12):
-        driver.step()
-    assert driver.scheduler.stats().num_running == 4
-
-
 def test_a_prompt_that_is_due_is_not_cut() -> None:
     driver = Driver(max_num_seqs=SLOTS, max_num_batched_tokens=ROWS, pace=fit(), max_model_len=64)
     driver.add(paced("target", 20, max_tokens=40))
