@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from faser.engine.client.prefix_reach import PrefixReach
+from faser.engine.client.affinity import PrefixReach
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.target_room import TargetRoom, due_s
 from faser.errors import TargetError
