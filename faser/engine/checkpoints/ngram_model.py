@@ -6,6 +6,7 @@ numpy's .npz. Source: arXiv 2411.03786, whose bigrams come from the model's weig
 """
 
 import json
+import lzma
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ _DOUBT = 2.0  # tokens of context that make one occurrence an even bet are 2
 _FORMAT = 1
 _ARRAYS = ("contexts", "following", "shares")
 _SHARES = 255  # chances are stored in steps of 1 / 255
+ANSWERS_END = "\x1e"  # between two answers of the text
 _SHIPPED = Path(__file__).parent / "ngrams"  # MODEL-VOCABULARY.npz, counted in the model's own answers
 
 
@@ -84,15 +86,16 @@ def shipped_ngram_model(model_name: str, vocab_size: int) -> Path | None:
     return path if path.exists() else None
 
 
+def shipped_answers() -> list[str]:
+    """The answers that come with this package, to be counted for vocabularies that have no model of their own."""
+    return lzma.decompress((_SHIPPED / "answers.txt.xz").read_bytes()).decode().split(ANSWERS_END)
+
+
 def save(model: NgramModel, path: Path) -> None:
     about = json.dumps({"format": _FORMAT, **model.about})
-    np.savez_compressed(
-        path,
-        contexts=model.contexts,
-        following=model.following,
-        shares=_stored(model.chances),
-        about=np.array(about),
-    )
+    arrays = {"contexts": model.contexts, "following": model.following, "shares": _stored(model.chances)}
+    with path.open("wb") as file:  # to a name numpy would add its own suffix
+        np.savez_compressed(file, **arrays, about=np.array(about))
 
 
 def load(path: Path, *, vocab_size: int) -> NgramModel:

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 _OUTLIER = 3.0  # a measurement counts as at most this many times off: a page fault, a pause is no new machine
 
-_OFTEN_S, _MOST_SKIPPED = 0.01, 3  # times are learned about this often, and at least from one step in 4
+_OFTEN_S, _MOST_SKIPPED = 0.03, 3  # times are learned about this often, and at least from one step in 4
 _FOLLOW_STEPS = 0.1  # weight of the newest step in the factor of its role
 _LARGEST_FACTOR = 20.0
 _FIRST_DENSE_ROWS = 2048

@@ -286,15 +286,14 @@ class SpeculationStatistics:
     def _settle_drafted(self, noted: list["_VerifiedDrafts"]) -> None:
         slots, methods, lengths, kept, accepted, survival = map(np.concatenate, zip(*noted, strict=True))
         lines = np.stack((np.ones_like(kept), kept, kept > 0, lengths, lengths - kept, kept, accepted), axis=-1)
-        reached = self._upto[accepted]
         _add_lines(self._lines, slots, lines)
-        _add_lines(self._depths, slots, reached)
+        _add_depths(self._depths, slots, accepted)
         self._watch.take(slots, methods, kept, accepted, self._lines[slots][:, _TOKENS_COLUMNS].sum(axis=1))
         _add_lines(self._methods, methods, lines)
         verifying = kept.nonzero()[0]
         expected = (survival * self._upto[kept[verifying]]).sum(axis=1)
         self._expected += np.bincount(methods[verifying], expected, len(self._expected))
-        _add_lines(self._accepted_at, self._class_of[slots], reached)
+        _add_depths(self._accepted_at, self._class_of[slots], accepted)
         if self._details is not None:
             for slot, num_kept, num_accepted in zip(slots.tolist(), kept.tolist(), accepted.tolist(), strict=True):
                 if num_kept:
@@ -310,6 +309,13 @@ def _add_lines(counters: Ints, at: Ints, lines: Ints) -> None:
     cells = (at[:, None] * width + np.arange(width)).ravel()
     found = np.bincount(cells, lines.ravel(), counters.size)
     counters += found.reshape(counters.shape).astype(np.int64)
+
+
+def _add_depths(counters: Ints, at: Ints, counts: Ints) -> None:
+    """Add 1 to the first counts[i] counters of line at[i]; counters: [L, K]."""
+    width = counters.shape[1] + 1
+    ends = np.bincount(at * width + counts, minlength=len(counters) * width).reshape(-1, width)
+    counters += ends[:, :0:-1].cumsum(axis=1)[:, ::-1]
 
 
 class _VerifiedDrafts(NamedTuple):

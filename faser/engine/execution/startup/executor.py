@@ -55,6 +55,7 @@ from faser.engine.execution.startup.models import (
     load_models,
     start_models,
 )
+from faser.engine.execution.startup.ngram_text import counted_ngram_model
 from faser.engine.execution.startup.warm_up import prepare_kernels, profile_memory
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.sequence_matchers import SequenceMatchers
@@ -163,7 +164,14 @@ def _load_parts(
     for each in files:
         check_context(config, each, each.max_positions)
     grammars = _grammars(config, files[0])
-    ngram_model = find_ngram_model(config.speculation, directory, files[0].spec.vocab_size)
+    ngram_model = find_ngram_model(
+        config.speculation,
+        directory,
+        files[0].spec.vocab_size,
+        tokenizer=Path(config.tokenizer or directory),
+        kept_in=cache_dir() / "ngrams",
+        report=report,
+    )
     backend = engine_backend(config, report)
     ranks = None if config.tensor_parallel_size == 1 else Ranks(config, directory)
     if ranks is not None:
@@ -223,11 +231,20 @@ def _grammars(config: EngineConfig, target: ModelFiles) -> GrammarCompiler:
     return found
 
 
-def find_ngram_model(speculation: SpeculationConfig, directory: Path, vocab_size: int) -> NgramModel | None:
-    """The n-gram model that the configuration names, else the one that comes with this package for the target.
+def find_ngram_model(
+    speculation: SpeculationConfig,
+    directory: Path,
+    vocab_size: int,
+    *,
+    tokenizer: Path,
+    kept_in: Path,
+    report: ProgressCallback,
+) -> NgramModel | None:
+    """The n-gram model that the configuration names, else the target's own, else one counted for its tokenizer.
 
-    directory: of the target; its name is the model's. None: there is none, or no drafter asks for it. Raises
-    ConfigError where the method is ngram_model and there is none, and as load does.
+    directory: of the target; its name is the model's. tokenizer, kept_in, report: as for counted_ngram_model.
+    None: there is none, or no drafter asks for it. Raises ConfigError where the method is ngram_model and there is
+    none, and as load does.
     """
     named = speculation.ngram_model
     if not any(each.name == "ngram_model" for each in speculation.drafters):
@@ -236,12 +253,17 @@ def find_ngram_model(speculation: SpeculationConfig, directory: Path, vocab_size
         path = shipped_ngram_model(directory.name, vocab_size)
     else:
         path = None if named == NONE else Path(named)
-    if path is None and speculation.method == "ngram_model":
+    if path is not None:
+        return load(path, vocab_size=vocab_size)
+    found = None
+    if named != NONE:
+        found = counted_ngram_model(tokenizer, vocab_size, kept_in, report)
+    if found is None and speculation.method == "ngram_model":
         raise ConfigError(
-            "method is ngram_model; it needs 'ngram_model', a file: "
-            f"none comes with this package for {directory.name}"
+            "method is ngram_model; it needs 'ngram_model', a file: none comes with this package for "
+            f"{directory.name}, and none can be counted with its tokenizer"
         )
-    return None if path is None else load(path, vocab_size=vocab_size)
+    return found
 
 
 def engine_backend(config: EngineConfig, report: ProgressCallback) -> Backend:

@@ -543,17 +543,17 @@ def test_the_predicted_time_of_steps_counts_the_context_of_every_row(drafts: boo
     driver = Driver(
         speculates=Greedy(drafts=drafts),
         max_num_batched_tokens=9,
-        costs=CostModel(StepTimes.proportional(step_s=0.01, row_s=0.001, kv_token_s=1e-4, kv_row_token_s=1e-5)),
+        costs=CostModel(StepTimes.proportional(step_s=0.1, row_s=0.01, kv_token_s=1e-3, kv_row_token_s=1e-4)),
     )
     driver.add(asking("a", prompt=15), asking("bb", prompt=4))
     total_s = 0.0
     while driver.scheduler.has_work():
         plan = driver.plan()
         assert plan is not None
-        taken_s = 0.01
+        taken_s = 0.1
         for rows in plan.rows:
-            taken_s += 1e-4 * rows.start
-            taken_s += sum(0.001 + 1e-5 * (rows.start + row) * (row > 0) for row in range(len(rows.token_ids)))
+            taken_s += 1e-3 * rows.start
+            taken_s += sum(0.01 + 1e-4 * (rows.start + row) * (row > 0) for row in range(len(rows.token_ids)))
         driver.scheduler.commit(plan, replace(driver.executor.run(plan), run_s=taken_s))
         total_s += taken_s
     step = next(each for each in speculated(driver).roles if each.role == "step")
