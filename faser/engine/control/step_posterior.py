@@ -10,9 +10,9 @@ would find drafts too cheap. Both parts of a step are measured by themselves, so
 taken for host work.
 
 Levels of load share what they know: a and b have a normal posterior at each level, whose prior is that of all
-steps of any level, worth a tenth of them. Older steps are forgotten. g, h and k are factors on one line through the
-gaps of 1, 16 and 64 sequences, for all levels. Once drafts are there, h is spent: only k has to pay. Control plane,
-no torch.
+steps of any level, worth a tenth of them. Older steps are forgotten. g, h and k are factors on one line through
+the gaps of 1, 16 and 64 sequences, for all levels. Once drafts are there, h is spent and only k has to pay.
+Control plane, no torch.
 """
 
 from collections.abc import Mapping, Sequence

@@ -78,7 +78,7 @@ class Objective:
         return self._verify_s.take(num_drafted)
 
     def verify_upto_s(self, most: int) -> Floats:
-        """[most + 1] seconds of the step with 0 … most rows of drafts that are there, and what these add on the host."""
+        """[most + 1] seconds of the step with 0 … most draft rows, and what keeping any takes on the host."""
         found = self._verify_s[: most + 1]
         if kept_s := self._posterior.kept_s(self._decodes):
             found = found + kept_s

@@ -121,8 +121,8 @@ class Policy(Protocol):
     """Decides draft lengths; owns at most its own hysteresis. A subclass must define name and lengths.
 
     never_drafts: it never wants a draft, so it need not be asked. looks_first: every sequence is given a draft,
-    and only those that may be worth a row by row_price go on to `keep`. is_guarded: it decides by what drafts should
-    gain, so the guard may leave them out where they gain nothing; else it is told how much to draft.
+    and only those that may be worth a row by row_price go on to `keep`. is_guarded: it decides by what drafts
+    should gain, so the guard may leave them out where they gain nothing; else it is told how much to draft.
     """
 
     never_drafts: bool = False
