@@ -112,7 +112,8 @@ class SpeculationControl:
     details: summaries of requests list every draft. overlap: None never overlaps. times_itself: the host time that
     drafting exposes counts as a cost of it; False where time is simulated. guarded: where drafts made before steps
     turn out not to pay, no sequence drafts (Guard), under any policy that is not told how much to draft.
-    make_native: as in Acceptance. acceptance: None makes one. texts: in which decisions look up drafts by themselves, where acceptance is native;
+    make_native: as in Acceptance. acceptance: None makes one. texts: in which decisions look up drafts by
+    themselves, where acceptance is native;
     None: plans ask the data plane for them.
 
     A decision for a large batch serves several steps (CachedDecision). While no sequence drafts, the policy
