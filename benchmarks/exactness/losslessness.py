@@ -32,8 +32,6 @@ from benchmarks.runner import command_line, write_json
 from faser.config.engine import EngineConfig
 from faser.config.speculation import POLICIES, TEXT_METHODS
 from faser.engine.build import build_engine
-from faser.engine.checkpoints.embedded import SMOLLM2
-from faser.engine.checkpoints.ngram_model import shipped_ngram_model
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.models.loader import open_source
@@ -51,10 +49,6 @@ GREEDY, WARM = 0.0, 0.8
 AHEAD_AND_PRUNED = "draft_model, coupled, ahead and pruned"
 DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     **{method: {"method": method} for method in TEXT_METHODS if method != "grammar"},
-    "ngram_model": {
-        "method": "ngram_model",
-        "ngram_model": str(shipped_ngram_model(SMOLLM2.name, 49152)),
-    },
     "auto, text": {"method": "auto"},
     "auto, text and model": {"method": "auto", "model": "drafter"},
     "draft_model, greedy": {"method": "draft_model", "model": "drafter", "draft_sample_method": "greedy"},

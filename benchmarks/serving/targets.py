@@ -2,18 +2,20 @@
 
     python -m benchmarks.serving.targets QUESTIONS.jsonl OUT.json --trace AZURE.csv [--model MODEL] [--base
     CHECKOUT]
-        [--loads 0.5,0.7,0.9,1.1] [--seconds 60] [--rounds 3] [--arm NAME='FLAGS' ...] [--max-tokens 64]
+        [--loads 0.5,0.7,0.9,1.1] [--seconds 60] [--rounds 3] [--arms off,fixed,new] [--arm NAME='FLAGS' ...]
+        [--max-tokens 64]
 
-Arms: off; fixed (3 draft tokens); new (default flags, requests whose targets cannot be met are refused); and with
---base today, the default flags of another checkout. Every arm is a server of its own, frozen while another one is
-measured; a round visits every load, and in it every arm, in turn. Stretches of the trace (Azure LLM inference
-trace, arXiv 2311.18677) keep their bursts: their times are multiplied by one factor. Answers have the trace's
-lengths, at most --max-tokens; prompts are questions that people wrote. Each request has a cache_salt of its own.
+Arms: off; fixed (3 draft tokens); new (default flags, requests whose targets cannot be met are refused), or those
+of them that --arms names, off among them; and with --base today, the default flags of another checkout. Every arm
+is a server of its own, frozen while another one is measured; a round visits every load, and in it every arm, in
+turn. Stretches of the trace (Azure LLM inference trace, arXiv 2311.18677) keep their bursts: their times are
+multiplied by one factor. Answers have the trace's lengths, at most --max-tokens; prompts are questions that people
+wrote. Each request has a cache_salt of its own.
 
 The capacity is what arm off serves in a closed loop, in requests a second (or --capacity); a load is a share of
 it. The targets are --slo-ttft-ms and --slo-tpot-ms, or ten times and three times what a request takes alone under
-off. attainment counts all requests: one that was refused has missed. predicted: what /metrics says at the end of
-a run, the first token and further ones in milliseconds, null where the model does not know.
+off. attainment counts all requests: one that was refused has missed. predicted: what /metrics says when the
+last request of a run is due, the first token and further ones in milliseconds, null where the model does not know.
 """
 
 import argparse
@@ -48,6 +50,7 @@ ARMS = {
 }
 _WITH_TARGETS = (TODAY, NEW)  # arms whose requests name their targets
 _FIRST, _TOKEN = 10.0, 3.0  # targets, in times of a request that is alone
+Predicted = dict[str, float | None]  # milliseconds by name
 _GAUGE = r'^faser_predicted_{}_seconds{{[^}}]*statistic="mean"[^}}]*}} (\S+)$'
 
 
@@ -97,7 +100,7 @@ class Run:
     tpot: Times
     latency: Times
     tokens_per_s: float
-    predicted_ms: Mapping[str, float | None]
+    predicted_ms: Predicted
 
 
 def main() -> None:
@@ -130,9 +133,8 @@ def _measure(
         asks = _stretch(asked, trace, prompts, labels["load"] * rate, number, f"{labels['load']}-{arm}")
         with servers[arm].awake():
             began_s = time.perf_counter()
-            answers = _serve(servers[arm].url, asks, targets if arm in _WITH_TARGETS else None)
+            answers, predicted = _serve(servers[arm].url, asks, targets if arm in _WITH_TARGETS else None)
             seconds = time.perf_counter() - began_s
-            predicted = _predicted(servers[arm].url)
         return _run(answers, targets, seconds, predicted)
 
     conditions = {
@@ -155,7 +157,8 @@ def _measure(
 def _recipes(asked: argparse.Namespace, folder: Path) -> dict[str, Recipe]:
     model = [] if asked.model is None else [asked.model]
     shared = [*model, *shlex.split(asked.server_args)]
-    arms = {**ARMS, **{name: tuple(shlex.split(flags)) for name, flags in asked.arm}}
+    chosen = {name: flags for name, flags in ARMS.items() if name in asked.arms}
+    arms = {**chosen, **{name: tuple(shlex.split(flags)) for name, flags in asked.arm}}
     found = {name: faser_recipe(name, [*shared, *flags], folder) for name, flags in arms.items()}
     if asked.base is not None:
         recipe = faser_recipe(TODAY, shared, folder)
@@ -170,7 +173,7 @@ def _warm_up(prompts: Sequence[Prompt]) -> list[Ask]:
 
 def _targets(asked: argparse.Namespace, url: str, prompts: Sequence[Prompt]) -> Targets:
     alone = [
-        _serve(url, [Ask(at_s=0.0, prompt=each, max_tokens=32, salt=f"alone-{at}")], None)[0]
+        _serve(url, [Ask(at_s=0.0, prompt=each, max_tokens=32, salt=f"alone-{at}")], None)[0][0]
         for at, each in enumerate(prompts[:6])
     ]
     first_ms = 1000 * median(each.first_s for each in alone)
@@ -218,21 +221,29 @@ def _stretch(
     ]
 
 
-def _serve(url: str, asks: Sequence[Ask], targets: Targets | None) -> list[Answer]:
+def _serve(url: str, asks: Sequence[Ask], targets: Targets | None) -> tuple[list[Answer], Predicted]:
     """Send each at its time, whatever became of the others."""
     return asyncio.run(_open_loop(url, asks, targets))
 
 
-async def _open_loop(url: str, asks: Sequence[Ask], targets: Targets | None) -> list[Answer]:
+async def _open_loop(url: str, asks: Sequence[Ask], targets: Targets | None) -> tuple[list[Answer], Predicted]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_TIMEOUT_S, trust_env=False, limits=limits) as http:
         began_s = time.perf_counter()
 
+        async def wait_until(at_s: float) -> None:
+            await asyncio.sleep(max(at_s - (time.perf_counter() - began_s), 0.0))
+
         async def one(ask: Ask) -> Answer:
-            await asyncio.sleep(max(ask.at_s - (time.perf_counter() - began_s), 0.0))
+            await wait_until(ask.at_s)
             return await _ask(http, ask, targets, began_s + ask.at_s)
 
-        return list(await asyncio.gather(*(one(ask) for ask in asks)))
+        async def predicted() -> Predicted:
+            await wait_until(max(ask.at_s for ask in asks))
+            return _predicted((await http.get("/metrics")).text)
+
+        answers, found = await asyncio.gather(asyncio.gather(*(one(ask) for ask in asks)), predicted())
+        return answers, found
 
 
 async def _ask(http: httpx.AsyncClient, ask: Ask, targets: Targets | None, due_s: float) -> Answer:
@@ -261,19 +272,16 @@ async def _ask(http: httpx.AsyncClient, ask: Ask, targets: Targets | None, due_s
     return Answer(first_s=first_s, last_s=last_s, num_tokens=num_tokens, status=response.status_code)
 
 
-def _predicted(url: str) -> dict[str, float | None]:
+def _predicted(text: str) -> Predicted:
     """Milliseconds; None where the model does not know, or the server predicts nothing."""
-    text = httpx.get(f"{url}/metrics", timeout=30, trust_env=False).text
-    found: dict[str, float | None] = {}
+    found: Predicted = {}
     for name in ("ttft", "tpot", "latency"):
         values = [float(value) for value in re.findall(_GAUGE.format(name), text, re.MULTILINE)]
         found[name] = round(1000 * values[0], 2) if values and math.isfinite(values[0]) else None
     return found
 
 
-def _run(
-    answers: Sequence[Answer], targets: Targets, seconds: float, predicted: Mapping[str, float | None]
-) -> Run:
+def _run(answers: Sequence[Answer], targets: Targets, seconds: float, predicted: Predicted) -> Run:
     whole = [each for each in answers if each.num_tokens]
     refused = sum(
         each.status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE) for each in answers
@@ -318,6 +326,7 @@ def _arguments() -> argparse.Namespace:
     add("--model", help="[the default model]")
     add("--base", type=Path, metavar="CHECKOUT", help="of the arm today")
     add("--arm", type=named, action="append", default=[], metavar="NAME=FLAGS")
+    add("--arms", type=lambda text: text.split(","), default=list(ARMS), help="of off, fixed and new [all]")
     add("--server-args", default="", metavar="FLAGS", help="of all arms")
     add("--loads", type=lambda text: [float(each) for each in text.split(",")], default=[0.5, 0.7, 0.9, 1.1])
     add("--seconds", type=float, default=60.0)

@@ -51,7 +51,7 @@ def main() -> None:
     asked = _arguments()
     settings = (
         {"machine": name, "split": split, "arm": arm, "seed": seed}
-        for seed in range(asked.seeds)
+        for seed in range(asked.first_seed, asked.first_seed + asked.seeds)
         for split in asked.splits
         for name in asked.machines
         for arm in asked.arms
@@ -187,6 +187,7 @@ def _arguments() -> argparse.Namespace:
     add("--splits", type=lambda text: text.split(","), default=["1:1:1", "1:2:3"])
     add("--arms", type=lambda text: text.split(","), default=list(ARMS))
     add("--seeds", type=int, default=3)
+    add("--first-seed", type=int, default=0, help="others than those that rules were chosen by [0]")
     add("--seconds", type=float, default=float("inf"), help="after which no further run begins")
     return parser.parse_args()
 

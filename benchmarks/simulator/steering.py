@@ -1,6 +1,7 @@
 """Attainment by load where every request has targets: no drafts, fixed lengths, drafts alone, all that steers.
 
     python -m benchmarks.simulator.steering OUT.json [--trace AZURE.csv] [--machines cpu,h200] [--requests 600]
+        [--seeds 3] [--first-seed 0]
 
 The real scheduler serves requests at shares of the capacity without drafts, on the simulator's clock. Arms:
 
@@ -50,7 +51,7 @@ def main() -> None:
     asked = _arguments()
     settings = (
         {"machine": name, "arm": arm, "load": load, "seed": seed}
-        for seed in range(asked.seeds)
+        for seed in range(asked.first_seed, asked.first_seed + asked.seeds)
         for name in asked.machines
         for load in asked.loads
         for arm in asked.arms
@@ -181,6 +182,7 @@ def _arguments() -> argparse.Namespace:
     add("--loads", type=lambda text: [float(each) for each in text.split(",")], default=list(LOADS))
     add("--requests", type=int, default=600, help="of a run [600]")
     add("--seeds", type=int, default=3)
+    add("--first-seed", type=int, default=0, help="others than those that rules were chosen by [0]")
     add("--seconds", type=float, default=float("inf"), help="after which no further run begins")
     return parser.parse_args()
 

@@ -19,6 +19,7 @@ from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
+from faser.engine.control.step_posterior import KEPT, PLAIN
 
 GAPS_S = {1: 0.0011, 16: 0.0014, 64: 0.0022}
 ACCEPTANCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -82,8 +83,8 @@ def _tokens_per_s(
     def control(_costs: CostModel, clock: SimulatedClock) -> SpeculationControl:
         costs = CostModel(times, schedules_async=knows)
         for _ in range(_OBSERVED if knows else 0):
-            costs.posterior.observe_gap(count, gap_s, drafts=True)
-            costs.posterior.observe_gap(count, 0.0, drafts=False)
+            costs.posterior.observe_gap(count, gap_s, KEPT)
+            costs.posterior.observe_gap(count, 0.0, PLAIN)
         return parse_policy(policy, cap=CAP).make_control(costs, clock, drafter=drafter, cap=CAP, num_slots=SLOTS)
 
     machine = Machine(costs=CostModel(times), max_num_seqs=SLOTS, step_overhead_s=0.0, draft_overhead_s=gap_s)

@@ -27,16 +27,19 @@ from benchmarks.simulator.trace import RequestTrace, Trace, read_trace
 from benchmarks.speculation import free_rows
 from faser.config.environment import cache_dir
 from faser.config.speculation import SpeculationConfig
-from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel, load, shipped_ngram_model
+from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel
+from faser.engine.checkpoints.source import cached
 from faser.engine.contract.drafts import DraftTable
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.contract.step_times import CostTable
 from faser.engine.control.speculation.acceptance import Acceptance, point_mass_outcomes, sampled_tokens
 from faser.engine.execution.drafting.text import LookupDrafter, ngram_table, text_rules
+from faser.engine.execution.startup.ngram_text import counted_ngram_model
+from faser.engine.text.tokenizer import load_tokenizer
 from faser.kernels.cpu.text_index import text_library
 from faser.types import SamplingParams
 
-DEFAULT_MODEL, DEFAULT_VOCABULARY = "SmolLM2-135M-Instruct", 49152
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 RESULTS = Path(__file__).parents[1] / "results"
 CAP, MOST_DRAFT_ROWS = 16, 15
 CONTEXTS = (5, 4, 3, 2, 1)  # tokens before a candidate that was counted in the text
@@ -269,8 +272,9 @@ def prices_of(model: str) -> dict[str, list[float]]:
 def counted(trace: Trace) -> Json:
     """Every arm with every price and every number of rows."""
     name = Path(trace.model).name
-    shipped = shipped_ngram_model(DEFAULT_MODEL, DEFAULT_VOCABULARY) if name == "embedded" else None
-    of = Counted(None if shipped is None else load(shipped, vocab_size=DEFAULT_VOCABULARY))
+    directory = cached(None if name == "embedded" else name, cache_dir())
+    vocab_size = load_tokenizer(directory).vocab_size
+    of = Counted(counted_ngram_model(directory, vocab_size, cache_dir() / "ngrams", lambda *_: None))
     answers = [of.places(request, trace.temperature) for request in trace.requests]
     cells = []
     settings: list[tuple[str, list[float], int | None]] = [

@@ -7,10 +7,9 @@ speculation, policy, look-ups, statistics that leave ten times a second, message
 model the target "samples" what follows in the questions' own text, so drafts are right as often as text repeats
 itself. Steps without drafts are those of an engine whose guard has found that drafts do not pay.
 
-    control     deciding, choosing, cutting, laying out, committing, learning; with the engine's loop
-    look-up     the data plane's answer to a plan for drafts
+    control     deciding, looking up, choosing, cutting, laying out, committing, learning; with the engine's loop
     messages    statistics and the frame of the deltas
-    sum         control and messages: the part that the bars are for
+    sum         both: what the bars are for
 
 The checkouts take turns: benchmarks/speed/checkouts. Milliseconds of the thread's processor time a step, medians.
 """
@@ -23,7 +22,7 @@ from benchmarks.speed.checkouts import compare, options_of
 BARS_US = {"drafts": (60, 60, 75, 130, 280), "no drafts": (45, 50, 65, 110, 240)}  # at 1, 4, 16, 64, 256
 SEQUENCES = (1, 4, 16, 64, 256)
 RUN = '''
-import json, time
+import gc, json, time
 from faser.cli.bench_prompts import BenchPrompt
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
@@ -47,14 +46,11 @@ class Target:
     """Samples what follows in the text; drafts by the engine's own drafter."""
 
     def __init__(self, drafter, costs):
-        self.drafter, self.costs, self.begins, self.spent_s = drafter, costs, {}, {"run": 0.0, "look-up": 0.0}
+        self.drafter, self.costs, self.begins, self.run_s = drafter, costs, {}, 0.0
 
     def draft(self, plan, during=None):
-        began_s = time.thread_time()
         self._release(plan.released)
-        answer = drafts_of(plan, self.drafter.propose(plan), 0.0, 2e-5)
-        self.spent_s["look-up"] += time.thread_time() - began_s
-        return answer
+        return drafts_of(plan, self.drafter.propose(plan), 0.0, 2e-5)
 
     def run(self, plan):
         began_s = time.thread_time()
@@ -77,7 +73,7 @@ class Target:
         self.drafter.commit(told, [count for count in counts if count], tokens)
         run_s = self.costs.step_s(plan.num_rows, plan.kv_tokens)
         result = StepResult(step=plan.step, counts=counts, token_ids=tokens, run_s=run_s)
-        self.spent_s["run"] += time.thread_time() - began_s
+        self.run_s += time.thread_time() - began_s
         return result
 
     def _release(self, slots):
@@ -101,11 +97,13 @@ def keep(drafter):
 for count in map(int, counts):
     config = EngineConfig(max_num_seqs=count, max_num_batched_tokens=max(2048, 20 * count))
     built = build(config, directory, lambda *_: None, wrap_drafter=keep)
+    gc.collect()
+    gc.freeze()  # as the engine's process does
     engine, report = built.engine, StatsReport(built.engine)
     target = engine._executor = Target(drafters[-1], built.costs)
     scheduler = engine._scheduler
     control = scheduler._speculation
-    guard, spent_s = control._guard, {"messages": 0.0}
+    spent_s = {"messages": 0.0}
     for i in range(count):
         prompt = tuple(text[STRIDE * i : STRIDE * i + PROMPT])
         sampling = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True, seed=i)
@@ -117,22 +115,17 @@ for count in map(int, counts):
         frame(Deltas(deltas, report.due()))
         spent_s["messages"] += time.thread_time() - began_s
 
-    def outside():
-        return target.spent_s["run"] + target.spent_s["look-up"]
-
     clocks = {
-        "control": lambda: time.thread_time() - outside() - spent_s["messages"],
-        "look-up": lambda: target.spent_s["look-up"],
+        "control": lambda: time.thread_time() - target.run_s - spent_s["messages"],
         "messages": lambda: spent_s["messages"],
-        "sum": lambda: time.thread_time() - outside(),
+        "sum": lambda: time.thread_time() - target.run_s,
     }
     for arm, own in {"drafts": None, "no drafts": Never()}.items():
         control._guard = own
         for _ in range(60):
             step()
         for part, clock in clocks.items():
-            if arm == "drafts" or part != "look-up":
-                measure(f"{arm}, {part}, {count}", step, clock)
+            measure(f"{arm}, {part}, {count}", step, clock)
 '''
 
 

@@ -89,7 +89,7 @@ class SpeculationConfig:
     draft model. MTP: the target's own layer, without `model`. draft_vocab_size: how many tokens that layer chooses
     from, the first of the vocabulary; those that end generation are added. None: all.
     suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model: file of the n-gram model;
-    NONE: none; None: the one of the package, for the default model. table:
+    NONE: none; None: counted with the tokenizer in the answers of the package. table:
     (first, last, gamma) by number of sequences, ascending without gaps. classes: settings of each class of
     requests, by name. admission: of requests without a class, as in SpeculationParams.
     """

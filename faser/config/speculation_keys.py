@@ -102,7 +102,8 @@ KEYS: tuple[Setting, ...] = (
     _key(
         "ngram_model",
         Kind.TEXT,
-        "File of the n-gram model, or 'none'. None: the default model's own, and no n-gram model for others.",
+        "File of the n-gram model, or 'none'. None: one is counted with the model's tokenizer in answers of the "
+        "package.",
     ),
     _key(
         "num_speculative_tokens_per_batch_size",

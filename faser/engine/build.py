@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from faser.config.engine import KV_CACHE_DIR_ON_GPU, EngineConfig
-from faser.engine.contract.native_acceptance import MakeNativeAcceptance
+from faser.engine.contract.native_acceptance import MakeNativeAcceptance, Texts
 from faser.engine.contract.plan import Executor
 from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.control.audit import Auditor
@@ -121,7 +121,7 @@ def build(
     clock, control = WallClock(), None
     if parts.speculates and step_times is not None and costs is not None:
         overlap = _overlap(parts, executor.lanes)
-        control = _speculation_control(parts, costs, clock, overlap, report)
+        control = _speculation_control(parts, costs, clock, overlap, executor.texts, report)
         if keeps:
             learned = LearnedFile(learned_path(parts), control, times=step_times.measured_at)
     trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
@@ -251,6 +251,7 @@ def _speculation_control(
     costs: CostModel,
     clock: Clock,
     overlap: OverlapOptions | None,
+    texts: Texts | None,
     report: ProgressCallback,
 ) -> SpeculationControl:
     config = parts.config
@@ -262,6 +263,7 @@ def _speculation_control(
         details=config.per_request_spec_decode_metrics == "detailed",
         overlap=overlap,
         make_native=native_acceptance(partial(load_index, report)),
+        texts=texts,
     )
 
 

@@ -92,7 +92,7 @@ class Engine:
         self._gaps.begin_step()
         if self._launched is not None:
             return self._finish(self._launched, began_s)
-        drafts: DraftPlan | Drafts | None = self._scheduler.propose()
+        drafts = self._scheduler.propose()
         while isinstance(drafts, DraftPlan):
             found = self._executor.draft(drafts)
             self._gaps.drafted(found)

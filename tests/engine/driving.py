@@ -200,7 +200,7 @@ class Driver:
     def plan(self) -> StepPlan | None:
         requests = self.scheduler.propose()
         self.scheduler.check_invariants()
-        if requests is not None:
+        if isinstance(requests, DraftPlan):
             self.scheduler.drafted(self.executor.draft(requests))
         plan = self.scheduler.plan()
         self.scheduler.check_invariants()

@@ -1,11 +1,12 @@
-"""NgramModel: which token follows the last one to three, counted in text that the model itself has made up.
+"""NgramModel: which token follows the last one to three, counted in text that models themselves have made up.
 
-A model's own answers to questions of its own making tell which words follow which in its answers to others. The
-table knows no client's text: it is made before the model serves, and nothing is ever added to it. The file is
-numpy's .npz. Source: arXiv 2411.03786, whose bigrams come from the model's weights instead.
+Models' answers to questions of their own making tell which words follow which in answers to others. The table
+knows no client's text: it is made before the model serves, and nothing is ever added to it. The file is numpy's
+.npz. Source: arXiv 2411.03786, whose bigrams come from the model's weights instead.
 """
 
 import json
+import lzma
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -26,7 +27,8 @@ _DOUBT = 2.0  # tokens of context that make one occurrence an even bet are 2
 _FORMAT = 1
 _ARRAYS = ("contexts", "following", "shares")
 _SHARES = 255  # chances are stored in steps of 1 / 255
-_SHIPPED = Path(__file__).parent / "ngrams"  # MODEL-VOCABULARY.npz, counted in the model's own answers
+ANSWERS_END = "\x1e"  # between two answers of the text
+_SHIPPED = Path(__file__).parent / "ngrams"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,21 +80,21 @@ def count(
     )
 
 
-def shipped_ngram_model(model_name: str, vocab_size: int) -> Path | None:
-    """The file that comes with this package for a model of this name and vocabulary; None: there is none."""
-    path = _SHIPPED / f"{model_name.lower()}-{vocab_size}.npz"
-    return path if path.exists() else None
+def shipped_answers() -> list[str]:
+    """The answers that come with this package, to be counted with any tokenizer."""
+    return lzma.decompress((_SHIPPED / "answers.txt.xz").read_bytes()).decode().split(ANSWERS_END)
 
 
 def save(model: NgramModel, path: Path) -> None:
     about = json.dumps({"format": _FORMAT, **model.about})
-    np.savez_compressed(
-        path,
-        contexts=model.contexts,
-        following=model.following,
-        shares=_stored(model.chances),
-        about=np.array(about),
-    )
+    with path.open("wb") as file:  # to a name numpy would add its own suffix
+        np.savez_compressed(
+            file,
+            contexts=model.contexts,
+            following=model.following,
+            shares=_stored(model.chances),
+            about=np.array(about),
+        )
 
 
 def load(path: Path, *, vocab_size: int) -> NgramModel:

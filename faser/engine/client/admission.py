@@ -9,6 +9,9 @@ that will run by then (TargetRoom), which prompts that come meanwhile lengthen. 
 share the engine fairly, which a prediction leaves out. Its errors are followed: targets are compared with what
 nine in ten of the latest requests would have needed.
 
+Steps tell the pace: after a slow moment every request would be refused, none would run, and the pace would remain.
+An engine on which nothing runs therefore takes a request now and then, whatever is predicted.
+
 A request whose targets were given up, because it was degraded or is patient, is looked at again while it waits:
 when the line has become shorter it gets back the best class whose targets can still be met.
 """
@@ -18,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from faser.engine.client.prefix_reach import PrefixReach
+from faser.engine.client.affinity import PrefixReach
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.target_room import TargetRoom, due_s
 from faser.errors import TargetError
@@ -32,6 +35,7 @@ _FOLLOW = 0.05  # of the logarithm of a margin, for a request
 _PROMPTS_S = 10.0  # of first tokens that say how much prompts lengthen steps
 _FOLLOW_ANSWERS = 0.05  # weight of the newest answer
 _MOST_RETRY_S = 600
+_STALE_S = 5.0  # without a first token, after which an idle engine's pace has to be measured again
 _LOOK_PERIOD_S = 0.05  # between looks at requests whose targets were given up
 _MOST_LOOKS = 4  # of predictions that fail, at once
 
@@ -70,7 +74,7 @@ class Admission:
         self._classes, self._on_decision = classes, on_decision
         self._open: dict[str, _InFlight] = {}
         self._hoping: deque[str] = deque()  # ids of those whose targets were given up, the next to look at first
-        self._look_due_s = 0.0
+        self._look_due_s = self._measured_s = 0.0
         self._num_samples = self._num_paced = 0
         self._room = TargetRoom()
         self._prefixes = PrefixReach()
@@ -93,9 +97,10 @@ class Admission:
             if missed is Target.NONE:
                 return self._enter(_due(request), prediction, given_up)
             assert prediction is not None
-            if asked.admission == WAIT:
+            is_stale = not self._open and now_s >= self._measured_s + _STALE_S
+            if asked.admission == WAIT or (asked.admission == REFUSE and is_stale):
                 self._on_decision(asked.class_name, Decision.WAITS, missed)
-                if self._missed(prediction, asked.slo) is Target.NONE:
+                if is_stale or self._missed(prediction, asked.slo) is Target.NONE:
                     return self._enter(_due(request), prediction, given_up)
                 return self._enter(replace(request, is_patient=True), None, (*given_up, request))
             if asked.admission == REFUSE:
@@ -169,7 +174,7 @@ class Admission:
     def first_token(self, request_id: str, now_s: float, *, num_cached: int = 0) -> None:
         """A request has its first token. num_cached: tokens of its prompt that were not computed."""
         found = self._open[request_id]
-        request = found.request
+        request, self._measured_s = found.request, now_s
         found.has_begun = found.has_first = True
         self._prefixes.note(request, num_cached)
         if self.pace is not None and (found.is_paced or request.due_s is not None):

@@ -1,7 +1,9 @@
-"""Affinity: which of several engines has seen the beginning of a prompt, and when that is worth a longer queue.
+"""Affinity: which of several engines has seen the beginning of a prompt, when that is worth a longer queue, and
+how much of the prompt an engine's prefix cache will hold.
 
 What an engine has seen is what was sent to it, not what its cache still holds: the caches need not be asked. A
-prompt comes in pieces, of tokens or of bytes. Knows no engine and no request.
+prompt comes in pieces, of tokens or of bytes. How much is cached is an expectation, by what was cached of the
+latest requests with the same first block. Knows no engine.
 """
 
 from collections import OrderedDict
@@ -9,9 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import TypeVar
 
+from faser.types import Request
+
 _MOST_PIECES = 1 << 16  # that are remembered of each engine
 _SLACK = 4  # samples that an engine may have more than the least busy one, for the sake of a prefix
 _SLACK_SHARE = 0.25  # of the least busy one's samples, in addition
+_BLOCK = 16  # tokens that prompts have to share, so that they count as alike
+_MOST_BLOCKS = 4096  # that are remembered; the least recently used one goes first
+_FOLLOW = 0.5  # weight of the newest request
 
 T = TypeVar("T")
 
@@ -56,3 +63,27 @@ def best_first(engines: Iterable[T], known: Callable[[T], int], num_samples: Cal
         by_work.remove(best)
         by_work.insert(0, best)
     return by_work
+
+
+class PrefixReach:
+    """Cached tokens of prompts, as a mean by first block that follows the newest ones."""
+
+    def __init__(self) -> None:
+        self._cached: OrderedDict[int, float] = OrderedDict()
+
+    def uncached(self, request: Request) -> int:
+        """How many tokens of the prompt will have to be computed: one at least."""
+        return max(len(request.prompt_token_ids) - round(self._cached.get(_key(request), 0.0)), 1)
+
+    def note(self, request: Request, num_cached: int) -> None:
+        """Take in how many tokens of a prompt were cached when it began."""
+        key = _key(request)
+        known = self._cached.get(key)
+        self._cached[key] = num_cached if known is None else known + _FOLLOW * (num_cached - known)
+        self._cached.move_to_end(key)
+        if len(self._cached) > _MOST_BLOCKS:
+            self._cached.popitem(last=False)
+
+
+def _key(request: Request) -> int:
+    return hash((request.cache_salt, request.prompt_token_ids[:_BLOCK]))

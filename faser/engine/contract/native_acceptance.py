@@ -27,6 +27,20 @@ class SampledStep(NamedTuple):
         return {slot: tuple(self.token_ids[end - n : end]) for slot, n, end in pairs if n and slot >= 0}
 
 
+class Texts(Protocol):
+    """The texts of the sequences, by slot, that drafts are looked up in.
+
+    address: of the native index (native/lookup.cpp). method_ids: of the methods that it asks, in order.
+    """
+
+    address: int
+    method_ids: Ints
+
+    def are_all(self) -> bool:
+        """Whether a draft can come from nothing else now, and nothing but the model has a say about it."""
+        ...
+
+
 class NativeAcceptance(Protocol):
     """Computes with the arrays that it was made for; see the functions of Acceptance by these names."""
 
@@ -38,6 +52,20 @@ class NativeAcceptance(Protocol):
         self, drafts: DraftTable, count: int, requested: Ints | None, row_price: float
     ) -> tuple[Ints, tuple[Ints, Ints, Ints, Ints, Floats], Floats]:
         """The second of these are the columns of a DraftTable."""
+        ...
+
+    def look(
+        self, texts: Texts, slots: Ints, limits: Ints, row_price: float
+    ) -> tuple[tuple[Ints, Ints, Ints, Ints, Floats], Floats, int]:
+        """Look up drafts of at most limits[i] tokens, [S], and choose among them.
+
+        Returns as `choose` the drafts and their survival, then how many have a first token whose survival exceeds
+        row_price.
+        """
+        ...
+
+    def judge_look(self, sampled: SampledStep, drafts: DraftTable, kept: Ints) -> Ints:
+        """See StepDrafts.judge; of the drafts that `look` has found last, and of those that it has not taken."""
         ...
 
     def note(self, slots: Ints, reached: Ints, survival: Floats, *, from_text: bool) -> None: ...

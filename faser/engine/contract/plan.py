@@ -297,11 +297,18 @@ class StepResult:
 
     def by_sequence(self) -> list[tuple[int, ...]]:
         """The tokens of each sequence."""
-        token_ids = self.token_ids
-        if len(token_ids) == len(self.counts) and 0 not in self.counts:
-            return [(token_id,) for token_id in token_ids]
-        ends = accumulate(self.counts)
-        return [tuple(token_ids[end - count : end]) for count, end in zip(self.counts, ends, strict=True)]
+        token_ids, counts = self.token_ids, self.counts
+        if len(token_ids) == len(counts) and 0 not in counts:
+            return [*zip(token_ids)]
+        found: list[tuple[int, ...]] = []
+        begin = 0
+        for at, count in [(at, count) for at, count in enumerate(counts) if count != 1]:
+            ones = begin + at - len(found)
+            found += zip(token_ids[begin:ones])
+            begin = ones + count
+            found.append(tuple(token_ids[ones:begin]))
+        found += zip(token_ids[begin:])
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import StepPlan, StepResult, StepSpan
-from faser.engine.control.step_cost import CostModel
+from faser.engine.control.step_cost import CostModel, steps_to_skip
 
 _STEPS_KEPT = 300  # of a level; older ones fade
 _ENOUGH = 8  # steps after which a level is known
@@ -100,7 +100,7 @@ class PaceFit:
             self._passed_over -= 1
             return
         count, kv_tokens = len(plan.rows), plan.kv_tokens
-        self._passed_over = count // _SEQUENCES_PER_STEP
+        self._passed_over = max(count // _SEQUENCES_PER_STEP, steps_to_skip(result.run_s))
         self._last = _Step(
             num_sequences=count,
             num_prompt_rows=plan.num_rows - count - plan.num_drafts,

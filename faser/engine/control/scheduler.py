@@ -229,8 +229,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def propose(self) -> DraftPlan | None:
-        """Ask for the drafts of the next step; None: it has no drafts, or overlapped drafts are there already."""
+    def propose(self) -> DraftPlan | Drafts | None:
+        """Ask for the drafts of the next step; None: it has no drafts, or overlapped drafts are there already.
+
+        Drafts: they have been looked up, and nothing need be asked.
+        """
         assert not self._in_flight, f"step {self._step} has not been committed"
         self._drafts, self._drafting = None, []  # of a step that its sequences' end has left without rows
         if self._speculation is None:
@@ -245,6 +248,8 @@ class Scheduler:
             return None
         self._drafts = drafts
         self._drafting = [candidates[i] for i in drafts.chosen]
+        if drafts.is_looked:
+            return drafts.drafts
         pairs = zip(self._drafting, drafts.lengths.tolist(), strict=True)
         if drafts.looks_first:
             requests = [DraftRequest(sequence.held_slot, length) for sequence, length in pairs]
@@ -366,8 +371,9 @@ class Scheduler:
         """The rows that running sequences want after the step in flight: those of one row each, and prompts."""
         decoding: list[_FollowingRows] = []
         prompts: list[_FollowingRows] = []
+        positions = {sequence: at for at, sequence in enumerate(in_flight.sequences)}
         for sequence in self._running:
-            at = in_flight.positions.get(sequence)
+            at = positions.get(sequence)
             if at is not None and in_flight.rows.samples[at]:
                 if sequence.may_draft:  # else the step in flight samples its last token
                     decoding.append(_FollowingRows(sequence, 0, 0))
@@ -475,7 +481,7 @@ class Scheduler:
                 last=last,
             )
         deltas = StepDeltas()
-        taken = self._decoding.take(first.positions, sampled, result.token_ids, result.errors, deltas)
+        taken = self._decoding.take(first.sequences, sampled, result, deltas)
         self._generation_tokens += len(deltas.token_ids)
         if len(taken) < len(sampled):
             for at, (sequence, token_ids) in enumerate(zip(first.sequences, sampled, strict=True)):
@@ -570,6 +576,9 @@ class Scheduler:
         return found, others
 
     def _num_uncomputed(self) -> int:
+        members = len(self._decoding)
+        if members == len(self._running):
+            return members
         return sum([len(each.token_ids) - each.num_computed for each in self._running])
 
     def _room_to_draft(self, sequences: list[Sequence], lengths: list[int]) -> list[int]:
@@ -614,6 +623,8 @@ class Scheduler:
             if chunks is None:
                 return {}
             self._drafts, self._drafting = chunks, [sequences[i] for i in chunks.chosen]
+        elif self._drafts.is_decided:
+            return {}
         else:
             self._speculation.keep(self._drafts, self._drafting, self._room_to_draft)
         pairs = [(self._drafting[at], token_ids) for at, token_ids in self._drafts.verified()]
@@ -758,7 +769,6 @@ class Scheduler:
             _StepInFlight(
                 step=self._step,
                 sequences=step.sequences,
-                positions={sequence: at for at, sequence in enumerate(step.sequences)},
                 rows=step.rows,
                 drafts=drafts,
                 prediction=None if self._speculation is None else self._speculation.launch(plan),
@@ -977,14 +987,13 @@ class StepBuilder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepInFlight:
-    """A step in flight. sequences: in the order of the plan's rows; positions: of each there.
+    """A step in flight. sequences: in the order of the plan's rows.
 
     drafts: that it verifies; None: it has none. prediction: None in an engine that never drafts.
     """
 
     step: int
     sequences: list[Sequence]
-    positions: dict[Sequence, int]
     rows: StepRows
     drafts: StepDrafts | None
     prediction: StepPrediction | None

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 
 _OUTLIER = 3.0  # a measurement counts as at most this many times off: a page fault, a pause is no new machine
 
+_OFTEN_S, _MOST_SKIPPED = 0.03, 3  # times are learned about this often, and at least from one step in 4
 _FOLLOW_STEPS = 0.1  # weight of the newest step in the factor of its role
 _LARGEST_FACTOR = 20.0
 _FIRST_DENSE_ROWS = 2048
@@ -166,6 +167,14 @@ class CostModel:
 
     def stats(self) -> tuple[RoleStats, ...]:
         return tuple(each.stats(role.value) for role, each in self._roles.items())
+
+
+def steps_to_skip(seconds: float) -> int:
+    """Return how many steps after one that took this long teach nothing about times.
+
+    Short steps follow each other so fast that to learn from each costs a share of them, and brings little.
+    """
+    return min(_MOST_SKIPPED, int(_OFTEN_S / seconds)) if seconds > 0 else 0
 
 
 class VerificationCost(NamedTuple):

@@ -1,7 +1,8 @@
 """StepPosterior: what draft rows and the host's work for drafts cost now, as the steps so far have shown.
 
     seconds on the device      a · base + b · rows      base, rows: by the table; a draft row costs b / a of that
-    seconds without work       g + h where it drafts    h: the host decides, looks up and learns
+    seconds without work       g, + h where drafts are looked up or made, + k where rows of them are kept
+                               h, k: the host decides, looks up, learns; lays out, accepts
 
 The table was measured on an idle machine, batch by batch. Next to other programs a step is interrupted the more
 often the longer it computes, so its further rows slow down more than its first ones; a factor on the whole step
@@ -9,8 +10,9 @@ would find drafts too cheap. Both parts of a step are measured by themselves, so
 taken for host work.
 
 Levels of load share what they know: a and b have a normal posterior at each level, whose prior is that of all
-steps of any level, worth a tenth of them. Older steps are forgotten. h is one factor on a line through the gaps of
-1, 16 and 64 sequences, for all levels. Control plane, no torch.
+steps of any level, worth a tenth of them. Older steps are forgotten. g, h and k are factors on one line through
+the gaps of 1, 16 and 64 sequences, for all levels. Once drafts are there, h is spent and only k has to pay.
+Control plane, no torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +28,9 @@ _SHARED = 0.1  # what a step of any level is worth at each level
 # Seconds by which drafts delay a step, and for each of its sequences: a line through the gaps of 1, 16 and 64
 # sequences in benchmarks/results/host-gap.json (1.1, 1.4, 2.2 ms).
 _USUAL_S, _USUAL_SEQUENCE_S = 1.1e-3, 17e-6
+PLAIN, DRAFTED, KEPT = range(3)  # kinds of steps: without drafts; all drafts were cut; with draft rows
 _FOLLOW_GAPS = 0.05  # weight of the newest gap, once there are enough
+_FORGET_KEPT = 0.002  # with a step that keeps no row: where rows seem too dear, none would correct that
 _PRIOR_STEPS = 4  # the usual gap counts as this many measured ones: after 16 steps it weighs a fifth
 _MOST_SUM = 1e9
 _MOST_SAVED = 20.0  # steps that an earlier run counts as, at most
@@ -43,7 +47,8 @@ class StepPosterior:
         self._rows: dict[int, _RowSums] = {}  # by level
         self._all_rows = _RowSums()
         steps = _PRIOR_STEPS if schedules_async else 0
-        self._gaps = [_Gap(0.0, steps), _Gap(float(schedules_async), steps)]  # without drafts, with drafts
+        drafting = float(schedules_async)
+        self._gaps = [_Gap(0.0, steps), _Gap(drafting, steps), _Gap(drafting, steps)]  # by kind
 
     def row_factor(self, num_sequences: int) -> float:
         """How many times dearer draft rows are than their table says, compared with the rest of the step.
@@ -55,10 +60,17 @@ class StepPosterior:
 
     def host_s(self, num_sequences: int) -> float:
         """By how much the host delays a step of this many sequences if it drafts."""
-        plain, drafting = self._gaps
-        if not (plain.num_steps and drafting.num_steps):
+        return self._more_s(KEPT, PLAIN, num_sequences)
+
+    def kept_s(self, num_sequences: int) -> float:
+        """By how much the host delays a step whose drafts are there if rows of them are kept."""
+        return self._more_s(KEPT, DRAFTED, num_sequences)
+
+    def _more_s(self, kind: int, than: int, num_sequences: int) -> float:
+        gap, other = self._gaps[kind], self._gaps[than]
+        if not (gap.num_steps and other.num_steps):
             return 0.0
-        return max(drafting.mean - plain.mean, 0.0) * _usual_s(num_sequences)
+        return max(gap.mean - other.mean, 0.0) * _usual_s(num_sequences)
 
     def observe_rows(self, num_sequences: int, base_s: float, rows_s: float, device_s: float) -> None:
         """A step has taken device_s. Of that, by the table, its draft rows take rows_s and the rest base_s."""
@@ -74,9 +86,12 @@ class StepPosterior:
         self._all_rows.solve()
         level.solve(self._all_rows)
 
-    def observe_gap(self, num_sequences: int, gap_s: float, *, drafts: bool) -> None:
+    def observe_gap(self, num_sequences: int, gap_s: float, kind: int) -> None:
         """A step of this kind has left the device without work for gap_s."""
-        self._gaps[drafts].follow(gap_s / _usual_s(num_sequences))
+        self._gaps[kind].follow(gap_s / _usual_s(num_sequences))
+        if kind == DRAFTED and self._gaps[KEPT].num_steps:
+            kept, drafted = self._gaps[KEPT], self._gaps[DRAFTED]
+            kept.mean += _FORGET_KEPT * (drafted.mean - kept.mean)
 
     def saved(self) -> dict[str, Any]:
         """Return what a later run on the same machine may begin with."""
@@ -94,8 +109,8 @@ class StepPosterior:
         shared = _RowSums.from_saved(saved["rows"])
         levels = {int(level): _RowSums.from_saved(sums) for level, sums in saved["levels"].items()}
         gaps = [_Gap(float(mean), min(int(steps), _PRIOR_STEPS)) for mean, steps in saved["gaps"]]
-        if len(gaps) != 2 or not all(isfinite(each.mean) and each.num_steps >= 0 for each in gaps):
-            raise ValueError(f"gaps are {saved['gaps']}; two pairs of a mean and a number of steps are needed")
+        if len(gaps) != len(self._gaps) or not all(isfinite(each.mean) and each.num_steps >= 0 for each in gaps):
+            raise ValueError(f"gaps are {saved['gaps']}; three pairs of a mean and a number of steps are needed")
         shared.solve()
         for sums in levels.values():
             sums.solve(shared)

@@ -6,7 +6,8 @@ place, so it waits for none of those that come so much later: without targets th
 Unpaced sequences start only as far as TargetRoom lets them. Prompts get as many rows of a step as fit within the
 tightest target, a sixteenth of all rows at least, and one that is due gets those that it needs for that. How long
 tokens of paced sequences really take is followed: the room shrinks while they take longer than their targets, and
-grows again.
+grows again. Only sequences that gave a target per token up may use all of the room that the pace leaves: they came
+as the paced ones did, and prompts lengthen tokens more than they do.
 
 So none waits for ever: of q unpaced sequences in line the last one starts once q others, at most, have run one
 after the other; and a prompt whose patience is over is the first one of a step that gets rows. Knows the pace and
@@ -44,7 +45,7 @@ class TargetKeeper:
 
     def __init__(self, pace: PaceFit | None, clock: Clock, *, most_rows: int) -> None:
         self._pace, self._clock, self._most_rows = pace, clock, most_rows
-        self._room = TargetRoom()
+        self._room, self._shrunk_room = TargetRoom(), TargetRoom()
         self._due_s = 0.0
         self._factor = 1.0
         self._rows: list[int] = []  # of prompts, by the number of sequences that decode; empty: no limit
@@ -67,13 +68,18 @@ class TargetKeeper:
         if now_s >= self._due_s:
             self._due_s = now_s + _PERIOD_S
             self._follow(running, now_s)
-            self._limit(self._pace.pace(), self._factor * token_s)
+            pace = self._pace.pace()
+            self._room.fit(pace, token_s)
+            self._shrunk_room.fit(pace, self._factor * token_s)
+            self._limit_rows(pace, self._factor * token_s)
         return StepLimits(self, self._rows[min(num_decoding, len(self._rows) - 1)])
 
-    def may_start(self, running: Many[Sequence]) -> bool:
-        """Whether an unpaced sequence may start next to these."""
+    def may_start(self, running: Many[Sequence]) -> tuple[bool, bool]:
+        """Whether a sequence may start that never had a target per token, and one that gave it up."""
         num_paced = sum(map(is_paced, running))
-        return len(running) - num_paced < self._room.unpaced(num_paced)
+        num_asked = num_paced + sum(map(_was_paced, running))
+        without = len(running) - num_asked < self._shrunk_room.unpaced(num_asked)
+        return without, len(running) - num_paced < self._room.unpaced(num_paced)
 
     def rows_due(self, sequence: Sequence) -> int:
         """Rows that its prompt needs in the next step to be computed when it is due; all if that is over."""
@@ -100,8 +106,7 @@ class TargetKeeper:
             moved = self._factor * (_LESS if sum(ratios) > _WANTED * len(ratios) else _MORE)
             self._factor = min(max(moved, _LEAST), 1.0)
 
-    def _limit(self, pace: Pace, token_s: float) -> None:
-        self._room.fit(pace, token_s)
+    def _limit_rows(self, pace: Pace, token_s: float) -> None:
         self._step_s = float(token_s * pace.decoding_s(1) / pace.token_s(1))
         rows = np.unique(np.geomspace(1, self._most_rows, 24).astype(np.int64)).astype(np.float64)
         least = max(self._most_rows // _SHARE_OF_ROWS, 1)
@@ -138,7 +143,7 @@ class StepLimits:
         may_unpaced, has_rows = self._keeper.may_start(running), self._num_rows > 0
 
         def may_start(each: Sequence) -> bool:
-            has_room = may_unpaced or is_paced(each)
+            has_room = is_paced(each) or may_unpaced[_was_paced(each)]
             return has_room and (has_rows or each.request.due_s is not None) and (among is None or among(each))
 
         return waiting.first_of(may_start)
@@ -152,6 +157,11 @@ def is_paced(sequence: Sequence) -> bool:
     return sequence.request.token_target_ms is not None
 
 
-def kind_of(sequence: Sequence) -> tuple[bool, bool]:
+def _was_paced(sequence: Sequence) -> bool:
+    """It came with a target per token, which was given up."""
+    return not is_paced(sequence) and sequence.request.speculation.slo.tpot_ms is not None
+
+
+def kind_of(sequence: Sequence) -> tuple[bool, bool, bool]:
     """What StepLimits.next_to_start tells sequences apart by."""
-    return is_paced(sequence), sequence.request.due_s is not None
+    return is_paced(sequence), _was_paced(sequence), sequence.request.due_s is not None

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.native_acceptance import Texts
 from faser.engine.contract.plan import DrafterCheck, DraftPlan, LaunchedStep, StepPlan, StepResult, StepRows
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.drafting.cold_state import Rebuilds
@@ -24,6 +25,7 @@ from faser.engine.execution.drafting.drafter import (
     without_forbidden,
 )
 from faser.engine.execution.drafting.head_memory import HiddenStates
+from faser.engine.execution.drafting.text import texts_of
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import PendingResult
@@ -106,6 +108,11 @@ class ModelExecutor:
     def lanes(self) -> Lanes | None:
         """Where overlapped drafting runs; None where drafting always precedes the step."""
         return None if self._speculation is None else self._speculation.lanes
+
+    @property
+    def texts(self) -> Texts | None:
+        """Texts in which the control plane may look up drafts by itself; None: plans ask for all drafts."""
+        return None if self._speculation is None else texts_of(self._speculation.drafter, self._matchers)
 
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
         assert self._speculation is not None, "this engine has no drafter"

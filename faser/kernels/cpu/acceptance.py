@@ -8,7 +8,7 @@ import ctypes
 import weakref
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,13 @@ from faser.kernels.cpu.library import AcceptanceArraysStruct
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Columns = tuple[Ints, Ints, Ints, Ints, Floats]  # of a DraftTable: slots, methods, lengths, token_ids, confidences
+
+
+class Texts(Protocol):
+    """See contract/native_acceptance.py."""
+
+    address: int
+    method_ids: Ints
 
 
 class NativeAcceptance:
@@ -43,6 +50,7 @@ class NativeAcceptance:
         self._survival, self._choose = library.faser_acceptance_survival, library.faser_acceptance_choose
         self._note, self._hold = library.faser_acceptance_note, library.faser_acceptance_hold
         self._judge, self._drop = library.faser_acceptance_judge, library.faser_acceptance_drop
+        self._look, self._judge_look = library.faser_acceptance_look, library.faser_acceptance_judge_look
         self._learn, self._best_prefixes = library.faser_acceptance_learn, library.faser_best_prefixes
 
     def survival(self, drafts: Columns) -> Floats:
@@ -63,6 +71,38 @@ class NativeAcceptance:
         confidences, survival = real[: count * cap], real[count * cap :]
         columns = drafts[0][:count], methods, lengths, tokens, confidences.reshape(count, cap)
         return taken, columns, survival.reshape(count, cap + 1)
+
+    def look(self, texts: Texts, slots: Ints, limits: Ints, row_price: float) -> tuple[Columns, Floats, int]:
+        count, cap = len(slots), self._cap
+        numbers, tokens = np.empty((2, count), dtype=np.int64), np.empty((count, cap), dtype=np.int64)
+        real = np.empty(count * (2 * cap + 1))
+        wanted = id(texts.method_ids), count, id(slots), id(limits), row_price
+        num_promising: int = self._look(self._address, texts.address, *wanted, id(numbers), id(tokens), id(real))
+        if num_promising < 0:
+            raise KeyError(f"one of the slots {slots.tolist()} has no text")
+        methods, lengths = numbers
+        confidences, survival = real[: count * cap], real[count * cap :]
+        columns = slots, methods, lengths, tokens, confidences.reshape(count, cap)
+        return columns, survival.reshape(count, cap + 1), num_promising
+
+    def judge_look(
+        self, sampled: tuple[Sequence[int], Sequence[int], Sequence[int]], drafts: Columns, kept: Ints
+    ) -> Ints:
+        slots, counts, token_ids = sampled
+        came, num_came, tokens = array("q", slots), array("q", counts), array("q", token_ids)
+        accepted = np.empty(len(kept), dtype=np.int64)
+        self._judge_look(
+            self._address,
+            len(came),
+            came.buffer_info()[0],
+            num_came.buffer_info()[0],
+            tokens.buffer_info()[0],
+            len(kept),
+            *map(id, drafts),
+            id(kept),
+            id(accepted),
+        )
+        return accepted
 
     def note(self, slots: Ints, reached: Ints, survival: Floats, *, from_text: bool) -> None:
         self._note(self._address, from_text, len(slots), id(slots), id(reached), id(survival))

@@ -278,7 +278,10 @@ class AcceptanceArraysStruct(ctypes.Structure):
         *((name, c_void_p) for name in ("weights", "curvature", "depths", "offset", "precision")),
         *((name, c_void_p) for name in ("shift", "shift_precision", "own", "all")),
         *((name, c_double) for name in ("depth_scale", "curve_kept", "longest_step", "largest_offset")),
-        *((name, c_double) for name in ("precision_kept", "shift_prior", "shift_kept", "lowest", "highest")),
+        *(
+            (name, c_double)
+            for name in ("precision_kept", "shift_prior", "shift_kept", "lowest", "highest", "least_survival")
+        ),
         *((name, c_double) for name in ("largest_margin", "edge", "own_kept", "all_kept")),
     )
 
@@ -331,6 +334,8 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_acceptance_note": ((_P, _I, _L, _P, _P, _P), None),
     "faser_acceptance_hold": ((_P, _L, *_TABLE, _P, _P), None),
     "faser_acceptance_judge": ((_P, _L, _P, _P, _P, _L, *_TABLE, _P, _P, _L, *_TABLE, _P, _P, _L, _L, _I), None),
+    "faser_acceptance_look": ((_P, _P, _P, _L, _P, _P, _D, _P, _P, _P), _L),
+    "faser_acceptance_judge_look": ((_P, _L, _P, _P, _P, _L, *_TABLE, _P, _P), None),
     "faser_acceptance_drop": ((_P, _L), None),
     "faser_acceptance_learn": ((_P,), None),
     "faser_best_prefixes": ((_P, _L, _P, _P, _P, _P, _D, _P), _D),

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from faser.engine.checkpoints.embedded import SMOLLM2
-from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel, count, load, save, shipped_ngram_model
+from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel, count, load, save
 from faser.errors import ConfigError
 
 TEXTS = ((1, 2, 3, 1, 2, 3, 1, 2, 4), (3, 1, 2, 3), (7,), ())
@@ -113,11 +112,3 @@ def test_what_is_no_n_gram_model_is_refused_by_name(tmp_path: Path, kind: str) -
         save(count(TEXTS, about={"format": 99}), path)
     with pytest.raises(ConfigError, match="is no n-gram model"):
         load(path, vocab_size=100)
-
-
-def test_the_default_model_has_one_that_its_vocabulary_holds() -> None:
-    path = shipped_ngram_model(SMOLLM2.name, 49152)
-    assert path is not None
-    assert len(load(path, vocab_size=49152).following) > 10_000
-    assert shipped_ngram_model("another model", 49152) is None
-    assert shipped_ngram_model(SMOLLM2.name, 512) is None

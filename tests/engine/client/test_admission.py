@@ -270,6 +270,28 @@ def test_of_a_prompt_that_has_begun_only_the_rest_is_waited_for() -> None:
     )
 
 
+def test_an_idle_engine_takes_a_request_every_few_seconds_so_that_a_slow_pace_does_not_last() -> None:
+    made, decisions = admission()
+    made.admit(asked("slow"), 0.0)
+    made.first_token("slow", 1.0)
+    made.end("slow", num_tokens=9, tpot_s=STEP_S)
+    made.pace = replace(PACE, step_s=tuple(10 * each for each in PACE.step_s))
+    with pytest.raises(TargetError):
+        made.admit(asked("soon", "pace", at_s=5.9), 5.9)
+    found = made.admit(asked("probe", "pace", at_s=6.0), 6.0)
+    assert found.token_target_ms == 15
+    with pytest.raises(TargetError):
+        made.admit(asked("beside", "pace", at_s=6.1), 6.1)
+    assert [decision for _, decision, _ in decisions] == [Decision.REFUSED, Decision.WAITS, Decision.REFUSED]
+    made.first_token("probe", 6.2)
+    made.end("probe", num_tokens=9, tpot_s=STEP_S)
+    with pytest.raises(TargetError):
+        made.admit(asked("after", "pace", at_s=6.3), 6.3)
+    made.pace = PACE
+    made.admit(asked("again", "pace", at_s=6.4), 6.4)
+    assert decisions[-1] == ("pace", Decision.MET, Target.NONE)
+
+
 def test_the_cached_part_of_a_prompt_is_known_by_its_first_block() -> None:
     """Ninety of a hundred tokens are a system prompt; another one, and another salt, are as good as new."""
     made, _ = admission()

@@ -1,9 +1,12 @@
 """Which engine a prompt goes to, against a search by brute force."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.engine.client.affinity import Seen, best_first, chained
+from faser.engine.client.affinity import PrefixReach, Seen, best_first, chained
+from tests.engine.driving import request
 
 texts = st.lists(st.sampled_from([b"a", b"b"]), max_size=6)
 
@@ -44,3 +47,14 @@ def test_a_prefix_comes_first_while_its_queue_is_not_much_longer(engines: list[t
             assert ordered[0] in wanted
         else:
             assert ordered[0][1] == least
+
+
+def test_what_will_be_cached_follows_the_latest_requests_with_the_same_first_block() -> None:
+    reach, prompt = PrefixReach(), request("one", [1] * 100)
+    assert reach.uncached(prompt) == 100
+    for num_cached, uncached in ((90, 10), (50, 30), (50, 40)):
+        reach.note(prompt, num_cached)
+        assert reach.uncached(prompt) == uncached
+    assert reach.uncached(request("other", [2] * 100)) == 100
+    assert reach.uncached(replace(prompt, cache_salt="other")) == 100
+    assert reach.uncached(request("short", [1] * 16)) == 1

@@ -10,7 +10,7 @@ import json
 import numpy as np
 import pytest
 
-from faser.engine.control.step_posterior import StepPosterior
+from faser.engine.control.step_posterior import DRAFTED, KEPT, PLAIN, StepPosterior
 
 BASE_S, ROW_S = 0.010, 0.0004
 
@@ -105,8 +105,8 @@ def test_levels_whose_rows_cost_otherwise_keep_apart() -> None:
 
 def gaps(found: StepPosterior, drafting_s: float, plain_s: float, *, count: int = 1, steps: int = 150) -> None:
     for _ in range(steps):
-        found.observe_gap(count, drafting_s, drafts=True)
-        found.observe_gap(count, plain_s, drafts=False)
+        found.observe_gap(count, drafting_s, KEPT)
+        found.observe_gap(count, plain_s, PLAIN)
 
 
 @pytest.mark.parametrize(("count", "milliseconds"), [(1, 1.1), (16, 1.4), (64, 2.2)])
@@ -119,10 +119,33 @@ def test_before_any_measurement_gaps_are_those_of_the_benchmark(count: int, mill
 def test_without_asynchronous_scheduling_nothing_is_charged_before_both_kinds_are_measured() -> None:
     found = StepPosterior()
     assert found.host_s(64) == 0.0
-    found.observe_gap(1, 0.0015, drafts=True)
+    found.observe_gap(1, 0.0015, KEPT)
     assert found.host_s(64) == 0.0
-    found.observe_gap(1, 0.0010, drafts=False)
+    found.observe_gap(1, 0.0010, PLAIN)
     assert found.host_s(1) == pytest.approx(0.0005)
+
+
+def test_rows_are_charged_with_what_they_add_on_the_host_once_drafts_are_there() -> None:
+    found = StepPosterior(schedules_async=True)
+    assert found.kept_s(1) == 0.0
+    for _ in range(150):
+        found.observe_gap(1, 0.0002, PLAIN)
+        found.observe_gap(1, 0.0005, DRAFTED)
+        found.observe_gap(1, 0.0009, KEPT)
+    assert found.kept_s(1) == pytest.approx(0.0004, rel=0.05)
+    assert found.host_s(1) == pytest.approx(0.0007, rel=0.05)
+
+
+def test_rows_that_only_seemed_dear_on_the_host_are_tried_again() -> None:
+    """One slow step, and from then on no row is kept that could show it was an accident."""
+    found = StepPosterior()
+    found.observe_gap(1, 0.0005, DRAFTED)
+    found.observe_gap(1, 0.0030, KEPT)
+    dear_s = found.kept_s(1)
+    for _ in range(1000):
+        found.observe_gap(1, 0.0005, DRAFTED)
+    assert dear_s > 0.002
+    assert found.kept_s(1) < 0.0005
 
 
 def test_gaps_follow_what_is_measured() -> None:
@@ -152,7 +175,7 @@ def test_what_is_measured_at_one_load_counts_at_another() -> None:
 def test_one_long_pause_hardly_counts() -> None:
     found = StepPosterior(schedules_async=True)
     gaps(found, 0.001, 0.0)
-    found.observe_gap(1, 10.0, drafts=True)
+    found.observe_gap(1, 10.0, KEPT)
     assert found.host_s(1) < 0.0012
 
 
@@ -178,9 +201,9 @@ def test_what_a_run_saves_another_one_begins_with_and_soon_corrects() -> None:
         {"rows": [float("nan")] * 5},
         {"rows": [1e308] * 5},
         {"levels": {"three": [0.0] * 5}},
-        {"gaps": [(1.0, 4)]},
-        {"gaps": [("x", 4), (1.0, 4)]},
-        {"gaps": [(float("inf"), 4), (1.0, 4)]},
+        {"gaps": [(1.0, 4)] * 2},
+        {"gaps": [("x", 4), (1.0, 4), (1.0, 4)]},
+        {"gaps": [(float("inf"), 4), (1.0, 4), (1.0, 4)]},
     ],
 )
 def test_what_is_damaged_is_refused_and_changes_nothing(change: dict[str, object]) -> None:

@@ -186,6 +186,50 @@ def test_prompts_get_less_only_where_tokens_take_nearly_as_long_as_their_target(
     assert (sorted(rows_by_slot(driver.step()).values())[1] >= 4) == keeps_room
 
 
+@pytest.mark.parametrize("gave_up, places", [(True, 4), (False, 2)])
+def test_only_those_that_gave_a_target_up_fill_the_room_while_tokens_take_too_long(
+    *, gave_up: bool, places: int
+) -> None:
+    """Oracle: a step of n sequences takes 10 + n ms. 16 ms, less a tenth, are room for four; the least for two."""
+    driver = Driver(max_num_seqs=SLOTS, max_num_batched_tokens=ROWS, pace=fit(), max_model_len=256)
+    driver.add(paced("target", 16, max_tokens=240))
+    for _ in range(200):
+        driver.step()
+        driver.clock.advance(0.020)
+    late = [paced(f"late-{at}", 16, at_s=driver.clock.now(), max_tokens=30) for at in range(6)]
+    without = [due(f"without-{at}", at_s=driver.clock.now(), max_tokens=30) for at in range(6)]
+    driver.add(*(replace(each, is_patient=True) for each in late) if gave_up else without)
+    for _ in range(12):
+        driver.step()
+    assert driver.scheduler.stats().num_running == places
+
+
+@pytest.mark.parametrize("first_gave_up", [True, False])
+def test_those_that_gave_a_target_up_and_those_without_do_not_hold_each_other_up(*, first_gave_up: bool) -> None:
+    driver = Driver(max_num_seqs=SLOTS, max_num_batched_tokens=ROWS, pace=fit(), max_model_len=256)
+    driver.add(paced("target", 16, max_tokens=240))
+    for _ in range(200):
+        driver.step()
+        driver.clock.advance(0.020)
+
+    def added(name: str, *, gave_up: bool, max_tokens: int) -> None:
+        asked = paced(name, 16, at_s=driver.clock.now(), max_tokens=max_tokens)
+        request = due(name, at_s=driver.clock.now(), max_tokens=max_tokens)
+        driver.add(replace(asked, is_patient=True) if gave_up else request)
+
+    for at in range(3):
+        added(f"first-{at}", gave_up=first_gave_up, max_tokens=6)
+    driver.step()
+    added("other", gave_up=not first_gave_up, max_tokens=3)
+    ended: list[str] = []
+    for at in range(3, 15):
+        added(f"first-{at}", gave_up=first_gave_up, max_tokens=6)
+        plan = driver.plan()
+        assert plan is not None
+        ended += [delta.request_id for delta in driver.commit(plan) if delta.finish_reason is not None]
+    assert "other" in ended
+
+
 def test_a_prompt_that_is_due_is_not_cut() -> None:
     driver = Driver(max_num_seqs=SLOTS, max_num_batched_tokens=ROWS, pace=fit(), max_model_len=64)
     driver.add(paced("target", 20, max_tokens=40))

@@ -63,6 +63,7 @@ _SHIFT_PRECISION = 1.0  # of the prior of the shift of requests that sample: its
 _SHIFT_KEPT = 0.5 ** (1 / 400)  # of what is known of that shift after one more decided token
 _LARGEST_OFFSET = 4.0
 _LOWEST, _HIGHEST = np.array(0.005), np.array(0.995)
+_LEAST_SURVIVAL = np.array(0.01)  # a token that is less likely to be reached and right counts as none
 _NOT_SAMPLED = -2  # neither a token id nor NO_TOKEN
 _MODEL, _TEXT = 0, 1  # kinds of drafters; each has means of its own
 _CONFIDENCES = (*Confidence,)
@@ -78,6 +79,7 @@ _NUMBERS = {
     "shift_kept": _SHIFT_KEPT,
     "lowest": float(_LOWEST),
     "highest": float(_HIGHEST),
+    "least_survival": float(_LEAST_SURVIVAL),
     "largest_margin": LARGEST_MARGIN,
     "edge": EDGE,
     "own_kept": float(_OWN_KEPT),
@@ -205,7 +207,10 @@ class Acceptance:
         return found
 
     def drafted_survival(self, drafts: DraftTable) -> Floats:
-        """[S, K + 1], of drafts that are there, from their tokens' own confidences; 0 beyond their lengths."""
+        """[S, K + 1], of drafts that are there, from their tokens' own confidences; 0 beyond their lengths.
+
+        Nor does it go on where it is negligible.
+        """
         if self.native is not None:
             return self.native.survival(drafts)
         chances = self._by_confidence(drafts)
@@ -213,6 +218,7 @@ class Acceptance:
         found = np.empty((len(drafts.slots), self._cap + 1))
         found[:, 0] = 1.0
         np.multiply.accumulate(chances, axis=1, out=found[:, 1:])
+        found *= found >= _LEAST_SURVIVAL
         return found
 
     def choose(

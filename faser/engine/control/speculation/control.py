@@ -19,6 +19,7 @@ can be compared with the tokens that the step samples anyway. (arXiv 2601.11580 
 the drafter than in the length of the draft.)
 """
 
+import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ import numpy as np
 
 from faser.config.speculation import AUTO, DRAFT_METHODS, MOST_STATES_READ, SpeculationConfig
 from faser.engine.contract.drafts import FIRST_TEXT, Drafts, DraftTable, Ints
-from faser.engine.contract.native_acceptance import MakeNativeAcceptance, SampledStep
+from faser.engine.contract.native_acceptance import MakeNativeAcceptance, SampledStep, Texts
 from faser.engine.contract.plan import DraftPlan, StepPlan, StepResult, StepSpan
 from faser.engine.contract.step_times import Role
 from faser.engine.control.clock import Clock
@@ -47,7 +48,8 @@ from faser.engine.control.speculation.policy import Candidates, DraftingSequence
 from faser.engine.control.speculation.state import Batch, CachedDecision, SpeculationState
 from faser.engine.control.speculation.statistics import GAIN, LOAD, MEMORY, REQUEST, SERIAL, SpeculationStatistics
 from faser.engine.control.speculation.step_drafts import StepDrafts
-from faser.engine.control.step_cost import CostModel, VerificationCost
+from faser.engine.control.step_cost import CostModel, VerificationCost, steps_to_skip
+from faser.engine.control.step_posterior import DRAFTED, KEPT, PLAIN
 from faser.errors import ConfigError
 from faser.types import SpeculationStats, SpeculationSummary, StepTrace
 
@@ -59,6 +61,7 @@ _CHANGED_SHARE = 4  # a pause ends early once one sequence in 4 has come or gone
 _PLENTY = 1 << 30  # tokens to be generated yet, where missing KV has no price
 _ZERO = np.array(0)
 _BONUS = np.array(1)  # token of a step after the accepted ones
+_NO_CANDIDATES = Candidates.alike(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.ones((0, 1)))
 
 Room = Callable[[list[Sequence], list[int]], list[int]]
 
@@ -94,9 +97,9 @@ class StepPrediction:
 
 @dataclass(frozen=True, slots=True)
 class _LastStep:
-    """A step whose end is not known yet. drafts: its gap is that of a step with or without; None: of neither."""
+    """A step whose end is not known yet. kind: of its gap, as of StepPosterior; None: of none."""
 
-    drafts: bool | None
+    kind: int | None
     num_sequences: int
     guarded: GuardedStep | None
     overlapped: GuardedStep | None
@@ -108,8 +111,10 @@ class SpeculationControl:
 
     details: summaries of requests list every draft. overlap: None never overlaps. times_itself: the host time that
     drafting exposes counts as a cost of it; False where time is simulated. guarded: where drafts made before steps
-    by the policy `faser` turn out not to pay, no sequence drafts (Guard). make_native: as in Acceptance.
-    acceptance: None makes one.
+    turn out not to pay, no sequence drafts (Guard), under any policy that is not told how much to draft.
+    make_native: as in Acceptance. acceptance: None makes one. texts: in which decisions look up drafts by
+    themselves, where acceptance is native;
+    None: plans ask the data plane for them.
 
     A decision for a large batch serves several steps (CachedDecision). While no sequence drafts, the policy
     pauses: 1, 2, 3, 4, 8, 16, 32 steps, and less where sequences come or go.
@@ -129,6 +134,7 @@ class SpeculationControl:
         guarded: bool = True,
         make_native: MakeNativeAcceptance | None = None,
         acceptance: Acceptance | None = None,
+        texts: Texts | None = None,
     ) -> None:
         cap = config.cap
         self._config, self._costs, self._times_itself = config, costs, times_itself
@@ -137,6 +143,7 @@ class SpeculationControl:
         self._is_point_mass = config.draft_sample_method != "probabilistic"
         self.in_rounds = config.method == AUTO  # text drafts first, then a model if there is one
         self._acceptance = acceptance or Acceptance(num_slots, cap, make_native)
+        self._texts = texts
         self._state = SpeculationState(
             num_slots,
             cap,
@@ -159,7 +166,9 @@ class SpeculationControl:
         self._pause = self._paused = 0  # steps for which no decision is to be made, and has not been
         self._changes_seen = 0
         self._last: _LastStep | None = None
-        self._guard = Guard() if guarded else None
+        self._skipped = 0  # steps of which the times are not learned
+        self._guards: dict[str, Guard] | None = {} if guarded else None  # by policy
+        self._guard = self._guard_of_policy()
         self._allowed: bool | None = None  # drafts in the next step, by the guard; None: it was not asked
         self._asked_with_prompts = False
 
@@ -185,7 +194,8 @@ class SpeculationControl:
         self._state.drop_decision()
         if forget:
             self._acceptance.forget()
-            self._guard = None if self._guard is None else Guard()
+            self._guards = None if self._guards is None else {}
+        self._guard = self._guard_of_policy()
         self._pause = self._paused = 0
         self._priced_for = self._price_age = 0
         self._overlap.reset(overlap)
@@ -226,7 +236,7 @@ class SpeculationControl:
         """Return what was learned of the cost and the gain of drafts, for a later run."""
         return {
             "prices": self._costs.posterior.saved(),
-            "guard": {} if self._guard is None else self._guard.saved(),
+            "guards": {} if self._guard is None else {self._policy.name: self._guard.saved()},
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -234,12 +244,20 @@ class SpeculationControl:
 
         Raises ValueError, KeyError or TypeError for anything else, and changes nothing then.
         """
-        if self._guard is not None:
-            guard = Guard()
-            guard.restore(saved["guard"])
+        guards = {}
+        for name, loads in saved["guards"].items():
+            guards[name] = Guard()
+            guards[name].restore(loads)
         self._costs.posterior.restore(saved["prices"])
-        if self._guard is not None:
-            self._guard = guard
+        if self._guards is not None:
+            self._guards = guards
+            self._guard = self._guard_of_policy()
+
+    def _guard_of_policy(self) -> Guard | None:
+        """The guard of the present policy: what one policy's drafts gain says nothing about another's."""
+        if self._guards is None or not self._policy.is_guarded:
+            return None
+        return self._guards.setdefault(self._policy.name, Guard())
 
     # Before a step.
 
@@ -486,11 +504,11 @@ class SpeculationControl:
         drafts: that the step verified. overlapped: made during the step. last: as in Scheduler.commit.
         """
         with self._statistics.deciding():
-            has_drafts = self._learn(plan, result, sequences, sampled, prediction, drafts, overlapped)
+            kind = self._learn(plan, result, sequences, sampled, prediction, drafts, overlapped)
         if self._last is not None and last is not None:
             self._learn_span(self._last, last, admits=bool(plan.started))
         guards = prediction.guarded, prediction.overlapped
-        self._last = _LastStep(has_drafts, len(plan.rows), *guards, sum(result.counts))
+        self._last = _LastStep(kind, len(plan.rows), *guards, sum(result.counts))
 
     def _learn(
         self,
@@ -501,8 +519,8 @@ class SpeculationControl:
         prediction: StepPrediction,
         drafts: StepDrafts | None,
         overlapped: StepDrafts | None,
-    ) -> bool | None:
-        """Whether the step's gap is that of a step with drafts; None: the step is an example of neither kind."""
+    ) -> int | None:
+        """Return the kind of step that its gap is an example of, as of StepPosterior; None: of none."""
         for start, num_held in zip(plan.started, result.draft_kv, strict=False):  # empty without a draft model
             self._state.set_draft_kv(start.slot, num_held)
         running, errors = Status.RUNNING, result.errors
@@ -514,12 +532,14 @@ class SpeculationControl:
         predicted_s, device_s = prediction.predicted_s - result.saved_s, result.run_s - result.prepared_s
         self._statistics.count_mode()
         self._statistics.pruning = result.pruning
-        if overlapped is None:
+        self._skipped -= 1
+        if overlapped is None and self._skipped < 0:
+            self._skipped = steps_to_skip(device_s)
             self._costs.observe(Role.STEP, predicted_s, device_s)
             self._statistics.time_step(predicted_s, device_s)
             if prediction.verified is not None and not result.saved_s:
                 self._costs.observe_verification(prediction.verified, device_s, experts=result.experts)
-        else:
+        elif overlapped is not None:
             self._learn_overlapped(plan, result, sampled, overlapped, verify_s=predicted_s)
         if drafts is not None and drafts.has_drafts:
             self._learn_verified(plan, result, drafts, step)
@@ -533,14 +553,16 @@ class SpeculationControl:
             self._learn_not_taken(overlapped.not_taken(), step.by_slot(), unverified)
         if overlapped is not None or plan.started or prediction.verified is None:
             return None
-        return drafts is not None and not drafts.num_decided
+        if drafts is None or drafts.num_decided:
+            return PLAIN
+        return KEPT if plan.num_drafts else DRAFTED
 
     def _learn_span(self, step: _LastStep, span: StepSpan, *, admits: bool) -> None:
         """The step is over, and so has all that it left to do. admits: sequences were admitted after it."""
         if admits and not (step.guarded is not None and step.guarded.prompts):
             return
-        if step.drafts is not None and self._times_itself:
-            self._costs.posterior.observe_gap(step.num_sequences, span.gap_s, drafts=step.drafts)
+        if step.kind is not None and self._times_itself:
+            self._costs.posterior.observe_gap(step.num_sequences, span.gap_s, step.kind)
         if step.guarded is not None and step.num_tokens and span.seconds > 0 and self._guard is not None:
             self._guard.observe(step.guarded, step.num_tokens, span.seconds)
             if step.overlapped is not None:
@@ -556,7 +578,7 @@ class SpeculationControl:
 
     def _is_allowed(self, num_decoding: int, *, prompts: bool) -> bool:
         """The guard allows drafts in the next step, of num_decoding sequences."""
-        if self._guard is None or self._overlap.is_forced or self._policy.name != FASER:
+        if self._guard is None or self._overlap.is_forced:
             return True
         self._allowed, self._asked_with_prompts = self._guard.allows(num_decoding, prompts=prompts), prompts
         return self._allowed
@@ -587,24 +609,54 @@ class SpeculationControl:
     def _look(self, batch: Batch, limit: Ints, others: OtherRows) -> StepDrafts:
         """All sequences that may draft look up their drafts, and only these decide."""
         count = len(limit)
+        self._price_age -= 1
+        is_new = self._price_age < 0 or self._priced_for != count
+        if is_new:
+            self._acceptance.learn_held()
+            self._row_price = self._policy.row_price(self._looking(batch, limit, others))
+            self._priced_for, self._price_age = count, _PRICED_STEPS - 1
+        at, chosen = None, range(count)
+        if np.count_nonzero(limit) < count:
+            at = limit.nonzero()[0]
+        native, texts = self._acceptance.native, self._texts
+        if native is None or texts is None or not texts.are_all():
+            candidates = self._looking(batch, limit, others, at)
+            places = chosen if at is None else at.tolist()
+            return StepDrafts(
+                chosen=places, lengths=candidates.limit, candidates=candidates, looks_first=True, is_new=is_new
+            )
+        slots, lengths = (batch.slots, limit) if at is None else (batch.slots[at], limit[at])
+        began_s = time.perf_counter()
+        columns, survival, num_promising = native.look(texts, slots, lengths, self._row_price)
+        run_s = time.perf_counter() - began_s
+        candidates = _NO_CANDIDATES
+        if num_promising or self._state.have_targets:
+            candidates = self._looking(batch, limit, others, at)
+        if is_new:
+            self._time_look_up(run_s, len(lengths))
+        return StepDrafts(
+            chosen=chosen if at is None else at.tolist(),
+            lengths=lengths,
+            candidates=candidates,
+            looks_first=True,
+            drafts=Drafts(step=0, table=DraftTable(*columns), run_s=run_s, began_s=began_s),
+            survival=survival,
+            kept=np.zeros(len(lengths), dtype=np.int64),
+            is_looked=True,
+            is_decided=candidates is _NO_CANDIDATES,
+        )
+
+    def _looking(self, batch: Batch, limit: Ints, others: OtherRows, at: Ints | None = None) -> Candidates:
+        """The sequences of a batch before their drafts are there. at: positions of those to take; None: all."""
         sequences = DraftingSequences(batch.slots, *self._state.lacking(batch), batch.remaining, batch.remaining)
         facts = StepFacts(
             other_rows=others.rows,
             other_sequences=others.sequences,
             kv_tokens=batch.kv_tokens,
-            kv_sequences=count,
+            kv_sequences=len(limit),
         )
-        candidates = Candidates(sequences, limit, self._unknown[:count], facts)
-        self._price_age -= 1
-        if self._price_age < 0 or self._priced_for != count:
-            self._acceptance.learn_held()
-            self._row_price = self._policy.row_price(candidates)
-            self._priced_for, self._price_age = count, _PRICED_STEPS - 1
-        chosen: Many[int] = range(count)
-        if np.count_nonzero(limit) < count:
-            at = limit.nonzero()[0]
-            candidates, limit, chosen = candidates.take(at), limit[at], at.tolist()
-        return StepDrafts(chosen=chosen, lengths=limit, candidates=candidates, looks_first=True)
+        candidates = Candidates(sequences, limit, self._unknown[: len(limit)], facts)
+        return candidates if at is None else candidates.take(at)
 
     def _keep_promising(self, step: StepDrafts, sequences: Many[Sequence], room: Room) -> None:
         """Keep nothing of drafts that cannot be worth a row by the last price; the policy cuts the others.
@@ -612,8 +664,9 @@ class SpeculationControl:
         Sequences with targets may need tokens at any price.
         """
         table, candidates = step.table, step.candidates
-        self._learn_look_up(step.drafts, len(step.lengths))
-        step.kept = np.zeros_like(table.lengths)
+        if not step.is_looked:
+            self._time_look_up(step.drafts.run_s, len(step.lengths))
+            step.kept = np.zeros_like(table.lengths)
         may_pay = step.survival[:, 1] > self._row_price
         if np.count_nonzero(candidates.sequences.wanted_per_s):
             may_pay |= candidates.sequences.wanted_per_s > 0
@@ -749,18 +802,18 @@ class SpeculationControl:
             )
         self._acceptance.note_drafts(slots, lengths, lengths, survival, by_model=True)
 
-    def _learn_look_up(self, drafts: Drafts, count: int) -> None:
-        """Drafts from text have been looked up for count sequences."""
+    def _time_look_up(self, run_s: float, count: int) -> None:
+        """Drafts from text have been looked up for count sequences in run_s."""
         predicted_s = self._costs.text_s(count)
         if Role.TEXT in self._costs.tables:
-            self._costs.observe(Role.TEXT, predicted_s, drafts.run_s)
-        self._statistics.time_drafting(predicted_s, drafts.run_s)
+            self._costs.observe(Role.TEXT, predicted_s, run_s)
+        self._statistics.time_drafting(predicted_s, run_s)
 
     def _learn_drafting(self, step: StepDrafts) -> None:
         """What the drafts took. Afterwards no KV is missing of those that the model drafted for."""
         drafts, lengths, missing_kv = step.drafts, step.table.lengths, step.candidates.sequences.missing_kv
         if not drafts.passes:
-            self._learn_look_up(drafts, len(lengths))
+            self._time_look_up(drafts.run_s, len(lengths))
             return
         self._statistics.count_catchup(drafts.catchup_tokens)
         by_model = step.table.methods < FIRST_TEXT

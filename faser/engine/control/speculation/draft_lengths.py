@@ -78,8 +78,12 @@ class Objective:
         return self._verify_s.take(num_drafted)
 
     def verify_upto_s(self, most: int) -> Floats:
-        """[most + 1] seconds of the step with 0 … most draft rows. Read only."""
-        return self._verify_s[: most + 1]
+        """[most + 1] seconds of the step with 0 … most draft rows, and what keeping any takes on the host."""
+        found = self._verify_s[: most + 1]
+        if kept_s := self._posterior.kept_s(self._decodes):
+            found = found + kept_s
+            found[0] -= kept_s
+        return found
 
     def verified_s(self, count: int) -> float:
         """Seconds of the whole step that verifies this number of draft tokens, its prompts included."""

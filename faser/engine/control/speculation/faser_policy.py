@@ -127,6 +127,7 @@ class Faser(Policy):
     """
 
     name = "faser"
+    is_guarded = True
 
     def __init__(self, costs: CostModel, acceptance: Acceptance, *, method: str, has_text: bool) -> None:
         self._costs = costs

@@ -4,6 +4,7 @@ What a policy expects of drafts is a prediction: of acceptance, of step times, o
 is wrong, the guard sees the outcome. It is an experiment that never ends. At every load steps come in groups:
 
     a group       | common steps | 4 rare steps | common steps |       the rare ones at a random place
+    where drafts do not pay  | | |x| | | | | | |x| | | |x| | | ...     one rare step in each quarter
     its gain      tokens of a step with drafts x seconds without - seconds with, in steps without drafts
 
 One side has drafts, the other has none. A step without drafts brings one token a sequence, so nothing but its time
@@ -12,9 +13,11 @@ that slows down slows both. While the mean gain of the groups is not sure, a gro
 ones. Once it is sure, the better side is the common one, and the rare one may cost 1/700 of the time: the greater
 the difference, the rarer it is. Groups of long ago are forgotten: 50 of them count.
 
-Two things put an answer in doubt, and then only the group that follows counts: a rare side that contradicts it,
-and, while drafts are common, tokens. These are exact in every step; where they fall below what drafts take by the
-last groups (a cumulative sum, Page 1954), drafts have ceased to pay.
+A rare side that contradicts the answer puts it in doubt; then only the group that follows counts. Tokens need no
+group: those of every step with drafts are known exactly, and what a step with drafts takes has been measured. So a
+cumulative likelihood ratio (Page 1954) watches them, and where they contradict the answer the gain becomes what
+they are worth at that price. Rare steps with drafts stand alone, since each of them brings news; those without
+drafts stand together, since their time depends on the step before.
 
 The balance adds up what drafts have saved. Only the time without drafts is estimated in it, by steps at a random
 place, so its error is a sum of martingale differences. The bound holds at all times at once, to the extent that
@@ -49,7 +52,10 @@ _OF_OTHER_LOAD = 1.5  # groups that the nearest load is worth at one without any
 _OF_EARLIER_RUN = 8.0  # groups that an earlier run is worth at most
 _PRIOR_GROUPS, _PRIOR_VARIANCE = 2.0, 0.15**2  # few groups may lie close together by chance
 _CONTRADICTION, _LEAST_CONTRADICTION = 3.0, 0.05  # standard deviations of a group's gain, and the gain itself
-_DOUBT = 20.0  # standard deviations of a step's tokens by which their sum may fall behind
+_FAR = 8  # common steps for each rare one, from which on rare steps with drafts stand alone
+_EVIDENCE = 7.0  # logarithm of a likelihood ratio: chance brings it once in thousands of steps with drafts
+_LEAST_WATCHED = 8  # steps with drafts, until the variance of their tokens is known well enough
+_OF_REVISION = 4.0  # groups that a gain by tokens alone is worth at most
 _OUTLIER, _FIRST_OUTLIER = 2.0, 3.0  # times the usual length of a step; a longer one counts as this
 _RISE, _FALL = 0.05, 0.3  # weight of a longer and of a shorter step in the usual length
 _INTERVAL = 1.96  # standard errors on either side, in reports of a load
@@ -76,12 +82,15 @@ class GuardedStep:
 
 @dataclass(slots=True)
 class _Group:
-    """Steps of a group, in the order in which they run. at: the first rare one. Times are in plain steps."""
+    """Steps of a group, in the order in which they run. Times are in plain steps.
 
-    num_common: int
-    num_rare: int
+    places: of the rare steps. is_void: the answer has been revised meanwhile.
+    """
+
+    num_steps: int
     rare_drafts: bool
-    at: int
+    places: tuple[int, ...]
+    is_void: bool = False
     num_launched: int = 0
     num_seen: int = 0
     num_drafting: int = 0
@@ -97,13 +106,13 @@ class _Group:
 
         Where the seconds of too many steps have remained unknown, the group goes on with those it lacks.
         """
-        if self.num_launched >= self.num_common + self.num_rare:
+        if self.num_launched >= self.num_steps:
             return self.near[True] < self.near[False]
-        return self.rare_drafts == (self.at <= self.num_launched < self.at + self.num_rare)
+        return self.rare_drafts == (self.num_launched in self.places)
 
     @property
     def is_over(self) -> bool:
-        return self.num_launched >= self.num_common + self.num_rare and min(self.near) >= _LEAST_SEEN
+        return self.num_launched >= self.num_steps and min(self.near) >= _LEAST_SEEN
 
     def add(self, time: float, tokens: float, *, drafts: bool) -> None:
         at, self.num_seen = self.num_seen, self.num_seen + 1
@@ -113,16 +122,16 @@ class _Group:
             self.drafting += time
         else:
             self.plain_tokens += tokens
-        if drafts == self.rare_drafts or self.at - _NEAR <= at < self.at + self.num_rare + _NEAR:
+        if drafts == self.rare_drafts or min(abs(at - place) for place in self.places) <= _NEAR:
             self.near[drafts] += 1
             self.times[drafts] += time
 
     def cut_short(self) -> None:
-        """The rare steps come now, unless they have come; afterwards the group is over."""
-        if self.num_launched < self.at:
-            self.at = self.num_common = self.num_launched
-        else:
-            self.num_common = max(self.num_launched - self.num_rare, self.at)
+        """The rare steps that have not come yet come now; after them the group is over, and teaches no gain."""
+        launched, self.is_void = self.num_launched, True
+        come = [place for place in self.places if place < launched]
+        self.num_steps = launched + len(self.places) - len(come)
+        self.places = (*come, *range(launched, self.num_steps))
 
 
 @dataclass(slots=True)
@@ -135,6 +144,11 @@ class _Mean:
     squares: float = 0.0
     plain: float = 0.0
     drafting: float = 0.0
+
+    @property
+    def price(self) -> float:
+        """Time of a step with drafts, in steps without."""
+        return self.drafting / self.plain
 
     @property
     def gain(self) -> float:
@@ -177,9 +191,9 @@ class _Load:
     """What is known of a load.
 
     ratio: common steps for each rare one. reference: tokens a sequence of a step without drafts. usual: time of
-    such a step, in plain steps. tokens, variance: a sequence, of a step with drafts. behind: by how much the sum
-    of these tokens has fallen behind. quotient: time without drafts over time with them, of the last group, and
-    the variance of its error.
+    such a step, in plain steps. tokens, variance: a sequence, of the last num_drafting steps with drafts. against:
+    sum of the tokens that speak against the answer, of num_against steps. quotient: time without drafts over time
+    with them, of the last group, and the variance of its error.
     """
 
     mean: _Mean
@@ -190,7 +204,8 @@ class _Load:
     tokens: float = 0.0
     variance: float = 0.0
     num_drafting: int = 0
-    behind: float = 0.0
+    against: float = 0.0
+    num_against: int = 0
     quotient: float | None = None
     quotient_variance: float = 0.0
     num_quotients: int = 0
@@ -231,7 +246,7 @@ class Guard:
             load.usual = time  # the first step of its kind takes longer than any other
             return
         is_known = load.mean.groups >= 2
-        price = load.mean.drafting / load.mean.plain if step.drafts and is_known else 1.0
+        price = load.mean.price if step.drafts and is_known else 1.0
         usual = load.usual * price
         time = min(time, (_OUTLIER if is_known else _FIRST_OUTLIER) * usual)
         load.usual += (_FALL if time < usual else _RISE) * (time / price - load.usual)
@@ -288,26 +303,48 @@ class Guard:
         return self._loads[level]
 
     def _new_group(self, mean: _Mean, ratio: int) -> _Group:
-        rare, common = self._rare_steps, ratio * self._rare_steps
+        rare, random = self._rare_steps, self._random
         if ratio == 1:
-            return _Group(common, rare, self._random.random() < 0.5, self._random.choice((0, common)))
-        return _Group(common, rare, mean.gain <= 0, self._random.randint(0, common))
+            rare_drafts, first = random.random() < 0.5, random.choice((0, rare))
+        else:
+            rare_drafts, first = mean.gain <= 0, random.randint(0, ratio * rare)
+        places = range(first, first + rare)
+        every = 1 + ratio
+        if rare_drafts and ratio >= _FAR and self._plain_is_known:
+            return _Group(every * rare, True, tuple(at * every + random.randrange(every) for at in range(rare)))
+        return _Group(every * rare, rare_drafts, tuple(places))
 
     def _watch(self, load: _Load, tokens: float) -> None:
-        """Doubt that drafts pay once their tokens no longer make up for their time."""
+        """Revise the answer once the tokens of steps with drafts contradict it.
+
+        While drafts pay every step has them, so it is tested whether tokens have fallen half the way to the price.
+        Otherwise few steps have drafts, and the test is whether their tokens are worth the price.
+        """
         load.num_drafting += 1
         weight, moved = max(0.01, 1 / load.num_drafting), tokens - load.tokens
         load.tokens += weight * moved
         load.variance += weight * ((1 - weight) * moved**2 - load.variance)
-        if not load.pays:
+        pays, mean = load.pays, load.mean
+        if pays is None or load.num_drafting < _LEAST_WATCHED:
             return
-        load.behind = max(0.0, load.behind + load.mean.drafting / load.mean.plain - tokens)
-        if load.behind > _DOUBT * math.sqrt(load.variance):
-            self._doubt(load)
+        margin = abs(mean.gain - mean.error)  # drafts are taken to gain a standard error less than measured
+        border, margin = (mean.price + margin / 2, margin / 2) if pays else (mean.price, margin)
+        side = 1.0 if pays else -1.0
+        load.against += side * (border - tokens)
+        load.num_against += 1
+        if load.against <= 0:
+            load.against, load.num_against = 0.0, 0
+        elif load.against * 2 * margin > _EVIDENCE * load.variance:
+            self._revise(load, border - side * load.against / load.num_against - mean.price)
             load.group.cut_short()
 
-    def _doubt(self, load: _Load) -> None:
-        load.mean, load.ratio, load.behind = load.mean.scaled(1.0, keeps_gain=False), 1, 0.0
+    def _revise(self, load: _Load, gain: float) -> None:
+        """The gain has become another one, by tokens; what a step with drafts takes has not."""
+        mean = load.mean.scaled(_OF_REVISION, keeps_gain=False)
+        mean.gains = gain * mean.plain
+        mean.squares += mean.gains**2 / mean.groups
+        load.mean, load.ratio, load.num_drafting, load.against, load.num_against = mean, 1, 0, 0.0, 0
+        self._choose(load)
 
     def _conclude(self, load: _Load, plain_s: float) -> None:
         group, mean = load.group, load.mean
@@ -320,12 +357,13 @@ class Guard:
         tokens = group.tokens / group.num_drafting / load.reference
         gain = tokens * plain - drafting
         self._account(load, plain / drafting, plain_s)
-        if mean.groups >= 2 and gain * mean.gain < 0:
-            moved = abs(gain * mean.groups / mean.plain - mean.gain)
-            if moved > max(_CONTRADICTION * mean.deviation, _LEAST_CONTRADICTION):
-                self._doubt(load)
-        load.mean.add(gain, plain, drafting)
-        self._choose(load)
+        if not group.is_void:
+            if mean.groups >= 2 and gain * mean.gain < 0:
+                moved = abs(gain * mean.groups / mean.plain - mean.gain)
+                if moved > max(_CONTRADICTION * mean.deviation, _LEAST_CONTRADICTION):
+                    load.mean, load.ratio = mean.scaled(1.0, keeps_gain=False), 1
+            load.mean.add(gain, plain, drafting)
+            self._choose(load)
         load.group = self._new_group(load.mean, load.ratio)
 
     def _choose(self, load: _Load) -> None:

@@ -16,7 +16,7 @@ from faser.files import parse_json, write_atomically
 
 _log = logging.getLogger("faser.engine")
 
-_FORMAT = 1
+_FORMAT = 2
 _INTERVAL_S = 60.0
 _MOST_BYTES = 1 << 20
 

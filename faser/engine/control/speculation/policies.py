@@ -99,6 +99,7 @@ _SWITCH_ON = 1.10
 
 class Goodput(Policy):
     name = "goodput"
+    is_guarded = True
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
@@ -133,6 +134,7 @@ class Survival(Policy):
     """The time of drafting counts in the step although it is spent already; all tokens weigh the same."""
 
     name = "survival"
+    is_guarded = True
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs

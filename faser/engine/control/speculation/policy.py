@@ -121,10 +121,12 @@ class Policy(Protocol):
     """Decides draft lengths; owns at most its own hysteresis. A subclass must define name and lengths.
 
     never_drafts: it never wants a draft, so it need not be asked. looks_first: every sequence is given a draft,
-    and only those that may be worth a row by row_price go on to `keep`.
+    and only those that may be worth a row by row_price go on to `keep`. is_guarded: it decides by what drafts
+    should gain, so the guard may leave them out where they gain nothing; else it is told how much to draft.
     """
 
     never_drafts: bool = False
+    is_guarded: bool = False
     looks_first: bool = False
 
     @property

@@ -208,6 +208,11 @@ class SpeculationState:
         elapsed, tokens = now - self._since_s[slots], known - self._since_tokens[slots]
         return members.lacking + (elapsed * members.wanted_per_s - tokens), members.wanted_per_s
 
+    @property
+    def have_targets(self) -> bool:
+        """Some sequence of the last batch has a target."""
+        return self._members is not None and self._members.have_targets
+
     def extend_draft_kv(self, slots: Ints, counts: Ints) -> None:
         """The draft KV cache now holds `counts` more tokens of each sequence. [S]; no slot occurs twice."""
         self._draft_kv.put(slots, self._draft_kv.take(slots) + counts)

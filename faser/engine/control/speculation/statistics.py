@@ -71,6 +71,7 @@ class SpeculationStatistics:
         self._expected: Floats = np.zeros(len(DRAFT_METHODS))
         self._accepted_at: Ints = np.zeros((len(self._classes), cap), dtype=np.int64)
         self._upto = np.tri(cap + 1, cap, -1, dtype=np.int64)  # line n: 1 for the first n depths, 0 for the others
+        self._no_survival = np.zeros((0, cap))
         self._undrafted: list[Many[int]] = []  # slots of steps that are not counted yet
         self._drafted: list[_VerifiedDrafts] = []
         self.pruning: PruneStats | None = None  # the data plane's latest
@@ -133,7 +134,10 @@ class SpeculationStatistics:
         Kept, accepted: [S] tokens. survival: [S, K + 1]; num_decided: as in StepDrafts.
         """
         lengths = drafts.lengths - num_decided
-        self._drafted.append(_VerifiedDrafts(drafts.slots, drafts.methods, lengths, kept, survival, accepted))
+        expected = self._no_survival
+        if np.count_nonzero(kept):
+            expected = survival[kept.nonzero()[0], 1:]
+        self._drafted.append(_VerifiedDrafts(drafts.slots, drafts.methods, lengths, kept, accepted, expected))
         if len(self._drafted) >= _MOST_NOTED:
             self._settle()
 
@@ -280,18 +284,16 @@ class SpeculationStatistics:
             self._settle_drafted(noted)
 
     def _settle_drafted(self, noted: list["_VerifiedDrafts"]) -> None:
-        slots, methods, lengths, kept, survival, accepted = map(np.concatenate, zip(*noted, strict=True))
-        lines = np.stack(
-            (np.ones_like(kept), kept, (kept > 0).astype(np.int64), lengths, lengths - kept, kept, accepted),
-            axis=-1,
-        )
-        reached = self._upto[accepted]
-        np.add.at(self._lines, slots, lines)
-        np.add.at(self._depths, slots, reached)
+        slots, methods, lengths, kept, accepted, survival = map(np.concatenate, zip(*noted, strict=True))
+        lines = np.stack((np.ones_like(kept), kept, kept > 0, lengths, lengths - kept, kept, accepted), axis=-1)
+        _add_lines(self._lines, slots, lines)
+        _add_depths(self._depths, slots, accepted)
         self._watch.take(slots, methods, kept, accepted, self._lines[slots][:, _TOKENS_COLUMNS].sum(axis=1))
-        np.add.at(self._methods, methods, lines)
-        np.add.at(self._expected, methods, (survival[:, 1:] * self._upto[kept]).sum(axis=1))
-        np.add.at(self._accepted_at, self._class_of[slots], reached)
+        _add_lines(self._methods, methods, lines)
+        verifying = kept.nonzero()[0]
+        expected = (survival * self._upto[kept[verifying]]).sum(axis=1)
+        self._expected += np.bincount(methods[verifying], expected, len(self._expected))
+        _add_depths(self._accepted_at, self._class_of[slots], accepted)
         if self._details is not None:
             for slot, num_kept, num_accepted in zip(slots.tolist(), kept.tolist(), accepted.tolist(), strict=True):
                 if num_kept:
@@ -301,12 +303,27 @@ class SpeculationStatistics:
         self._gammas += cells.reshape(self._gammas.shape)
 
 
+def _add_lines(counters: Ints, at: Ints, lines: Ints) -> None:
+    """Add lines, [N, C], to those lines of the counters, [L, C], of which some may recur."""
+    width = counters.shape[1]
+    cells = (at[:, None] * width + np.arange(width)).ravel()
+    found = np.bincount(cells, lines.ravel(), counters.size)
+    counters += found.reshape(counters.shape).astype(np.int64)
+
+
+def _add_depths(counters: Ints, at: Ints, counts: Ints) -> None:
+    """Add 1 to the first counts[i] counters of line at[i]; counters: [L, K]."""
+    width = counters.shape[1] + 1
+    ends = np.bincount(at * width + counts, minlength=len(counters) * width).reshape(-1, width)
+    counters += ends[:, :0:-1].cumsum(axis=1)[:, ::-1]
+
+
 class _VerifiedDrafts(NamedTuple):
-    """The drafts that a step verified: [S] each, survival [S, K + 1]."""
+    """The drafts that a step verified: [S] each. survival: [V, K] of those that keep a token."""
 
     slots: Ints
     methods: Ints
     lengths: Ints
     kept: Ints
-    survival: Floats
     accepted: Ints
+    survival: Floats

@@ -40,6 +40,7 @@ class StepDrafts:
     share: of the processors that drafting gets during a step; 0: drafts are made before their step.
     num_decided: leading tokens of each draft that the step before has accepted already: 1 for chunks.
     looks_first: nothing was decided but to look; blocks and the cut follow once the drafts are there.
+    is_looked: they are there already, and native code holds those that were not taken. is_decided: none is kept.
 
     Once the drafts are there:
     plan: the one that went out last.
@@ -59,6 +60,8 @@ class StepDrafts:
     share: float = 0.0
     num_decided: int = 0
     looks_first: bool = False
+    is_looked: bool = False
+    is_decided: bool = False
     plan: DraftPlan = _NO_PLAN
     drafts: Drafts = _NOT_THERE
     from_text: DraftTable = NO_DRAFTS
@@ -136,6 +139,9 @@ class StepDrafts:
         it teaches nothing.
         """
         kept = self.kept if num_cut is None else self.kept - num_cut
+        if self.is_looked:
+            assert acceptance.native is not None
+            return acceptance.native.judge_look(sampled, self.table, kept)
         if acceptance.native is not None:
             return acceptance.native.judge(
                 sampled,

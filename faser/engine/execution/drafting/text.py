@@ -32,6 +32,8 @@ from faser.engine.contract.drafts import METHOD_IDS, NO_DRAFTS, empty_table, joi
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.execution.drafting.cold_state import Rebuilds
 from faser.engine.execution.drafting.drafter import Drafter, Proposals
+from faser.engine.execution.drafting.grammar import GrammarDrafter
+from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.kernels.cpu.text_index import UNLIMITED, NgramTable, TextIndex, TextRules
 
 # Those of suffix look-up are vLLM's.
@@ -51,14 +53,14 @@ class TextAndModel:
     def __init__(self, text: Sequence[Drafter], model: Drafter | None = None) -> None:
         self._text = tuple(text)
         self.model = model
-        self._all = self._text if model is None else (*self._text, model)
+        self.drafters = self._text if model is None else (*self._text, model)
 
     @property
     def drafts_overlapped(self) -> bool:
-        return all(each.drafts_overlapped for each in self._all)
+        return all(each.drafts_overlapped for each in self.drafters)
 
     def start(self, start: SequenceStart) -> None:
-        for each in self._all:
+        for each in self.drafters:
             each.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
@@ -71,15 +73,37 @@ class TextAndModel:
         return self.model.propose(plan, until)
 
     def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
-        for each in self._all:
+        for each in self.drafters:
             each.commit(slots, counts, token_ids)
 
     def release(self, slot: int) -> None:
-        for each in self._all:
+        for each in self.drafters:
             each.release(slot)
 
     def rebuild(self, method: str, slot: int | None, /) -> bool:
-        return any(each.rebuild(method, slot) for each in self._all if isinstance(each, Rebuilds))
+        return any(each.rebuild(method, slot) for each in self.drafters if isinstance(each, Rebuilds))
+
+
+class IndexedTexts:
+    """The Texts of a LookupDrafter. matchers: of answers with a structure, which cut drafts and make some."""
+
+    def __init__(self, drafter: "LookupDrafter", matchers: SequenceMatchers | None) -> None:
+        self.address = drafter.index.address
+        self.method_ids = drafter.method_ids
+        self._drafter, self._matchers = drafter, matchers  # the former keeps the index alive
+
+    def are_all(self) -> bool:
+        return self._matchers is None or not self._matchers.slots
+
+
+def texts_of(drafter: Drafter, matchers: SequenceMatchers | None) -> IndexedTexts | None:
+    """Texts in which all drafts are looked up but those that a grammar dictates; None: others draft as well."""
+    found = [drafter]
+    if isinstance(drafter, TextAndModel):
+        found = [each for each in drafter.drafters if not isinstance(each, GrammarDrafter)]
+    if len(found) == 1 and isinstance(found[0], LookupDrafter):
+        return IndexedTexts(found[0], matchers)
+    return None
 
 
 class LookupDrafter:
@@ -101,7 +125,7 @@ class LookupDrafter:
             ("ngram_model", rules.ngrams is not None),
         )
         self.methods = tuple(method for method, is_asked in methods if is_asked)
-        self._method_ids = np.array([METHOD_IDS[method] for method in self.methods])
+        self.method_ids = np.array([METHOD_IDS[method] for method in self.methods])
 
     def start(self, start: SequenceStart) -> None:
         # After a preemption the corpus has this output already; only enough for one context is added again.
@@ -114,7 +138,7 @@ class LookupDrafter:
         slots = [request.slot for request in plan.requests]
         table = empty_table(slots * len(self.methods), self.methods[0], plan.width)
         if len(self.methods) > 1:
-            table.methods[:] = self._method_ids.repeat(len(slots))
+            table.methods[:] = self.method_ids.repeat(len(slots))
         self.index.look_up(
             slots,
             [request.max_tokens for request in plan.requests],

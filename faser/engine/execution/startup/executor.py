@@ -16,7 +16,7 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
 from faser.config.speculation import NONE, SpeculationConfig
-from faser.engine.checkpoints.ngram_model import NgramModel, load, shipped_ngram_model
+from faser.engine.checkpoints.ngram_model import NgramModel, load
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.registry import (
@@ -55,6 +55,7 @@ from faser.engine.execution.startup.models import (
     load_models,
     start_models,
 )
+from faser.engine.execution.startup.ngram_text import counted_ngram_model
 from faser.engine.execution.startup.warm_up import prepare_kernels, profile_memory
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.sequence_matchers import SequenceMatchers
@@ -163,7 +164,13 @@ def _load_parts(
     for each in files:
         check_context(config, each, each.max_positions)
     grammars = _grammars(config, files[0])
-    ngram_model = find_ngram_model(config.speculation, directory, files[0].spec.vocab_size)
+    ngram_model = find_ngram_model(
+        config.speculation,
+        files[0].spec.vocab_size,
+        tokenizer=Path(config.tokenizer or directory),
+        kept_in=cache_dir() / "ngrams",
+        report=report,
+    )
     backend = engine_backend(config, report)
     ranks = None if config.tensor_parallel_size == 1 else Ranks(config, directory)
     if ranks is not None:
@@ -223,25 +230,31 @@ def _grammars(config: EngineConfig, target: ModelFiles) -> GrammarCompiler:
     return found
 
 
-def find_ngram_model(speculation: SpeculationConfig, directory: Path, vocab_size: int) -> NgramModel | None:
-    """The n-gram model that the configuration names, else the one that comes with this package for the target.
+def find_ngram_model(
+    speculation: SpeculationConfig,
+    vocab_size: int,
+    *,
+    tokenizer: Path,
+    kept_in: Path,
+    report: ProgressCallback,
+) -> NgramModel | None:
+    """The n-gram model that the configuration names, else the one that is counted with the target's tokenizer.
 
-    directory: of the target; its name is the model's. None: there is none, or no drafter asks for it. Raises
+    tokenizer, kept_in, report: as for counted_ngram_model. None: there is none, or no drafter asks for it. Raises
     ConfigError where the method is ngram_model and there is none, and as load does.
     """
     named = speculation.ngram_model
     if not any(each.name == "ngram_model" for each in speculation.drafters):
         return None
-    if named is None:
-        path = shipped_ngram_model(directory.name, vocab_size)
-    else:
-        path = None if named == NONE else Path(named)
-    if path is None and speculation.method == "ngram_model":
+    if named not in (None, NONE):
+        return load(Path(named), vocab_size=vocab_size)
+    found = None if named == NONE else counted_ngram_model(tokenizer, vocab_size, kept_in, report)
+    if found is None and speculation.method == "ngram_model":
         raise ConfigError(
-            "method is ngram_model; it needs 'ngram_model', a file: "
-            f"none comes with this package for {directory.name}"
+            "method is ngram_model; it needs 'ngram_model', a file: none is counted with the tokenizer of "
+            f"{tokenizer}"
         )
-    return None if path is None else load(path, vocab_size=vocab_size)
+    return found
 
 
 def engine_backend(config: EngineConfig, report: ProgressCallback) -> Backend:

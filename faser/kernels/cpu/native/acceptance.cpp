@@ -10,12 +10,15 @@
 #include <vector>
 
 #include "arrays.h"
+#include "lookup.h"
 
 using namespace faser;
 
 namespace {
 
 enum Confidence : int64_t { kMargin = 0, kProbability = 1, kMatchLength = 2 };
+
+constexpr int64_t kNoToken = -1;  // beyond the end of a draft
 
 }  // namespace
 
@@ -34,7 +37,7 @@ struct FaserAcceptanceArrays {
     double *shift, *shift_precision;           // [M]
     double *own, *all;
     double depth_scale, curve_kept, longest_step, largest_offset, precision_kept, shift_prior, shift_kept;
-    double lowest, highest, largest_margin, edge, own_kept, all_kept;
+    double lowest, highest, least_survival, largest_margin, edge, own_kept, all_kept;
 };
 
 }
@@ -46,6 +49,10 @@ struct Drafts {
     int64_t count;
     const int64_t *slots, *methods, *lengths, *token_ids;
     const double* confidences;
+
+    Drafts(int64_t num_drafts, const int64_t* slot, const int64_t* method, const int64_t* length, const int64_t* token,
+           const double* confidence)
+        : count(num_drafts), slots(slot), methods(method), lengths(length), token_ids(token), confidences(confidence) {}
 
     Drafts(int64_t num_drafts, Array slot, Array method, Array length, Array token, Array confidence)
         : count(num_drafts),
@@ -65,6 +72,24 @@ struct Token {
 
 struct Feature {
     double of[3];
+};
+
+// What look-ups have found for a step, of S sequences by one method, then by the next. taken: [S] positions.
+struct Looked {
+    std::vector<int64_t> slots, methods, lengths, token_ids, taken;
+    std::vector<double> confidences;
+
+    Drafts drafts() const {
+        return {int64_t(slots.size()), slots.data(), methods.data(), lengths.data(), token_ids.data(),
+                confidences.data()};
+    }
+};
+
+// What a step of R sequences sampled: [R] slots, -1 for those that teach nothing, and counts; tokens, one sequence after
+// the other.
+struct Sampled {
+    int64_t num_sequences;
+    const int64_t *slots, *counts, *tokens;
 };
 
 double inside(double value, double low, double high) { return std::min(std::max(value, low), high); }
@@ -91,6 +116,7 @@ struct FaserAcceptance {
     std::vector<Feature> features;
     std::vector<double> missed, spread, slot_missed, slot_spread, survival;
     std::vector<int64_t> slot_count, begin, length, order;
+    Looked looked;  // by the last look
 
     explicit FaserAcceptance(const FaserAcceptanceArrays& arrays)
         : a(arrays),
@@ -117,22 +143,22 @@ struct FaserAcceptance {
         return a.samples[slot] * a.shift[method] + a.offset[method * a.num_slots + slot];
     }
 
-    // [K + 1] of one draft; 0 beyond its length.
+    // [K + 1] of one draft; 0 beyond its length, and where it is negligible.
     void survive(const Drafts& drafts, int64_t at, double* out) const {
-        const int64_t method = drafts.methods[at];
+        const int64_t method = drafts.methods[at], length = drafts.lengths[at];
         const double* weights = a.weights + 3 * method;
         const double moved = offset(method, drafts.slots[at]);
         const double* confidences = drafts.confidences + at * a.cap;
         double product = out[0] = 1.0;
-        for (int64_t depth = 0; depth < a.cap; depth++) {
-            if (depth >= drafts.lengths[at]) {
-                out[depth + 1] = 0.0;
-                continue;
-            }
+        int64_t depth = 0;
+        for (; depth < length; depth++) {
             const double by_depth = double(depth) * a.depth_scale * weights[2] + weights[0];
             const double logit = feature(method, confidences[depth]) * weights[1] + by_depth + moved;
-            out[depth + 1] = product *= inside(sigmoid(logit), a.lowest, a.highest);
+            product *= inside(sigmoid(logit), a.lowest, a.highest);
+            if (product < a.least_survival) break;
+            out[depth + 1] = product;
         }
+        std::fill(out + depth + 1, out + a.cap + 1, 0.0);
     }
 
     // Drafts of one kind have come; of the first reached[i] depths it is known how likely they are.
@@ -163,6 +189,99 @@ struct FaserAcceptance {
             held.push_back({drafts.methods[at], drafts.slots[at], depth, drafts.confidences[at * a.cap + depth],
                             depth < accepted});
         }
+    }
+
+    // Of each of count sequences the draft that is worth most: see faser_acceptance_choose.
+    void choose(const Drafts& drafts, int64_t count, double row_price, int64_t* taken, int64_t* methods,
+                int64_t* lengths, int64_t* tokens, double* confidences, double* survivals) {
+        const int64_t cap = a.cap;
+        survival.resize(cap + 1);
+        for (int64_t s = 0; s < count; s++) {
+            double most = 0.0, most_expected = 0.0;
+            for (int64_t at = s; at < drafts.count; at += count) {
+                survive(drafts, at, survival.data());
+                const double expected = std::accumulate(survival.begin(), survival.end(), 0.0);
+                double worth = 0.0;
+                for (int64_t k = 1; k <= cap; k++) worth += std::max(survival[k] - row_price, 0.0);
+                if (worth < most || (worth == most && (worth > 0.0 || expected <= most_expected))) continue;
+                most = worth;
+                most_expected = expected;
+                taken[s] = at;
+                std::copy(survival.begin(), survival.end(), survivals + s * (cap + 1));
+            }
+            const int64_t at = taken[s];
+            methods[s] = drafts.methods[at];
+            lengths[s] = drafts.lengths[at];
+            const int64_t num_tokens = lengths[s];
+            std::copy_n(drafts.token_ids + at * cap, num_tokens, tokens + s * cap);
+            std::fill_n(tokens + s * cap + num_tokens, cap - num_tokens, kNoToken);
+            std::copy_n(drafts.confidences + at * cap, num_tokens, confidences + s * cap);
+            std::fill_n(confidences + s * cap + num_tokens, cap - num_tokens, 0.0);
+        }
+    }
+
+    // A step is done: see faser_acceptance_judge.
+    void judge(const Sampled& came, const Drafts& made, const int64_t* kept, int64_t* accepted, const Drafts& others,
+               const int64_t* taken, const int64_t* by_model, int64_t num_by_model, int64_t num_decided,
+               bool is_drawn) {
+        const int64_t cap = a.cap;
+        const int64_t* model_end = by_model + num_by_model;
+        for (int64_t i = 0; i < made.count; i++) length[made.slots[i]] = 0;
+        int64_t first = 0;
+        for (int64_t i = 0; i < came.num_sequences; first += came.counts[i++]) {
+            if (came.slots[i] < 0) continue;
+            begin[came.slots[i]] = first;
+            length[came.slots[i]] = came.counts[i];
+        }
+        for (int64_t i = 0; i < made.count; i++) {
+            const int64_t slot = made.slots[i], right = accepted[i] = length[slot] - 1;
+            if (length[slot] == 0) continue;
+            if (is_drawn) {
+                hold(made, i, std::min(right + 1, kept[i]), right);
+                continue;
+            }
+            const int64_t good = right + num_decided, verified = kept[i] + num_decided;
+            const int64_t last = came.tokens[begin[slot] + length[slot] - 1];
+            const bool cut_is_right =
+                good == verified && verified < made.lengths[i] && made.token_ids[i * cap + verified] == last;
+            hold(made, i, std::min(good + 1, made.lengths[i]), good + cut_is_right);
+        }
+        for (int64_t at = 0; at < others.count; at++) {
+            const int64_t s = at % made.count, slot = others.slots[at];
+            if (others.lengths[at] == 0 || length[slot] == 0) continue;
+            if (taken[s] == at && std::find(by_model, model_end, s) == model_end) continue;
+            const int64_t most = std::min(length[slot], others.lengths[at]);
+            int64_t right = 0;
+            while (right < most && others.token_ids[at * cap + right] == came.tokens[begin[slot] + right]) right++;
+            hold(others, at, std::min(right + 1, most), right);
+        }
+    }
+
+    // See faser_acceptance_look.
+    int64_t look(FaserTexts* texts, const int64_t* method_ids, int64_t count, const int64_t* slots,
+                 const int64_t* limits, double row_price, int64_t* numbers, int64_t* tokens, double* real) {
+        const int64_t cap = a.cap, total = num_methods(texts) * count;
+        looked.slots.resize(total);
+        looked.methods.resize(total);
+        looked.lengths.resize(total);
+        looked.token_ids.resize(total * cap);
+        looked.confidences.resize(total * cap);
+        looked.taken.assign(count, 0);
+        for (int64_t at = 0; at < total; at++) {
+            looked.slots[at] = slots[at % count];
+            looked.methods[at] = method_ids[at / count];
+        }
+        const int32_t fault = look_up(texts, slots, limits, nullptr, count, nullptr, cap, looked.lengths.data(),
+                                      looked.token_ids.data(), looked.confidences.data());
+        if (fault != 0) return -1 - int64_t(fault);
+        double* survivals = real + count * cap;
+        choose(looked.drafts(), count, row_price, looked.taken.data(), numbers, numbers + count, tokens, real,
+               survivals);
+        int64_t promising = 0;
+        for (int64_t s = 0; s < count; s++) {
+            promising += numbers[count + s] > 0 && survivals[s * (cap + 1) + 1] > row_price;
+        }
+        return promising;
     }
 
     void learn() {
@@ -289,28 +408,8 @@ void faser_acceptance_choose(FaserAcceptance* acceptance, int64_t num_drafts, Ar
     const Drafts drafts(num_drafts, slots, methods, lengths, token_ids, confidences);
     const int64_t cap = acceptance->a.cap;
     double *sure = reals(real), *survival = sure + count * cap;
-    int64_t *taken = ints(numbers), *method = taken + count, *length = method + count, *token = ints(tokens);
-    auto& line = acceptance->survival;
-    line.resize(cap + 1);
-    for (int64_t s = 0; s < count; s++) {
-        double most = 0.0, most_expected = 0.0;
-        for (int64_t at = s; at < num_drafts; at += count) {
-            acceptance->survive(drafts, at, line.data());
-            const double expected = std::accumulate(line.begin(), line.end(), 0.0);
-            double worth = 0.0;
-            for (int64_t k = 1; k <= cap; k++) worth += std::max(line[k] - row_price, 0.0);
-            if (worth < most || (worth == most && (worth > 0.0 || expected <= most_expected))) continue;
-            most = worth;
-            most_expected = expected;
-            taken[s] = at;
-            std::copy(line.begin(), line.end(), survival + s * (cap + 1));
-        }
-        const int64_t at = taken[s];
-        method[s] = drafts.methods[at];
-        length[s] = drafts.lengths[at];
-        std::copy_n(drafts.token_ids + at * cap, cap, token + s * cap);
-        std::copy_n(drafts.confidences + at * cap, cap, sure + s * cap);
-    }
+    int64_t* taken = ints(numbers);
+    acceptance->choose(drafts, count, row_price, taken, taken + count, taken + 2 * count, ints(tokens), sure, survival);
     if (requested != nullptr) acceptance->note(true, drafts.slots, count, ints(requested), survival);
 }
 
@@ -337,38 +436,29 @@ void faser_acceptance_judge(FaserAcceptance* acceptance, int64_t num_sequences, 
                             int64_t num_by_model, int64_t num_decided, int32_t is_drawn) {
     const Drafts made(num_made, slots, methods, lengths, token_ids, confidences);
     const Drafts looked(num_looked, looked_slots, looked_methods, looked_lengths, looked_token_ids, looked_confidences);
-    const int64_t cap = acceptance->a.cap;
-    const int64_t *model_begin = ints(by_model), *model_end = model_begin + num_by_model;
-    auto &begin = acceptance->begin, &length = acceptance->length;
-    for (int64_t i = 0; i < num_made; i++) length[made.slots[i]] = 0;
-    int64_t first = 0;
-    for (int64_t i = 0; i < num_sequences; first += counts[i++]) {
-        if (came[i] < 0) continue;
-        begin[came[i]] = first;
-        length[came[i]] = counts[i];
-    }
-    for (int64_t i = 0; i < num_made; i++) {
-        const int64_t slot = made.slots[i], right = ints(accepted)[i] = length[slot] - 1;
-        if (length[slot] == 0) continue;
-        if (is_drawn) {
-            acceptance->hold(made, i, std::min(right + 1, ints(kept)[i]), right);
-            continue;
-        }
-        const int64_t good = right + num_decided, verified = ints(kept)[i] + num_decided;
-        const int64_t last = sampled[begin[slot] + length[slot] - 1];
-        const bool cut_is_right =
-            good == verified && verified < made.lengths[i] && made.token_ids[i * cap + verified] == last;
-        acceptance->hold(made, i, std::min(good + 1, made.lengths[i]), good + cut_is_right);
-    }
-    for (int64_t at = 0; at < num_looked; at++) {
-        const int64_t s = at % num_made, slot = looked.slots[at];
-        if (looked.lengths[at] == 0 || length[slot] == 0) continue;
-        if (ints(taken)[s] == at && std::find(model_begin, model_end, s) == model_end) continue;
-        const int64_t most = std::min(length[slot], looked.lengths[at]);
-        int64_t right = 0;
-        while (right < most && looked.token_ids[at * cap + right] == sampled[begin[slot] + right]) right++;
-        acceptance->hold(looked, at, std::min(right + 1, most), right);
-    }
+    acceptance->judge({num_sequences, came, counts, sampled}, made, ints(kept), ints(accepted), looked, ints(taken),
+                      ints(by_model), num_by_model, num_decided, is_drawn != 0);
+}
+
+// Look up a draft for each of S sequences, of at most limits[i] tokens, and take the one that is worth most, as of
+// faser_acceptance_choose; the others are kept for faser_acceptance_judge_look. method_ids: of what texts ask, in order.
+// numbers: [2, S] method and length; tokens and real as there. Returns how many drafts have a first token whose survival
+// exceeds row_price; below 0: -1 less the fault.
+int64_t faser_acceptance_look(FaserAcceptance* acceptance, FaserTexts* texts, Array method_ids, int64_t count,
+                              Array slots, Array limits, double row_price, Array numbers, Array tokens, Array real) {
+    return acceptance->look(texts, ints(method_ids), count, ints(slots), ints(limits), row_price, ints(numbers),
+                            ints(tokens), reals(real));
+}
+
+// faser_acceptance_judge of the drafts that faser_acceptance_look has found last.
+void faser_acceptance_judge_look(FaserAcceptance* acceptance, int64_t num_sequences, const int64_t* came,
+                                 const int64_t* counts, const int64_t* sampled, int64_t num_made, Array slots,
+                                 Array methods, Array lengths, Array token_ids, Array confidences, Array kept,
+                                 Array accepted) {
+    const Drafts made(num_made, slots, methods, lengths, token_ids, confidences);
+    const Looked& looked = acceptance->looked;
+    acceptance->judge({num_sequences, came, counts, sampled}, made, ints(kept), ints(accepted), looked.drafts(),
+                      looked.taken.data(), nullptr, 0, 0, false);
 }
 
 // What is held of a sequence that leaves its slot is lost.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arrays.h"
+#include "lookup.h"
 #include "ngrams.h"
 #include "text.h"
 
@@ -18,6 +19,7 @@ using namespace faser;
 
 namespace {
 
+constexpr int64_t kAhead = 4;             // texts that are loaded while one is looked up
 constexpr double kDoubt = 3.0;            // tokens of context that make one occurrence an even bet
 constexpr int64_t kShortestOutput = 8;    // shorter outputs hold nothing that a request would repeat
 
@@ -235,12 +237,74 @@ struct FaserTexts {
         context_keys(lengths, text.tokens.data() + size, size, rules.seed, keys.data());
     }
 
+    // Begin to load what the texts need that come a few after the one at `at`: their tables lie apart.
+    void prefetch(const int64_t* numbers, int64_t num_texts, int64_t at) {
+        if (at + 2 * kAhead < num_texts) __builtin_prefetch(&this->at(numbers[at + 2 * kAhead])->text);
+        if (at + kAhead >= num_texts) return;
+        const Text& text = this->at(numbers[at + kAhead])->text;
+        own_keys(text);
+        for (size_t i = 0; i < lengths.of.size() && i < text.tokens.size(); i++) text.latest.prefetch(keys[i]);
+    }
+
     static void clear(Path& path) {
         path.tokens.clear();
         path.probs.clear();
         path.score = 0.0;
     }
 };
+
+namespace faser {
+
+int64_t num_methods(const FaserTexts* texts) {
+    const FaserTextRules& rules = texts->rules;
+    return (rules.depth > 0) + (rules.max_n > 0) + (rules.ngrams != nullptr);
+}
+
+int32_t look_up(FaserTexts* texts, const int64_t* numbers, const int64_t* most, const int64_t* num_unverified,
+                int64_t num_texts, const int32_t* unverified, int64_t width, int64_t* lengths, int64_t* tokens,
+                double* confidences) {
+    const FaserTextRules& rules = texts->rules;
+    int64_t total = 0;
+    for (int64_t i = 0; i < num_texts; i++) {
+        if (texts->at(numbers[i]) == nullptr) return kNoText;
+        total += num_unverified == nullptr ? 0 : num_unverified[i];
+    }
+    if (!names_tokens(unverified, total)) return kNoToken;
+    for (int64_t i = 0; i < num_texts; i++) {
+        if (num_unverified == nullptr) texts->prefetch(numbers, num_texts, i);
+        Sequence& sequence = *texts->at(numbers[i]);
+        Text& text = sequence.text;
+        const size_t num_known = text.tokens.size();
+        if (num_unverified != nullptr) {
+            text.tokens.insert(text.tokens.end(), unverified, unverified + num_unverified[i]);
+            unverified += num_unverified[i];
+        }
+        const int64_t limit = std::min({rules.cap, most[i], width});
+        texts->own_keys(text);
+        if (rules.ngrams != nullptr) {
+            const int64_t line = ((rules.depth > 0) + (rules.max_n > 0)) * num_texts + i;
+            const int64_t size = int64_t(text.tokens.size());
+            lengths[line] = rules.ngrams->model.draft(text.tokens.data() + size, size, limit, tokens + line * width,
+                                                      confidences + line * width);
+        }
+        if (rules.max_n > 0) {  // before suffix, which overwrites the keys
+            const int64_t line = rules.depth > 0 ? num_texts + i : i;
+            const int n = texts->ngram(text, limit, tokens + line * width);
+            lengths[line] = n > 0 ? limit : 0;
+            std::fill_n(confidences + line * width, lengths[line], double(n));
+        }
+        if (rules.depth > 0) {
+            const Path& best = texts->suffix(sequence, limit);
+            lengths[i] = int64_t(best.tokens.size());
+            std::copy(best.tokens.begin(), best.tokens.end(), tokens + i * width);
+            std::copy(best.probs.begin(), best.probs.end(), confidences + i * width);
+        }
+        text.tokens.resize(num_known);
+    }
+    return kFine;
+}
+
+}  // namespace faser
 
 extern "C" {
 
@@ -301,44 +365,8 @@ int32_t faser_texts_close(FaserTexts* texts, int64_t number) {
 int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_t* most, const int64_t* num_unverified,
                          int64_t num_texts, const int32_t* unverified, int64_t width, Array found_lengths,
                          Array found_tokens, Array found_confidences) {
-    const FaserTextRules& rules = texts->rules;
-    int64_t *lengths = ints(found_lengths), *tokens = ints(found_tokens);
-    double* confidences = reals(found_confidences);
-    int64_t total = 0;
-    for (int64_t i = 0; i < num_texts; i++) {
-        if (texts->at(numbers[i]) == nullptr) return kNoText;
-        total += num_unverified[i];
-    }
-    if (!names_tokens(unverified, total)) return kNoToken;
-    for (int64_t i = 0; i < num_texts; i++) {
-        Sequence& sequence = *texts->at(numbers[i]);
-        Text& text = sequence.text;
-        const size_t num_known = text.tokens.size();
-        text.tokens.insert(text.tokens.end(), unverified, unverified + num_unverified[i]);
-        unverified += num_unverified[i];
-        const int64_t limit = std::min({rules.cap, most[i], width});
-        texts->own_keys(text);
-        if (rules.ngrams != nullptr) {
-            const int64_t line = ((rules.depth > 0) + (rules.max_n > 0)) * num_texts + i;
-            const int64_t size = int64_t(text.tokens.size());
-            lengths[line] = rules.ngrams->model.draft(text.tokens.data() + size, size, limit, tokens + line * width,
-                                                      confidences + line * width);
-        }
-        if (rules.max_n > 0) {  // before suffix, which overwrites the keys
-            const int64_t line = rules.depth > 0 ? num_texts + i : i;
-            const int n = texts->ngram(text, limit, tokens + line * width);
-            lengths[line] = n > 0 ? limit : 0;
-            std::fill_n(confidences + line * width, lengths[line], double(n));
-        }
-        if (rules.depth > 0) {
-            const Path& best = texts->suffix(sequence, limit);
-            lengths[i] = int64_t(best.tokens.size());
-            std::copy(best.tokens.begin(), best.tokens.end(), tokens + i * width);
-            std::copy(best.probs.begin(), best.probs.end(), confidences + i * width);
-        }
-        text.tokens.resize(num_known);
-    }
-    return kFine;
+    return look_up(texts, numbers, most, num_unverified, num_texts, unverified, width, ints(found_lengths),
+                   ints(found_tokens), reals(found_confidences));
 }
 
 // Compare the index of a text with one made anew from its tokens, and take that where they differ. number -1: of the

@@ -30,8 +30,10 @@ Ngrams::Ngrams(const int32_t* contexts, int width, const int32_t* following, con
 int Ngrams::draft(const int32_t* context_end, int64_t available, int64_t limit, int64_t* out,
                   double* confidences) const {
     const int64_t width = int64_t(lengths.of.size());
-    std::vector<int32_t> text(context_end - std::min(available, width), context_end);
-    std::vector<uint64_t> keys(width);
+    static thread_local std::vector<int32_t> text;
+    static thread_local std::vector<uint64_t> keys;
+    text.assign(context_end - std::min(available, width), context_end);
+    keys.resize(width);
     double survival = 1.0;
     int count = 0;
     while (count < limit) {

@@ -39,6 +39,10 @@ int context_keys(const Lengths& lengths, const int32_t* context_end, int64_t ava
 class Table {
 public:
     int64_t find(uint64_t key) const;
+    // Begin to load where a key is.
+    void prefetch(uint64_t key) const {
+        if (!entries_.empty()) __builtin_prefetch(&entries_[key & (entries_.size() - 1)]);
+    }
     int64_t put(uint64_t key, int64_t position);  // returns the position before
     void erase(uint64_t key);
     bool agrees(const Table& cold) const;  // holds what that one does, which is sound; this may be damaged

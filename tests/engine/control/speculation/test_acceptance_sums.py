@@ -25,7 +25,7 @@ from tests.engine.control.speculation.building import full, ints, note_nothing, 
 CAP, NUM_SLOTS = 5, 4
 OFFSET_PRECISION, EDITED_PRECISION, PRECISION_KEPT, LARGEST_OFFSET = 4.0, 0.25, 0.5 ** (1 / 60), 4.0
 CURVATURE_KEPT, OWN_KEPT, ALL_KEPT = 0.5 ** (1 / 400), 0.5 ** (1 / 5), 0.5 ** (1 / 200)
-SHRINK, PRIOR_DRAFTS = 4.0, 8.0
+SHRINK, PRIOR_DRAFTS, LEAST_SURVIVAL = 4.0, 8.0, 0.01
 PRIOR_CHANCE = {True: 0.7, False: 0.6 * 0.5}  # of a model's token; of a token from text
 
 
@@ -158,6 +158,7 @@ class SlowAcceptance:
         for depth, confidence in enumerate(confidences):
             logit = self.curves[method].logit(confidence, depth) + self.offset[method, slot]
             found.append(found[-1] * within(sigmoid(logit)))
+        found = [each for each in found if each >= LEAST_SURVIVAL]
         return found + [0.0] * (CAP + 1 - len(found))
 
     def calibration(self, method: int, slots: list[int]) -> tuple[float, float]:

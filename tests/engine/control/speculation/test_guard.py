@@ -213,10 +213,89 @@ def test_what_was_found_before_gives_way_within_seconds(before: float, after: fl
 
 def test_drafts_that_cease_to_pay_are_noticed_by_their_tokens() -> None:
     """Before the next steps without drafts would say so: where drafts gain much, these are rare."""
+    drafting = []
+    for seed in range(6):
+        world = World(gain=2.2, num_sequences=16, seed=seed)
+        world.run(6000)
+        world.gain = 0.93
+        drafting.append(sum(world.steps(300)))
+    assert np.median(drafting) < 100
+
+
+def test_a_price_that_was_measured_too_low_hides_no_loss() -> None:
+    """Tokens that have fallen by half are news even where they seem to be worth their time yet."""
     world = World(gain=2.2, num_sequences=16)
     world.run(6000)
+    (load,) = world.guard._loads.values()
+    load.mean.drafting *= 0.9
     world.gain = 0.93
-    assert sum(world.steps(300)) < 240
+    assert sum(world.steps(1000)) < 500
+
+
+def test_one_step_with_drafts_tells_that_they_pay_again() -> None:
+    """What they take was measured before, so no further trial is needed."""
+    world = World(gain=0.93, num_sequences=16)
+    world.run(6000)
+    world.gain = 2.2
+    while not world.step():
+        assert world.decided() is False
+    assert world.decided() is True
+
+
+def test_rare_steps_with_drafts_stand_alone_one_in_each_quarter() -> None:
+    """Four of them in a row would tell four times less often that the tokens have become others."""
+    world = World(gain=0.9, num_sequences=16)
+    while True:
+        world.run(1)
+        (load,) = world.guard._loads.values()
+        if load.ratio > 30 and load.group.num_launched == 0:
+            break
+    every = load.group.num_steps // RARE_STEPS
+    steps = world.run(load.group.num_steps)
+    assert [sum(steps[at : at + every]) for at in range(0, len(steps), every)] == [1] * RARE_STEPS
+
+
+def test_rare_steps_without_drafts_stand_together() -> None:
+    """A step that drafts cannot be launched ahead, so one without before it would take longer than usual."""
+    world = World(gain=1.3, num_sequences=16)
+    world.run(3000)
+    steps = world.run(6000)
+    begins = [at for at in range(1, len(steps) - RARE_STEPS) if steps[at - 1] and not steps[at]]
+    assert len(begins) > 4
+    assert all(not any(steps[at : at + RARE_STEPS]) for at in begins)
+
+
+@pytest.mark.parametrize("gains, num_sequences, steps", [((2.2, 0.93), 16, 3000), ((0.93, 1.1), 15, 1150)])
+def test_traffic_that_changes_every_few_seconds_loses_less_than_a_hundredth(
+    gains: tuple[float, float], num_sequences: int, steps: int
+) -> None:
+    efficiencies = []
+    for seed in range(6):
+        world = World(gain=gains[0], num_sequences=num_sequences, seed=seed, late=1, stalls=0.005)
+        world.run(6000)
+        world.best_s = world.lost_s = 0.0
+        for number in range(1, 7):
+            world.gain = gains[number % 2]
+            world.run(steps)
+        efficiencies.append(world.efficiency)
+    assert fmean(efficiencies) > 0.99
+
+
+def test_tokens_that_come_in_bursts_decide_nothing_for_long() -> None:
+    """Oracle: drafts at all times. A request copies 150 tokens, three a step, then writes 300, 1.05 a step."""
+    efficiencies = []
+    for seed in range(8):
+        world, copies, random = World(gain=1.0, num_sequences=1, seed=seed), False, np.random.default_rng(seed)
+        drafting = other = 0.0
+        for _ in range(20_000):
+            world.gain = (3 if copies else 1.05) / 1.15
+            drafts = world.step()
+            tokens = world.gain * 1.15 if drafts else 1.0
+            drafting += tokens / world.gain
+            other += 1.15 if drafts else 1.0
+            copies ^= bool(random.random() < tokens / (150 if copies else 300))
+        efficiencies.append(drafting / other)
+    assert fmean(efficiencies) > 0.975
 
 
 def test_answers_with_pauses_between_them_draft_as_much_as_others() -> None:

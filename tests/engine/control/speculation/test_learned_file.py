@@ -56,9 +56,9 @@ def test_step_times_that_were_measured_anew_make_it_void(tmp_path: Path) -> None
         b"null",
         b"3",
         b"\xff\xfe",
-        b'{"format": 1, "times": "monday"}',
-        b'{"format": 1, "times": "monday", "number": [1]}',
-        b'{"format": 1, "times": "monday", "number": "x"}',
+        b'{"format": 2, "times": "monday"}',
+        b'{"format": 2, "times": "monday", "number": [1]}',
+        b'{"format": 2, "times": "monday", "number": "x"}',
         b"[" * 100_000,
         b" " * (1 << 20) + b"{}",
     ],
@@ -129,8 +129,8 @@ def test_an_engine_keeps_it_beside_its_step_times(
     built().close()
     (path,) = files() - before
     content = json.loads(path.read_text())
-    assert content["guard"] == {}
-    assert len(content["prices"]["gaps"]) == 2
+    assert content["guards"] == {"faser": {}}
+    assert len(content["prices"]["gaps"]) == 3
     path.write_text("{}")
     with caplog.at_level(logging.WARNING, "faser.engine"):
         built().close()

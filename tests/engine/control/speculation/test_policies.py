@@ -1,7 +1,9 @@
 """Policies, one decision at a time. Oracle of `faser` and `survival`: every vector of lengths, tried."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,10 @@ from faser.engine.control.speculation.faser_policy import SHARE
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
+from faser.engine.control.step_posterior import DRAFTED, KEPT, PLAIN
 from faser.errors import ConfigError
+from faser.kernels.cpu.acceptance import NativeAcceptance
+from faser.kernels.cpu.text_index import text_library
 from tests.engine.control.speculation.building import candidates, constant, ints
 
 FLAT = CostTable(rows=(1, 512), seconds=(0.020, 0.021))
@@ -222,8 +227,8 @@ def test_drafts_that_bring_less_than_deciding_takes_are_not_asked_for(count: int
 def host_takes(costs: CostModel, drafting_s: float, count: int = 1, *, plain_s: float = 0.0) -> None:
     """Steps with drafts leave the device without work for drafting_s, others for plain_s."""
     for _ in range(200):
-        costs.posterior.observe_gap(count, drafting_s, drafts=True)
-        costs.posterior.observe_gap(count, plain_s, drafts=False)
+        costs.posterior.observe_gap(count, drafting_s, KEPT)
+        costs.posterior.observe_gap(count, plain_s, PLAIN)
 
 
 GPU_STEP = CostTable(rows=(1, 2), seconds=(0.005, 0.005 + 1e-5))
@@ -243,6 +248,24 @@ def test_drafts_that_bring_less_than_the_gap_they_leave_are_not_made() -> None:
     host_takes(costs, 0.002)
     assert not drafts(0.25)
     assert drafts(0.9)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_rows_that_bring_less_than_keeping_them_takes_on_the_host_are_cut(
+    *, native: bool, kernel_cache: Path
+) -> None:
+    """A row is nearly free on the device, but a step that keeps any takes a tenth longer on the host."""
+    costs = CostModel(StepTimes(tables={Role.STEP: GPU_STEP, Role.TEXT: CostTable(rows=(1,), seconds=(1e-5,))}))
+    for _ in range(200):
+        costs.posterior.observe_gap(1, 0.0001, DRAFTED)
+        costs.posterior.observe_gap(1, 0.0006, KEPT)
+    config = SpeculationConfig(method="ngram", num_speculative_tokens=4)
+    acceptance = Acceptance(1, 4, partial(NativeAcceptance, text_library(kernel_cache)) if native else None)
+    faser = make_policy(config, costs, acceptance)
+    barely, well = candidates(constant(0.08, 1, 4)), candidates(constant(0.3, 1, 4))
+    assert faser.row_price(barely) < 0.08
+    assert not faser.keep(barely, barely.limit).any()
+    assert faser.keep(well, well.limit).any()
 
 
 def test_where_plain_steps_wait_as_well_only_the_longer_gap_counts() -> None:
