@@ -82,11 +82,15 @@ class GuardedStep:
 
 @dataclass(slots=True)
 class _Group:
-    """Steps of a group, in the order in which they run. places: of the rare ones. Times are in plain steps."""
+    """Steps of a group, in the order in which they run. Times are in plain steps.
+
+    places: of the rare steps. is_void: the answer has been revised meanwhile.
+    """
 
     num_steps: int
     rare_drafts: bool
     places: tuple[int, ...]
+    is_void: bool = False
     num_launched: int = 0
     num_seen: int = 0
     num_drafting: int = 0
@@ -123,8 +127,8 @@ class _Group:
             self.times[drafts] += time
 
     def cut_short(self) -> None:
-        """The rare steps that have not come yet come now; after them the group is over."""
-        launched = self.num_launched
+        """The rare steps that have not come yet come now; after them the group is over, and teaches no gain."""
+        launched, self.is_void = self.num_launched, True
         come = [place for place in self.places if place < launched]
         self.num_steps = launched + len(self.places) - len(come)
         self.places = (*come, *range(launched, self.num_steps))
@@ -353,12 +357,13 @@ class Guard:
         tokens = group.tokens / group.num_drafting / load.reference
         gain = tokens * plain - drafting
         self._account(load, plain / drafting, plain_s)
-        if mean.groups >= 2 and gain * mean.gain < 0:
-            moved = abs(gain * mean.groups / mean.plain - mean.gain)
-            if moved > max(_CONTRADICTION * mean.deviation, _LEAST_CONTRADICTION):
-                load.mean, load.ratio = mean.scaled(1.0, keeps_gain=False), 1
-        load.mean.add(gain, plain, drafting)
-        self._choose(load)
+        if not group.is_void:
+            if mean.groups >= 2 and gain * mean.gain < 0:
+                moved = abs(gain * mean.groups / mean.plain - mean.gain)
+                if moved > max(_CONTRADICTION * mean.deviation, _LEAST_CONTRADICTION):
+                    load.mean, load.ratio = mean.scaled(1.0, keeps_gain=False), 1
+            load.mean.add(gain, plain, drafting)
+            self._choose(load)
         load.group = self._new_group(load.mean, load.ratio)
 
     def _choose(self, load: _Load) -> None:
