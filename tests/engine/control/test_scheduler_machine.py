@@ -46,6 +46,8 @@ samplings = st.builds(
 class SchedulerMachine(RuleBasedStateMachine):
     """Plans and commits alternate; everything else may happen between them, too."""
 
+    num_checked = 0  # answers that were compared, in all examples
+
     @initialize(
         policy=st.sampled_from(["fcfs", "priority"]),
         prefix_caching=st.booleans(),
@@ -171,6 +173,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.check_sample(request, index)
 
     def check_sample(self, request: Request, index: int) -> None:
+        SchedulerMachine.num_checked += 1
         sample = self.driver.samples[request.request_id, index]
         assert sample.ending == expected(request, index, max_model_len=MAX_MODEL_LEN)
         wants_prompt = index == 0 and request.sampling.prompt_logprobs is not None
@@ -180,7 +183,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 def test_every_accepted_request_comes_to_the_end_it_would_have_alone() -> None:
+    SchedulerMachine.num_checked = 0
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(max_examples=50, stateful_step_count=40, deadline=None, derandomize=True),
     )
+    assert SchedulerMachine.num_checked > 50, "every example has an answer to compare, on average"
