@@ -4,7 +4,10 @@ Planted bugs that these tests have caught: a gain with its sign turned; seconds 
 plain step; long steps that count in full; rare steps always at the end of their group; an answer that is never in
 doubt; tokens that nothing watches; one group that is enough for an answer; a balance without its variance; a
 balance over the rare steps alone; a group that waits for ever for rare steps whose seconds are unknown; steps with
-prompts that count for the load of their sequences.
+prompts that count for the load of their sequences; tokens watched on one side alone; a watch whose sign is turned,
+or whose border is the price where drafts pay; a revision that keeps the old gain or the variance of old tokens,
+or counts the group under way; rare steps with drafts together, or without drafts alone; a group that is not cut
+short; evidence that chance brings every few steps.
 """
 
 import itertools
