@@ -7,7 +7,7 @@ Arrays go by id (native/arrays.h): contiguous ones, of 64 bits.
 import ctypes
 import weakref
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ Columns = tuple[Ints, Ints, Ints, Ints, Floats]  # of a DraftTable: slots, metho
 
 
 class Texts(Protocol):
-    """See contract/native_acceptance.py."""
+    """Texts that drafts are looked up in: what contract/native_acceptance.py says of them."""
 
     address: int
     method_ids: Ints
@@ -88,21 +88,7 @@ class NativeAcceptance:
     def judge_look(
         self, sampled: tuple[Sequence[int], Sequence[int], Sequence[int]], drafts: Columns, kept: Ints
     ) -> Ints:
-        slots, counts, token_ids = sampled
-        came, num_came, tokens = array("q", slots), array("q", counts), array("q", token_ids)
-        accepted = np.empty(len(kept), dtype=np.int64)
-        self._judge_look(
-            self._address,
-            len(came),
-            came.buffer_info()[0],
-            num_came.buffer_info()[0],
-            tokens.buffer_info()[0],
-            len(kept),
-            *map(id, drafts),
-            id(kept),
-            id(accepted),
-        )
-        return accepted
+        return self._judged(self._judge_look, sampled, drafts, kept)
 
     def note(self, slots: Ints, reached: Ints, survival: Floats, *, from_text: bool) -> None:
         self._note(self._address, from_text, len(slots), id(slots), id(reached), id(survival))
@@ -122,10 +108,22 @@ class NativeAcceptance:
         num_decided: int,
         is_drawn: bool,
     ) -> Ints:
+        rest = len(looked[0]), *map(id, looked), id(taken), id(by_model), len(by_model), num_decided, is_drawn
+        return self._judged(self._judge, sampled, drafts, kept, *rest)
+
+    def _judged(
+        self,
+        call: Callable[..., None],
+        sampled: tuple[Sequence[int], Sequence[int], Sequence[int]],
+        drafts: Columns,
+        kept: Ints,
+        *rest: int,
+    ) -> Ints:
+        """Accepted tokens of each draft, by one of the two native judges. rest: its further arguments."""
         slots, counts, token_ids = sampled
         came, num_came, tokens = array("q", slots), array("q", counts), array("q", token_ids)
         accepted = np.empty(len(kept), dtype=np.int64)
-        self._judge(
+        call(
             self._address,
             len(came),
             came.buffer_info()[0],
@@ -135,13 +133,7 @@ class NativeAcceptance:
             *map(id, drafts),
             id(kept),
             id(accepted),
-            len(looked[0]),
-            *map(id, looked),
-            id(taken),
-            id(by_model),
-            len(by_model),
-            num_decided,
-            is_drawn,
+            *rest,
         )
         return accepted
 

@@ -38,22 +38,22 @@ class LookingTwins(Twins):
             self.drafter.start(start_of(slot, self.rng.integers(0, VOCAB, 12).tolist()))
 
     def look(self, slots: Ints, limits: Ints, row_price: float) -> tuple[StepDrafts, StepDrafts]:
-        """The same look by both: natively, and by a plan whose answer Python chooses among."""
+        """Look up natively, and by a plan among whose answers Python chooses."""
         native = self.native.native
         assert native is not None
-        count, nobody = len(slots), Candidates.alike(slots, limits, np.ones((len(slots), CAP + 1)))
+        count, candidates = len(slots), Candidates.alike(slots, limits, np.ones((len(slots), CAP + 1)))
         columns, survival, num_promising = native.look(self.texts, slots, limits, row_price)
         looked = StepDrafts(
             chosen=range(count),
             lengths=limits,
-            candidates=nobody,
+            candidates=candidates,
             is_looked=True,
             drafts=Drafts(step=0, table=DraftTable(*columns), run_s=0.0),
             survival=survival,
         )
         requests = tuple(map(DraftRequest, slots.tolist(), limits.tolist()))
         plan = DraftPlan(step=0, width=CAP, requests=requests, from_text=True)
-        planned = StepDrafts(chosen=range(count), lengths=limits, candidates=nobody)
+        planned = StepDrafts(chosen=range(count), lengths=limits, candidates=candidates)
         found = Drafts(step=0, table=self.drafter.propose(plan).table, run_s=0.0)
         planned.take_text(found, self.python, notes=False, row_price=row_price)
         assert num_promising == np.count_nonzero(

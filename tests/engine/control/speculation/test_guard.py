@@ -249,7 +249,7 @@ def test_a_small_gain_is_not_doubted_for_tokens_that_are_few_by_chance() -> None
 
 
 def test_one_step_with_drafts_tells_that_they_pay_again() -> None:
-    """What they take was measured before, so no further trial is needed."""
+    """Time was measured before, so no further trial is needed."""
     world = World(gain=0.93, num_sequences=16)
     world.run(6000)
     world.gain = 2.2
