@@ -1,8 +1,8 @@
 """The n-gram model of a target: counted with its tokenizer in answers of two models.
 
 The answers come with the package as text, so every vocabulary can count them. Made at the first start with a
-tokenizer, and kept in the cache under what the tokenizer's file holds. Another model's answers are worth half of
-the target's own, and more than no table (docs/measurements.md).
+tokenizer, and kept in the cache under what the tokenizer's file holds. Another model's answers are worth half
+of the target's own or more, and more than no table (docs/measurements.md).
 """
 
 import logging
