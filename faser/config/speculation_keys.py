@@ -64,8 +64,8 @@ KEYS: tuple[Setting, ...] = (
         "model",
         Kind.TEXT,
         "Draft model: directory, .gguf file or hub id. It needs the vocabulary of the model it drafts for. Or a "
-        "head (EAGLE-3): directory or hub id. None: with auto the model's own MTP layer, if its checkpoint has "
-        "one. 'none': no model.",
+        "head (EAGLE-3, DFlash, DSpark): directory or hub id. None: with auto the model's own MTP layer, if its "
+        "checkpoint has one. 'none': no model.",
     ),
     _key(
         "model_method",
