@@ -69,7 +69,7 @@ class CentroidHead:
         scores = torch.empty((len(hidden), len(self._rows)), device=hidden.device)
         self._backend.linear(hidden, self._centroids, scores)
         best = scores.topk(self._top_k, dim=-1).indices
-        rows = self._rows[best].flatten(1, 2)  # [N, top_k * V / C, d]
+        rows = self._rows.index_select(0, best.view(-1)).view(len(hidden), -1, hidden.shape[1])
         found = torch.bmm(rows, hidden[:, :, None]).squeeze(-1).float()
         out.copy_((found.amin(dim=-1, keepdim=True) - 1).expand_as(out))
         return out.scatter_(1, self._order[best].flatten(1), found)
