@@ -35,7 +35,7 @@ from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.tensors import EMBEDDING, HEAD, Shape, layer_shapes
 from faser.engine.execution.models.weights import ByteProgress, LayerWeights, Packer, check_names
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.blocks import DecoderStack, DraftRoom
+from faser.kernels.interface.blocks import DecoderStack, DraftRoom, MtpStack, NormedLinear
 from faser.kernels.interface.low_bit.rows import INT8, FloatRows, LowBitRows
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
 
@@ -68,8 +68,6 @@ class MtpWeights:
 class MtpHead:
     """See Head. rotary: see Decoder; the entries of the cache are among its positions."""
 
-    drafting_stack = None
-
     def __init__(
         self,
         spec: HeadSpec,
@@ -86,6 +84,18 @@ class MtpHead:
         self._buffers = buffers
         self._eps = spec.decoder.rms_norm_eps
         self._stack = DecoderStack(layers=(decoder_layer(spec.decoder, 0, weights.layer, rotary),), head=None)
+        self.drafting_stack = MtpStack(
+            embedding=weights.embedding,
+            embedding_norm=weights.embedding_norm,
+            feature_norm=weights.hidden_norm,
+            eps=self._eps,
+            layers=self._stack,
+            logits=NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head),
+            norm_output=True,
+            draft_ids=None if draft_ids is None else draft_ids.numpy(force=True),
+            final_norm=weights.final_norm,
+            fc=weights.fc,
+        )
 
     @property
     def weight_bytes(self) -> int:
