@@ -13,7 +13,7 @@ a target's own checkpoint may have. Of EAGLE-3 two layouts become one HeadSpec:
 
 Both have the tensors fc, layers.0.* (flat perhaps midlayer.*), norm, lm_head, d2t and t2d, and perhaps
 embed_tokens. A head that is described like a target is known by its tensors. Other kinds are refused by name.
-An MTP layer is described by its target's config.json, and known by its tensors, mtp.*.
+An MTP layer is described by its target's config.json, and known by its tensors, mtp.*. assistant.py has Gemma 4's.
 """
 
 from collections.abc import Mapping
@@ -126,7 +126,7 @@ def read_head_spec(directory: Path, target: DecoderSpec) -> HeadSpec:
     Raises ModelError that names the file or the field; the reason why a kind of head is refused; or both values
     where the head does not fit the target.
     """
-    config = _read(directory / "config.json")
+    config = read_head_config(directory)
     if not describes_head(config):
         _has_head_tensors(directory)
     return _speculators_spec(config, target) if _KIND in config else _flat_spec(config, target)
@@ -175,8 +175,14 @@ def read_mtp_spec(path: Path, target: DecoderSpec) -> HeadSpec | None:
 
 def is_head(directory: Path) -> bool:
     """Whether a head lies in a directory, not a model. Raises ModelError for a refused kind, with the reason."""
-    path = directory / "config.json"
-    return path.is_file() and (describes_head(_read(path)) or _has_head_tensors(directory))
+    if not (directory / "config.json").is_file():
+        return False
+    return describes_head(read_head_config(directory)) or _has_head_tensors(directory)
+
+
+def describes_assistant(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of one of Gemma 4's assistants."""
+    return config.get("model_type") in ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 def describes_head(config: Mapping[str, Any]) -> bool:
@@ -186,6 +192,8 @@ def describes_head(config: Mapping[str, Any]) -> bool:
     """
     if _KIND in config:
         _refuse_kind(config[_KIND])
+        return True
+    if describes_assistant(config):
         return True
     _refuse_kind("medusa" if "medusa_num_heads" in config else config.get("model_type"))
     architecture = _architecture(config)
@@ -358,7 +366,9 @@ def _architecture(config: Mapping[str, Any]) -> str:
     return str(architectures[0])
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_head_config(directory: Path) -> dict[str, Any]:
+    """The config.json of a head. Raises ModelError that names the file where it cannot be read."""
+    path = directory / "config.json"
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -157,7 +157,8 @@ class DecoderLayer:
     qkv: all columns of the shape. None: its caller computes it, of something else than the layer's inputs.
     wide_norms: float32 weights of RMS norms of all queries of a row together, [Hq * D], and of all its keys.
     states: [max_rows, H], rows at any distance: room for the inputs of the layer, in a step that captures.
-    kv_layer: number of the layer whose keys and values are read, where the shape reads another one's.
+    kv_layer: number of the layer whose keys and values are read, where the shape reads another one's. lent: the
+    cache of another model with the same blocks, which has that layer; None: it is in the layer's own cache.
     """
 
     qkv: NormedLinear | None
@@ -175,6 +176,7 @@ class DecoderLayer:
     delta_net: DeltaNet | None = None
     v_norm: Tensor | None = None
     kv_layer: int | None = None
+    lent: KvCache | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)

@@ -6,15 +6,26 @@ before kernels are compiled and weights are read.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, MTP
+from faser.engine.checkpoints.assistant import assistant_spec
 from faser.engine.checkpoints.files import ModelConfig, read_model_config
-from faser.engine.checkpoints.heads import EAGLE3, HeadSpec, is_head, read_head_spec, read_mtp_spec
+from faser.engine.checkpoints.heads import (
+    EAGLE3,
+    HeadSpec,
+    describes_assistant,
+    is_head,
+    read_head_config,
+    read_head_spec,
+    read_mtp_spec,
+)
 from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.models.shard import Shard, local_spec
 from faser.engine.execution.startup.memory import (
@@ -126,8 +137,25 @@ def draft_model_files(config: EngineConfig, directory: Path, target: ModelFiles)
 
 
 def head_files(config: EngineConfig, directory: Path, target: ModelFiles) -> HeadFiles:
-    """The head that drafts for the target. Raises ModelError: see read_head_spec."""
-    return _head_files(config, directory, target, read_head_spec(directory, target.spec))
+    """The head that drafts for the target. Raises ModelError: see read_head_spec and assistant_spec."""
+    head_config, method = read_head_config(directory), config.speculation.pass_method
+    if (found := _method_of(head_config)) != method:
+        raise ConfigError(f"method is {method}; {directory} has a head of method {found}")
+    spec: HeadSpec
+    if found == MTP:
+        if config.tensor_parallel_size > 1:
+            raise ConfigError(
+                f"{directory} reads the keys of its model, which ranks divide; tensor_parallel_size is "
+                f"{config.tensor_parallel_size}, it must be 1"
+            )
+        spec = assistant_spec(head_config, target.spec)
+    else:
+        spec = read_head_spec(directory, target.spec)
+    return _head_files(config, directory, target, spec)
+
+
+def _method_of(head_config: Mapping[str, Any]) -> str:
+    return MTP if describes_assistant(head_config) else EAGLE3
 
 
 def _mtp_files(config: EngineConfig, target: ModelFiles) -> HeadFiles | None:
@@ -192,7 +220,7 @@ def _with_kind_of_model(config: EngineConfig, directory: Path) -> EngineConfig:
     """The config, which says whether a head lies in directory. ModelError: it is not supported."""
     if config.speculation.model_method is not None or not is_head(directory):
         return config
-    return _with_model_method(config, EAGLE3)
+    return _with_model_method(config, _method_of(read_head_config(directory)))
 
 
 def _with_model_method(config: EngineConfig, method: str) -> EngineConfig:

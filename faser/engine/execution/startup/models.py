@@ -13,7 +13,9 @@ from torch import Tensor
 
 from faser.config.engine import EngineConfig
 from faser.config.speculation import MTP
+from faser.engine.checkpoints.assistant import AssistantSpec
 from faser.engine.checkpoints.files import gguf_file
+from faser.engine.execution.drafting.assistant import AssistantHead, load_assistant
 from faser.engine.execution.drafting.head import Head, HeadRunner
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates, ring_rows
 from faser.engine.execution.drafting.head_weights import load_head
@@ -166,13 +168,13 @@ def start_models(
     shapes: of the target's cache and the others', in their order. group: as in load_models. Raises LaneError: see
     GraphRunner.
     """
-    started: list[EngineModel | EngineHead] = []
-    for each, kv in zip(drafting, shapes[1:], strict=True):
-        if isinstance(each, LoadedHead):
-            started.append(_start_head(config, each, kv))
-        else:
-            started.append(_start_model(config, each, kv, report, on.draft))
-    return _start_model(config, target, shapes[0], report, on.verify, group), started
+    loaded = [*zip(drafting, shapes[1:], strict=True)]
+    started: list[EngineModel | EngineHead] = [
+        _start_model(config, each, kv, report, on.draft) for each, kv in loaded if isinstance(each, LoadedModel)
+    ]
+    verifying = _start_model(config, target, shapes[0], report, on.verify, group)
+    started += [_start_head(config, each, kv, verifying) for each, kv in loaded if isinstance(each, LoadedHead)]
+    return verifying, started
 
 
 def _start_model(
@@ -269,7 +271,19 @@ def _load_head(
         report("loading head", done, total)
 
     head: Head
-    if config.speculation.pass_method == MTP:
+    if isinstance(files.head, AssistantSpec):
+        head = load_assistant(
+            files.directory,
+            files.head,
+            target.decoder,
+            target.backend,
+            max_positions=files.max_positions,
+            max_rows=config.max_num_batched_tokens,
+            max_logit_rows=files.max_logit_rows,
+            quantization=config.quantization if config.quantization in QUANTIZATIONS else None,
+            progress=progress,
+        )
+    elif config.speculation.pass_method == MTP:
         head = load_mtp(
             files.directory,
             files.head,
@@ -311,15 +325,20 @@ def _draft_ids(size: int | None, files: HeadFiles) -> Tensor | None:
     return torch.tensor(sorted({*range(size), *files.config.eos_token_ids}))
 
 
-def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape) -> EngineHead:
+def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: EngineModel) -> EngineHead:
     files, decoder, slots = loaded.files, loaded.target.decoder, config.max_num_seqs
     table = BlockTable(slots, -(-files.max_positions // kv.block_size))
+    reads_target = isinstance(loaded.head, AssistantHead)
+    if isinstance(loaded.head, AssistantHead):
+        loaded.head.read_from(target.runner.cache)
     parts = HeadParts(
         states=loaded.states,
         runner=HeadRunner(
             loaded.head, loaded.target.backend, kv, states=decoder.states, vocab_size=decoder.spec.vocab_size
         ),
-        cache=HeadCache(table, num_slots=slots, num_blocks=kv.num_blocks, block_size=kv.block_size),
+        cache=None
+        if reads_target
+        else HeadCache(table, num_slots=slots, num_blocks=kv.num_blocks, block_size=kv.block_size),
     )
     return EngineHead(
         files=files, head=loaded.head, target=loaded.target, states=loaded.states, kv=kv, parts=parts
