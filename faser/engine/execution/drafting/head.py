@@ -320,8 +320,8 @@ class Head(Protocol):
         ...
 
     @property
-    def drafting_stack(self) -> HeadStack:
-        """What HeadDrafting takes."""
+    def drafting_stack(self) -> HeadStack | None:
+        """What HeadDrafting takes; None: it drafts no such heads."""
         ...
 
     def draft_room(self, rows: int) -> DraftRoom:
@@ -363,7 +363,8 @@ class HeadRunner:
         self._cache = backend.allocate_kv(kv)
         self._hidden = states[:0]  # [R, Hh], of the last `forward`
         drafting, stack = backend.head_drafting, head.drafting_stack
-        self._drafting = drafting if drafting is not None and drafting.takes(stack) else None
+        takes = drafting is not None and stack is not None and drafting.takes(stack)
+        self._drafting = drafting if takes else None
         self._dummy_states = states.zero_()  # for passes that are only timed
 
     @property
@@ -407,10 +408,12 @@ class HeadRunner:
 
         batch, states: as for `read`; every sequence is there with its last token.
         """
+        stack = self.head.drafting_stack
         assert self._drafting is not None, "see drafts_in_one_call"
+        assert stack is not None
         rows = HeadRows(token_ids=batch.token_ids, states=states, layout=batch.layout)
         room = self.head.draft_room(batch.num_rows)
-        return self._drafting.draft(self.head.drafting_stack, self._cache, rows, rules, room)
+        return self._drafting.draft(stack, self._cache, rows, rules, room)
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch) -> None:
