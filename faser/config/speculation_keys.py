@@ -87,7 +87,8 @@ KEYS: tuple[Setting, ...] = (
         "draft_vocab_size",
         Kind.INTEGER,
         "How many tokens an MTP layer chooses from: the first of the vocabulary, which are its commonest, and "
-        "those that end generation. None: all.",
+        "those that end generation. None: 32768, or all of a vocabulary of at most 65536. Not below the "
+        "size of the vocabulary: all.",
         low=1,
         high=1 << 24,
     ),

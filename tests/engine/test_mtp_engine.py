@@ -244,6 +244,14 @@ def test_drafts_from_a_part_of_the_vocabulary_change_no_answer(right_layer: Path
     assert built(right_layer, fixed(draft_vocab_size=200)).info.weight_bytes == whole + rows
 
 
+def test_of_a_large_vocabulary_the_layer_chooses_from_the_first_tokens(tmp_path: Path) -> None:
+    """And from the one that ends generation, which is the last here."""
+    size, end = 70_000, 69_999
+    write_mtp_model(tmp_path, vocab_size=size, eos_token_id=end)
+    whole = built(tmp_path, {"draft_vocab_size": size}).info.weight_bytes
+    assert built(tmp_path, {}).info.weight_bytes == whole + (32_768 + 1) * 64 * 4
+
+
 @pytest.mark.parametrize("speculation", [{"model": "none"}, {"method": "suffix"}, {"policy": "off"}])
 def test_it_can_be_left_out(speculation: dict[str, Any], right_layer: Path) -> None:
     without = built(right_layer, speculation)

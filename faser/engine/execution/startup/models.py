@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from faser.config.engine import EngineConfig
-from faser.config.speculation import MTP
+from faser.config.speculation import DRAFT_VOCAB_SIZE, MTP
 from faser.engine.checkpoints.assistant import AssistantSpec
 from faser.engine.checkpoints.files import gguf_file
 from faser.engine.execution.drafting.assistant import AssistantHead, load_assistant
@@ -319,8 +319,14 @@ def _load_head(
 
 
 def _draft_ids(size: int | None, files: HeadFiles) -> Tensor | None:
-    """The first tokens of the vocabulary and those that end generation, ascending; None: all tokens."""
-    if size is None or size >= files.spec.vocab_size:
+    """The first tokens of the vocabulary and those that end generation, ascending; None: all tokens.
+
+    size: None: DRAFT_VOCAB_SIZE of a vocabulary of more than twice as many.
+    """
+    vocab_size = files.spec.vocab_size
+    if size is None:
+        size = DRAFT_VOCAB_SIZE if vocab_size > 2 * DRAFT_VOCAB_SIZE else vocab_size
+    if size >= vocab_size:
         return None
     return torch.tensor(sorted({*range(size), *files.config.eos_token_ids}))
 
