@@ -52,10 +52,11 @@ head of one layer learns to say what it says. Text never leaves the machine. The
   --prompts FILE          questions to answer instead: JSON lines, or one question a line
   --from-traffic FILE     conversations to learn from as they are: JSON lines with messages and answer
   --only-conversations    end when the answers are there
+  --block                 make a block drafter (DSpark): two layers, whose one pass drafts all tokens
   --epochs N              how often each answer is learned [8]
   --hours H               learn for so long instead; the answers are made before
   --draft-vocab-size N    most frequent tokens, which the head can draft [8192]
-  --draft-steps N         tokens of a draft that are learned together [3]
+  --draft-steps N         tokens of a draft that are learned together [3; 4 with --block, which drafts as many]
   --batch-tokens N        tokens of answers in a step of the training [1024]
   --head-dtype TYPE       of the stored head: int8 or bfloat16 [int8]
   --seed N                of questions, answers and weights [0]
@@ -66,6 +67,7 @@ Flags of faser serve about the model and the engine may follow: faser serve --he
 
 _DEFAULT_TOKENS = 1_000_000
 _MOST_STEPS = 16
+_HEAD_STEPS, _BLOCK_STEPS = 3, 4
 
 
 def _scaled(text: str) -> int:
@@ -93,6 +95,7 @@ class DistillArguments:
     prompts: Path | None
     traffic: Path | None
     only_conversations: bool
+    block: bool
     epochs: int
     hours: float | None
     draft_vocab_size: int
@@ -181,7 +184,7 @@ def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dat
     from faser.distill.trainer import TrainingSettings
 
     settings = TrainingSettings(seed=own.seed, epochs=own.epochs, hours=own.hours, steps=own.steps, rows=own.rows)
-    head = HeadSettings(draft_vocab_size=own.draft_vocab_size, int8=own.int8)
+    head = HeadSettings(block=own.block, draft_vocab_size=own.draft_vocab_size, int8=own.int8)
     torch.set_num_threads(config.threads)
     torch.set_flush_denormal(True)  # what is almost impossible would take ten times as long as the rest
     with ProgressReporter() as report:
@@ -379,10 +382,11 @@ def _own(own: argparse.Namespace) -> DistillArguments:
         prompts=None if own.prompts is None else Path(own.prompts),
         traffic=None if own.from_traffic is None else Path(own.from_traffic),
         only_conversations=own.only_conversations,
+        block=own.block,
         epochs=own.epochs,
         hours=own.hours,
         draft_vocab_size=own.draft_vocab_size,
-        steps=own.draft_steps,
+        steps=own.draft_steps or (_BLOCK_STEPS if own.block else _HEAD_STEPS),
         rows=own.batch_tokens,
         int8=own.head_dtype == "int8",
         seed=own.seed,
@@ -397,10 +401,11 @@ def _own_parser() -> CommandParser:
     add("--prompts")
     add("--from-traffic")
     add("--only-conversations", action="store_true")
+    add("--block", action="store_true")
     add("--epochs", type=_count, default=8)
     add("--hours", type=_hours)
     add("--draft-vocab-size", type=_count, default=8192)
-    add("--draft-steps", type=_steps, default=3)
+    add("--draft-steps", type=_steps)
     add("--batch-tokens", type=_count, default=1024)
     add("--head-dtype", choices=("int8", "bfloat16"), default="int8")
     add("--seed", type=int, default=0)

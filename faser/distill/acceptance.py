@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from faser.distill.batch import SampleStore, TrainingBatch, make_batch
-from faser.distill.head import TrainableHead
+from faser.distill.trainable import Trainable
 from faser.engine.control.step_cost import CostModel
 
 LOADS = (1, 4, 16, 32)
@@ -53,7 +53,7 @@ class _Sums:
 
 @torch.inference_mode()
 def measure_acceptance(
-    head: TrainableHead,
+    head: Trainable,
     store: SampleStore,
     draft_ids: Tensor,
     batches: Sequence[Sequence[int]],
@@ -66,11 +66,8 @@ def measure_acceptance(
     greedy, sampled = _Sums(steps), _Sums(steps)
     for indices in batches:
         batch = make_batch([store.sample(index) for index in indices], steps).to(head.device)
-        outputs = head.outputs(batch, steps)
-        head_rows = head.head()
         hits, overlaps = [], []
-        for step, output in enumerate(outputs):
-            logits = (head.logits_input(output) @ head_rows.T).float()
+        for step, logits in enumerate(head.logits(batch, steps)):
             hits.append(draft_ids[logits.argmax(-1)] == batch.said[step])
             overlaps.append(_overlap(logits, batch, step, temperature))
         whole = batch.valid.all(0)  # a draft that reaches beyond the answer says nothing of its last positions

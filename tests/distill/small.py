@@ -1,9 +1,12 @@
-"""A small head with seeded weights, and samples for it."""
+"""A small head and a small block drafter with seeded weights, and samples for them."""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from faser.distill.batch import TrainingSample
+from faser.distill.block import BlockSpec, TrainableBlock, initial_block
 from faser.distill.head import TrainableHead, initial_weights
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
@@ -59,6 +62,27 @@ def small_head() -> TrainableHead:
         for at, weight in enumerate(weights.values()):
             weight += 0.3 * seeded(*weight.shape, seed=10 + at)
     return TrainableHead(spec, weights, embedding(), positions=64, dtype=torch.float32)
+
+
+def small_block() -> TrainableBlock:
+    """No norm is one, no product is small, and the Markov and the confidence head are not zero."""
+    decoder = small_spec().decoder
+    layer = replace(decoder.layers[0], attention=replace(decoder.attention, qk_norm=True))
+    spec = BlockSpec(
+        decoder=replace(decoder, layers=(layer, layer)),
+        draft_vocab_size=DRAFTS,
+        state_layers=(1, 2, 4),
+        block_size=4,
+        markov_rank=6,
+        target_name="small",
+    )
+    weights = initial_block(
+        spec, head_rows=seeded(DRAFTS, HIDDEN, seed=1), final_norm=torch.ones(HIDDEN), mask=embedding()[0], seed=2
+    )
+    with torch.no_grad():
+        for at, weight in enumerate(weights.values()):
+            weight += 0.3 * seeded(*weight.shape, seed=10 + at)
+    return TrainableBlock(spec, weights, embedding(), positions=64, dtype=torch.float32)
 
 
 def sample(tokens: int, prompt: int, seed: int) -> TrainingSample:

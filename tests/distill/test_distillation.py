@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +11,10 @@ from faser.config.engine import EngineConfig
 from faser.distill.acceptance import HeldOutAcceptance
 from faser.distill.batch import make_batch
 from faser.distill.dataset import Dataset, RecordedConversation, Shard, held_out
-from faser.distill.distillation import Distillation, HeadSettings, faster_dtype, head_spec, state_layers
-from faser.distill.target import FrozenTarget
+from faser.distill.distillation import Distillation, HeadSettings, faster_dtype, state_layers
+from faser.distill.drafters import head_spec
+from faser.distill.head import TrainableHead
+from faser.distill.target import FrozenTarget, Passage
 from faser.distill.trainer import TrainingProgress, TrainingSettings
 from faser.engine.checkpoints.families.architecture import DenseSpec
 from faser.engine.execution.drafting.head_weights import load_head
@@ -53,9 +54,7 @@ def answers(folder: Path, target: FrozenTarget) -> Dataset:
     return dataset
 
 
-def _passage(token_ids: torch.Tensor, first_row: int) -> Any:
-    from faser.distill.target import Passage
-
+def _passage(token_ids: torch.Tensor, first_row: int) -> Passage:
     return Passage(token_ids=token_ids, first_row=first_row)
 
 
@@ -100,6 +99,7 @@ def test_the_written_head_drafts_what_the_trained_one_does(head_folder: Path, ta
     work = distillation(head_folder, target)
     state, store = work._trained(), work._store(held_out)
     trained = work._head(state)
+    assert isinstance(trained, TrainableHead)
     compared = 0
     for index in range(len(store)):
         one = store.sample(index)
