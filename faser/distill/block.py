@@ -30,6 +30,7 @@ HIDDEN_NORM = "hidden_norm.weight"
 MARKOV_TOKEN, MARKOV_ROW = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
 MASK = "mask_embedding"
+_STATE_SCALE = "state_scale"  # [K], logarithms: of the states of each layer, which fc multiplies; not in files
 _DISTANCE = 0.9  # of the loss; the rest is cross-entropy
 _FADE = 4.0  # positions in which the weight of a draft falls to 1/e
 _SMALLER = 0.25  # what a layer adds to the stream at first, against other products
@@ -69,7 +70,11 @@ def block_shapes(spec: BlockSpec) -> dict[str, Shape]:
 
 
 class TrainableBlock(Trainable):
-    """weights: under the names of block_shapes; see Trainable."""
+    """weights: those of initial_block; see Trainable.
+
+    The states of a late layer are ten times as large as those of an early one, and the optimiser's steps are not.
+    So fc learns with states that are scaled alike, and stored_weights multiplies it by the scales.
+    """
 
     every = 2
 
@@ -125,7 +130,8 @@ class TrainableBlock(Trainable):
 
     def _outputs(self, batch: TrainingBatch, steps: int, cast: Mapping[str, Tensor]) -> Tensor:
         """[S, N, H]: the rows of every block, behind the final norm."""
-        context = self._norm(linear(batch.states.to(self.dtype), cast[tensors.FC]), HIDDEN_NORM)
+        scales = self.weights[_STATE_SCALE].exp().to(self.dtype).repeat_interleave(self.decoder.hidden_size)
+        context = self._norm(linear(batch.states.to(self.dtype) * scales, cast[tensors.FC]), HIDDEN_NORM)
         known_angles = self._angles[batch.positions - 1]  # a row of the batch has the states of the token before
         anchors = batch.drafting
         masks = self.weights[MASK].to(self.dtype).expand(len(anchors), steps - 1, -1)
@@ -174,13 +180,16 @@ class TrainableBlock(Trainable):
 
 
 def initial_block(
-    spec: BlockSpec, *, head_rows: Tensor, final_norm: Tensor, mask: Tensor, seed: int
+    spec: BlockSpec, *, head_rows: Tensor, final_norm: Tensor, mask: Tensor, states: Tensor, seed: int
 ) -> dict[str, Tensor]:
-    """Every weight, float32 with gradients, under the names of block_shapes.
+    """Return every weight, float32 with gradients, under the names of block_shapes, and the scales of the states.
 
-    head_rows: [Vd, H], of the target's head. final_norm: [H], the target's. mask: [H], a mean of embeddings. At
-    first a context row is about the last state that the drafter reads, and the Markov head adds nothing.
+    head_rows: [Vd, H], of the target's head. final_norm: [H], the target's. mask: [H], a mean of embeddings.
+    states: [T, K * H], some of the target's. At first a context row is about the last state that the drafter
+    reads, and the Markov head adds nothing.
     """
+    by_layer = states.float().unflatten(1, (len(spec.state_layers), -1))  # type: ignore[no-untyped-call]
+    sizes = by_layer.square().mean(-1).sqrt().median(0).values  # a first token's may be a hundred times as large
     generator = torch.Generator().manual_seed(seed)
     given = {tensors.HEAD: head_rows, tensors.NORM: final_norm, MASK: mask}
     found: dict[str, Tensor] = {}
@@ -199,4 +208,12 @@ def initial_block(
             weight[:, -shape[0] :] += torch.eye(shape[0])
         assert weight.shape == shape, (name, weight.shape, shape)
         found[name] = weight.clone().contiguous().requires_grad_()
-    return found
+    return found | {_STATE_SCALE: (-sizes.log()).requires_grad_()}
+
+
+def stored_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights under the names of block_shapes: fc multiplies states as they are."""
+    found = {name: weight.detach() for name, weight in weights.items()}
+    scales = found.pop(_STATE_SCALE).exp()
+    fc = found[tensors.FC]
+    return found | {tensors.FC: fc * scales.repeat_interleave(fc.shape[1] // len(scales))}

@@ -171,7 +171,7 @@ class Distillation:
     def _begin(self, dataset: Dataset) -> TrainingState:
         model = self._target.config
         draft_ids = frequent_tokens(dataset, model.spec.vocab_size, self._draft_vocab_size, model.eos_token_ids)
-        weights = self._kind.initial_weights(draft_ids, self._settings.seed)
+        weights = self._kind.initial_weights(draft_ids, self._states.shard(0).states, self._settings.seed)
         dtype = self._head_settings.dtype or faster_dtype(self._target.backend.device)
         return TrainingState(settings=self._about() | {"dtype": dtype}, draft_ids=draft_ids, weights=weights)
 

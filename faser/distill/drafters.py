@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from faser.distill.block import BlockSpec, TrainableBlock, initial_block
+from faser.distill.block import BlockSpec, TrainableBlock, initial_block, stored_weights
 from faser.distill.head import TrainableHead, initial_weights
 from faser.distill.speculators_writer import write_block, write_speculators
 from faser.distill.target import FrozenTarget
@@ -41,8 +41,8 @@ class DrafterKind(ABC):
     block_size: int | None = None
 
     @abstractmethod
-    def initial_weights(self, draft_ids: Tensor, seed: int) -> dict[str, Tensor]:
-        """Return the weights that a training begins with."""
+    def initial_weights(self, draft_ids: Tensor, states: Tensor, seed: int) -> dict[str, Tensor]:
+        """Return the weights that a training begins with. states: [T, K * H], some of the target's."""
 
     @abstractmethod
     def trainable(self, weights: dict[str, Tensor], positions: int, dtype: torch.dtype) -> Trainable:
@@ -62,7 +62,8 @@ class Eagle3Kind(DrafterKind):
         self._target = target
         self._spec = head_spec(target.config.spec, layers, draft_vocab_size, name)
 
-    def initial_weights(self, draft_ids: Tensor, seed: int) -> dict[str, Tensor]:
+    def initial_weights(self, draft_ids: Tensor, states: Tensor, seed: int) -> dict[str, Tensor]:
+        del states  # the head norms them
         return initial_weights(
             self._spec,
             head_rows=self._target.head_rows(draft_ids).cpu(),
@@ -92,12 +93,13 @@ class BlockKind(DrafterKind):
         self.block_size = block_size
         self._spec = block_spec(target.config.spec, layers, draft_vocab_size, name, block_size)
 
-    def initial_weights(self, draft_ids: Tensor, seed: int) -> dict[str, Tensor]:
+    def initial_weights(self, draft_ids: Tensor, states: Tensor, seed: int) -> dict[str, Tensor]:
         return initial_block(
             self._spec,
             head_rows=self._target.head_rows(draft_ids).cpu(),
             final_norm=self._target.final_norm().cpu(),
             mask=self._target.embedding()[draft_ids].float().mean(0).cpu(),
+            states=states,
             seed=seed,
         )
 
@@ -106,9 +108,8 @@ class BlockKind(DrafterKind):
 
     def write(self, folder: Path, weights: dict[str, Tensor], draft_ids: Tensor | None, *, int8: bool) -> None:
         architectures = self._target.architectures
-        write_block(
-            folder, self._spec, weights, draft_ids=draft_ids, target_architectures=architectures, int8=int8
-        )
+        stored = stored_weights(weights)
+        write_block(folder, self._spec, stored, draft_ids=draft_ids, target_architectures=architectures, int8=int8)
 
 
 def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: int, name: str) -> HeadSpec:

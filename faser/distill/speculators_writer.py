@@ -118,12 +118,12 @@ def speculators_config(spec: HeadSpec, target_architectures: Sequence[str]) -> d
 def block_config(spec: BlockSpec, target_architectures: Sequence[str]) -> dict[str, Any]:
     """The config.json of a block drafter, but how its tensors are stored.
 
-    aux_hidden_state_layer_ids count the outputs of layers: each is one below the layer whose input it is.
-    Attention has no window and is bidirectional within a block.
+    aux_hidden_state_layer_ids count the inputs of layers, as an EAGLE-3 head's do, and unlike DFlash's own
+    target_layer_ids. Attention has no window and is bidirectional within a block.
     """
     return _common("dspark", spec, target_architectures, spec.block_size) | {
         "architectures": ["DSparkDraftModel"],
-        "aux_hidden_state_layer_ids": [layer - 1 for layer in spec.state_layers],
+        "aux_hidden_state_layer_ids": list(spec.state_layers),
         "block_size": spec.block_size,
         "sample_from_anchor": True,
         "is_causal": False,

@@ -77,7 +77,12 @@ def small_block() -> TrainableBlock:
         target_name="small",
     )
     weights = initial_block(
-        spec, head_rows=seeded(DRAFTS, HIDDEN, seed=1), final_norm=torch.ones(HIDDEN), mask=embedding()[0], seed=2
+        spec,
+        head_rows=seeded(DRAFTS, HIDDEN, seed=1),
+        final_norm=torch.ones(HIDDEN),
+        mask=embedding()[0],
+        states=seeded(9, 3 * HIDDEN, seed=5) * torch.tensor([0.5, 1.0, 4.0]).repeat_interleave(HIDDEN),
+        seed=2,
     )
     with torch.no_grad():
         for at, weight in enumerate(weights.values()):

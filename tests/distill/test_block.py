@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy
 
 from faser.distill.batch import TrainingSample, make_batch
-from faser.distill.block import TrainableBlock
+from faser.distill.block import TrainableBlock, stored_weights
 from faser.distill.speculators_writer import write_block
 from tests.distill.block_reference import BlockReference
 from tests.distill.small import HIDDEN, SAMPLES, VOCAB, embedding, small_block
@@ -24,7 +24,7 @@ def written(block: TrainableBlock, folder: Path, **options: bool) -> BlockRefere
     write_block(
         folder,
         block.spec,
-        {name: weight.detach() for name, weight in block.weights.items()},
+        stored_weights(block.weights),
         draft_ids=DRAFT_IDS,
         target_architectures=["LlamaForCausalLM"],
         dtype=torch.float32,
@@ -135,7 +135,7 @@ def test_the_written_folder_says_how_it_drafts(tmp_path: Path) -> None:
     assert torch.equal(found.draft_ids, DRAFT_IDS)
     wanted = {
         "speculators_model_type": "dspark",
-        "aux_hidden_state_layer_ids": [0, 1, 3],
+        "aux_hidden_state_layer_ids": [1, 2, 4],
         "block_size": SIZE,
         "sample_from_anchor": True,
         "draft_vocab_size": len(DRAFT_IDS),
