@@ -99,11 +99,19 @@ class Expected:
     speedup: float
 
 
-def expected_speedup(costs: CostModel, accepted: Sequence[float], requests: int) -> Expected:
-    """accepted: share of drafts whose tokens 0 … i are all accepted, for each i.
+def expected_speedup(
+    costs: CostModel,
+    accepted: Sequence[float],
+    requests: int,
+    *,
+    block_pass_s: Callable[[int], float] | None = None,
+) -> Expected:
+    """Return the draft length that pays best.
 
+    accepted: share of drafts whose tokens 0 … i are all accepted, for each i.
     A step verifies a draft of each request and takes one pass of the head for each drafted token; the first also
-    reads what was accepted before.
+    reads what was accepted before. block_pass_s: the seconds of the one pass of a block drafter, by its rows and
+    those accepted before; None: the drafter is a head.
     """
     kv_tokens = requests * _CONTEXT
     plain_s = costs.step_s(requests, kv_tokens)
@@ -113,7 +121,10 @@ def expected_speedup(costs: CostModel, accepted: Sequence[float], requests: int)
         rows, draft_rows = requests * (1 + length), requests * length
         read = np.array([round(accepted_tokens * requests)] + [0] * (requests - 1))
         seconds = costs.step_s(rows, kv_tokens, draft_rows * _CONTEXT)
-        seconds += costs.draft_s(np.full(requests, length), read)
+        if block_pass_s is None:
+            seconds += costs.draft_s(np.full(requests, length), read)
+        else:
+            seconds += block_pass_s(draft_rows + int(read.sum()))
         speedup = (1 + accepted_tokens) * plain_s / seconds
         if speedup > best.speedup:
             best = Expected(requests=requests, draft_tokens=length, speedup=speedup)

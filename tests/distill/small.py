@@ -1,5 +1,6 @@
 """A small head and a small block drafter with seeded weights, and samples for them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -104,3 +105,20 @@ def sample(tokens: int, prompt: int, seed: int) -> TrainingSample:
 
 
 SAMPLES = [sample(9, 4, 20), sample(12, 2, 30), sample(4, 2, 40)]
+
+
+class ListedSamples:
+    """A SampleStore of given samples."""
+
+    def __init__(self, samples: Sequence[TrainingSample]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def drafting_rows(self) -> list[int]:
+        return [each.drafting_rows for each in self._samples]
+
+    def sample(self, index: int) -> TrainingSample:
+        return self._samples[index]

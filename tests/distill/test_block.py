@@ -5,16 +5,18 @@ Planted bugs seen to be caught: see each test.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy
 
-from faser.distill.batch import TrainingSample, make_batch
+from faser.distill.acceptance import measure_acceptance
+from faser.distill.batch import SampleStore, TrainingSample, make_batch
 from faser.distill.block import TrainableBlock, stored_weights
 from faser.distill.speculators_writer import write_block
 from tests.distill.block_reference import BlockReference
-from tests.distill.small import HIDDEN, SAMPLES, VOCAB, embedding, small_block
+from tests.distill.small import HIDDEN, SAMPLES, VOCAB, ListedSamples, embedding, sample, small_block
 
 SIZE = 4
 DRAFT_IDS = torch.arange(3, 27, 2)
@@ -83,6 +85,38 @@ def test_a_draft_takes_the_anchor_and_the_token_before_it_and_no_other() -> None
         for step in range(min(SIZE, len(one.token_ids) - 1 - anchor)):
             differs = not torch.equal(found[0][at, step], found[1][at, step])
             assert differs == (anchor == 6 or anchor + step == 6), (anchor, step)
+
+
+def drafted(reference: BlockReference, one: TrainingSample, anchor: int) -> list[int]:
+    """A block, drafted greedily: each token's row of the Markov head is that of the draft before it."""
+    tokens = one.token_ids.clone()
+    for step in range(SIZE):
+        best = reference.draft(tokens, one.states, [anchor]).logits[0, step].argmax()
+        tokens[anchor + 1 + step] = reference.draft_ids[best]
+    return tokens[anchor + 1 : anchor + 1 + SIZE].tolist()
+
+
+def test_measured_acceptance_is_that_of_blocks_drafted_one_by_one(tmp_path: Path) -> None:
+    block = small_block()
+    reference = written(block, tmp_path)
+    samples = [sample(20, 4, 50), sample(13, 3, 60), sample(30, 5, 70)]
+    for one in samples:  # its answer now and then is what the block drafts
+        for anchor in range(one.prompt_tokens, len(one.token_ids) - SIZE - 1, SIZE + 2):
+            right = 1 + anchor % SIZE
+            one.token_ids[anchor + 1 : anchor + 1 + right] = torch.tensor(drafted(reference, one, anchor)[:right])
+    expected = []
+    for one in samples:
+        for anchor in range(one.prompt_tokens, len(one.token_ids) - SIZE):
+            said = one.token_ids[anchor + 1 : anchor + 1 + SIZE].tolist()
+            block_of = drafted(reference, one, anchor)
+            expected.append([block_of[: at + 1] == said[: at + 1] for at in range(SIZE)])
+    shares = torch.tensor(expected).double().mean(0)
+    found = measure_acceptance(
+        block, cast(SampleStore, ListedSamples(samples)), DRAFT_IDS, [[0, 1], [2]], steps=SIZE, temperature=0.8
+    )
+    assert found.greedy == pytest.approx(shares.tolist())
+    assert found.greedy_rows == len(expected)
+    assert 0.0 < shares[-1] < shares[0] < 1.0
 
 
 def test_the_loss_is_that_of_the_formula(tmp_path: Path) -> None:
