@@ -204,14 +204,22 @@ def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dat
     about = {"acceptance": {"greedy": found.greedy, "sampled": found.sampled}}
     made.write(about)
     print(acceptance_table(found.greedy, found.sampled, own.measured_temperature), end="\n\n")
+    share = made.pass_share() if own.block else None
     del made, target  # the engine needs their memory
-    costs = head_costs(config, directory, own.output)
+    costs = step_costs(config, directory, None if own.block else own.output)
+    # The engine measures passes of heads. A block's one pass takes a step's time for as many bytes.
+    block_pass_s = None if share is None else lambda rows: share * costs.step_s(rows)
     loads = [load for load in LOADS if load <= config.max_num_seqs]
-    greedy = [expected_speedup(costs, found.greedy, load) for load in loads if found.greedy]
-    sampled = [expected_speedup(costs, found.sampled, load) for load in loads if found.sampled]
+    greedy, sampled = (
+        [expected_speedup(costs, shares, load, block_pass_s=block_pass_s) for load in loads if shares]
+        for shares in (found.greedy, found.sampled)
+    )
     print(speedup_table(greedy, sampled, own.measured_temperature), end="\n\n")
-    print(f"The head is {speedup_in_words(greedy or sampled)}.")
-    print(f'head: {own.output}\nserve it: faser serve MODEL --speculative-config \'{{"model": "{own.output}"}}\'')
+    kind = "block drafter" if own.block else "head"
+    print(f"The {kind} is {speedup_in_words(greedy or sampled)}.")
+    print(
+        f'{kind}: {own.output}\nserve it: faser serve MODEL --speculative-config \'{{"model": "{own.output}"}}\''
+    )
     return 0
 
 
@@ -244,11 +252,12 @@ def speedup_table(greedy: "Sequence[Expected]", sampled: "Sequence[Expected]", t
     return "\n".join(lines)
 
 
-def head_costs(config: EngineConfig, directory: Path, head: Path) -> CostModel:
-    """What steps and the head's passes take in an engine on this machine."""
+def step_costs(config: EngineConfig, directory: Path, head: Path | None) -> CostModel:
+    """What steps, and the passes of a head, take in an engine on this machine."""
     from faser.engine.build import build
 
-    serving = replace(config, speculative_policy=None, speculative_config={"model": str(head)})
+    drafting = None if head is None else {"model": str(head)}
+    serving = replace(config, speculative_policy=None, speculative_config=drafting)
     with ProgressReporter() as report:
         costs = build(serving, directory, report).costs
     assert costs is not None, "an engine that speculates has costs"

@@ -211,6 +211,12 @@ def initial_block(
     return found | {_STATE_SCALE: (-sizes.log()).requires_grad_()}
 
 
+def bytes_read(stored: Mapping[str, Tensor]) -> int:
+    """Return the bytes of a written drafter that a pass reads: not the Markov head's map of all tokens."""
+    maps = (MARKOV_TOKEN, tensors.DRAFT_TO_TARGET, tensors.TARGET_TO_DRAFT)
+    return sum(weight.nbytes for name, weight in stored.items() if not name.startswith(maps))
+
+
 def stored_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights under the names of block_shapes: fc multiplies states as they are."""
     found = {name: weight.detach() for name, weight in weights.items()}
