@@ -3,8 +3,8 @@
     python -m benchmarks.speculation.assistant_pass OUT.json [--width 2560] [--context 512] [--repeats 40]
 
 The assistant has the sizes of those of E2B and E4B (78 M values, 262,144 tokens in 2,048 groups) and random
-weights; the target has its width and two layers, which is all that an assistant reads. Medians, in milliseconds, in
-bfloat16, of first passes: the norm of the states and the choice of the best token are in it.
+weights; the target has its width and two layers, which is all that an assistant reads. Medians, in milliseconds,
+in bfloat16, of first passes: the norm of the states and the choice of the best token are in it.
 """
 
 import argparse
