@@ -163,9 +163,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
 def _orthogonal(block: Tensor) -> Tensor:
     """block: [short, long]. Every iterate is a polynomial of the Gram matrix, times the block.
 
-    So a long block is multiplied twice in all, and what is iterated has the size of its short side. That is iterated
-    in float32: rounding makes the smallest eigenvalues of a Gram matrix negative, and the iteration makes these
-    twelve times as large in each turn. Gradients have many small ones, and bfloat16 made steps of thousands.
+    So a long block is multiplied twice in all, and what is iterated has the size of its short side. It is iterated
+    in float32: rounding makes the smallest eigenvalues of a Gram matrix negative, and each iteration makes these
+    twelve times as large. Gradients have many small ones: with bfloat16 a step had singular values of thousands.
     """
     a, b, c = _COEFFICIENTS
     found: Tensor = block / block.norm().clamp_min(_LEAST_NORM)
