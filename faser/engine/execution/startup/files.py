@@ -12,7 +12,8 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
-from faser.config.speculation import AUTO, MTP
+from faser.config.speculation import AUTO, DRAFTERS, MTP
+from faser.engine.checkpoints.blocks import BlockSpec, block_method, read_block_spec
 from faser.engine.checkpoints.files import ModelConfig, read_model_config
 from faser.engine.checkpoints.heads import EAGLE3, HeadSpec, is_head, read_head_spec, read_mtp_spec
 from faser.engine.checkpoints.source import resolve
@@ -55,7 +56,7 @@ class ModelFiles(CachedModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFiles(ModelFiles):
-    head: HeadSpec
+    head: HeadSpec | BlockSpec
 
 
 def find_models(
@@ -126,8 +127,17 @@ def draft_model_files(config: EngineConfig, directory: Path, target: ModelFiles)
 
 
 def head_files(config: EngineConfig, directory: Path, target: ModelFiles) -> HeadFiles:
-    """The head that drafts for the target. Raises ModelError: see read_head_spec."""
-    return _head_files(config, directory, target, read_head_spec(directory, target.spec))
+    """The head that drafts for the target. Raises ModelError: see read_head_spec and read_block_spec."""
+    method = config.speculation.pass_method
+    if method is None or not DRAFTERS[method].in_blocks:
+        return _head_files(config, directory, target, read_head_spec(directory, target.spec))
+    spec, asked = read_block_spec(directory, target.spec, method), config.speculation.num_speculative_tokens
+    if config.speculation.method != AUTO and asked is not None and asked > spec.most_tokens:
+        raise ConfigError(
+            f"num_speculative_tokens is {asked}; {directory} was trained for blocks of {spec.block_size} rows, "
+            f"which draft {spec.most_tokens} tokens at most"
+        )
+    return _head_files(config, directory, target, spec)
 
 
 def _mtp_files(config: EngineConfig, target: ModelFiles) -> HeadFiles | None:
@@ -152,7 +162,9 @@ def _mtp_files(config: EngineConfig, target: ModelFiles) -> HeadFiles | None:
     return None if spec is None else _head_files(config, directory, target, spec)
 
 
-def _head_files(config: EngineConfig, directory: Path, target: ModelFiles, spec: HeadSpec) -> HeadFiles:
+def _head_files(
+    config: EngineConfig, directory: Path, target: ModelFiles, spec: HeadSpec | BlockSpec
+) -> HeadFiles:
     return HeadFiles(
         role=ModelRole.HEAD,
         directory=directory,
@@ -161,7 +173,7 @@ def _head_files(config: EngineConfig, directory: Path, target: ModelFiles, spec:
         dtype=target.dtype,
         kv_dtype=target.kv_dtype,
         max_positions=target.max_positions + config.speculation.cap,
-        max_logit_rows=config.max_num_seqs,
+        max_logit_rows=max(config.max_num_seqs, spec.block_size if isinstance(spec, BlockSpec) else 1),
         head=spec,
     )
 
@@ -190,9 +202,10 @@ def _files(
 
 def _with_kind_of_model(config: EngineConfig, directory: Path) -> EngineConfig:
     """The config, which says whether a head lies in directory. ModelError: it is not supported."""
-    if config.speculation.model_method is not None or not is_head(directory):
+    if config.speculation.model_method is not None:
         return config
-    return _with_model_method(config, EAGLE3)
+    method = block_method(directory) or (EAGLE3 if is_head(directory) else None)
+    return config if method is None else _with_model_method(config, method)
 
 
 def _with_model_method(config: EngineConfig, method: str) -> EngineConfig:

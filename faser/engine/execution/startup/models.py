@@ -13,7 +13,11 @@ from torch import Tensor
 
 from faser.config.engine import EngineConfig
 from faser.config.speculation import MTP
+from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.files import gguf_file
+from faser.engine.execution.drafting.block import BlockModel
+from faser.engine.execution.drafting.block_loop import BlockRunner
+from faser.engine.execution.drafting.block_weights import load_block
 from faser.engine.execution.drafting.head import Head, HeadRunner
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates, ring_rows
 from faser.engine.execution.drafting.head_weights import load_head
@@ -74,7 +78,7 @@ class LoadedHead:
     """states: where the target's steps leave theirs."""
 
     files: HeadFiles
-    head: Head
+    head: Head | BlockModel
     target: LoadedModel
     states: HiddenStates
 
@@ -89,7 +93,7 @@ class EngineHead(LoadedHead):
     parts: HeadParts
 
     @property
-    def runner(self) -> HeadRunner:
+    def runner(self) -> HeadRunner | BlockRunner:
         return self.parts.runner
 
 
@@ -268,11 +272,24 @@ def _load_head(
     def progress(done: int, total: int) -> None:
         report("loading head", done, total)
 
-    head: Head
-    if config.speculation.pass_method == MTP:
+    head: Head | BlockModel
+    spec = files.head
+    if isinstance(spec, BlockSpec):
+        head = load_block(
+            files.directory,
+            spec,
+            target.decoder,
+            target.backend,
+            max_positions=files.max_positions,
+            max_rows=config.max_num_batched_tokens,
+            max_logit_rows=files.max_logit_rows,
+            quantization=config.quantization if config.quantization in QUANTIZATIONS else None,
+            progress=progress,
+        )
+    elif config.speculation.pass_method == MTP:
         head = load_mtp(
             files.directory,
-            files.head,
+            spec,
             target.decoder,
             target.backend,
             max_positions=files.max_positions,
@@ -314,11 +331,12 @@ def _draft_ids(size: int | None, files: HeadFiles) -> Tensor | None:
 def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape) -> EngineHead:
     files, decoder, slots = loaded.files, loaded.target.decoder, config.max_num_seqs
     table = BlockTable(slots, -(-files.max_positions // kv.block_size))
+    head, backend, vocab_size = loaded.head, loaded.target.backend, decoder.spec.vocab_size
     parts = HeadParts(
         states=loaded.states,
-        runner=HeadRunner(
-            loaded.head, loaded.target.backend, kv, states=decoder.states, vocab_size=decoder.spec.vocab_size
-        ),
+        runner=BlockRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
+        if isinstance(head, BlockModel)
+        else HeadRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size),
         cache=HeadCache(table, num_slots=slots, num_blocks=kv.num_blocks, block_size=kv.block_size),
     )
     return EngineHead(
