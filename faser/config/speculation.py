@@ -29,7 +29,7 @@ class DrafterInfo:
     needs_passes: each drafted token costs a forward pass of a model, and there is a draft whenever one is asked
     for. Otherwise drafts are copied from text. needs_draft_model: a second model is loaded. needs_head: a head is
     loaded, a small model that reads the target's hidden states. in_checkpoint: without `model` the head is part of
-    the target's checkpoint.
+    the target's checkpoint. in_blocks: one pass drafts all tokens, each as a row of it.
     """
 
     name: str
@@ -42,9 +42,11 @@ class DrafterInfo:
     needs_draft_model: bool = False
     needs_head: bool = False
     in_checkpoint: bool = False
+    in_blocks: bool = False
 
 
 MTP = "mtp"  # multi-token prediction, as vLLM names it
+DFLASH, DSPARK = "dflash", "dspark"  # drafters of whole blocks, as vLLM names them
 
 # To add a drafter, write its class, add its row here and its row in engine/execution/drafting/registry.py,
 # and describe it in docs/speculation.md. The order is that of methods in arrays and metrics: models first.
@@ -54,6 +56,8 @@ DRAFTERS = {
         DrafterInfo("draft_model", Confidence.MARGIN, 0.7, 0.5, 2.5, needs_passes=True, needs_draft_model=True),
         DrafterInfo("eagle3", Confidence.MARGIN, 0.6, 0.5, 2.5, needs_passes=True, needs_head=True),
         DrafterInfo(MTP, Confidence.MARGIN, 0.7, 0.5, 2.5, needs_passes=True, needs_head=True, in_checkpoint=True),
+        DrafterInfo(DFLASH, Confidence.MARGIN, 0.6, 0.5, 2.5, needs_passes=True, needs_head=True, in_blocks=True),
+        DrafterInfo(DSPARK, Confidence.MARGIN, 0.7, 1.0, 0.85, needs_passes=True, needs_head=True, in_blocks=True),
         DrafterInfo("suffix", Confidence.PROBABILITY, 0.6, 0.7, 0.5),
         DrafterInfo("ngram", Confidence.MATCH_LENGTH, 0.55, 1.4, 1.1),
         DrafterInfo("ngram_model", Confidence.PROBABILITY, 0.23, 0.75, 0.0),

@@ -163,7 +163,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
 def _orthogonal(block: Tensor) -> Tensor:
     """block: [short, long]. Every iterate is a polynomial of the Gram matrix, times the block.
 
-    So a long block is multiplied twice in all, and what is iterated has the size of its short side.
+    So a long block is multiplied twice in all, and what is iterated has the size of its short side. It is iterated
+    in float32: rounding makes the smallest eigenvalues of a Gram matrix negative, and each iteration makes these
+    twelve times as large. Gradients have many small ones: with bfloat16 a step had singular values of thousands.
     """
     a, b, c = _COEFFICIENTS
     found: Tensor = block / block.norm().clamp_min(_LEAST_NORM)
@@ -172,12 +174,13 @@ def _orthogonal(block: Tensor) -> Tensor:
             gram = found @ found.mT
             found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
         return found
-    gram = found @ found.mT
+    wide = found.float()
+    gram = wide @ wide.mT
     factor = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     for _ in range(_ITERATIONS):
         step = torch.addmm(gram, gram, gram, beta=b, alpha=c)
         step.diagonal().add_(a)
         factor = step @ factor
         gram = step @ gram @ step
-    product: Tensor = factor @ found
+    product: Tensor = factor.to(found.dtype) @ found
     return product

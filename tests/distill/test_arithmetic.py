@@ -43,6 +43,19 @@ def test_a_step_has_singular_values_near_1_in_the_directions_of_the_gradient(sha
     assert (found - found.diagonal().diag()).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(96, 480), (480, 96), (96, 96)])
+def test_steps_of_gradients_with_few_large_singular_values_stay_small(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Seen to catch: Gram matrices iterated in bfloat16, whose steps have singular values of hundreds."""
+    left, right = (torch.linalg.qr(seeded(size, 96, seed=size))[0] for size in shape)
+    gradient = left * torch.arange(1, 97).float() ** -2 @ right.mT
+    found = orthogonal(gradient.to(dtype)).float()
+    assert torch.linalg.svdvals(found).max() < 1.3
+    assert (left.mT @ found @ right).diagonal()[:8].min() > 0.6
+
+
 @pytest.mark.parametrize("shape", [(24, 64), (64, 24), (25, 30)])
 def test_iterating_over_gram_matrices_and_in_blocks_gives_the_same(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch

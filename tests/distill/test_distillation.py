@@ -154,6 +154,12 @@ def block_folder(target: FrozenTarget, dataset: Dataset, tmp_path_factory: pytes
     return folder
 
 
+def test_a_block_learns_from_every_second_position(block_folder: Path, target: FrozenTarget) -> None:
+    work = distillation(block_folder, target, head=BLOCK)
+    anchors = [-(-rows // 2) for rows in work._store(lambda at: not held_out(at)).drafting_rows]
+    assert work._trained().rows == SETTINGS.epochs * sum(anchors)
+
+
 @pytest.mark.parametrize("kind", [HEAD, BLOCK], ids=["head", "block"])
 def test_a_stopped_training_ends_with_the_same_head(
     kind: HeadSettings, request: pytest.FixtureRequest, target: FrozenTarget, dataset: Dataset, tmp_path: Path

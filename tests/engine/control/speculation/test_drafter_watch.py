@@ -3,10 +3,10 @@
 Traffic is simulated: answers of all lengths that are easy or hard as a whole, some of whose prompts begin with
 cached blocks, some of which are long; acceptance falls with the position and after prefix hits, as it may.
 
-Planted bugs that these tests have caught: drafts that were cut whole count; refused first tokens count as accepted;
-one answer may add any amount; after a comparison without a difference the old record is still expected; a slot that
-was left is asked about; no condition for prefix hits; requests that edit their logits count; positions without the
-prompt.
+Planted bugs that these tests have caught: drafts that were cut whole count; refused first tokens count as
+accepted; one answer may add any amount; after a comparison without a difference the old record is still expected;
+a slot that was left is asked about; no condition for prefix hits; requests that edit their logits count;
+positions without the prompt.
 """
 
 import logging
