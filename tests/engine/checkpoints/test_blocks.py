@@ -32,7 +32,8 @@ def test_the_layers_that_are_read_are_counted_as_each_layout_counts_them(tmp_pat
     named = {"dspark": "target_layer_ids", "speculators": "aux_hidden_state_layer_ids"}
     if layout in named:
         wanted = (2, 5) if layout == "dspark" else (1, 4)
-        assert read(tmp_path, layout, **{named[layout]: [1, 4]}).state_layers == wanted
+        listed: dict[str, Any] = {named[layout]: [1, 4]}
+        assert read(tmp_path, layout, **listed).state_layers == wanted
 
 
 def test_slots_follow_the_convention_of_the_layout(tmp_path: Path) -> None:
