@@ -52,10 +52,11 @@ head of one layer learns to say what it says. Text never leaves the machine. The
   --prompts FILE          questions to answer instead: JSON lines, or one question a line
   --from-traffic FILE     conversations to learn from as they are: JSON lines with messages and answer
   --only-conversations    end when the answers are there
+  --block                 make a block drafter (DSpark): two layers, whose one pass drafts all tokens
   --epochs N              how often each answer is learned [8]
   --hours H               learn for so long instead; the answers are made before
   --draft-vocab-size N    most frequent tokens, which the head can draft [8192]
-  --draft-steps N         tokens of a draft that are learned together [3]
+  --draft-steps N         tokens of a draft that are learned together [3; 4 with --block, which drafts as many]
   --batch-tokens N        tokens of answers in a step of the training [1024]
   --head-dtype TYPE       of the stored head: int8 or bfloat16 [int8]
   --seed N                of questions, answers and weights [0]
@@ -66,6 +67,7 @@ Flags of faser serve about the model and the engine may follow: faser serve --he
 
 _DEFAULT_TOKENS = 1_000_000
 _MOST_STEPS = 16
+_HEAD_STEPS, _BLOCK_STEPS = 3, 4
 
 
 def _scaled(text: str) -> int:
@@ -93,6 +95,7 @@ class DistillArguments:
     prompts: Path | None
     traffic: Path | None
     only_conversations: bool
+    block: bool
     epochs: int
     hours: float | None
     draft_vocab_size: int
@@ -181,7 +184,7 @@ def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dat
     from faser.distill.trainer import TrainingSettings
 
     settings = TrainingSettings(seed=own.seed, epochs=own.epochs, hours=own.hours, steps=own.steps, rows=own.rows)
-    head = HeadSettings(draft_vocab_size=own.draft_vocab_size, int8=own.int8)
+    head = HeadSettings(block=own.block, draft_vocab_size=own.draft_vocab_size, int8=own.int8)
     torch.set_num_threads(config.threads)
     torch.set_flush_denormal(True)  # what is almost impossible would take ten times as long as the rest
     with ProgressReporter() as report:
@@ -201,14 +204,22 @@ def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dat
     about = {"acceptance": {"greedy": found.greedy, "sampled": found.sampled}}
     made.write(about)
     print(acceptance_table(found.greedy, found.sampled, own.measured_temperature), end="\n\n")
+    share = made.pass_share() if own.block else None
     del made, target  # the engine needs their memory
-    costs = head_costs(config, directory, own.output)
+    costs = step_costs(config, directory, None if own.block else own.output)
+    # The engine measures passes of heads. A block's one pass takes a step's time for as many bytes.
+    block_pass_s = None if share is None else lambda rows: share * costs.step_s(rows)
     loads = [load for load in LOADS if load <= config.max_num_seqs]
-    greedy = [expected_speedup(costs, found.greedy, load) for load in loads if found.greedy]
-    sampled = [expected_speedup(costs, found.sampled, load) for load in loads if found.sampled]
+    greedy, sampled = (
+        [expected_speedup(costs, shares, load, block_pass_s=block_pass_s) for load in loads if shares]
+        for shares in (found.greedy, found.sampled)
+    )
     print(speedup_table(greedy, sampled, own.measured_temperature), end="\n\n")
-    print(f"The head is {speedup_in_words(greedy or sampled)}.")
-    print(f'head: {own.output}\nserve it: faser serve MODEL --speculative-config \'{{"model": "{own.output}"}}\'')
+    kind = "block drafter" if own.block else "head"
+    print(f"The {kind} is {speedup_in_words(greedy or sampled)}.")
+    print(
+        f'{kind}: {own.output}\nserve it: faser serve MODEL --speculative-config \'{{"model": "{own.output}"}}\''
+    )
     return 0
 
 
@@ -241,11 +252,12 @@ def speedup_table(greedy: "Sequence[Expected]", sampled: "Sequence[Expected]", t
     return "\n".join(lines)
 
 
-def head_costs(config: EngineConfig, directory: Path, head: Path) -> CostModel:
-    """What steps and the head's passes take in an engine on this machine."""
+def step_costs(config: EngineConfig, directory: Path, head: Path | None) -> CostModel:
+    """What steps, and the passes of a head, take in an engine on this machine."""
     from faser.engine.build import build
 
-    serving = replace(config, speculative_policy=None, speculative_config={"model": str(head)})
+    drafting = None if head is None else {"model": str(head)}
+    serving = replace(config, speculative_policy=None, speculative_config=drafting)
     with ProgressReporter() as report:
         costs = build(serving, directory, report).costs
     assert costs is not None, "an engine that speculates has costs"
@@ -379,10 +391,11 @@ def _own(own: argparse.Namespace) -> DistillArguments:
         prompts=None if own.prompts is None else Path(own.prompts),
         traffic=None if own.from_traffic is None else Path(own.from_traffic),
         only_conversations=own.only_conversations,
+        block=own.block,
         epochs=own.epochs,
         hours=own.hours,
         draft_vocab_size=own.draft_vocab_size,
-        steps=own.draft_steps,
+        steps=own.draft_steps or (_BLOCK_STEPS if own.block else _HEAD_STEPS),
         rows=own.batch_tokens,
         int8=own.head_dtype == "int8",
         seed=own.seed,
@@ -397,10 +410,11 @@ def _own_parser() -> CommandParser:
     add("--prompts")
     add("--from-traffic")
     add("--only-conversations", action="store_true")
+    add("--block", action="store_true")
     add("--epochs", type=_count, default=8)
     add("--hours", type=_hours)
     add("--draft-vocab-size", type=_count, default=8192)
-    add("--draft-steps", type=_steps, default=3)
+    add("--draft-steps", type=_steps)
     add("--batch-tokens", type=_count, default=1024)
     add("--head-dtype", choices=("int8", "bfloat16"), default="int8")
     add("--seed", type=int, default=0)

@@ -28,8 +28,8 @@ class DrafterInfo:
     verified, and the feature of the confidence at which it predicts prior_acceptance.
     needs_passes: each drafted token costs a forward pass of a model, and there is a draft whenever one is asked
     for. Otherwise drafts are copied from text. needs_draft_model: a second model is loaded. needs_head: a head is
-    loaded, a small model that reads the target's hidden states. in_checkpoint: the head is part of the target's
-    checkpoint, where others are named by `model`.
+    loaded, a small model that reads the target's hidden states. in_checkpoint: without `model` the head is part of
+    the target's checkpoint. in_blocks: one pass drafts all tokens, each as a row of it.
     """
 
     name: str
@@ -42,9 +42,11 @@ class DrafterInfo:
     needs_draft_model: bool = False
     needs_head: bool = False
     in_checkpoint: bool = False
+    in_blocks: bool = False
 
 
 MTP = "mtp"  # multi-token prediction, as vLLM names it
+DFLASH, DSPARK = "dflash", "dspark"  # drafters of whole blocks, as vLLM names them
 
 # To add a drafter, write its class, add its row here and its row in engine/execution/drafting/registry.py,
 # and describe it in docs/speculation.md. The order is that of methods in arrays and metrics: models first.
@@ -54,6 +56,8 @@ DRAFTERS = {
         DrafterInfo("draft_model", Confidence.MARGIN, 0.7, 0.5, 2.5, needs_passes=True, needs_draft_model=True),
         DrafterInfo("eagle3", Confidence.MARGIN, 0.6, 0.5, 2.5, needs_passes=True, needs_head=True),
         DrafterInfo(MTP, Confidence.MARGIN, 0.7, 0.5, 2.5, needs_passes=True, needs_head=True, in_checkpoint=True),
+        DrafterInfo(DFLASH, Confidence.MARGIN, 0.6, 0.5, 2.5, needs_passes=True, needs_head=True, in_blocks=True),
+        DrafterInfo(DSPARK, Confidence.MARGIN, 0.7, 1.0, 0.85, needs_passes=True, needs_head=True, in_blocks=True),
         DrafterInfo("suffix", Confidence.PROBABILITY, 0.6, 0.7, 0.5),
         DrafterInfo("ngram", Confidence.MATCH_LENGTH, 0.55, 1.4, 1.1),
         DrafterInfo("ngram_model", Confidence.PROBABILITY, 0.23, 0.75, 0.0),
@@ -74,6 +78,7 @@ METHODS = (AUTO, *DRAFT_METHODS)
 POLICIES = ("off", "fixed", "table", "goodput", "survival", "faser")
 REJECTION_METHODS = ("standard", "block", "synthetic")
 DRAFT_SAMPLE_METHODS = ("greedy", "coupled", "probabilistic")
+DRAFT_VOCAB_SIZE = 32_768
 MAX_DRAFT_TOKENS = 32  # the largest gamma; the arrays of the policies are this wide
 
 
@@ -81,17 +86,18 @@ MAX_DRAFT_TOKENS = 32  # the largest gamma; the arrays of the policies are this 
 class SpeculationConfig:
     """How the engine speculates.
 
-    method: one drafter, or auto: those that draft from text, and a model if there is one; one of them is chosen
-    per request. model: directory, file or hub id; NONE: none; None: none but the target's own layer for drafting
-    (MTP), if its checkpoint has one. num_speculative_tokens: gamma of policy
-    `fixed`, its maximum under every other; None: 16 for drafts from text, 8 for a model's. model_method: with
-    auto, what `model` is, draft_model or a kind of head; None: its files say it, and until they are read it is a
-    draft model. MTP: the target's own layer, without `model`. draft_vocab_size: how many tokens that layer chooses
-    from, the first of the vocabulary; those that end generation are added. None: all.
-    suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model: file of the n-gram model;
-    NONE: none; None: counted with the tokenizer in the answers of the package. table:
-    (first, last, gamma) by number of sequences, ascending without gaps. classes: settings of each class of
-    requests, by name. admission: of requests without a class, as in SpeculationParams.
+    method: one drafter, or auto: those that draft from text, and a model if there is one; one of them is
+    chosen per request. model: directory, file or hub id; NONE: none; None: none but the target's own layer for
+    drafting (MTP), if its checkpoint has one. num_speculative_tokens: gamma of policy `fixed`, its maximum
+    under every other; None: 16 for drafts from text, 8 for a model's. model_method: with auto, what `model`
+    is, draft_model or a kind of head; None: its files say it, and until they are read it is a draft model.
+    MTP: the target's own layer, or with `model` an assistant of Gemma 4. draft_vocab_size: how many tokens
+    that layer chooses from, the first of the vocabulary; those that end generation are added. None:
+    DRAFT_VOCAB_SIZE, or all of a vocabulary of at most twice as many.
+    suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model: file of the n-gram
+    model; NONE: none; None: counted with the tokenizer in the answers of the package. table: (first, last,
+    gamma) by number of sequences, ascending without gaps. classes: settings of each class of requests, by
+    name. admission: of requests without a class, as in SpeculationParams.
     """
 
     method: str = AUTO
@@ -162,13 +168,14 @@ class SpeculationConfig:
     def needs_model(self) -> bool:
         """Whether `model` names what drafts: a draft model, or a head of its own."""
         return any(
-            each.needs_draft_model or (each.needs_head and not each.in_checkpoint) for each in self.drafters
+            each.needs_draft_model or (each.needs_head and not (each.in_checkpoint and self.may_use_mtp))
+            for each in self.drafters
         )
 
     @property
     def may_use_mtp(self) -> bool:
         """Whether the target's own layer for drafting is asked for, or drafts if there is one."""
-        if self.policy == "off" or self.method not in (AUTO, MTP):
+        if self.policy == "off" or self.method not in (AUTO, MTP) or self.model not in (None, NONE):
             return False
         return MTP in (self.method, self.model_method) or self.model is None
 

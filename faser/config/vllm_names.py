@@ -178,14 +178,13 @@ REFUSED_KV_TYPES = (
 # Heads that draft from hidden states, as vLLM and speculators name them, that FASER does not compute: methods of
 # --speculative-config, and what the config.json of a checkpoint says.
 _BLOCK = (
-    "it drafts a block of masked positions at once, each of which attends to the later ones; "
-    "FASER's heads draft one token after another"
+    "of drafters of blocks only DFlash and DSpark with Qwen3's layers are computed (methods dflash and dspark), "
+    "without convolutions and without a candidate selector"
 )
 
 REFUSED_HEADS: dict[str, str] = {
-    "dflash": _BLOCK,
+    "block": _BLOCK,
     "dflash2": _BLOCK,
-    "dspark": _BLOCK,
     "peagle": "it drafts the positions of a block at once from mask tokens; FASER's heads draft one after another",
     "eagle": "EAGLE-3's heads draft better, and they are computed",
     "medusa": "its heads do not read what the earlier ones drafted; EAGLE-3's heads do, and they are computed",
@@ -197,7 +196,7 @@ REFUSED_HEADS: dict[str, str] = {
 MTP_NAMES = ("qwen3_5_mtp", "qwen3_next_mtp")  # older names of the method mtp; Qwen3.5's cards have the second
 
 FOREIGN_METHODS: dict[str, str] = {
-    **{method: REFUSED_HEADS[method] for method in ("mlp_speculator", "dflash", "dspark", "eagle", "medusa")},
+    **{method: REFUSED_HEADS[method] for method in ("mlp_speculator", "eagle", "medusa")},
     "custom_class": "no code of the operator's runs in the engine",
     "extract_hidden_states": "hidden states are not handed out",
 }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from faser.distill.batch import SampleStore, TrainingBatch, make_batch
-from faser.distill.head import TrainableHead
+from faser.distill.trainable import Trainable
 from faser.engine.control.step_cost import CostModel
 
 LOADS = (1, 4, 16, 32)
@@ -53,7 +53,7 @@ class _Sums:
 
 @torch.inference_mode()
 def measure_acceptance(
-    head: TrainableHead,
+    head: Trainable,
     store: SampleStore,
     draft_ids: Tensor,
     batches: Sequence[Sequence[int]],
@@ -66,11 +66,8 @@ def measure_acceptance(
     greedy, sampled = _Sums(steps), _Sums(steps)
     for indices in batches:
         batch = make_batch([store.sample(index) for index in indices], steps).to(head.device)
-        outputs = head.outputs(batch, steps)
-        head_rows = head.head()
         hits, overlaps = [], []
-        for step, output in enumerate(outputs):
-            logits = (head.logits_input(output) @ head_rows.T).float()
+        for step, logits in enumerate(head.logits(batch, steps)):
             hits.append(draft_ids[logits.argmax(-1)] == batch.said[step])
             overlaps.append(_overlap(logits, batch, step, temperature))
         whole = batch.valid.all(0)  # a draft that reaches beyond the answer says nothing of its last positions
@@ -102,11 +99,19 @@ class Expected:
     speedup: float
 
 
-def expected_speedup(costs: CostModel, accepted: Sequence[float], requests: int) -> Expected:
-    """accepted: share of drafts whose tokens 0 … i are all accepted, for each i.
+def expected_speedup(
+    costs: CostModel,
+    accepted: Sequence[float],
+    requests: int,
+    *,
+    block_pass_s: Callable[[int], float] | None = None,
+) -> Expected:
+    """Return the draft length that pays best.
 
+    accepted: share of drafts whose tokens 0 … i are all accepted, for each i.
     A step verifies a draft of each request and takes one pass of the head for each drafted token; the first also
-    reads what was accepted before.
+    reads what was accepted before. block_pass_s: the seconds of the one pass of a block drafter, by its rows and
+    those accepted before; None: the drafter is a head.
     """
     kv_tokens = requests * _CONTEXT
     plain_s = costs.step_s(requests, kv_tokens)
@@ -116,7 +121,10 @@ def expected_speedup(costs: CostModel, accepted: Sequence[float], requests: int)
         rows, draft_rows = requests * (1 + length), requests * length
         read = np.array([round(accepted_tokens * requests)] + [0] * (requests - 1))
         seconds = costs.step_s(rows, kv_tokens, draft_rows * _CONTEXT)
-        seconds += costs.draft_s(np.full(requests, length), read)
+        if block_pass_s is None:
+            seconds += costs.draft_s(np.full(requests, length), read)
+        else:
+            seconds += block_pass_s(draft_rows + int(read.sum()))
         speedup = (1 + accepted_tokens) * plain_s / seconds
         if speedup > best.speedup:
             best = Expected(requests=requests, draft_tokens=length, speedup=speedup)

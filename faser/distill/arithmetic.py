@@ -48,8 +48,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed
 
 
-class LinearCrossEntropy(torch.autograd.Function):
-    """Σ_r weights[r] * Σ_i -probs[r, i] * log softmax(hidden[r] @ head.T)[ids[r, i]], and the best id of each row.
+class LinearLoss(torch.autograd.Function):
+    """The loss of rows of logits against target distributions, the best id of each row, and its overlap.
+
+    Σ_r weights[r] * ((1 - distance) * cross-entropy + distance * L1 distance) of probs[r] and the softmax of
+    hidden[r] @ head.T. overlap: [R] float32, Σ_i min(p_i, q_i), the chance that a coupled draft is accepted; the
+    L1 distance is 2 - 2 * overlap, which is exact where probs sum to 1.
 
     hidden: [R, H]. head: [Vd, H]. ids: [R, k] int64, distinct in a row where probs are above 0. probs: [R, k]
     float32, summing to at most 1. weights: [R] float32. Gradients are computed along with the loss, in chunks: the
@@ -58,43 +62,51 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, ids: Tensor, probs: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden: Tensor, head: Tensor, ids: Tensor, probs: Tensor, weights: Tensor, distance: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         grad_hidden = torch.empty_like(hidden)
         grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
         best = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
+        overlap = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for first in range(0, len(hidden), _CHUNK_ROWS):
             part = slice(first, first + _CHUNK_ROWS)
-            weighted = probs[part] * weights[part, None]
+            weight = weights[part, None]
+            weighted = probs[part] * weight * (1 - distance)
             mass = weighted.sum(-1, keepdim=True)
             logits = (hidden[part] @ head.T).float()
             highest, best[part] = logits.max(-1)
             logits -= highest[:, None]
             said = logits.gather(-1, ids[part])
             total = logits.exp_().sum(-1, keepdim=True)
+            chances = said.exp() / total
+            overlap[part] = torch.minimum(chances, probs[part]).sum(-1)
             loss += (mass * total.log()).sum() - (weighted * said).sum()
+            if distance:
+                loss += 2 * distance * (weight[:, 0] * (1 - overlap[part])).sum()
+                lacking = 2 * distance * weight * chances * (chances < probs[part])
+                weighted, mass = weighted + lacking, mass + lacking.sum(-1, keepdim=True)
             logits *= mass / total
             logits.scatter_add_(-1, ids[part], -weighted)
             grads = logits.to(hidden.dtype)
             torch.mm(grads, head, out=grad_hidden[part])
             grad_head += grads.T @ hidden[part]
         ctx.save_for_backward(grad_hidden, grad_head.to(head.dtype))
-        ctx.mark_non_differentiable(best)
-        return loss, best
+        ctx.mark_non_differentiable(best, overlap)
+        return loss, best, overlap
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         del grads  # that of the loss is 1
         grad_hidden, grad_head = ctx.saved_tensors
-        return grad_hidden, grad_head, None, None, None
+        return grad_hidden, grad_head, None, None, None, None
 
 
-def linear_cross_entropy(
-    hidden: Tensor, head: Tensor, ids: Tensor, probs: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(loss, best ids [R]); see LinearCrossEntropy."""
-    found: tuple[Tensor, Tensor] = LinearCrossEntropy.apply(hidden, head, ids, probs, weights)  # type: ignore[no-untyped-call]
+def linear_loss(
+    hidden: Tensor, head: Tensor, ids: Tensor, probs: Tensor, weights: Tensor, distance: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss, best ids [R], overlap [R]); see LinearLoss."""
+    found: tuple[Tensor, Tensor, Tensor] = LinearLoss.apply(hidden, head, ids, probs, weights, distance)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -151,7 +163,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
 def _orthogonal(block: Tensor) -> Tensor:
     """block: [short, long]. Every iterate is a polynomial of the Gram matrix, times the block.
 
-    So a long block is multiplied twice in all, and what is iterated has the size of its short side.
+    So a long block is multiplied twice in all, and what is iterated has the size of its short side. It is iterated
+    in float32: rounding makes the smallest eigenvalues of a Gram matrix negative, and each iteration makes these
+    twelve times as large. Gradients have many small ones: with bfloat16 a step had singular values of thousands.
     """
     a, b, c = _COEFFICIENTS
     found: Tensor = block / block.norm().clamp_min(_LEAST_NORM)
@@ -160,12 +174,13 @@ def _orthogonal(block: Tensor) -> Tensor:
             gram = found @ found.mT
             found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
         return found
-    gram = found @ found.mT
+    wide = found.float()
+    gram = wide @ wide.mT
     factor = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     for _ in range(_ITERATIONS):
         step = torch.addmm(gram, gram, gram, beta=b, alpha=c)
         step.diagonal().add_(a)
         factor = step @ factor
         gram = step @ gram @ step
-    product: Tensor = factor @ found
+    product: Tensor = factor.to(found.dtype) @ found
     return product

@@ -2,7 +2,7 @@
 
     tokens of a conversation   0 … P - 1 prompt | P … n - 1 answer
     rows                       1 … n - 1         row p takes token p and the target's states of p - 1
-    drafting rows              P … n - 2         row p predicts p + 1, and p + s + 1 in step s
+    drafting rows              P … n - 2         row p predicts p + 1, and p + s + 1 in step s; or every second one
 
 A row before P only gives keys and values. What is predicted is always a token of the answer. SampleStore gives the
 recorded conversations, and batches_of_epoch the order in which they are learned.
@@ -75,24 +75,19 @@ class TrainingBatch:
         return TrainingBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
 
-def make_batch(samples: Sequence[TrainingSample], steps: int) -> TrainingBatch:
-    """All rows of the samples; each has at least one drafting row."""
+def make_batch(samples: Sequence[TrainingSample], steps: int, *, every: int = 1) -> TrainingBatch:
+    """Return a batch of all rows. every: of the rows that can draft, how far those that do are apart."""
     rows = np.array([len(each.token_ids) - 1 for each in samples])
     prompts = np.array([each.prompt_tokens for each in samples])
-    drafting = np.array([each.drafting_rows for each in samples])
-    assert drafting.min() > 0, "a conversation without a row to draft from"
-    first_row, first_drafting = _starts(rows), _starts(drafting)
+    learnable = np.array([each.drafting_rows for each in samples])
+    assert learnable.min() > 0, "a conversation without a row to draft from"
+    drafting = -(-learnable // every)
+    first_row, first_drafting, first_wanted = _starts(rows), _starts(drafting), _starts(learnable)
     positions = np.concatenate([np.arange(1, count + 1) for count in rows])
-    # Row p of a conversation has index p - 1; the drafting ones are P … n - 2.
-    chosen = np.concatenate(
-        [
-            np.arange(count) + start + prompt - 1
-            for count, start, prompt in zip(drafting, first_row[:-1], prompts, strict=True)
-        ]
-    )
-    place = np.concatenate([np.arange(count) for count in drafting])  # of a drafting row in its conversation
-    last = np.repeat(drafting, drafting) - 1
-    owner_start = np.repeat(first_drafting[:-1], drafting)
+    # Row p of a conversation has index p - 1; those that can draft are P … n - 2, at places 0, 1, …
+    place = np.concatenate([np.arange(0, count, every) for count in learnable])
+    last = np.repeat(learnable, drafting) - 1
+    first_index = np.repeat(first_row[:-1] + prompts - 1, drafting)  # of the row at place 0
     token_ids = torch.cat([each.token_ids[1:] for each in samples])
     top_ids, top_probs = (
         torch.cat([getattr(each, name) for each in samples]) for name in ("top_ids", "top_probs")
@@ -100,15 +95,15 @@ def make_batch(samples: Sequence[TrainingSample], steps: int) -> TrainingBatch:
     ahead = place[None, :] + np.arange(steps)[:, None]  # [S, N]: place of the row that step s stands for
     valid = torch.from_numpy(ahead <= last[None, :])
     clipped = np.minimum(ahead, last[None, :])
-    sources = torch.from_numpy(clipped + owner_start[None, :])  # drafting row whose distribution is wanted
-    next_rows = torch.from_numpy(chosen)[sources]
+    sources = torch.from_numpy(clipped + np.repeat(first_wanted[:-1], drafting))  # the distribution that is wanted
+    next_rows = torch.from_numpy(clipped + first_index)
     padded_rows, _ = _padded(rows, first_row)
     padded_drafting, unpadded = _padded(drafting, first_drafting)
     return TrainingBatch(
         states=torch.cat([each.states for each in samples]),
         token_ids=token_ids,
         positions=torch.from_numpy(positions),
-        drafting=torch.from_numpy(chosen),
+        drafting=torch.from_numpy(place + first_index),
         next_ids=token_ids[next_rows],
         wanted_ids=top_ids[sources],
         wanted_probs=top_probs[sources] * valid[..., None],
@@ -119,7 +114,7 @@ def make_batch(samples: Sequence[TrainingSample], steps: int) -> TrainingBatch:
         padded_rows=torch.from_numpy(padded_rows),
         padded_drafting=torch.from_numpy(padded_drafting),
         unpadded=torch.from_numpy(unpadded),
-        mask=_mask(rows, prompts, drafting),
+        mask=_mask(rows, prompts, drafting, every),
     )
 
 
@@ -137,9 +132,12 @@ def _padded(
     return np.where(inside, starts[:-1, None] + columns[None, :], 0), np.flatnonzero(inside)
 
 
-def _mask(rows: npt.NDArray[np.int64], prompts: npt.NDArray[np.int64], drafting: npt.NDArray[np.int64]) -> Tensor:
-    """[C, Q, L]: drafting row i of a conversation is row P - 1 + i, and sees the rows up to itself."""
-    own = prompts[:, None] - 1 + np.minimum(np.arange(drafting.max())[None, :], drafting[:, None] - 1)
+def _mask(
+    rows: npt.NDArray[np.int64], prompts: npt.NDArray[np.int64], drafting: npt.NDArray[np.int64], every: int
+) -> Tensor:
+    """[C, Q, L]: drafting row i of a conversation is row P - 1 + i * every, and sees the rows up to itself."""
+    place = np.minimum(np.arange(drafting.max())[None, :], drafting[:, None] - 1)
+    own = prompts[:, None] - 1 + place * every
     seen = np.arange(rows.max())[None, None, :] <= own[:, :, None]
     return torch.zeros(seen.shape).masked_fill_(torch.from_numpy(~seen), float("-inf"))
 

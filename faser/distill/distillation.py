@@ -1,4 +1,4 @@
-"""Distillation: from conversations to a head. Records the target's states, trains, measures, writes.
+"""Distillation: from conversations to a drafter. Records the target's states, trains, measures, writes.
 
 OUT/conversations/     what is learned from (dataset.py)
 OUT/states/            what the target computes for it (states.py); may be removed afterwards
@@ -14,27 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from faser.config.engine import EngineConfig
 from faser.distill.acceptance import HeldOutAcceptance, measure_acceptance
 from faser.distill.batch import SampleStore, batches_of_epoch
+from faser.distill.block import bytes_read
 from faser.distill.dataset import Dataset, held_out
-from faser.distill.head import TrainableHead, frequent_tokens, initial_weights
-from faser.distill.speculators_writer import write_speculators
+from faser.distill.drafters import BlockKind, DrafterKind, Eagle3Kind
+from faser.distill.head import frequent_tokens
 from faser.distill.states import StateFolder, record
 from faser.distill.target import FrozenTarget
+from faser.distill.trainable import Trainable
 from faser.distill.trainer import Trainer, TrainingProgress, TrainingSettings, TrainingState
-from faser.engine.checkpoints.families.architecture import (
-    AttentionSpec,
-    DecoderSpec,
-    DenseSpec,
-    LayerSpec,
-    LongRopeScaling,
-    ProportionalScaling,
-    RopeScaling,
-    RopeSpec,
-)
-from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.errors import ConfigError
 from faser.files import write_atomically
 from faser.types import ProgressCallback
@@ -42,20 +34,20 @@ from faser.types import ProgressCallback
 _MEASURED_TOKENS = 5  # of a draft, at least
 _TOP = 64  # tokens of a distribution that are kept
 _MEASURED_ROWS = 2048  # of a batch that is measured
-_FEED_FORWARD = 3  # widths of a head: its feed-forward, at most
-_THETA = 10_000.0  # of a head for a target without a rotary embedding
-_DRAFT_TOKENS = 3  # that the config advises
 _TIMED = (256, 1024)  # rows and width of the product that decides the type of activations
 _GAIN = 1.2  # by which bfloat16 must be faster than float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
-    """draft_vocab_size: rows of the head's logits. int8: round its matrices to 8 bits when it is written.
+    """block: make a block drafter, which drafts as many tokens in one pass as the training has steps.
+
+    draft_vocab_size: rows of the logits. int8: round the matrices to 8 bits when they are written.
 
     dtype: of activations in training; None: bfloat16 where its products are faster.
     """
 
+    block: bool = False
     draft_vocab_size: int = 8192
     int8: bool = True
     dtype: str | None = None
@@ -90,11 +82,20 @@ class Distillation:
             "top": _TOP,
         }
         self._states = StateFolder(folder / "states", about, len(layers) * decoder.hidden_size)
-        self._spec = head_spec(decoder, layers, min(head.draft_vocab_size, decoder.vocab_size), name)
+        self._layers = layers
+        self._draft_vocab_size = min(head.draft_vocab_size, decoder.vocab_size)
+        of_all = (target, layers, self._draft_vocab_size, name)
+        self._kind: DrafterKind = BlockKind(*of_all, settings.steps) if head.block else Eagle3Kind(*of_all)
         self._state: TrainingState | None = None
         if self._training_path.exists():
             self._state = TrainingState.read(self._training_path)
-            _refuse_other_settings(self._training_path, self._state.settings, self._about())
+            stored = {"drafter": Eagle3Kind.name} | self._state.settings  # which older trainings do not say
+            _refuse_other_settings(self._training_path, stored, self._about())
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens that one pass drafts; None: one."""
+        return self._kind.block_size
 
     @property
     def _training_path(self) -> Path:
@@ -102,13 +103,13 @@ class Distillation:
 
     @property
     def _measured_steps(self) -> int:
-        return max(self._settings.steps, _MEASURED_TOKENS)
+        return self.block_size or max(self._settings.steps, _MEASURED_TOKENS)
 
     def record(self, dataset: Dataset, report: ProgressCallback) -> None:
         """Compute and keep the states that are missing."""
         missing = self._states.num_shards < len(dataset.records)
         if missing:
-            record(dataset, self._target.states(self._spec.state_layers, top=_TOP), self._states, report)
+            record(dataset, self._target.states(self._layers, top=_TOP), self._states, report)
 
     def train(
         self, dataset: Dataset, report: Callable[[TrainingProgress], None], stops: Callable[[], bool]
@@ -152,15 +153,10 @@ class Distillation:
     def write(self, about: dict[str, Any]) -> None:
         """The head as it is now, as a speculators directory. about: what else distillation.json says."""
         state = self._trained()
-        whole = len(state.draft_ids) == self._spec.decoder.vocab_size
-        write_speculators(
-            self._folder,
-            self._spec,
-            {name: weight.detach() for name, weight in state.weights.items()},
-            draft_ids=None if whole else state.draft_ids,
-            target_architectures=self._target.architectures,
-            int8=self._head_settings.int8,
-        )
+        whole = len(state.draft_ids) == self._target.config.spec.vocab_size
+        weights = {name: weight.detach() for name, weight in state.weights.items()}
+        draft_ids = None if whole else state.draft_ids
+        self._kind.write(self._folder, weights, draft_ids, int8=self._head_settings.int8)
         made = {
             "target": self._name,
             "training": state.settings | {"epochs": state.epoch, "steps": state.steps, "rows": state.rows},
@@ -169,22 +165,20 @@ class Distillation:
         }
         write_atomically(self._folder / "distillation.json", json.dumps(made, indent=1) + "\n")
 
+    def pass_share(self) -> float:
+        """Return the bytes that a pass of the written block drafter reads, over those of a step of the target."""
+        stored = load_file(self._folder / "model.safetensors")
+        return bytes_read(stored) / self._target.decoder.weight_bytes
+
     def _trained(self) -> TrainingState:
         if self._state is None:
             raise ConfigError(f"{self._training_path} is missing; there is no head yet")
         return self._state
 
     def _begin(self, dataset: Dataset) -> TrainingState:
-        spec, decoder = self._spec, self._target.config.spec
-        draft_ids = frequent_tokens(
-            dataset, decoder.vocab_size, spec.draft_vocab_size, self._target.config.eos_token_ids
-        )
-        weights = initial_weights(
-            spec,
-            head_rows=self._target.head_rows(draft_ids).cpu(),
-            final_norm=self._target.final_norm().cpu(),
-            seed=self._settings.seed,
-        )
+        model = self._target.config
+        draft_ids = frequent_tokens(dataset, model.spec.vocab_size, self._draft_vocab_size, model.eos_token_ids)
+        weights = self._kind.initial_weights(draft_ids, self._states.shard(0).states, self._settings.seed)
         dtype = self._head_settings.dtype or faster_dtype(self._target.backend.device)
         return TrainingState(settings=self._about() | {"dtype": dtype}, draft_ids=draft_ids, weights=weights)
 
@@ -193,22 +187,18 @@ class Distillation:
         settings = asdict(replace(self._settings, epochs=0, hours=None))
         del settings["epochs"], settings["hours"]
         return settings | {
-            "draft_vocab_size": self._spec.draft_vocab_size,
-            "layers": list(self._spec.state_layers),
+            "drafter": self._kind.name,
+            "draft_vocab_size": self._draft_vocab_size,
+            "layers": list(self._layers),
         }
 
-    def _head(self, state: TrainingState) -> TrainableHead:
+    def _head(self, state: TrainingState) -> Trainable:
         device = self._target.backend.device
         state.weights = {
             name: weight.detach().to(device).requires_grad_() for name, weight in state.weights.items()
         }
-        return TrainableHead(
-            self._spec,
-            state.weights,
-            self._target.embedding(),
-            positions=self._target.max_rows + self._measured_steps,
-            dtype=getattr(torch, state.settings["dtype"]),
-        )
+        positions = self._target.max_rows + self._measured_steps
+        return self._kind.trainable(state.weights, positions, getattr(torch, state.settings["dtype"]))
 
     def _store(self, keeps: Callable[[int], bool]) -> SampleStore:
         state = self._trained()
@@ -219,44 +209,6 @@ class Distillation:
 def state_layers(num_layers: int) -> tuple[int, ...]:
     """The layers whose inputs EAGLE-3's heads read, early, in the middle and late."""
     return tuple(sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)}))
-
-
-def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: int, name: str) -> HeadSpec:
-    """A head as wide as its target: one Llama layer of its sizes, but for its feed-forward (_FEED_FORWARD).
-
-    Every pass reads it, and every step of the training multiplies with it: a wider one would cost more of both.
-    """
-    size = min(target.feed_forward.size, _FEED_FORWARD * target.hidden_size)
-    rope = next((each.rope for each in target.attentions if each.rope is not None), None)
-    attention = AttentionSpec(
-        num_heads=target.attention.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        rope=RopeSpec(theta=_THETA) if rope is None else RopeSpec(theta=rope.theta, scaling=_known(rope.scaling)),
-    )
-    decoder = DecoderSpec(
-        vocab_size=target.vocab_size,
-        hidden_size=target.hidden_size,
-        layers=(LayerSpec(attention=attention, feed_forward=DenseSpec(size=size)),),
-        rms_norm_eps=target.rms_norm_eps,
-        max_position_embeddings=target.max_position_embeddings,
-        tie_word_embeddings=False,
-    )
-    return HeadSpec(
-        decoder=decoder,
-        draft_vocab_size=draft_vocab_size,
-        target_hidden_size=target.hidden_size,
-        state_layers=layers,
-        feature_norm=FeatureNorm.EACH,
-        norm_before_residual=True,
-        num_draft_tokens=_DRAFT_TOKENS,
-        target_name=name,
-    )
-
-
-def _known(scaling: RopeScaling | None) -> RopeScaling | None:
-    """Other than longrope and proportional, which heads have no fields for: they attend to little."""
-    return None if isinstance(scaling, LongRopeScaling | ProportionalScaling) else scaling
 
 
 def faster_dtype(device: torch.device) -> str:

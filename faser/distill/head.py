@@ -11,39 +11,28 @@ Source: Li et al., arXiv 2503.01840, section 3.2 ("training-time test").
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from faser.distill.arithmetic import rms_norm, rotate
+from faser.distill.arithmetic import linear_loss, rotate
 from faser.distill.batch import TrainingBatch
 from faser.distill.dataset import Dataset
+from faser.distill.trainable import Keys, Learned, Trainable, attend
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.engine.execution.drafting import head_tensors as tensors
-from faser.engine.execution.models.rope import rotary_angles
 
+STEP_DECAY = 0.8
 _LAYER = tensors.layer_prefix(0)
 _INTO_STREAM = (_LAYER + "self_attn.o_proj.weight", _LAYER + "mlp.down_proj.weight")
 _SMALLER = 0.25  # what a layer adds to the stream at first, against other products
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """Keys and values of some rows. keys, values: [R, Hkv, D]."""
-
-    keys: Tensor
-    values: Tensor
-
-
-class TrainableHead:
-    """weights: float32 with gradients, under the names of head_tensors.py, without the embedding.
-
-    embedding: [V, H], the target's; frozen. dtype: of activations and products.
-    """
+class TrainableHead(Trainable):
+    """weights: under the names of head_tensors.py; see Trainable."""
 
     def __init__(
         self,
@@ -56,18 +45,26 @@ class TrainableHead:
     ) -> None:
         assert spec.feature_norm is FeatureNorm.EACH, spec.feature_norm
         assert spec.norm_before_residual, "the stream begins with the normalised features"
+        super().__init__(spec.decoder, weights, embedding, positions=positions, dtype=dtype)
         self.spec = spec
-        self.weights = dict(weights)
-        self.dtype = dtype
-        self._embedding = embedding.to(dtype)
-        decoder, rope = spec.decoder, spec.decoder.attention.rope
-        assert rope is not None, "the layer has a rotary embedding"
-        angles = rotary_angles(rope, head_dim=decoder.head_dim, num_positions=positions)
-        self._angles = angles.to(embedding.device)
 
-    @property
-    def device(self) -> torch.device:
-        return self._embedding.device
+    def loss(self, batch: TrainingBatch, steps: int) -> Learned:
+        outputs = self.outputs(batch, steps)
+        scale = torch.tensor([STEP_DECAY**step for step in range(steps)], device=self.device)
+        weights = batch.valid.float() * (scale / (scale.sum() * batch.valid.shape[1]))[:, None]
+        loss, drafts, _ = linear_loss(
+            self.logits_input(torch.cat(outputs)),
+            self.head(),
+            batch.wanted_ids.flatten(0, 1),
+            batch.wanted_probs.flatten(0, 1),
+            weights.flatten(),
+        )
+        return Learned(loss=loss, drafts=drafts.view(steps, -1))
+
+    def logits(self, batch: TrainingBatch, steps: int) -> Iterator[Tensor]:
+        head_rows = self.head()
+        for output in self.outputs(batch, steps):
+            yield (self.logits_input(output) @ head_rows.T).float()
 
     def outputs(self, batch: TrainingBatch, steps: int) -> list[Tensor]:
         """What each step gives for the drafting rows: [N, H] each, before the norm of the logits."""
@@ -79,7 +76,7 @@ class TrainableHead:
         known = self._keys(joined, self._angles[batch.positions], cast)
         rows = batch.drafting
         joined, stream = joined.index_select(0, rows), normed.index_select(0, rows)
-        drafted: list[_Keys] = []
+        drafted: list[Keys] = []
         found: list[Tensor] = []
         for step in range(steps):
             angles = self._angles[batch.positions.index_select(0, rows) + step]
@@ -94,21 +91,6 @@ class TrainableHead:
         """What is multiplied with the head: [N, H]."""
         return self._norm(hidden, tensors.NORM)
 
-    def head(self) -> Tensor:
-        """[Vd, H] in the type of the activations."""
-        return self.weights[tensors.HEAD].to(self.dtype)
-
-    def _cast(self) -> dict[str, Tensor]:
-        """The matrices but the head's, in the type of the activations."""
-        return {
-            name: weight.to(self.dtype)
-            for name, weight in self.weights.items()
-            if weight.dim() == 2 and name != tensors.HEAD
-        }
-
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        return rms_norm(x, self.weights[name], self.spec.decoder.rms_norm_eps)
-
     def _embedded(self, token_ids: Tensor) -> Tensor:
         return self._norm(self._embedding[token_ids], _LAYER + "input_layernorm.weight")
 
@@ -120,62 +102,34 @@ class TrainableHead:
         ]
         return linear(torch.cat(parts, -1), cast[tensors.FC])
 
-    def _keys(self, joined: Tensor, angles: Tensor, cast: Mapping[str, Tensor]) -> _Keys:
-        heads = (-1, self.spec.decoder.num_kv_heads, self.spec.decoder.head_dim)
+    def _keys(self, joined: Tensor, angles: Tensor, cast: Mapping[str, Tensor]) -> Keys:
+        heads = (-1, self.decoder.num_kv_heads, self.decoder.head_dim)
         keys = linear(joined, cast[_LAYER + "self_attn.k_proj.weight"]).view(heads)
         values = linear(joined, cast[_LAYER + "self_attn.v_proj.weight"]).view(heads)
-        return _Keys(rotate(keys, angles), values)
+        return Keys(rotate(keys, angles), values)
 
     def _layer(
         self,
         joined: Tensor,
         stream: Tensor,
         angles: Tensor,
-        known: _Keys,
-        drafted: list[_Keys],
+        known: Keys,
+        drafted: list[Keys],
         batch: TrainingBatch,
         cast: Mapping[str, Tensor],
     ) -> Tensor:
-        decoder = self.spec.decoder
+        decoder = self.decoder
         queries = linear(joined, cast[_LAYER + "self_attn.q_proj.weight"])
         queries = rotate(queries.view(-1, decoder.attention.num_heads, decoder.head_dim), angles)
-        mixed = _attend(queries, known, drafted, batch)
+        own = None
+        if drafted:
+            own = Keys(*(torch.stack([getattr(each, name) for each in drafted], 1) for name in Keys.__slots__))
+        mixed = attend(queries[:, None], known, own, batch)[:, 0]
         stream = stream + linear(mixed, cast[_LAYER + "self_attn.o_proj.weight"])
         normed = self._norm(stream, _LAYER + "post_attention_layernorm.weight")
         gate = linear(normed, cast[_LAYER + "mlp.gate_proj.weight"])
         up = linear(normed, cast[_LAYER + "mlp.up_proj.weight"])
         return stream + linear(silu(gate) * up, cast[_LAYER + "mlp.down_proj.weight"])
-
-
-def _attend(queries: Tensor, known: _Keys, drafted: list[_Keys], batch: TrainingBatch) -> Tensor:
-    """[N, Hq * D]. queries: [N, Hq, D] of the drafting rows. Conversations are padded to the longest one here.
-
-    C: conversations, Q: most drafting rows, L: most rows of one, G: query heads of a key-value head.
-    """
-    num_heads, width = queries.shape[1:]
-    num_kv = known.keys.shape[1]
-    group = num_heads // num_kv
-    count, longest = batch.padded_drafting.shape
-    keys = known.keys[batch.padded_rows].permute(0, 2, 3, 1)  # [C, Hkv, D, L]
-    values = known.values[batch.padded_rows].permute(0, 2, 1, 3)  # [C, Hkv, L, D]
-    padded = queries[batch.padded_drafting].view(count, longest, num_kv, group, width).permute(0, 2, 3, 1, 4)
-    padded = padded.reshape(count, num_kv, group * longest, width) * width**-0.5
-    scores = (padded @ keys).view(count, num_kv, group, longest, -1).float() + batch.mask[:, None, None]
-    own = [
-        (
-            (queries.view(-1, num_kv, group, width) * each.keys[:, :, None]).sum(-1, dtype=torch.float32)
-            * width**-0.5
-        )[batch.padded_drafting].permute(0, 2, 3, 1)[..., None]
-        for each in drafted
-    ]  # [C, Hkv, G, Q, 1] each
-    shares = torch.cat((scores, *own), -1).softmax(-1).to(queries.dtype)
-    over_known = shares[..., : keys.shape[-1]].reshape(count, num_kv, group * longest, -1)
-    mixed = (over_known @ values).view(count, num_kv, group, longest, width)
-    mixed = mixed.permute(0, 3, 1, 2, 4).reshape(count * longest, num_kv, group, width)[batch.unpadded]
-    for at, each in enumerate(drafted):
-        share = shares[..., keys.shape[-1] + at].permute(0, 3, 1, 2).reshape(count * longest, num_kv, group)
-        mixed = mixed + share[batch.unpadded][..., None] * each.values[:, :, None]
-    return mixed.reshape(-1, num_heads * width)
 
 
 def initial_weights(spec: HeadSpec, *, head_rows: Tensor, final_norm: Tensor, seed: int) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Writes an EAGLE-3 head as a directory in the format of the `speculators` library: see checkpoints/heads.py.
+"""Writes EAGLE-3 heads and block drafters as directories in the format of the `speculators` library.
 
 Matrices may be rounded to 8 bits, in the layout of compressed-tensors: signed bytes and a half float for each 32
 of them.
@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from faser.distill.block import BlockSpec, block_shapes
 from faser.engine.checkpoints.families.architecture import (
     DecoderSpec,
     LinearScaling,
@@ -22,6 +23,7 @@ from faser.engine.checkpoints.families.architecture import (
 )
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.engine.execution.drafting import head_tensors as tensors
+from faser.engine.execution.models.tensors import Shape
 from faser.files import replacing, write_atomically
 from faser.kernels.interface.low_bit.rows import INT8, quantise
 
@@ -39,54 +41,70 @@ def write_speculators(
     dtype: torch.dtype = torch.bfloat16,
     int8: bool = False,
 ) -> None:
-    """Write config.json and model.safetensors. The config is written last: a directory that has one is whole.
+    """Write an EAGLE-3 head: config.json and model.safetensors.
 
     weights: with the names and shapes of head_tensors.py; without embed_tokens and lm_head the target's are meant.
     draft_ids: [Vd], ascending, the target's token of each row of the logits; None: all of them. dtype: of what is
     stored as floats. int8: round the matrices whose rows are whole groups of 32.
     """
     shapes = tensors.eagle3_shapes(spec)
-    for name, weight in weights.items():
-        assert tuple(weight.shape) == shapes[name], (name, tuple(weight.shape), shapes[name])
     lent = {tensors.EMBEDDING, tensors.HEAD}
     assert weights.keys() | lent == shapes.keys() | lent, sorted(weights.keys() ^ shapes.keys())
+    config = speculators_config(spec, target_architectures)
+    _write(directory, config, weights, shapes, draft_ids, spec.decoder.vocab_size, dtype, int8=int8)
+
+
+def write_block(
+    directory: Path,
+    spec: BlockSpec,
+    weights: Mapping[str, Tensor],
+    *,
+    draft_ids: Tensor | None,
+    target_architectures: Sequence[str],
+    dtype: torch.dtype = torch.bfloat16,
+    int8: bool = False,
+) -> None:
+    """Write a block drafter; see write_speculators. weights: with the names and shapes of block_shapes."""
+    shapes = block_shapes(spec)
+    assert weights.keys() == shapes.keys(), sorted(weights.keys() ^ shapes.keys())
+    config = block_config(spec, target_architectures)
+    _write(directory, config, weights, shapes, draft_ids, spec.decoder.vocab_size, dtype, int8=int8)
+
+
+def _write(
+    directory: Path,
+    config: dict[str, Any],
+    weights: Mapping[str, Tensor],
+    shapes: Mapping[str, Shape],
+    draft_ids: Tensor | None,
+    vocab_size: int,
+    dtype: torch.dtype,
+    *,
+    int8: bool,
+) -> None:
+    """Write the config last: a directory that has one is whole."""
     stored: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        if int8 and weight.dim() == 2 and weight.shape[1] % INT8.group_size == 0:
+        assert tuple(weight.shape) == shapes[name], (name, tuple(weight.shape), shapes[name])
+        if int8 and weight.dim() == 2 and len(weight) > 1 and weight.shape[1] % INT8.group_size == 0:
             stored |= _rounded(name, weight)
         else:
             stored[name] = weight.detach().to("cpu", dtype).contiguous()
     if draft_ids is not None:
-        stored |= _vocabulary(draft_ids.cpu(), spec)
+        assert draft_ids.shape == (config["draft_vocab_size"],), (draft_ids.shape, config["draft_vocab_size"])
+        stored |= _vocabulary(draft_ids.cpu(), vocab_size)
+    config |= {"torch_dtype": str(dtype).removeprefix("torch.")}
+    config |= {"quantization_config": _quantization_config()} if int8 else {}
     directory.mkdir(parents=True, exist_ok=True)
     with replacing(directory / "model.safetensors") as path:
         save_file(stored, path, metadata={"format": "pt"})
-    config = speculators_config(spec, target_architectures, dtype, int8=int8)
     write_atomically(directory / "config.json", json.dumps(config, indent=2) + "\n")
 
 
-def speculators_config(
-    spec: HeadSpec, target_architectures: Sequence[str], dtype: torch.dtype, *, int8: bool
-) -> dict[str, Any]:
-    """The config.json of an EAGLE-3 head."""
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": spec.num_draft_tokens or _DEFAULT_DRAFT_TOKENS,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    config: dict[str, Any] = {
+def speculators_config(spec: HeadSpec, target_architectures: Sequence[str]) -> dict[str, Any]:
+    """The config.json of an EAGLE-3 head, but how its tensors are stored."""
+    return _common("eagle3", spec, target_architectures, spec.num_draft_tokens or _DEFAULT_DRAFT_TOKENS) | {
         "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "speculators_version": _WRITTEN_AS,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {"name_or_path": spec.target_name, "architectures": list(target_architectures)},
-        },
-        "transformer_layer_config": _layer_config(spec.decoder),
-        "draft_vocab_size": spec.draft_vocab_size,
         "target_hidden_size": spec.target_hidden_size,
         "eagle_aux_hidden_state_layer_ids": list(spec.state_layers),
         "norm_before_residual": spec.norm_before_residual,
@@ -94,10 +112,51 @@ def speculators_config(
         "fc_norm": spec.feature_norm is FeatureNorm.EACH,
         "norm_output": spec.norm_output,
         "embed_requires_grad": False,
-        "tie_word_embeddings": False,
-        "torch_dtype": str(dtype).removeprefix("torch."),
     }
-    return config | ({"quantization_config": _quantization_config()} if int8 else {})
+
+
+def block_config(spec: BlockSpec, target_architectures: Sequence[str]) -> dict[str, Any]:
+    """The config.json of a block drafter, but how its tensors are stored.
+
+    aux_hidden_state_layer_ids count the inputs of layers, as an EAGLE-3 head's do, and unlike DFlash's own
+    target_layer_ids. Attention has no window and is bidirectional within a block.
+    """
+    return _common("dspark", spec, target_architectures, spec.block_size) | {
+        "architectures": ["DSparkDraftModel"],
+        "aux_hidden_state_layer_ids": list(spec.state_layers),
+        "block_size": spec.block_size,
+        "sample_from_anchor": True,
+        "is_causal": False,
+        "mask_token_id": None,
+        "markov_rank": spec.markov_rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
+
+
+def _common(
+    algorithm: str, spec: HeadSpec | BlockSpec, target_architectures: Sequence[str], draft_tokens: int
+) -> dict[str, Any]:
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": draft_tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "speculators_model_type": algorithm,
+        "speculators_version": _WRITTEN_AS,
+        "speculators_config": {
+            "algorithm": algorithm,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": spec.target_name, "architectures": list(target_architectures)},
+        },
+        "transformer_layer_config": _layer_config(spec.decoder),
+        "draft_vocab_size": spec.draft_vocab_size,
+        "tie_word_embeddings": False,
+    }
 
 
 def _layer_config(decoder: DecoderSpec) -> dict[str, Any]:
@@ -181,11 +240,10 @@ def _rounded(name: str, weight: Tensor) -> dict[str, Tensor]:
     return {name: codes, f"{name}_scale": torch.from_numpy(rows.scales).half()}
 
 
-def _vocabulary(draft_ids: Tensor, spec: HeadSpec) -> dict[str, Tensor]:
+def _vocabulary(draft_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
     """d2t, as offsets, and t2d (see head_tensors.py)."""
-    assert draft_ids.shape == (spec.draft_vocab_size,), (draft_ids.shape, spec.draft_vocab_size)
     assert bool((draft_ids.diff() > 0).all()), "t2d has the tokens in ascending order"
-    marked = torch.zeros(spec.decoder.vocab_size, dtype=torch.bool)
+    marked = torch.zeros(vocab_size, dtype=torch.bool)
     marked[draft_ids] = True
     return {
         tensors.DRAFT_TO_TARGET: draft_ids.long() - torch.arange(len(draft_ids)),

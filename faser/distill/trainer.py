@@ -1,10 +1,9 @@
 """Trainer: learns a head batch by batch, and can stop after any of them.
 
-    epoch → batches of conversations → unrolled loss → Muon and AdamW, whose rate warms up and falls along a cosine
+    epoch → batches of conversations → loss → Muon and AdamW, whose rate warms up and falls along a cosine
 
-What is minimised is the cross-entropy with the target's distribution, over the drafts of every position. Step s
-weighs STEP_DECAY ** s, as in EAGLE-3's training code. A distribution is the target's at temperature 1, cut to the
-head's vocabulary: what it gives to other tokens counts for nothing.
+What is minimised is the drafter's own loss (head.py, block.py), over the drafts of every position. Distributions
+are the target's at temperature 1, cut to the drafter's vocabulary: other tokens count for nothing.
 
 What is learned follows from the settings, the states and the number of threads: a training that was stopped or
 killed, and goes on from its last state, ends with the same weights. With `hours` the rate follows the clock. The
@@ -25,15 +24,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from faser.distill.arithmetic import Muon, linear_cross_entropy
-from faser.distill.batch import SampleStore, TrainingBatch, batches_of_epoch, make_batch
+from faser.distill.arithmetic import Muon
+from faser.distill.batch import SampleStore, batches_of_epoch, make_batch
 from faser.distill.dataset import unwritable
-from faser.distill.head import TrainableHead
+from faser.distill.trainable import Trainable
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.errors import ConfigError
 from faser.files import parse_json, replacing
 
-STEP_DECAY = 0.8
 _WARM_SHARE = 0.05  # of a training, in which its rate rises at the longest
 _LAST_RATE = 0.05  # of the highest rate, at the end
 _HEAD_RATE = 0.5  # of the rate, for the rows that begin as the target's
@@ -151,7 +149,7 @@ class Trainer:
 
     def __init__(
         self,
-        head: TrainableHead,
+        head: Trainable,
         state: TrainingState,
         settings: TrainingSettings,
         store: Callable[[], SampleStore],
@@ -220,8 +218,9 @@ class Trainer:
 
     def _learn(self, store: SampleStore, indices: list[int], share: float) -> tuple[float, float, int]:
         """One step of the optimiser. Returns the loss, the mean accepted length, and the rows."""
-        batch = make_batch([store.sample(index) for index in indices], self._settings.steps).to(self._head.device)
-        found = unrolled_loss(self._head, batch, self._settings.steps)
+        samples, steps = [store.sample(index) for index in indices], self._settings.steps
+        batch = make_batch(samples, steps, every=self._head.every).to(self._head.device)
+        found = self._head.loss(batch, steps)
         for weight in self._head.weights.values():
             weight.grad = None
         found.loss.backward()  # type: ignore[no-untyped-call]
@@ -246,7 +245,7 @@ def rate_at(share: float, steps: int, warm_up: int) -> float:
     return fallen * min(1.0, max((steps + 1) / warm_up, share / _WARM_SHARE))
 
 
-def _optimizers(head: TrainableHead, settings: TrainingSettings) -> dict[str, torch.optim.Optimizer]:
+def _optimizers(head: Trainable, settings: TrainingSettings) -> dict[str, torch.optim.Optimizer]:
     """Muon for matrices that multiply states; AdamW for norms, and for rows of the logits, which are tokens."""
     matrices = [name for name in head.weights if name.endswith("_proj.weight") or name == tensors.FC]
     others = [name for name in head.weights if name not in matrices]
@@ -294,25 +293,3 @@ class _Shown:
             rows_per_s=self._rows / max(self._clock() - self._began_s, 1e-9),
             seconds=state.seconds,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unrolled:
-    """loss: scalar with a gradient, the mean over drafting rows. drafts: [S, N] int64, the head's best rows."""
-
-    loss: Tensor
-    drafts: Tensor
-
-
-def unrolled_loss(head: TrainableHead, batch: TrainingBatch, steps: int) -> Unrolled:
-    outputs = head.outputs(batch, steps)
-    scale = torch.tensor([STEP_DECAY**step for step in range(steps)], device=head.device)
-    weights = batch.valid.float() * (scale / (scale.sum() * batch.valid.shape[1]))[:, None]
-    loss, drafts = linear_cross_entropy(
-        head.logits_input(torch.cat(outputs)),
-        head.head(),
-        batch.wanted_ids.flatten(0, 1),
-        batch.wanted_probs.flatten(0, 1),
-        weights.flatten(),
-    )
-    return Unrolled(loss=loss, drafts=drafts.view(steps, -1))

@@ -80,6 +80,33 @@ def test_a_head_is_made_measured_and_written(
     assert (out / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.slow
+def test_a_block_drafter_is_made_measured_and_written(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traffic, out = tmp_path / "traffic.jsonl", tmp_path / "out"
+    line = json.dumps({"prompt": "the fox", "answer": "jumps over the lazy dog while seven wizards judge"})
+    traffic.write_text(f"{line}\n" * 40)
+    command = ["distill", str(tiny_checkpoint), "-o", str(out), "--from-traffic", str(traffic), "--block", *FLAGS]
+    command += ["--epochs", "2", "--draft-vocab-size", "96"]
+
+    assert main(command) == 0
+
+    found = capsys.readouterr()
+    assert (
+        "| accepted on held-out answers | token 1 | token 2 | token 3 | token 4 | tokens of a draft |" in found.out
+    )
+    assert "| expected speed-up, temperature 0.8, at most (drafted tokens) |" in found.out
+    assert "The block drafter is worth using" in found.out or "The block drafter is not worth using" in found.out
+    config = json.loads((out / "config.json").read_text())
+    assert (config["speculators_model_type"], config["block_size"]) == ("dspark", 4)
+    before = (out / "model.safetensors").read_bytes()
+    assert main(command) == 0
+    assert (out / "model.safetensors").read_bytes() == before
+    assert main([command[0], *command[1:], "--draft-steps", "3"]) == 2
+    assert "was begun with steps 4, not 3" in capsys.readouterr().err
+
+
 @pytest.mark.full
 def test_another_vocabulary_than_that_of_the_training_is_refused(
     tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,9 +1,13 @@
-"""A small head with seeded weights, and samples for it."""
+"""A small head and a small block drafter with seeded weights, and samples for them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from faser.distill.batch import TrainingSample
+from faser.distill.block import BlockSpec, TrainableBlock, initial_block
 from faser.distill.head import TrainableHead, initial_weights
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
@@ -61,6 +65,32 @@ def small_head() -> TrainableHead:
     return TrainableHead(spec, weights, embedding(), positions=64, dtype=torch.float32)
 
 
+def small_block() -> TrainableBlock:
+    """No norm is one, no product is small, and the Markov and the confidence head are not zero."""
+    decoder = small_spec().decoder
+    layer = replace(decoder.layers[0], attention=replace(decoder.attention, qk_norm=True))
+    spec = BlockSpec(
+        decoder=replace(decoder, layers=(layer, layer)),
+        draft_vocab_size=DRAFTS,
+        state_layers=(1, 2, 4),
+        block_size=4,
+        markov_rank=6,
+        target_name="small",
+    )
+    weights = initial_block(
+        spec,
+        head_rows=seeded(DRAFTS, HIDDEN, seed=1),
+        final_norm=torch.ones(HIDDEN),
+        mask=embedding()[0],
+        states=seeded(9, 3 * HIDDEN, seed=5) * torch.tensor([0.5, 1.0, 4.0]).repeat_interleave(HIDDEN),
+        seed=2,
+    )
+    with torch.no_grad():
+        for at, weight in enumerate(weights.values()):
+            weight += 0.3 * seeded(*weight.shape, seed=10 + at)
+    return TrainableBlock(spec, weights, embedding(), positions=64, dtype=torch.float32)
+
+
 def sample(tokens: int, prompt: int, seed: int) -> TrainingSample:
     generator = torch.Generator().manual_seed(seed)
     rows = tokens - 1 - prompt
@@ -75,3 +105,20 @@ def sample(tokens: int, prompt: int, seed: int) -> TrainingSample:
 
 
 SAMPLES = [sample(9, 4, 20), sample(12, 2, 30), sample(4, 2, 40)]
+
+
+class ListedSamples:
+    """A SampleStore of given samples."""
+
+    def __init__(self, samples: Sequence[TrainingSample]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def drafting_rows(self) -> list[int]:
+        return [each.drafting_rows for each in self._samples]
+
+    def sample(self, index: int) -> TrainingSample:
+        return self._samples[index]

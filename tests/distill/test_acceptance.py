@@ -5,7 +5,6 @@ Planted bugs seen to be caught: the first token of a draft counted twice, passes
 Measured acceptance. Oracle: drafts made one by one from each row, and held against what the answers say.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -16,7 +15,7 @@ from faser.distill.acceptance import Expected, expected_speedup, measure_accepta
 from faser.distill.batch import SampleStore, TrainingSample, make_batch
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.step_cost import CostModel
-from tests.distill.small import DRAFTS, SAMPLES, STEPS, VOCAB, sample, small_head
+from tests.distill.small import DRAFTS, SAMPLES, STEPS, VOCAB, ListedSamples, sample, small_head
 
 ACCEPTED = (0.7, 0.4, 0.2)
 
@@ -41,6 +40,19 @@ def test_the_best_length_is_chosen_and_priced(requests: int, pass_s: float) -> N
     assert speedups[found.draft_tokens] == max(speedups.values())
 
 
+@pytest.mark.parametrize("requests", [1, 4])
+def test_a_block_takes_one_pass_whatever_its_length(requests: int) -> None:
+    found = expected_speedup(costs(9.0), ACCEPTED, requests, block_pass_s=lambda rows: 0.1 + 0.01 * rows)
+    speedups = {}
+    for length in (1, 2, 3):
+        accepted = sum(ACCEPTED[:length])
+        pass_s = 0.1 + 0.01 * (requests * length + round(accepted * requests))
+        step_s = 1.0 + 0.05 * requests * (1 + length)
+        speedups[length] = (1 + accepted) * (1.0 + 0.05 * requests) / (step_s + pass_s)
+    assert found.speedup == pytest.approx(max(speedups.values()), rel=1e-6)
+    assert speedups[found.draft_tokens] == max(speedups.values())
+
+
 def test_drafts_that_cost_more_than_they_bring_are_not_made() -> None:
     found = expected_speedup(costs(2.0), ACCEPTED, 4)
     assert found == Expected(requests=4, draft_tokens=0, speedup=1.0)
@@ -59,16 +71,6 @@ def test_the_sentence_names_the_largest_load_at_which_drafts_pay() -> None:
 
 
 DRAFT_IDS = torch.arange(3, 3 + 2 * DRAFTS, 2)
-
-
-class ListedSamples:
-    """A SampleStore of given samples."""
-
-    def __init__(self, samples: Sequence[TrainingSample]) -> None:
-        self._samples = samples
-
-    def sample(self, index: int) -> TrainingSample:
-        return self._samples[index]
 
 
 def said_by_the_head(tokens: int, prompt: int, seed: int) -> TrainingSample:

@@ -43,6 +43,19 @@ def test_a_step_has_singular_values_near_1_in_the_directions_of_the_gradient(sha
     assert (found - found.diagonal().diag()).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(96, 480), (480, 96), (96, 96)])
+def test_steps_of_gradients_with_few_large_singular_values_stay_small(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Seen to catch: Gram matrices iterated in bfloat16, whose steps have singular values of hundreds."""
+    left, right = (torch.linalg.qr(seeded(size, 96, seed=size))[0] for size in shape)
+    gradient = left * torch.arange(1, 97).float() ** -2 @ right.mT
+    found = orthogonal(gradient.to(dtype)).float()
+    assert torch.linalg.svdvals(found).max() < 1.3
+    assert (left.mT @ found @ right).diagonal()[:8].min() > 0.6
+
+
 @pytest.mark.parametrize("shape", [(24, 64), (64, 24), (25, 30)])
 def test_iterating_over_gram_matrices_and_in_blocks_gives_the_same(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -80,8 +93,8 @@ def test_the_norm_and_its_gradients() -> None:
         torch.testing.assert_close(found.grad.double(), wanted.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [3, 1500])
-def test_the_loss_and_its_gradients(rows: int) -> None:
+@pytest.mark.parametrize("rows, distance", [(3, 0.0), (1500, 0.0), (3, 0.9), (1500, 0.9)])
+def test_the_loss_and_its_gradients(rows: int, distance: float) -> None:
     """Several chunks of logits, or a part of one. Distributions sum to less than 1, as cut ones do."""
     hidden, head = seeded(rows, 8, seed=1), seeded(20, 8, seed=2)
     generator = torch.Generator().manual_seed(4)
@@ -89,15 +102,18 @@ def test_the_loss_and_its_gradients(rows: int) -> None:
     probs = torch.rand((rows, 5), generator=generator) / 5
     weights = torch.rand(rows, generator=generator)
     own = [each.clone().requires_grad_() for each in (hidden, head)]
-    loss, best = arithmetic.linear_cross_entropy(own[0], own[1], ids, probs, weights)
+    loss, best, overlap = arithmetic.linear_loss(own[0], own[1], ids, probs, weights, distance)
     loss.backward()  # type: ignore[no-untyped-call]
     oracle = [each.double().requires_grad_() for each in (hidden, head)]
     logits = oracle[0] @ oracle[1].T
     said = logits.log_softmax(-1).gather(-1, ids)
-    expected = -(weights.double()[:, None] * probs.double() * said).sum()
+    shared = torch.minimum(said.exp(), probs.double()).sum(-1)
+    each = -(1 - distance) * (probs.double() * said).sum(-1) + distance * (2 - 2 * shared)
+    expected = (weights.double() * each).sum()
     expected.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(best, logits.argmax(-1))
+    torch.testing.assert_close(overlap.double(), shared.detach(), rtol=1e-5, atol=1e-5)
     for found, wanted in zip(own, oracle, strict=True):
         assert found.grad is not None
         assert wanted.grad is not None

@@ -1,18 +1,20 @@
 """Rows and masks of a batch, held against their definition, row by row."""
 
+import pytest
 import torch
 
 from faser.distill.batch import make_batch
 from tests.distill.small import SAMPLES, STEPS
 
 
-def test_each_row_takes_and_predicts_what_its_place_says() -> None:
+@pytest.mark.parametrize("every", [1, 2])
+def test_each_row_takes_and_predicts_what_its_place_says(every: int) -> None:
     """Seen to catch: a loss on rows of the prompt, distributions shifted by one."""
-    batch = make_batch(SAMPLES, STEPS)
+    batch = make_batch(SAMPLES, STEPS, every=every)
     at = first_row = 0
     for number, one in enumerate(SAMPLES):
         assert int(batch.starts[number]) == at
-        for row in range(one.prompt_tokens, len(one.token_ids) - 1):
+        for row in range(one.prompt_tokens, len(one.token_ids) - 1, every):
             index = int(batch.drafting[at])
             assert index == first_row + row - 1
             assert batch.positions[index] == row
@@ -36,9 +38,10 @@ def test_each_row_takes_and_predicts_what_its_place_says() -> None:
     assert at == len(batch.drafting) == int(batch.starts[-1])
 
 
-def test_a_drafting_row_sees_the_rows_up_to_itself() -> None:
-    batch = make_batch(SAMPLES, STEPS)
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_drafting_row_sees_the_rows_up_to_itself(every: int) -> None:
+    batch = make_batch(SAMPLES, STEPS, every=every)
     for number, one in enumerate(SAMPLES):
-        for place in range(one.drafting_rows):
-            seen = batch.mask[number, place] == 0
+        for index, place in enumerate(range(0, one.drafting_rows, every)):
+            seen = batch.mask[number, index] == 0
             assert seen.nonzero().flatten().tolist() == list(range(one.prompt_tokens + place))

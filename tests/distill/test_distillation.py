@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +11,21 @@ from faser.config.engine import EngineConfig
 from faser.distill.acceptance import HeldOutAcceptance
 from faser.distill.batch import make_batch
 from faser.distill.dataset import Dataset, RecordedConversation, Shard, held_out
-from faser.distill.distillation import Distillation, HeadSettings, faster_dtype, head_spec, state_layers
-from faser.distill.target import FrozenTarget
+from faser.distill.distillation import Distillation, HeadSettings, faster_dtype, state_layers
+from faser.distill.drafters import head_spec
+from faser.distill.head import TrainableHead
+from faser.distill.target import FrozenTarget, Passage
 from faser.distill.trainer import TrainingProgress, TrainingSettings
 from faser.engine.checkpoints.families.architecture import DenseSpec
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.errors import ConfigError
+from tests.distill.block_reference import BlockReference
 from tests.distill.small_target import load_small_target
 from tests.engine.execution.drafting.seeded_heads import MAX_POSITIONS, PagedHead
 
 SETTINGS = TrainingSettings(epochs=4, rows=256, steps=3, rate=5e-3, warm_up=2)
 HEAD = HeadSettings(draft_vocab_size=96, int8=False, dtype="float32")
+BLOCK = replace(HEAD, block=True)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +56,7 @@ def answers(folder: Path, target: FrozenTarget) -> Dataset:
     return dataset
 
 
-def _passage(token_ids: torch.Tensor, first_row: int) -> Any:
-    from faser.distill.target import Passage
-
+def _passage(token_ids: torch.Tensor, first_row: int) -> Passage:
     return Passage(token_ids=token_ids, first_row=first_row)
 
 
@@ -100,6 +101,7 @@ def test_the_written_head_drafts_what_the_trained_one_does(head_folder: Path, ta
     work = distillation(head_folder, target)
     state, store = work._trained(), work._store(held_out)
     trained = work._head(state)
+    assert isinstance(trained, TrainableHead)
     compared = 0
     for index in range(len(store)):
         one = store.sample(index)
@@ -145,12 +147,27 @@ def test_measured_acceptance_is_that_of_served_drafts(head_folder: Path, target:
     assert found.greedy == pytest.approx((accepted / rows).tolist(), abs=1.5 / rows)
 
 
+@pytest.fixture(scope="module")
+def block_folder(target: FrozenTarget, dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("block")
+    assert len(made(folder, target, dataset, BLOCK).greedy) == SETTINGS.steps, "a block drafts no more"
+    return folder
+
+
+def test_a_block_learns_from_every_second_position(block_folder: Path, target: FrozenTarget) -> None:
+    work = distillation(block_folder, target, head=BLOCK)
+    anchors = [-(-rows // 2) for rows in work._store(lambda at: not held_out(at)).drafting_rows]
+    assert work._trained().rows == SETTINGS.epochs * sum(anchors)
+
+
+@pytest.mark.parametrize("kind", [HEAD, BLOCK], ids=["head", "block"])
 def test_a_stopped_training_ends_with_the_same_head(
-    head_folder: Path, target: FrozenTarget, dataset: Dataset, tmp_path: Path
+    kind: HeadSettings, request: pytest.FixtureRequest, target: FrozenTarget, dataset: Dataset, tmp_path: Path
 ) -> None:
+    head_folder = request.getfixturevalue("block_folder" if kind.block else "head_folder")
     stopped = 0
     while True:
-        work = distillation(tmp_path, target)
+        work = distillation(tmp_path, target, head=kind)
         work.record(dataset, lambda *_: None)
         if work.train(dataset, lambda _found: None, lambda: True):
             break
@@ -180,11 +197,25 @@ def test_a_head_of_eight_bits_is_half_as_large_and_drafts_nearly_the_same(
     torch.testing.assert_close(drafts[0], drafts[1], rtol=0.1, atol=0.1 * float(drafts[1].std()))
 
 
+def test_a_written_block_drafts_what_the_trained_one_does(block_folder: Path, target: FrozenTarget) -> None:
+    work = distillation(block_folder, target, head=BLOCK)
+    one = work._store(held_out).sample(0)
+    trained = work._head(work._trained())
+    with torch.inference_mode():
+        batch = make_batch([one], SETTINGS.steps, every=2)
+        logits = torch.stack(list(trained.logits(batch, SETTINGS.steps)), 1)
+    anchors = list(range(one.prompt_tokens, len(one.token_ids) - SETTINGS.steps, 2))
+    found = BlockReference(block_folder, target.embedding()).draft(one.token_ids, one.states, anchors)
+    torch.testing.assert_close(logits[: len(anchors)].double(), found.logits, rtol=3e-2, atol=3e-2)  # in bfloat16
+
+
 def test_other_settings_are_refused_by_name(head_folder: Path, target: FrozenTarget) -> None:
     with pytest.raises(ConfigError, match=r"training\.safetensors was begun with draft_vocab_size 96, not 64"):
         distillation(head_folder, target, head=replace(HEAD, draft_vocab_size=64))
     with pytest.raises(ConfigError, match="was begun with steps 3, not 2"):
         distillation(head_folder, target, settings=replace(SETTINGS, steps=2))
+    with pytest.raises(ConfigError, match='was begun with drafter "eagle3", not "dspark"'):
+        distillation(head_folder, target, head=BLOCK)
     distillation(head_folder, target, settings=replace(SETTINGS, epochs=9))
 
 

@@ -1,17 +1,16 @@
 """Training that is stopped or killed ends with the weights of one that is not. Oracle: the unbroken training."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
 
-from faser.distill.batch import SampleStore, TrainingSample, batches_of_epoch
+from faser.distill.batch import SampleStore, batches_of_epoch
 from faser.distill.head import TrainableHead
 from faser.distill.trainer import Trainer, TrainingProgress, TrainingSettings, TrainingState, rate_at
 from faser.errors import ConfigError
-from tests.distill.small import embedding, sample, small_head, small_spec
+from tests.distill.small import ListedSamples, embedding, sample, small_head, small_spec
 
 SETTINGS = TrainingSettings(epochs=4, rows=24, steps=2, rate=2e-2, warm_up=2)
 DRAFT_IDS = torch.arange(3, 27, 2)
@@ -19,23 +18,6 @@ DRAFT_IDS = torch.arange(3, 27, 2)
 
 class KilledError(Exception):
     """The process is killed."""
-
-
-class ListedSamples:
-    """A SampleStore of given samples."""
-
-    def __init__(self, samples: Sequence[TrainingSample]) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    @property
-    def drafting_rows(self) -> list[int]:
-        return [each.drafting_rows for each in self._samples]
-
-    def sample(self, index: int) -> TrainingSample:
-        return self._samples[index]
 
 
 SAMPLES = [sample(6 + at % 9, 2 + at % 3, 100 + at) for at in range(20)]

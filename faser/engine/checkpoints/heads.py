@@ -13,7 +13,7 @@ a target's own checkpoint may have. Of EAGLE-3 two layouts become one HeadSpec:
 
 Both have the tensors fc, layers.0.* (flat perhaps midlayer.*), norm, lm_head, d2t and t2d, and perhaps
 embed_tokens. A head that is described like a target is known by its tensors. Other kinds are refused by name.
-An MTP layer is described by its target's config.json, and known by its tensors, mtp.*.
+An MTP layer is described by its target's config.json, and known by its tensors, mtp.*. assistant.py has Gemma 4's.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ from faser.files import parse_json
 EAGLE3 = "eagle3"  # the method, as vLLM and speculators name it
 MTP_PREFIX = "mtp."  # of the tensors of an MTP layer
 _MTP_PARTS = {"fc", "layers", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"}
-_KIND = "speculators_model_type"
+KIND = "speculators_model_type"
 _FAMILIES = ("llama", "qwen3")  # of a head's layers
 _ARCHITECTURES = {
     "LlamaForCausalLMEagle3": "llama",
@@ -45,10 +45,9 @@ _ARCHITECTURES = {
 }
 # Parts of other architectures, and the kind of head that they stand for. The first one that fits counts.
 _REFUSED_ARCHITECTURES = {
-    "DFlash2": "dflash2",
-    "DFlash": "dflash",
-    "DSpark": "dspark",
-    "XPress": "dflash",
+    "DFlash": "block",
+    "DSpark": "block",
+    "XPress": "block",
     "PEagle": "peagle",
     "Peagle": "peagle",
     "MLPSpeculator": "mlp_speculator",
@@ -126,10 +125,10 @@ def read_head_spec(directory: Path, target: DecoderSpec) -> HeadSpec:
     Raises ModelError that names the file or the field; the reason why a kind of head is refused; or both values
     where the head does not fit the target.
     """
-    config = _read(directory / "config.json")
+    config = read_config(directory / "config.json")
     if not describes_head(config):
         _has_head_tensors(directory)
-    return _speculators_spec(config, target) if _KIND in config else _flat_spec(config, target)
+    return _speculators_spec(config, target) if KIND in config else _flat_spec(config, target)
 
 
 def read_mtp_spec(path: Path, target: DecoderSpec) -> HeadSpec | None:
@@ -176,7 +175,12 @@ def read_mtp_spec(path: Path, target: DecoderSpec) -> HeadSpec | None:
 def is_head(directory: Path) -> bool:
     """Whether a head lies in a directory, not a model. Raises ModelError for a refused kind, with the reason."""
     path = directory / "config.json"
-    return path.is_file() and (describes_head(_read(path)) or _has_head_tensors(directory))
+    return path.is_file() and (describes_head(read_config(path)) or _has_head_tensors(directory))
+
+
+def describes_assistant(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of one of Gemma 4's assistants."""
+    return config.get("model_type") in ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 def describes_head(config: Mapping[str, Any]) -> bool:
@@ -184,17 +188,17 @@ def describes_head(config: Mapping[str, Any]) -> bool:
 
     Raises ModelError for a kind that is refused, with the reason, or unknown.
     """
-    if _KIND in config:
-        _refuse_kind(config[_KIND])
+    if KIND in config:
+        _refuse_kind(config[KIND])
+        return True
+    if describes_assistant(config):
         return True
     _refuse_kind("medusa" if "medusa_num_heads" in config else config.get("model_type"))
-    architecture = _architecture(config)
-    if architecture not in _ARCHITECTURES:
+    named = architecture(config)
+    if named not in _ARCHITECTURES:
         for part, kind in _REFUSED_ARCHITECTURES.items():
-            if part in architecture:
-                raise ModelError(
-                    f"architecture {architecture} of the head is not supported: {REFUSED_HEADS[kind]}"
-                )
+            if part in named:
+                raise ModelError(f"architecture {named} of the head is not supported: {REFUSED_HEADS[kind]}")
         if config.get("draft_vocab_size") is None:
             return False
     for name in ("mask_token_id", "pard_token", "ptd_token_id"):
@@ -208,19 +212,19 @@ def describes_head(config: Mapping[str, Any]) -> bool:
 
 def _speculators_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     """Defaults are those of vLLM's reader, where they differ from the library's, which writes all fields."""
-    if config[_KIND] != EAGLE3:
-        raise ModelError(f"config.json: {_KIND} is {config[_KIND]!r}; only {EAGLE3} is read")
+    if config[KIND] != EAGLE3:
+        raise ModelError(f"config.json: {KIND} is {config[KIND]!r}; only {EAGLE3} is read")
     fields = Fields(config)
     layers = fields.optional_dict("transformer_layer_config")
     if layers is None:
         raise ModelError("config.json: transformer_layer_config is missing; a speculators directory has one")
-    decoder = _layers_spec(layers, target, family=str(layers.get("model_type", "llama")))
+    decoder = head_layers_spec(layers, target, family=str(layers.get("model_type", "llama")))
     algorithm = fields.optional_dict("speculators_config") or {}
     verifier = algorithm.get("verifier")
     return HeadSpec(
         decoder=decoder,
         draft_vocab_size=fields.positive_int("draft_vocab_size", target.vocab_size),
-        target_hidden_size=_target_hidden_size(fields, decoder, target),
+        target_hidden_size=target_width(fields, decoder, target),
         state_layers=_state_layers(config.get("eagle_aux_hidden_state_layer_ids") or None, target),
         feature_norm=_feature_norm(fields),
         norm_before_residual=fields.flag("norm_before_residual", True),
@@ -240,8 +244,8 @@ def _flat_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
         raise ModelError("config.json: use_aux_hidden_state is false; only heads that project states are computed")
     if (scale := fields.positive_float("logit_scale", 1.0)) != 1.0:
         raise ModelError(f"logit_scale of the head is {scale}; only 1 is computed")
-    family = _ARCHITECTURES.get(_architecture(config)) or str(config.get("model_type", "llama"))
-    decoder = _layers_spec(config, target, family=family)
+    family = _ARCHITECTURES.get(architecture(config)) or str(config.get("model_type", "llama"))
+    decoder = head_layers_spec(config, target, family=family)
     state_layers = _state_layers(merged.get("eagle_aux_hidden_state_layer_ids") or None, target)
     stated = fields.positive_int("num_aux_hidden_states", len(state_layers))
     if stated != len(state_layers):
@@ -252,7 +256,7 @@ def _flat_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     return HeadSpec(
         decoder=decoder,
         draft_vocab_size=fields.positive_int("draft_vocab_size", target.vocab_size),
-        target_hidden_size=_target_hidden_size(fields, decoder, target),
+        target_hidden_size=target_width(fields, decoder, target),
         state_layers=state_layers,
         feature_norm=_feature_norm(fields),
         norm_before_residual=fields.flag("norm_before_residual", False),
@@ -261,7 +265,7 @@ def _flat_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     )
 
 
-def _layers_spec(config: Mapping[str, Any], target: DecoderSpec, *, family: str) -> DecoderSpec:
+def head_layers_spec(config: Mapping[str, Any], target: DecoderSpec, *, family: str) -> DecoderSpec:
     """The head's layers. config: that of the layers; where it lacks a vocabulary size, the target's is meant.
 
     max_position_embeddings of a head is not a limit: its rotary embedding is relative.
@@ -285,7 +289,7 @@ def _layers_spec(config: Mapping[str, Any], target: DecoderSpec, *, family: str)
     return spec
 
 
-def _target_hidden_size(fields: Fields, layers: DecoderSpec, target: DecoderSpec) -> int:
+def target_width(fields: Fields, layers: DecoderSpec, target: DecoderSpec) -> int:
     """The width of the target's states, as the head was made for. Raises ModelError if the target's differs."""
     stated = fields.positive_int("target_hidden_size", layers.hidden_size)
     if stated != target.hidden_size:
@@ -310,16 +314,25 @@ def _state_layers(listed: object, target: DecoderSpec) -> tuple[int, ...]:
                 "the usual ones (the third, the middle one, the third from the end)"
             )
         return default
+    return tuple(sorted(checked_layers("eagle_aux_hidden_state_layer_ids", listed, target, input_of_first=0)))
+
+
+def checked_layers(name: str, listed: object, target: DecoderSpec, *, input_of_first: int) -> tuple[int, ...]:
+    """State layers, in the order of the list in the field called name.
+
+    input_of_first: what the field calls the input of the first layer: 0, or -1 where it counts outputs.
+    Raises ModelError for a list of something else, and a layer that the target lacks or that is named twice.
+    """
+    count = target.num_layers
     if not isinstance(listed, list) or not listed or not all(type(each) is int for each in listed):
-        raise ModelError(f"eagle_aux_hidden_state_layer_ids is {listed!r}; it must be a list of integers")
-    if outside := [each for each in listed if not 0 <= each <= count]:
-        raise ModelError(
-            f"eagle_aux_hidden_state_layer_ids names layer {outside[0]}; the model has layers 0 to {count - 1}, "
-            f"and {count} stands for the output of the last one"
-        )
+        raise ModelError(f"{name} is {listed!r}; it must be a list of integers")
+    if outside := [each for each in listed if not 0 <= each - input_of_first <= count]:
+        last = count + input_of_first
+        ends = f", and {last} stands for the output of the last one" if last == count else ""
+        raise ModelError(f"{name} names layer {outside[0]}; the model has layers 0 to {count - 1}{ends}")
     if len(set(listed)) < len(listed):
-        raise ModelError(f"eagle_aux_hidden_state_layer_ids is {listed}; it names a layer twice")
-    return tuple(sorted(listed))
+        raise ModelError(f"{name} is {listed}; it names a layer twice")
+    return tuple(each - input_of_first for each in listed)
 
 
 def _feature_norm(fields: Fields) -> FeatureNorm:
@@ -353,12 +366,13 @@ def _has_head_tensors(directory: Path) -> bool:
     return True
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def architecture(config: Mapping[str, Any]) -> str:
     architectures = config.get("architectures") or [""]
     return str(architectures[0])
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The config.json of a head. Raises ModelError that names the file where it cannot be read."""
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

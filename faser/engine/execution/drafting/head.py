@@ -26,6 +26,7 @@ from faser.config.speculation import MOST_STATES_READ
 from faser.engine.checkpoints.heads import HeadSpec
 from faser.engine.contract.drafts import NO_TOKEN, Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
+from faser.engine.execution.drafting.block_loop import BlockLoop
 from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates, StatePiece
@@ -38,8 +39,8 @@ from faser.kernels.interface.blocks import (
     DraftedTokens,
     DraftRoom,
     DraftRules,
-    Eagle3Stack,
     HeadRows,
+    HeadStack,
     StopNumbers,
 )
 from faser.kernels.interface.kv_cache import KvShape
@@ -59,7 +60,7 @@ class HeadDrafter:
     drafts_overlapped = False  # it needs the states of the tokens that it continues
 
     def __init__(
-        self, loop: "HeadLoop", states: HiddenStates, cache: HeadCache, method: str, *, trained: int
+        self, loop: "HeadLoop | BlockLoop", states: HiddenStates, cache: HeadCache, method: str, *, trained: int
     ) -> None:
         self._method = method
         self._trained = trained
@@ -142,7 +143,7 @@ class HeadDrafter:
         if first < line.next_state:  # the last row once more: nothing has come since
             place -= 1
         count = sum([piece.count for piece in pieces])
-        more = count + request.max_tokens - 1  # the last draft token is no row
+        more = count + self.loop.places(request.max_tokens)
         if place + more > self._most_places or not self._cache.reserve(slot, place + more):
             self._begin_anew(slot, line)
             place = 0
@@ -222,6 +223,10 @@ class HeadLoop:
     def memory(self) -> Sequence[Tensor] | None:
         """See Runner.repeatable_memory."""
         return self._runner.repeatable_memory()
+
+    def places(self, max_tokens: int) -> int:
+        """Rows of the cache that a draft takes behind those of committed tokens: its last token is no row."""
+        return max_tokens - 1
 
     @torch.inference_mode()
     def read(self, states: DraftInput) -> None:
@@ -320,7 +325,7 @@ class Head(Protocol):
         ...
 
     @property
-    def drafting_stack(self) -> Eagle3Stack | None:
+    def drafting_stack(self) -> HeadStack | None:
         """What HeadDrafting takes; None: it drafts no such heads."""
         ...
 
@@ -412,7 +417,8 @@ class HeadRunner:
         assert self._drafting is not None, "see drafts_in_one_call"
         assert stack is not None
         rows = HeadRows(token_ids=batch.token_ids, states=states, layout=batch.layout)
-        return self._drafting.draft(stack, self._cache, rows, rules, self.head.draft_room(batch.num_rows))
+        room = self.head.draft_room(batch.num_rows)
+        return self._drafting.draft(stack, self._cache, rows, rules, room)
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch) -> None:

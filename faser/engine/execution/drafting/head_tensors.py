@@ -11,6 +11,7 @@ Both say the same. vLLM and speculators read d2t, speculators trains with t2d.
 import torch
 from torch import Tensor
 
+from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
 from faser.engine.execution.models.tensors import Shape, layer_shapes
 from faser.engine.execution.models.weights import WeightSource
@@ -20,6 +21,11 @@ EMBEDDING = "embed_tokens.weight"
 FC = "fc.weight"
 FEATURE_NORM = "input_norm.weight"
 HIDDEN_NORM = "layers.0.hidden_norm.weight"
+BLOCK_HIDDEN_NORM = "hidden_norm.weight"  # of a block drafter
+MARKOV_BEFORE = "markov_head.markov_w1.weight"
+MARKOV_CANDIDATES = "markov_head.markov_w2.weight"
+CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
+MASK = "mask_embedding"
 NORM = "norm.weight"
 HEAD = "lm_head.weight"
 DRAFT_TO_TARGET = "d2t"
@@ -59,16 +65,39 @@ def eagle3_shapes(spec: HeadSpec) -> dict[str, Shape]:
     return shapes
 
 
+def block_shapes(spec: BlockSpec, *, has_mask: bool) -> dict[str, Shape]:
+    """Every tensor of a block drafter but the map of its vocabulary. has_mask: masks have an embedding."""
+    hidden, rank = spec.hidden_size, spec.markov_rank
+    shapes: dict[str, Shape] = {
+        EMBEDDING: (spec.decoder.vocab_size, hidden),
+        FC: (hidden, spec.states_size),
+        BLOCK_HIDDEN_NORM: (hidden,),
+    }
+    for number, layer in enumerate(spec.decoder.layers):
+        of_layer = layer_shapes(spec.decoder, layer)
+        shapes |= {layer_prefix(number) + name: shape for name, shape in of_layer.items()}
+    shapes |= {NORM: (hidden,), HEAD: (spec.draft_vocab_size, hidden)}
+    if rank:
+        shapes |= {
+            MARKOV_BEFORE: (spec.decoder.vocab_size, rank),
+            MARKOV_CANDIDATES: (spec.draft_vocab_size, rank),
+        }
+    if spec.confidence:
+        width = hidden + rank * spec.confidence_reads_markov
+        shapes |= {CONFIDENCE: (1, width), CONFIDENCE_BIAS: (1,)}
+    return shapes | ({MASK: (hidden,)} if has_mask else {})
+
+
 def ignorable(name: str) -> bool:
     """Whether a checkpoint may hold this tensor too: the vocabulary, or what is redundant or for training."""
     return (
-        name in (DRAFT_TO_TARGET, TARGET_TO_DRAFT)
+        name in (DRAFT_TO_TARGET, TARGET_TO_DRAFT, MASK)
         or name.startswith("verifier_")
         or name.endswith(".rotary_emb.inv_freq")
     )
 
 
-def draft_token_ids(source: WeightSource, spec: HeadSpec) -> Tensor | None:
+def draft_token_ids(source: WeightSource, spec: HeadSpec | BlockSpec) -> Tensor | None:
     """[Vd] int64, on the CPU: the target's token of each row of the logits; None: each row is its own token.
 
     Raises ModelError that names a map of another size, a token that is none, or a place where both maps differ.

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.files import TORCH_WEIGHTS
 from faser.engine.checkpoints.heads import HeadSpec, read_head_spec
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
@@ -20,6 +21,7 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.sources import QUANTIZATIONS, Fp8Source, SafetensorsSource, rounded_rows
 from faser.engine.execution.models.stored_codes import CodeSource
+from faser.engine.execution.models.tensors import Shape
 from faser.engine.execution.models.weights import (
     ByteProgress,
     Packer,
@@ -61,7 +63,7 @@ def load_head(
     ConfigError for a quantization that is unknown, or that the backend has no products for.
     """
     spec = read_head_spec(directory, target.spec)
-    _check_quantization(quantization, spec, backend, directory)
+    check_quantization(quantization, spec, backend, directory)
     source = source or open_head(directory)
     draft_ids = tensors.draft_token_ids(source, spec)
     weights = _packed(source, spec, draft_ids, target, backend, quantization, progress)
@@ -88,7 +90,9 @@ def open_head(directory: Path) -> WeightSource:
     return RenamedSource(SafetensorsSource(directory))
 
 
-def _check_quantization(quantization: str | None, spec: HeadSpec, backend: Backend, directory: Path) -> None:
+def check_quantization(
+    quantization: str | None, spec: HeadSpec | BlockSpec, backend: Backend, directory: Path
+) -> None:
     if quantization is None:
         return
     if quantization not in QUANTIZATIONS:
@@ -119,7 +123,43 @@ def _packed(
     The embedding and the product of the logits are the target's own where the checkpoint has none, or the same.
     Raises ModelError that names tensors that are missing or unexpected, before anything is packed.
     """
-    shapes = tensors.eagle3_shapes(spec)
+    packer, shared = head_packer(
+        source, tensors.eagle3_shapes(spec), spec, draft_ids, target, backend, quantization, progress
+    )
+
+    def product(name: str) -> PackedLinear:
+        return shared[name] if name in shared else packer.product(name)
+
+    return Eagle3Weights(
+        embedding=product(tensors.EMBEDDING),
+        feature_norms=tuple(packer.norm(name) for name in tensors.feature_norms(spec)),
+        fc=packer.layer_product(tensors.FC),
+        hidden_norm=packer.norm(tensors.HIDDEN_NORM),
+        layers=tuple(
+            packer.layer(tensors.layer_prefix(number), layer, spec.decoder)
+            for number, layer in enumerate(spec.decoder.layers)
+        ),
+        norm=packer.norm(tensors.NORM),
+        head=product(tensors.HEAD),
+        num_bytes=packer.packed_bytes,
+    )
+
+
+def head_packer(
+    source: WeightSource,
+    shapes: Mapping[str, Shape],
+    spec: HeadSpec | BlockSpec,
+    draft_ids: Tensor | None,
+    target: Decoder,
+    backend: Backend,
+    quantization: str | None,
+    progress: ByteProgress,
+) -> tuple[Packer, Mapping[str, PackedLinear]]:
+    """Return what packs a head's tensors, and those products that are the target's own.
+
+    shapes: of every tensor, the embedding and the product of the logits among them. The other arguments and what
+    is raised: see _packed.
+    """
     blocks: StoredBlocks = no_rows
     fp8: StoredRows = no_rows
     if isinstance(spec.quantization, StoredLowBit):
@@ -150,26 +190,10 @@ def _packed(
     if quantization is not None:
         blocks = partial(rounded_rows, source, quantization)
     packer = Packer(source, shapes, backend, target.dtype, progress, stored=fp8, blocks=blocks)
-
-    def product(name: str) -> PackedLinear:
-        return shared[name] if name in shared else packer.product(name)
-
-    return Eagle3Weights(
-        embedding=product(tensors.EMBEDDING),
-        feature_norms=tuple(packer.norm(name) for name in tensors.feature_norms(spec)),
-        fc=packer.layer_product(tensors.FC),
-        hidden_norm=packer.norm(tensors.HIDDEN_NORM),
-        layers=tuple(
-            packer.layer(tensors.layer_prefix(number), layer, spec.decoder)
-            for number, layer in enumerate(spec.decoder.layers)
-        ),
-        norm=packer.norm(tensors.NORM),
-        head=product(tensors.HEAD),
-        num_bytes=packer.packed_bytes,
-    )
+    return packer, shared
 
 
-def _check_width(name: str, spec: HeadSpec, target: Decoder) -> None:
+def _check_width(name: str, spec: HeadSpec | BlockSpec, target: Decoder) -> None:
     """Raises ModelError unless the target's tensor of this name has the width of the head."""
     if spec.hidden_size != target.spec.hidden_size:
         raise ModelError(

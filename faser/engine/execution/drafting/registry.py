@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, TEXT_METHODS, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
+from faser.engine.execution.drafting.assistant import AssistantDrafter
+from faser.engine.execution.drafting.block_loop import BlockLoop, BlockRunner
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.fed_loop import FedPassLoop
@@ -54,11 +56,14 @@ class DraftModelParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
-    """A loaded head. states: where the target's steps leave theirs. cache: what the head's KV cache holds."""
+    """A loaded head. states: where the target's steps leave theirs. cache: what the head's KV cache holds.
 
-    runner: HeadRunner
+    None: it has none, and reads the target's.
+    """
+
+    runner: HeadRunner | BlockRunner
     states: HiddenStates
-    cache: HeadCache
+    cache: HeadCache | None
 
 
 def load_index(progress: ProgressCallback | None = None) -> ctypes.CDLL:
@@ -125,14 +130,19 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     head, method = parts.head, config.pass_method
     assert head is not None, f"method {config.method} without a loaded head"
     assert method is not None
-    runner = head.runner
+    runner, trained = head.runner, head.runner.head.spec.decoder.max_position_embeddings
     sampler = _draft_sampler(config, parts.sampling, runner.sampling_kernels)
+    if isinstance(runner, BlockRunner):
+        assert head.cache is not None, "block drafters have keys of their own"
+        blocks = BlockLoop(runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows)
+        return HeadDrafter(blocks, head.states, head.cache, method, trained=trained)
+    if head.cache is None:
+        return AssistantDrafter(runner, parts.table, head.states, sampler, method)
     predicts = _point_masses(sampler)
     if (draft_ids := runner.head.draft_ids) is not None:
         sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
         predicts = predicts if sampler.in_order else None
     loop = HeadLoop(runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
-    trained = runner.head.spec.decoder.max_position_embeddings
     return HeadDrafter(loop, head.states, head.cache, method, trained=trained)
 
 
@@ -170,6 +180,8 @@ MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] 
     "draft_model": _draft_model,
     "eagle3": _head,
     "mtp": _head,
+    "dflash": _head,
+    "dspark": _head,
 }
 # By all the methods that one drafter answers for, in the order of its drafts. alone: no other one is before it.
 TEXT_DRAFTERS: dict[

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable, ExpertCosts
+from faser.engine.execution.drafting.block_loop import BlockRunner
 from faser.engine.execution.drafting.head import HeadRunner
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
@@ -25,7 +26,7 @@ from faser.types import ProgressCallback
 
 _log = logging.getLogger("faser.engine")
 
-TimedRunner = Runner | HeadRunner
+TimedRunner = Runner | HeadRunner | BlockRunner
 
 # In the order of measuring: first where the line of times bends, then with the steps for slopes; both sides of the
 # first edges of tiles; then what lies between two counts. MOST_ROW_COUNTS: of all of these.

@@ -1,0 +1,332 @@
+"""Block drafters, DFlash and DSpark: from the target's hidden states and one token to a whole block of drafts.
+
+    place        0 ............... n - 1 | n        n + 1    n + 2    ...
+    rows         context: states of the  | anchor   mask     mask     ...    the block: all rows in one pass
+                 target, one row each    |
+    drafts       (DSpark)                | x_1      x_2      x_3             the row before the token predicts it
+                 (DFlash)                |          x_1      x_2             the row at the token's own place does
+
+A context row has no query: it gives each layer a key and a value, products of its features. The anchor is the
+last token of the sequence, whose states there are not yet. Rows of the block see the whole context and each other;
+in layers that are causal, only the rows before them. The keys and values of the block's rows stay in the cache
+until context rows, or the next block, take their places.
+
+    states of K layers --> fc --> hidden_norm --> features --> keys and values of every layer
+
+    token or mask --> embedding --> layers --> norm --> hidden --> head --> the candidates: the best 16 tokens
+    correction of a candidate (DSpark): markov_w2[candidate] · markov_w1[token before]
+    confidence (DSpark): the log-odds that a token is accepted, a product of hidden and markov_w1[token before]
+
+Sources: z-lab's DFlash, deepseek-ai's DSpark (arXiv 2607.05147).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from faser.engine.checkpoints.blocks import BlockSpec
+from faser.engine.contract.drafts import Ints
+from faser.engine.execution.models.decoder import Buffers
+from faser.engine.execution.models.layers import decoder_layer
+from faser.engine.execution.models.rope import RotaryTables
+from faser.engine.execution.models.weights import LayerWeights
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.blocks import DecoderLayer, FeedForward
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
+
+CANDIDATES = 16  # of each row; the correction reorders these alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkovWeights:
+    """before: [V, r], of the token before. candidates: [Vd, r], of each row of the logits."""
+
+    before: PackedLinear
+    candidates: PackedLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWeights:
+    """embedding and head may be the target's. num_bytes: of what is not the target's.
+
+    mask: [H], the embedding of the rows behind the anchor; None: that of a token. confidence: weights of hidden
+    and of the token before, [H] and [r], and the bias; of a head that does not read the token before, [0].
+    """
+
+    embedding: PackedLinear
+    fc: PackedLinear
+    hidden_norm: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: PackedLinear
+    num_bytes: int
+    mask: Tensor | None = None
+    markov: MarkovWeights | None = None
+    confidence: tuple[Tensor, Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRows:
+    """Attention of some rows of a block. rows: their numbers in the block; None: all. distance: from their own
+    place to the last one that they see."""
+
+    rows: Tensor | None
+    plan: AttentionPlan
+    distance: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRows:
+    """The rows of a pass: of each sequence its context rows, then those of its block.
+
+    context_at, block_at: [C], [B] numbers of these rows. token_ids: [B]; masked: numbers in the block of the rows
+    behind an anchor. plan: of all rows. own: attention up to each row's own place. seen: up to the end of the
+    block. windowed: the same for layers with windows, where these are shorter than some sequence.
+    """
+
+    context_at: Tensor
+    block_at: Tensor
+    token_ids: Tensor
+    masked: Tensor
+    plan: AttentionPlan
+    own: tuple[SeenRows, ...]
+    seen: tuple[SeenRows, ...]
+    windowed: tuple[SeenRows, ...]
+
+
+def attention_of_blocks(
+    backend: Backend, layout: RowLayout, block_size: int, *, causal: bool, apart: bool
+) -> tuple[SeenRows, ...]:
+    """How the rows of blocks attend, in terms of causal attention. layout: of the rows of the blocks.
+
+    A row that sees the rows behind it is a sequence of its own whose only row is the last one. apart: rows of
+    equal distance from the end of their block share a plan, so that a window can begin at their own places.
+    """
+    if causal:
+        return (SeenRows(rows=None, plan=backend.plan(layout, block_size)),)
+    counts = layout.query_start.diff()
+    seq_len = layout.seq_len.repeat_interleave(counts)
+    table = layout.block_table.repeat_interleave(counts, dim=0)
+    distance = seq_len - 1 - layout.positions
+
+    def plan(rows: Tensor | None) -> AttentionPlan:
+        lengths, blocks = (seq_len, table) if rows is None else (seq_len[rows], table[rows])
+        return backend.plan(
+            RowLayout(
+                query_start=torch.arange(len(lengths) + 1, dtype=torch.int32),
+                seq_len=lengths,
+                positions=lengths - 1,
+                block_table=blocks.contiguous(),
+            ),
+            block_size,
+        )
+
+    if not apart:
+        return (SeenRows(rows=None, plan=plan(None)),)
+    groups = [(each, (distance == each).nonzero()[:, 0]) for each in sorted(set(distance.tolist()))]
+    return tuple(SeenRows(rows=rows.to(backend.device), plan=plan(rows), distance=each) for each, rows in groups)
+
+
+class BlockModel:
+    """A loaded block drafter. Runs one pass at a time.
+
+    Tensors are on the backend's device, activations in the type of the target's. draft_ids: [Vd] int64, the
+    target's token of each row of the logits; None: the same. rotary: see Decoder; places of the cache are its
+    positions.
+    """
+
+    def __init__(
+        self,
+        spec: BlockSpec,
+        backend: Backend,
+        weights: BlockWeights,
+        draft_ids: Tensor | None,
+        rotary: RotaryTables,
+        buffers: Buffers,
+    ) -> None:
+        self.spec = spec
+        self.draft_ids = draft_ids
+        self._backend = backend
+        self._weights = weights
+        self._buffers = buffers
+        self._eps = spec.decoder.rms_norm_eps
+        self._layers = tuple(
+            decoder_layer(spec.decoder, number, each, rotary) for number, each in enumerate(weights.layers)
+        )
+        windows = [each for each in spec.decoder.windows if each is not None]
+        self.shortest_window = min(windows, default=None)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._weights.num_bytes
+
+    def run(self, states: Tensor, rows: BlockRows, cache: KvCache) -> Tensor:
+        """[B, H] hidden of the rows of the blocks; the keys and values of all rows enter the cache.
+
+        states: [C, K * H] of the context rows; unchanged.
+        """
+        backend, weights, eps, room = self._backend, self._weights, self._eps, self._buffers
+        num_context, num_block = len(rows.context_at), len(rows.block_at)
+        num_rows = num_context + num_block
+        assert num_rows <= len(room.hidden), "more rows than the buffers hold"
+        inputs = room.normed.new_empty((num_rows, room.normed.shape[1]))
+        if num_context:
+            features = backend.linear(states, weights.fc, room.hidden[:num_context])
+            inputs[rows.context_at] = backend.rms_norm(
+                features, weights.hidden_norm, eps, room.normed[:num_context]
+            )
+        hidden = backend.embed(rows.token_ids, weights.embedding, room.hidden[:num_block])
+        if weights.mask is not None:
+            hidden[rows.masked] = weights.mask
+        scratch, mixed = room.scratch(num_block), room.mixed[:num_block]
+        for number, layer in enumerate(self._layers):
+            assert layer.qkv is not None
+            assert isinstance(layer.shape, AttentionShape)
+            assert isinstance(layer.feed_forward, FeedForward)
+            if num_block:
+                inputs[rows.block_at] = backend.rms_norm(hidden, layer.qkv.norm, eps, scratch.normed)
+            qkv = backend.linear(inputs, layer.qkv.linear, room.qkv[:num_rows])
+            queries = backend.rope_append(
+                qkv,
+                layer.angles,
+                cache,
+                number,
+                layer.shape,
+                rows.plan,
+                query_angles=layer.query_angles,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+                eps=layer.eps,
+            )
+            if num_block:
+                self._attend(queries[rows.block_at], number, layer, layer.shape, rows, cache, mixed)
+                backend.blocks.feed_forward(mixed, hidden, layer.feed_forward, None, room.qkv, scratch)
+        return backend.rms_norm(hidden, weights.norm, eps, hidden) if num_block else hidden
+
+    def _attend(
+        self,
+        queries: Tensor,
+        number: int,
+        layer: DecoderLayer,
+        shape: AttentionShape,
+        rows: BlockRows,
+        cache: KvCache,
+        mixed: Tensor,
+    ) -> None:
+        backend, causal = self._backend, self.spec.causal[number]
+        if shape.window is None or causal:
+            (all_rows,) = rows.own if causal else rows.seen
+            backend.attend(queries, cache, number, shape, all_rows.plan, mixed, sinks=layer.sinks)
+            return
+        for each in rows.windowed:
+            window = None if each.rows is None else shape.window + each.distance
+            found = mixed if each.rows is None else mixed.new_empty((len(each.rows), mixed.shape[1]))
+            asked = queries if each.rows is None else queries[each.rows]
+            backend.attend(
+                asked, cache, number, replace(shape, window=window), each.plan, found, sinks=layer.sinks
+            )
+            if each.rows is not None:
+                mixed[each.rows] = found
+
+    def candidates(self, hidden: Tensor) -> "Candidates":
+        """The best tokens of each row. hidden: [N, H] of rows that predict, any number of them."""
+        room, weights = self._buffers.logits, self._weights
+        best = []
+        for first in range(0, len(hidden), len(room)):
+            part = hidden[first : first + len(room)]
+            logits = self._backend.linear(part, weights.head, room[: len(part)])
+            best.append(logits.topk(min(CANDIDATES, logits.shape[1]), dim=-1))
+        scores, columns = torch.cat([each.values for each in best]), torch.cat([each.indices for each in best])
+        corrections = None
+        if weights.markov is not None:
+            corrections = self._rows(weights.markov.candidates, columns.flatten()).view(*columns.shape, -1)
+        return Candidates(
+            hidden=hidden,
+            scores=scores,
+            token_ids=columns if self.draft_ids is None else self.draft_ids[columns],
+            corrections=corrections,
+        )
+
+    def after(self, found: "Candidates", at: Ints, before: Ints) -> tuple[Tensor, Tensor | None]:
+        """Scores [N, C] of the candidates of these rows behind the tokens `before`, [N], and their confidences.
+
+        Confidences: [N] float32, log-odds; None: the drafter has none.
+        """
+        weights, rows = self._weights, torch.from_numpy(at).to(self._backend.device)
+        scores, given = found.scores[rows], None
+        if weights.markov is not None and found.corrections is not None:
+            token_ids = torch.from_numpy(before).to(self._backend.device)
+            given = self._rows(weights.markov.before, token_ids)
+            scores = scores + torch.bmm(found.corrections[rows], given[:, :, None])[:, :, 0]
+        if weights.confidence is None:
+            return scores, None
+        of_hidden, of_before, bias = weights.confidence
+        confidences = found.hidden[rows].float() @ of_hidden + bias
+        if given is not None and len(of_before):
+            confidences = confidences + given @ of_before
+        return scores, confidences
+
+    def _rows(self, packed: PackedLinear, token_ids: Tensor) -> Tensor:
+        """[N, r] float32: these rows of a matrix."""
+        out = torch.empty(
+            (len(token_ids), self.spec.markov_rank), dtype=self._buffers.hidden.dtype, device=self._backend.device
+        )
+        return self._backend.embed(token_ids.contiguous(), packed, out).float()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Of N rows that predict a token. hidden: [N, H]. scores: [N, C] float32, falling. token_ids: [N, C], of the
+    target. corrections: [N, C, r] float32, of each candidate; None: nothing corrects the scores."""
+
+    hidden: Tensor
+    scores: Tensor
+    token_ids: Tensor
+    corrections: Tensor | None
+
+
+def block_rows(
+    backend: Backend,
+    model: BlockModel,
+    layout: RowLayout,
+    context: Sequence[int],
+    token_ids: Ints,
+    block_size: int,
+) -> BlockRows:
+    """The rows of a pass. layout: of all of them. context: how many of each sequence are context rows.
+
+    token_ids: [B] of the rows of the blocks.
+    """
+    starts = layout.query_start.numpy()
+    counts = np.diff(starts)
+    place = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)  # of a row among those of its sequence
+    behind = place - np.repeat(np.asarray(context, dtype=np.int64), counts)
+    at = np.flatnonzero(behind >= 0)
+    block_at = torch.from_numpy(at)
+    blocks = torch.from_numpy(counts - np.asarray(context))
+    own = RowLayout(
+        query_start=torch.cat((torch.zeros(1, dtype=torch.int32), blocks.cumsum(0).int())),
+        seq_len=layout.seq_len,
+        positions=layout.positions[block_at],
+        block_table=layout.block_table,
+    )
+
+    def attention(*, causal: bool = False, apart: bool = False) -> tuple[SeenRows, ...]:
+        return attention_of_blocks(backend, own, block_size, causal=causal, apart=apart) if len(at) else ()
+
+    window, causal = model.shortest_window, model.spec.causal
+    longest = int(layout.seq_len.max())
+    seen = () if all(causal) else attention()
+    return BlockRows(
+        context_at=torch.from_numpy(np.flatnonzero(behind < 0)).to(backend.device),
+        block_at=block_at.to(backend.device),
+        token_ids=torch.from_numpy(token_ids).to(backend.device),
+        masked=torch.from_numpy(np.flatnonzero(behind[at] > 0)).to(backend.device),
+        plan=backend.plan(layout, block_size),
+        own=attention(causal=True) if any(causal) else (),
+        seen=seen,
+        windowed=attention(apart=True) if window is not None and longest > window and seen else seen,
+    )

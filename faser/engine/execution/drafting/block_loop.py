@@ -1,0 +1,226 @@
+"""The drafting loop of a block drafter: one pass over the rows of all blocks, then a walk over their candidates.
+
+    pass    all rows of all sequences at once: hidden states, and the candidates of every place
+    walk    place by place: the candidates behind the token that was chosen before, of which the request's own
+            sampling chooses one
+
+A place's candidates are few and differ by sequence. The sampler sees the union of them as a small vocabulary, in
+the order of the target's ids, so that ties and the race for random tokens are those of the whole vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.engine.contract.drafts import Ints
+from faser.engine.contract.plan import StopRule
+from faser.engine.execution.drafting.block import BlockModel, block_rows
+from faser.engine.execution.drafting.head_memory import HiddenStates
+from faser.engine.execution.drafting.loop import (
+    DraftBatch,
+    DraftInput,
+    DraftProgress,
+    Piece,
+    chunks,
+    no_drafts,
+)
+from faser.engine.execution.drafting.samplers import DraftRows, DraftSampler, DraftTokens
+from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.runner import repeatable_memory
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.sampling import SamplingKernels
+from faser.kernels.interface.shapes import RowLayout
+
+_LARGEST = 100.0  # log-odds of a confidence
+
+
+class BlockRunner:
+    """Runs a block drafter over rows. Owns its KV cache. To be called in inference mode.
+
+    vocab_size: the target's. kv: size of the drafter's cache, which the runner allocates. states: the target's
+    buffer, [max_rows, K * H], for passes that are only timed.
+    """
+
+    def __init__(
+        self, model: BlockModel, backend: Backend, kv: KvShape, *, states: Tensor, vocab_size: int
+    ) -> None:
+        self.head = model
+        self.vocab_size = vocab_size
+        self._backend = backend
+        self._block_size = kv.block_size
+        self._cache = backend.allocate_kv(kv)
+        self._dummy_states = states.zero_()
+        self._hidden = states[:0]  # [R, H], of the last `forward`
+
+    @property
+    def sampling_kernels(self) -> SamplingKernels | None:
+        return self._backend.sampling_kernels
+
+    @property
+    def experts_read(self) -> int:
+        """See Backend."""
+        return self._backend.experts_read
+
+    def row_edges(self, most: int) -> tuple[int, ...]:
+        """See Backend."""
+        return self._backend.row_edges(most)
+
+    def repeatable_memory(self) -> Sequence[Tensor] | None:
+        """See Runner."""
+        return repeatable_memory(self._backend, self._cache)
+
+    def run(self, layout: RowLayout, context: Sequence[int], token_ids: Ints, states: Tensor) -> Tensor:
+        """[B, H] hidden of the rows of blocks. layout: of all rows. token_ids: [B].
+
+        context: how many rows of each sequence come before its block. states: [C, K * H], theirs.
+        """
+        rows = block_rows(self._backend, self.head, layout, context, token_ids, self._block_size)
+        return self.head.run(states, rows, self._cache)
+
+    @torch.inference_mode()
+    def forward(self, batch: RowBatch) -> None:
+        """A pass over blocks that are these rows, to be timed."""
+        context = [0] * (len(batch.layout.query_start) - 1)
+        self._hidden = self.run(batch.layout, context, batch.token_ids.numpy(), self._dummy_states[:0])
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """Scores of the candidates of rows of the last `forward`."""
+        numbers = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(self._hidden.device)
+        return self.head.candidates(self._hidden.index_select(0, numbers)).scores
+
+    @torch.inference_mode()
+    def fill_cache(self, layout: RowLayout) -> None:
+        """Store some keys and values where context rows would store theirs."""
+        counts = layout.query_start.diff().tolist()
+        self.run(layout, counts, np.zeros(0, dtype=np.int64), self._dummy_states[: len(layout.positions)])
+
+
+class BlockLoop:
+    """See DraftLoop. table: of the drafter's cache. max_rows: most rows of a pass. sampler: of target's tokens."""
+
+    def __init__(
+        self, runner: BlockRunner, table: BlockTable, states: HiddenStates, sampler: DraftSampler, *, max_rows: int
+    ) -> None:
+        self._runner = runner
+        self._table = table
+        self._states = states
+        self._sampler = sampler
+        self._max_rows = max_rows
+        self._spec = runner.head.spec
+        self._mask = self._spec.mask_token_id or 0  # any token where masks have an embedding of their own
+
+    @property
+    def memory(self) -> Sequence[Tensor] | None:
+        """See Runner.repeatable_memory."""
+        return self._runner.repeatable_memory()
+
+    def places(self, max_tokens: int) -> int:
+        """Rows of the cache that a draft takes behind those of committed tokens."""
+        return self._spec.rows(min(max_tokens, self._spec.most_tokens))
+
+    @torch.inference_mode()
+    def read(self, states: DraftInput) -> None:
+        """Compute the context rows of committed tokens, without a draft."""
+        self._read([states])
+
+    @torch.inference_mode()
+    def draft(
+        self,
+        inputs: Sequence[DraftInput],
+        stop: StopRule | None,
+        _until: Callable[[], bool] | None = None,
+    ) -> DraftBatch:
+        """See DraftLoop. There is one pass, so nothing can end drafts between passes."""
+        if not inputs:
+            return no_drafts()
+        most = self._spec.most_tokens
+        inputs = [replace(each, max_tokens=min(each.max_tokens, most)) for each in inputs]
+        hidden, passes = self._pass(inputs)
+        return self._walk(inputs, hidden, stop).batch(passes)
+
+    def _read(self, inputs: Sequence[DraftInput]) -> int:
+        states, passes, first = self._states.gather([piece for each in inputs for piece in each.states]), 0, 0
+        for pieces in chunks(inputs, self._max_rows):
+            count = sum([len(each.token_ids) for each in pieces])
+            self._run(pieces, [], states[first : first + count])
+            passes, first = passes + 1, first + count
+        return passes
+
+    def _pass(self, inputs: Sequence[DraftInput]) -> tuple[Tensor, int]:
+        """[N, H] hidden of the rows that predict, draft after draft, and how many passes that took."""
+        num_context = sum([len(each.token_ids) for each in inputs])
+        num_block = sum([self._spec.rows(each.max_tokens) for each in inputs])
+        if num_context + num_block <= self._max_rows:
+            states = self._states.gather([piece for each in inputs for piece in each.states])
+            return self._run(inputs, inputs, states), 1
+        passes, parts, rest = self._read(inputs), [], list(inputs)
+        while rest:
+            ends = np.cumsum([self._spec.rows(each.max_tokens) for each in rest])
+            count = int(np.searchsorted(ends, self._max_rows, side="right"))
+            assert count, f"a block of {ends[0]} rows; a pass has {self._max_rows}"
+            parts.append(self._run([], rest[:count], torch.empty(0)).clone())
+            passes, rest = passes + 1, rest[count:]
+        return torch.cat(parts), passes
+
+    def _run(self, context: Sequence[DraftInput | Piece], blocks: Sequence[DraftInput], states: Tensor) -> Tensor:
+        """A pass over context rows, or blocks, or both of the same sequences."""
+        found = context or blocks
+        num_context = [len(each.token_ids) for each in context] or [0] * len(blocks)
+        num_block = [self._spec.rows(each.max_tokens) for each in blocks] or [0] * len(context)
+        starts = [each.start + (0 if context else len(each.token_ids)) for each in found]
+        counts = np.add(num_context, num_block)
+        layout = self._table.lay_out(
+            [each.slot for each in found],
+            np.array(starts, dtype=np.int32),
+            counts.astype(np.int32),
+            np.zeros(counts.sum(), dtype=np.int64),
+        ).layout
+        token_ids = np.full(sum(num_block), self._mask)
+        anchors = np.cumsum([0, *num_block[:-1]]) if blocks else np.zeros(0, dtype=np.int64)
+        token_ids[anchors] = [each.token_ids[-1] for each in blocks]
+        hidden = self._runner.run(layout, num_context, token_ids, states)
+        if self._spec.predicts_from_anchor or not blocks:
+            return hidden
+        predicting = np.delete(np.arange(len(token_ids)), anchors)
+        return hidden.index_select(0, torch.from_numpy(predicting).to(hidden.device))
+
+    def _walk(self, inputs: Sequence[DraftInput], hidden: Tensor, stop: StopRule | None) -> DraftProgress:
+        """Choose the tokens from left to right. A pass costs nothing any more: only rows have a price."""
+        if stop is not None:
+            stop = replace(stop, pass_prices=(0.0,) * len(inputs))
+        found, progress = self._runner.head.candidates(hidden), DraftProgress(inputs)
+        starts = np.cumsum([0, *(each.max_tokens for each in inputs[:-1])])
+        token_ids = found.token_ids.numpy(force=True)
+        active, rows = np.arange(len(inputs)), progress.first_rows()
+        before = np.array([each.token_ids[-1] for each in inputs])
+        depth = 0
+        while True:
+            at = starts[active] + depth
+            scores, confidences = self._runner.head.after(found, at, before)
+            tokens = self._choose(scores, token_ids[at], rows)
+            if confidences is not None:
+                margins = confidences.clamp(-_LARGEST, _LARGEST).double().numpy(force=True)
+                tokens = replace(tokens, margins=margins)
+            active = progress.take(active, tokens, stop)
+            if not len(active):
+                return progress
+            before, rows = progress.feed(active)
+            depth += 1
+
+    def _choose(self, scores: Tensor, token_ids: Ints, rows: DraftRows) -> DraftTokens:
+        """scores: [S, C] of the candidates token_ids, [S, C]."""
+        ids, places = np.unique(token_ids, return_inverse=True)
+        logits = scores.new_full((len(scores), len(ids)), -torch.inf)
+        columns = torch.from_numpy(places.reshape(token_ids.shape)).to(scores.device)
+        chosen = self._sampler.choose(logits.scatter_(1, columns, scores), rows, ids)
+        probs = chosen.probs
+        if probs is not None:
+            whole = probs.new_zeros(len(probs), self._runner.vocab_size)
+            probs = whole.index_copy_(1, torch.from_numpy(ids).to(probs.device), probs)
+        return replace(chosen, token_ids=ids[chosen.token_ids], probs=probs)

@@ -1,0 +1,87 @@
+"""Engines whose drafter drafts whole blocks from the model's hidden states.
+
+Oracle: the engine without speculation, token for token, with sequences that are preempted and prompts that begin
+alike; see test_head_engine.py, whose models and conversations these are.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from faser.errors import ConfigError, ModelError
+from tests.checkpoints import VOCAB_SIZE, random_weights, write_checkpoint
+from tests.engine.execution.drafting.seeded_blocks import BlockShape, write_block
+from tests.engine.test_head_engine import STATE_LAYERS, accepted, answers, built, checkpoint
+
+SHAPE = BlockShape(vocab_size=VOCAB_SIZE, state_layers=STATE_LAYERS, block_size=5)
+BARE = BlockShape(
+    vocab_size=VOCAB_SIZE,
+    state_layers=STATE_LAYERS,
+    block_size=5,
+    markov_rank=0,
+    confidence=False,
+    from_anchor=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "layout", "shape"), [("dspark", "speculators", SHAPE), ("dflash", "dflash", BARE)]
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_of_blocks_change_no_answer(
+    tmp_path: Path, method: str, layout: str, shape: BlockShape, temperature: float
+) -> None:
+    path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
+    write_block(head, shape, layout)
+    wanted = answers(built(path, {"policy": "off"}).engine, temperature)
+    for asked in ({"method": method}, {}):
+        drafting = {"policy": "fixed", "num_speculative_tokens": 3, "model": str(head)} | asked
+        engine = built(path, drafting).engine
+        assert answers(engine, temperature) == wanted
+        assert accepted(engine, method)[0] > 500
+        assert engine.stats().num_preemptions > 0, "the pool is meant to be too small"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_policy_that_decides_by_measured_times_changes_no_answer(tmp_path: Path, dtype: str) -> None:
+    path, head = checkpoint(tmp_path / "model", dtype), tmp_path / "head"
+    write_block(head, SHAPE, "speculators", dtype=getattr(torch, dtype))
+    wanted = answers(built(path, {"policy": "off"}).engine, 0.0)
+    assert answers(built(path, {"model": str(head)}).engine, 0.0) == wanted
+
+
+def test_another_method_than_the_checkpoint_s_is_refused(tmp_path: Path) -> None:
+    path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
+    write_block(head, BARE, "dflash")
+    with pytest.raises(ModelError, match=r"method is dspark; .* is a drafter of the method dflash"):
+        built(path, {"method": "dspark", "model": str(head)})
+    with pytest.raises(ConfigError, match=r"method is eagle3; .* has a head of method dflash"):
+        built(path, {"method": "eagle3", "model": str(head)})
+    with pytest.raises(ModelError, match=r"method is dflash; .* has no block drafter"):
+        built(path, {"method": "dflash", "model": str(path)})
+
+
+def test_more_tokens_than_the_drafter_was_trained_for_are_refused(tmp_path: Path) -> None:
+    path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
+    write_block(head, BARE, "dflash")
+    asked = {"method": "dflash", "model": str(head), "num_speculative_tokens": 5}
+    with pytest.raises(
+        ConfigError, match=r"num_speculative_tokens is 5; .* blocks of 5 rows, which draft 4 tokens"
+    ):
+        built(path, asked)
+
+
+def test_a_block_drafter_that_is_not_computed_stops_the_start(tmp_path: Path) -> None:
+    path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
+    for config, message in (
+        (
+            {"architectures": ["DFlash2DraftModel"]},
+            "DFlash2DraftModel of the head is not supported: of drafters of",
+        ),
+        ({"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel of the head is not supported"),
+        ({"speculators_model_type": "dflash2"}, "of kind dflash2, which is not supported"),
+    ):
+        write_checkpoint(head, config, random_weights({"fc.weight": (VOCAB_SIZE, 64)}))
+        with pytest.raises(ModelError, match=message):
+            built(path, {"model": str(head)})
