@@ -36,11 +36,12 @@ from typing import Any
 
 import httpx
 
-from benchmarks.cells import Cell, Times, difference
+from benchmarks.cells import Cell, Times
 from benchmarks.prompts import Prompt, load_prompts
 from benchmarks.runner import about, command_line, interleaved, named, portable, write_json
 from benchmarks.servers import ANSWER_TIMEOUT_S, Recipe, Server, faser_recipe
 from benchmarks.simulator.workload import read_azure
+from faser.cli.estimates import difference
 
 OFF, TODAY, NEW = "off", "today", "new"
 ARMS = {

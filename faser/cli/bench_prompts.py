@@ -45,6 +45,15 @@ def read_prompts(path: str | None, tokenizer: Tokenizer) -> list[BenchPrompt]:
     return [BenchPrompt(token_ids=token_ids(each.text), category=each.category) for each in questions]
 
 
+def fitting_prompts(prompts: list[BenchPrompt], most_tokens: int | None) -> list[BenchPrompt]:
+    """Those of at most so many tokens. Raises ConfigError if there is none."""
+    fitting = [each for each in prompts if most_tokens is None or len(each.token_ids) <= most_tokens]
+    if not fitting:
+        shortest = min(len(each.token_ids) for each in prompts)
+        raise ConfigError(f"--max-prompt-tokens is {most_tokens}; the shortest prompt has {shortest} tokens")
+    return fitting
+
+
 def read_questions(path: Path) -> list[Question]:
     """Questions of a file: JSON lines with "turns" and "category", as in Spec-Bench, or one text per line.
 

@@ -28,8 +28,8 @@ class DrafterInfo:
     verified, and the feature of the confidence at which it predicts prior_acceptance.
     needs_passes: each drafted token costs a forward pass of a model, and there is a draft whenever one is asked
     for. Otherwise drafts are copied from text. needs_draft_model: a second model is loaded. needs_head: a head is
-    loaded, a small model that reads the target's hidden states. in_checkpoint: the head is part of the target's
-    checkpoint, where others are named by `model`. in_blocks: one pass drafts all tokens, each as a row of it.
+    loaded, a small model that reads the target's hidden states. in_checkpoint: without `model` the head is part of
+    the target's checkpoint. in_blocks: one pass drafts all tokens, each as a row of it.
     """
 
     name: str
@@ -78,6 +78,7 @@ METHODS = (AUTO, *DRAFT_METHODS)
 POLICIES = ("off", "fixed", "table", "goodput", "survival", "faser")
 REJECTION_METHODS = ("standard", "block", "synthetic")
 DRAFT_SAMPLE_METHODS = ("greedy", "coupled", "probabilistic")
+DRAFT_VOCAB_SIZE = 32_768
 MAX_DRAFT_TOKENS = 32  # the largest gamma; the arrays of the policies are this wide
 
 
@@ -85,17 +86,18 @@ MAX_DRAFT_TOKENS = 32  # the largest gamma; the arrays of the policies are this 
 class SpeculationConfig:
     """How the engine speculates.
 
-    method: one drafter, or auto: those that draft from text, and a model if there is one; one of them is chosen
-    per request. model: directory, file or hub id; NONE: none; None: none but the target's own layer for drafting
-    (MTP), if its checkpoint has one. num_speculative_tokens: gamma of policy
-    `fixed`, its maximum under every other; None: 16 for drafts from text, 8 for a model's. model_method: with
-    auto, what `model` is, draft_model or a kind of head; None: its files say it, and until they are read it is a
-    draft model. MTP: the target's own layer, without `model`. draft_vocab_size: how many tokens that layer chooses
-    from, the first of the vocabulary; those that end generation are added. None: all.
-    suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model: file of the n-gram model;
-    NONE: none; None: counted with the tokenizer in the answers of the package. table:
-    (first, last, gamma) by number of sequences, ascending without gaps. classes: settings of each class of
-    requests, by name. admission: of requests without a class, as in SpeculationParams.
+    method: one drafter, or auto: those that draft from text, and a model if there is one; one of them is
+    chosen per request. model: directory, file or hub id; NONE: none; None: none but the target's own layer for
+    drafting (MTP), if its checkpoint has one. num_speculative_tokens: gamma of policy `fixed`, its maximum
+    under every other; None: 16 for drafts from text, 8 for a model's. model_method: with auto, what `model`
+    is, draft_model or a kind of head; None: its files say it, and until they are read it is a draft model.
+    MTP: the target's own layer, or with `model` an assistant of Gemma 4. draft_vocab_size: how many tokens
+    that layer chooses from, the first of the vocabulary; those that end generation are added. None:
+    DRAFT_VOCAB_SIZE, or all of a vocabulary of at most twice as many.
+    suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model: file of the n-gram
+    model; NONE: none; None: counted with the tokenizer in the answers of the package. table: (first, last,
+    gamma) by number of sequences, ascending without gaps. classes: settings of each class of requests, by
+    name. admission: of requests without a class, as in SpeculationParams.
     """
 
     method: str = AUTO
@@ -166,13 +168,14 @@ class SpeculationConfig:
     def needs_model(self) -> bool:
         """Whether `model` names what drafts: a draft model, or a head of its own."""
         return any(
-            each.needs_draft_model or (each.needs_head and not each.in_checkpoint) for each in self.drafters
+            each.needs_draft_model or (each.needs_head and not (each.in_checkpoint and self.may_use_mtp))
+            for each in self.drafters
         )
 
     @property
     def may_use_mtp(self) -> bool:
         """Whether the target's own layer for drafting is asked for, or drafts if there is one."""
-        if self.policy == "off" or self.method not in (AUTO, MTP):
+        if self.policy == "off" or self.method not in (AUTO, MTP) or self.model not in (None, NONE):
             return False
         return MTP in (self.method, self.model_method) or self.model is None
 

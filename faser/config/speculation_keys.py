@@ -48,7 +48,8 @@ KEYS: tuple[Setting, ...] = (
         "method",
         Kind.TEXT,
         "The drafter. auto: those that draft from text, and the draft model or the head if there is one; chosen "
-        "per request. mtp: the layer that the model's own checkpoint has for drafting (Qwen3.5).",
+        "per request. mtp: the layer that the model's own checkpoint has for drafting (Qwen3.5), or "
+        "with `model` an assistant of Gemma 4.",
         choices=METHODS,
         synonyms=(("ngram_gpu", "ngram"), *((name, MTP) for name in MTP_NAMES)),
     ),
@@ -64,13 +65,13 @@ KEYS: tuple[Setting, ...] = (
         "model",
         Kind.TEXT,
         "Draft model: directory, .gguf file or hub id. It needs the vocabulary of the model it drafts for. Or a "
-        "head (EAGLE-3): directory or hub id. None: with auto the model's own MTP layer, if its checkpoint has "
-        "one. 'none': no model.",
+        "head (EAGLE-3, or an assistant of Gemma 4, method mtp): directory or hub id. None: with auto the model's "
+        "own MTP layer, if its checkpoint has one. 'none': no model.",
     ),
     _key(
         "model_method",
         Kind.TEXT,
-        "With auto, what `model` is: draft_model, or a kind of head; mtp, without `model`: the model's own layer. "
+        "With auto, what `model` is: draft_model, or a kind of head; mtp: without `model` the model's own layer. "
         "None: the files say it.",
         choices=("draft_model", *HEAD_METHODS),
     ),
@@ -86,7 +87,8 @@ KEYS: tuple[Setting, ...] = (
         "draft_vocab_size",
         Kind.INTEGER,
         "How many tokens an MTP layer chooses from: the first of the vocabulary, which are its commonest, and "
-        "those that end generation. None: all.",
+        "those that end generation. None: 32768, or all of a vocabulary of at most 65536. Not below the "
+        "size of the vocabulary: all.",
         low=1,
         high=1 << 24,
     ),
@@ -148,7 +150,8 @@ _OWN_METHODS = f"{', '.join(_QUOTED[:-1])} or {_QUOTED[-1]}"
 # Keys that only some methods use.
 _OWN_MODEL = (AUTO, *(each for each in PASS_METHODS if not DRAFTERS[each].in_checkpoint))
 _USED_BY = {
-    **dict.fromkeys(("model", "revision", "max_model_len"), _OWN_MODEL),
+    **dict.fromkeys(("model", "revision"), (*_OWN_MODEL, MTP)),
+    "max_model_len": _OWN_MODEL,
     **dict.fromkeys(("prompt_lookup_min", "prompt_lookup_max"), (AUTO, "ngram")),
     "model_method": (AUTO,),
     "draft_vocab_size": (AUTO, MTP),
@@ -296,8 +299,6 @@ def _check_method(
     method = fields.get("method", AUTO)
     if method != AUTO and method in _OWN_MODEL and ("model" not in names or fields.get("model") == NONE):
         problems.append(f"method is {method}; it needs 'model'")
-    if method == AUTO and fields.get("model_method") == MTP and "model" in names:
-        problems.append("model_method is mtp, the model's own layer; it needs no 'model'")
     warnings += [
         f"'{name}' has no effect with method {method}"
         for name, methods in _USED_BY.items()

@@ -122,6 +122,7 @@ class _EngineSeries(Collector):
         self._labels = labels
         self._classes = config.class_names
         self._cap = config.cap
+        self._synthetic = float(config.synthetic)
 
     def describe(self) -> Iterator[Metric]:
         return self.collect()
@@ -266,6 +267,12 @@ class _EngineSeries(Collector):
             "Constant 1; the labels name the policy and the drafting method.",
             ("policy", "method"),
             [((stats.policy, stats.method), 1.0)],
+        )
+        yield self._gauges(
+            "faser_spec_synthetic",
+            "1 where drafts are accepted at given rates, whatever the model says: answers are not the model's.",
+            (),
+            [((), self._synthetic)],
         )
         yield self._gauges(
             "faser_spec_partition_info",

@@ -126,9 +126,9 @@ def test_the_layer_of_the_models_checkpoint_drafts_without_a_model(method: str) 
     parsed = parse_speculation({"method": method, "num_speculative_tokens": 2})
     assert parsed.config == SpeculationConfig(method="mtp", num_speculative_tokens=2)
     assert not parsed.warnings
-    assert parse_speculation({"method": method, "model": "d"}).warnings == (
-        "'model' has no effect with method mtp",
-    )
+    assistant = parse_speculation({"method": method, "model": "d", "max_model_len": 9})
+    assert assistant.config == SpeculationConfig(method="mtp", model="d", draft_max_model_len=9)
+    assert assistant.warnings == ("'max_model_len' has no effect with method mtp",)
 
 
 def test_a_method_that_faser_had_is_refused_by_name() -> None:
@@ -170,10 +170,6 @@ def test_a_method_that_faser_had_is_refused_by_name() -> None:
         ({"policy": "best"}, f"policy is best; it must be one of {', '.join(POLICIES)}"),
         ({"policy": "table"}, "'policy' is table; it needs 'num_speculative_tokens_per_batch_size'"),
         ({"method": "draft_model"}, "method is draft_model; it needs 'model'"),
-        (
-            {"model": "d", "model_method": "mtp"},
-            "model_method is mtp, the model's own layer; it needs no 'model'",
-        ),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0; it must be at least 1 and at most 32"),
         ({"num_speculative_tokens": 33}, "num_speculative_tokens is 33; it must be at least 1 and at most 32"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens is true; it must be a whole number"),

@@ -13,8 +13,6 @@ draft tokens stay in the layer's cache; embedding and state change places in the
 
 import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +22,15 @@ from safetensors.torch import load_file
 
 from faser.config.engine import EngineConfig
 from faser.engine.build import Built, build
-from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.engine import Engine
-from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot
+from faser.engine.execution.drafting.drafter import Drafter
 from faser.errors import ConfigError, ModelError
 from faser.types import Request
 from tests.checkpoints import write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.checkpoints.mtp_models import EXPERTS, FIELDS, Mtp, edit_weights, mtp_shapes, write_mtp_model
-from tests.engine.execution.draft_lines import lines_of
+from tests.engine.execution.recorded_drafts import Recorded
 from tests.engine.losslessness.equality import FEATURES, answers, requests
 
 STEP_TIMES = StepTimes.proportional(step_s=1e-2, pass_s=1e-5, text_s=1e-7)
@@ -88,35 +85,6 @@ def outcome(engine: Engine, method: str = "mtp") -> tuple[int, int]:
     assert speculation is not None
     (found,) = (each for each in speculation.methods if each.method == method)
     return found.verified, found.accepted
-
-
-@dataclass
-class Recorded:
-    """A drafter, and what it proposed after which tokens."""
-
-    drafter: Drafter
-    proposed: list[tuple[list[int], tuple[int, ...]]] = field(default_factory=list)
-    known: dict[int, list[int]] = field(default_factory=dict)
-
-    drafts_overlapped = False
-
-    def start(self, start: SequenceStart) -> None:
-        self.known[start.slot] = list(start.token_ids)
-        self.drafter.start(start)
-
-    def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
-        found = self.drafter.propose(plan, until)
-        for draft in lines_of(found.table):
-            self.proposed.append((list(self.known[draft.slot]), draft.token_ids))
-        return found
-
-    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
-        for slot, tokens in by_slot(slots, counts, token_ids):
-            self.known[slot] += tokens
-        self.drafter.commit(slots, counts, token_ids)
-
-    def release(self, slot: int) -> None:
-        self.drafter.release(slot)
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +242,14 @@ def test_drafts_from_a_part_of_the_vocabulary_change_no_answer(right_layer: Path
     whole = built(right_layer, fixed()).info.weight_bytes
     rows = 200 * 64 * 4
     assert built(right_layer, fixed(draft_vocab_size=200)).info.weight_bytes == whole + rows
+
+
+def test_of_a_large_vocabulary_the_layer_chooses_from_the_first_tokens(tmp_path: Path) -> None:
+    """And from the one that ends generation, which is the last here."""
+    size, end = 70_000, 69_999
+    write_mtp_model(tmp_path, vocab_size=size, eos_token_id=end)
+    whole = built(tmp_path, {"draft_vocab_size": size}).info.weight_bytes
+    assert built(tmp_path, {}).info.weight_bytes == whole + (32_768 + 1) * 64 * 4
 
 
 @pytest.mark.parametrize("speculation", [{"model": "none"}, {"method": "suffix"}, {"policy": "off"}])

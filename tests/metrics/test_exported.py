@@ -154,6 +154,7 @@ FASER = (
     *(counter(f"step_{name}_seconds", role=_ROLES) for name in ("predicted", "measured")),
     histogram("step_time_error_ratio", _ERROR, role=_ROLES),
     gauge("spec_policy_info", policy=("faser",), method=("auto",)),
+    gauge("spec_synthetic"),
     gauge("spec_mode", mode=_MODES),
     counter("spec_mode_steps", mode=_MODES),
     counter("spec_mode_switches", **{"from": None, "to": None}),

@@ -1,5 +1,7 @@
 """Series of speculation: names and labels as documented, zero at first, and numbers that add up."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,6 +107,15 @@ SERIES: list[tuple[str, dict[str, str]]] = [
 @pytest.mark.parametrize("name, labels", SERIES)
 def test_series_exists_at_zero_from_the_first_scrape(name: str, labels: dict[str, str]) -> None:
     assert value(metrics(), name, **labels) == 0
+
+
+def test_answers_that_are_not_the_models_are_a_series() -> None:
+    def of(**keys: Any) -> float:
+        return value(metrics(SpeculationConfig(**keys)), "faser_spec_synthetic")
+
+    synthetic: dict[str, Any] = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": (0.5,)}
+    assert of(**synthetic) == 1
+    assert (of(), of(**synthetic, policy="off")) == (0, 0)
 
 
 def test_policy_mode_and_shares_are_there_from_the_first_scrape() -> None:

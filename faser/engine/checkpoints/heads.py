@@ -13,7 +13,7 @@ a target's own checkpoint may have. Of EAGLE-3 two layouts become one HeadSpec:
 
 Both have the tensors fc, layers.0.* (flat perhaps midlayer.*), norm, lm_head, d2t and t2d, and perhaps
 embed_tokens. A head that is described like a target is known by its tensors. Other kinds are refused by name.
-An MTP layer is described by its target's config.json, and known by its tensors, mtp.*.
+An MTP layer is described by its target's config.json, and known by its tensors, mtp.*. assistant.py has Gemma 4's.
 """
 
 from collections.abc import Mapping
@@ -178,6 +178,11 @@ def is_head(directory: Path) -> bool:
     return path.is_file() and (describes_head(read_config(path)) or _has_head_tensors(directory))
 
 
+def describes_assistant(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of one of Gemma 4's assistants."""
+    return config.get("model_type") in ("gemma4_assistant", "gemma4_unified_assistant")
+
+
 def describes_head(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a head; False: it may be a target's.
 
@@ -185,6 +190,8 @@ def describes_head(config: Mapping[str, Any]) -> bool:
     """
     if KIND in config:
         _refuse_kind(config[KIND])
+        return True
+    if describes_assistant(config):
         return True
     _refuse_kind("medusa" if "medusa_num_heads" in config else config.get("model_type"))
     named = architecture(config)
@@ -365,6 +372,7 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:
+    """The config.json of a head. Raises ModelError that names the file where it cannot be read."""
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

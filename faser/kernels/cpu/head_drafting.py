@@ -1,4 +1,4 @@
-"""Drafts of EAGLE-3 heads by the native kernels: tensors become addresses. native/drafting.cpp has the loop."""
+"""Drafts of heads by the native kernels: tensors become addresses. native/drafting.cpp has the loop."""
 
 import ctypes
 from weakref import WeakKeyDictionary
@@ -16,30 +16,30 @@ from faser.kernels.interface.blocks import (
     Eagle3Stack,
     HeadDrafting,
     HeadRows,
+    HeadStack,
+    MtpStack,
 )
-from faser.kernels.interface.shapes import KvCache
+from faser.kernels.interface.shapes import KvCache, PackedLinear
 
 
 class NativeHeadDrafting(HeadDrafting):
     """See HeadDrafting. pools, blocks: of the same backend; blocks describes the layers."""
 
     def __init__(self, library: ctypes.CDLL, pools: native_library.LanePools, blocks: NativeBlocks) -> None:
-        self._call = library.faser_eagle3_draft
+        self._call = library.faser_head_draft
         self._pools = pools
         self._blocks = blocks
-        self._stacks: WeakKeyDictionary[Eagle3Stack, native_library.Eagle3Struct] = WeakKeyDictionary()
+        self._stacks: WeakKeyDictionary[HeadStack, native_library.DraftHeadStruct] = WeakKeyDictionary()
         self._rooms: WeakKeyDictionary[DraftRoom, native_library.DraftRoomStruct] = WeakKeyDictionary()
 
-    def takes(self, stack: Eagle3Stack) -> bool:
-        layers = stack.layers
-        if layers.head is None or layers.layers[0].qkv is not None:
+    def takes(self, stack: HeadStack) -> bool:
+        _, products = _own_parts(stack)
+        if any(map(reorders, (stack.embedding, *products.values(), stack.logits.linear))):
             return False
-        if any(map(reorders, (stack.embedding, stack.fc, stack.qkv, layers.head.linear))):
-            return False
-        return self._blocks.stack_address(layers) is not None
+        return self._blocks.stack_address(stack.layers) is not None
 
     def draft(
-        self, stack: Eagle3Stack, cache: KvCache, rows: HeadRows, rules: DraftRules, room: DraftRoom
+        self, stack: HeadStack, cache: KvCache, rows: HeadRows, rules: DraftRules, room: DraftRoom
     ) -> DraftedTokens:
         count, width = len(rules.max_tokens), int(rules.max_tokens.max())
         assert len(room.hidden) == len(rows.token_ids) == len(rows.states) == len(rows.layout.positions)
@@ -74,30 +74,32 @@ class NativeHeadDrafting(HeadDrafting):
             passes=passes,
         )
 
-    def _stack(self, stack: Eagle3Stack) -> native_library.Eagle3Struct:
+    def _stack(self, stack: HeadStack) -> native_library.DraftHeadStruct:
         struct = self._stacks.get(stack)
         if struct is None:
-            logits = stack.layers.head
-            assert logits is not None, "see takes"
             ids = stack.draft_ids
             assert ids is None or (ids.dtype == np.int64 and ids.flags.c_contiguous)
-            norms = (ctypes.c_void_p * len(stack.state_norms))(*(each.data_ptr() for each in stack.state_norms))
-            struct = native_library.Eagle3Struct(
-                any_linear(stack.embedding),
-                stack.embedding_norm.data_ptr(),
-                ctypes.addressof(norms),
-                len(norms),
-                any_linear(stack.fc),
-                stack.feature_norm.data_ptr(),
-                stack.eps,
-                stack.residual_is_normed,
-                any_linear(stack.qkv),
-                self._blocks.stack_address(stack.layers),
-                len(stack.layers.layers),
-                normed_linear(logits),
-                None if ids is None else ids.ctypes.data,
+            of_states, products = _own_parts(stack)
+            norms = (ctypes.c_void_p * len(of_states))(*(each.data_ptr() for each in of_states))
+            struct = native_library.DraftHeadStruct(
+                embedding=any_linear(stack.embedding),
+                embedding_norm=stack.embedding_norm.data_ptr(),
+                state_norms=ctypes.addressof(norms),
+                num_state_norms=len(norms),
+                feature_norm=stack.feature_norm.data_ptr(),
+                eps=stack.eps,
+                layers=self._blocks.stack_address(stack.layers),
+                num_layers=len(stack.layers.layers),
+                logits=normed_linear(stack.logits),
+                norm_output=stack.norm_output,
+                draft_ids=None if ids is None else ids.ctypes.data,
             )
             struct.norms = norms  # what it points to
+            width = stack.embedding.depth
+            struct.fc = native_library.AnyLinearStruct(None, None, width, width)
+            for name, product in products.items():
+                setattr(struct, name, any_linear(product))
+            struct.residual_is_normed = isinstance(stack, Eagle3Stack) and stack.residual_is_normed
             self._stacks[stack] = struct
         return struct
 
@@ -106,6 +108,14 @@ class NativeHeadDrafting(HeadDrafting):
         if struct is None:
             struct = self._rooms[room] = _room(room)
         return struct
+
+
+def _own_parts(stack: HeadStack) -> tuple[tuple[Tensor, ...], dict[str, PackedLinear]]:
+    """Norms of the states, and the products of this kind of head by their fields of FaserDraftHead."""
+    if isinstance(stack, MtpStack):
+        return (stack.final_norm,), {"stream": stack.fc}
+    assert isinstance(stack, Eagle3Stack), stack
+    return stack.state_norms, {"fc": stack.fc, "qkv": stack.qkv}
 
 
 def _room(room: DraftRoom) -> native_library.DraftRoomStruct:

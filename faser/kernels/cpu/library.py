@@ -183,8 +183,8 @@ class LayerStruct(ctypes.Structure):
     )
 
 
-class Eagle3Struct(ctypes.Structure):
-    """FaserEagle3. Norms, layers and draft_ids: addresses."""
+class DraftHeadStruct(ctypes.Structure):
+    """FaserDraftHead. Norms, layers and draft_ids: addresses."""
 
     _fields_ = (
         ("embedding", AnyLinearStruct),
@@ -194,11 +194,13 @@ class Eagle3Struct(ctypes.Structure):
         ("fc", AnyLinearStruct),
         ("feature_norm", c_void_p),
         ("eps", c_float),
+        ("stream", AnyLinearStruct),
         ("residual_is_normed", c_int32),
         ("qkv", AnyLinearStruct),
         ("layers", c_void_p),
         ("num_layers", c_int64),
         ("logits", NormedLinearStruct),
+        ("norm_output", c_int32),
         ("draft_ids", c_void_p),
     )
 
@@ -316,7 +318,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_feed_forward": ((_P, _P, _P, _P, _P, _P, _P), None),
     "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P, _I, _P), None),
     "faser_delta_net": ((_P, _P, _P, _P, _P, _P, _P, _I), None),
-    "faser_eagle3_draft": ((_P, _P, _P, _P, _P, _P, _P), _L),
+    "faser_head_draft": ((_P, _P, _P, _P, _P, _P, _P), _L),
     "faser_rope_append": ((_P, _P, _P, _L, _P, _L, _P, _P, _P, _P, _P, _F, _I), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
     "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P, _P), None),

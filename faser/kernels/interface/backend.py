@@ -469,7 +469,8 @@ class SeparateLayers:
             eps=layer.eps,
         )
         source = number if layer.kv_layer is None else layer.kv_layer
-        backend.attend(queries, cache, source, shape, plan, mixed, sinks=layer.sinks)
+        read = cache if layer.lent is None else layer.lent
+        backend.attend(queries, read, source, shape, plan, mixed, sinks=layer.sinks)
         if shape.gated:
             backend.sigmoid_gate(mixed, gates)
 

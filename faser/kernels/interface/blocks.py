@@ -4,7 +4,7 @@
     attention  ->  output product, norm, gate · up, gate, down product, norm, qkv  ->  rotation, attention
 
 A unit ends with the product before the next attention, so that the end of one product and the norm before the next
-one can be a single launch, across layers too. HeadDrafting makes all drafts of an EAGLE-3 head in one call.
+one can be a single launch, across layers too. HeadDrafting makes all drafts of a head in one call.
 """
 
 from dataclasses import dataclass
@@ -157,7 +157,8 @@ class DecoderLayer:
     qkv: all columns of the shape. None: its caller computes it, of something else than the layer's inputs.
     wide_norms: float32 weights of RMS norms of all queries of a row together, [Hq * D], and of all its keys.
     states: [max_rows, H], rows at any distance: room for the inputs of the layer, in a step that captures.
-    kv_layer: number of the layer whose keys and values are read, where the shape reads another one's.
+    kv_layer: number of the layer whose keys and values are read, where the shape reads another one's. lent: the
+    cache of another model with the same blocks, which has that layer; None: it is in the layer's own cache.
     """
 
     qkv: NormedLinear | None
@@ -175,6 +176,7 @@ class DecoderLayer:
     delta_net: DeltaNet | None = None
     v_norm: Tensor | None = None
     kv_layer: int | None = None
+    lent: KvCache | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -254,25 +256,47 @@ class Layers(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
-class Eagle3Stack:
-    """A head's weights. state_norms: of equal parts of the states, side by side; none: they stay as they are.
+class HeadStack:
+    """Weights of a head that drafts, as far as both kinds have them.
 
-    fc: from states to features. embedding_norm, feature_norm: [H]. qkv: of an embedding and features side by side.
-    residual_is_normed: the residual stream begins with the normalised features. layers: the first one's qkv is
-    None; its head, the product of the logits, is there. draft_ids: [Vd] int64, the target's token of each row of
-    the logits; None: the same.
+    embedding_norm, feature_norm: [H], before an embedding and features stand side by side. logits: its norm is
+    that of the output. norm_output: a further pass takes the normalised output. draft_ids: [Vd] int64, the
+    target's token of each row of the logits; None: the same.
     """
 
     embedding: PackedLinear
     embedding_norm: Tensor
-    state_norms: tuple[Tensor, ...]
-    fc: PackedLinear
     feature_norm: Tensor
     eps: float
+    layers: DecoderStack
+    logits: NormedLinear
+    norm_output: bool
+    draft_ids: Ints | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class Eagle3Stack(HeadStack):
+    """An EAGLE-3 head. state_norms: of equal parts of the states, side by side; none: they stay as they are.
+
+    fc: from states to features. residual_is_normed: the residual stream begins with the normalised features.
+    qkv: of the first layer, whose own is None: of an embedding and features side by side.
+    """
+
+    state_norms: tuple[Tensor, ...]
+    fc: PackedLinear
     residual_is_normed: bool
     qkv: PackedLinear
-    layers: DecoderStack
-    draft_ids: Ints | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class MtpStack(HeadStack):
+    """An MTP layer. final_norm: the target's, from states to features.
+
+    fc: from an embedding and features side by side to the residual stream.
+    """
+
+    final_norm: Tensor
+    fc: PackedLinear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -345,10 +369,10 @@ class DraftedTokens:
 class HeadDrafting(Protocol):
     """Drafts as HeadPassLoop does pass by pass, which is the oracle."""
 
-    def takes(self, stack: Eagle3Stack) -> bool:
+    def takes(self, stack: HeadStack) -> bool:
         """Whether it can draft with this head."""
         ...
 
     def draft(
-        self, stack: Eagle3Stack, cache: KvCache, rows: HeadRows, rules: DraftRules, room: DraftRoom
+        self, stack: HeadStack, cache: KvCache, rows: HeadRows, rules: DraftRules, room: DraftRoom
     ) -> DraftedTokens: ...

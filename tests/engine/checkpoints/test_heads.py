@@ -189,7 +189,7 @@ def test_a_directory_without_a_config_has_no_head(tmp_path: Path) -> None:
     assert not is_head(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dflash2", "dspark", "peagle"])
+@pytest.mark.parametrize("kind", ["dflash2", "peagle"])
 def test_a_kind_that_is_not_computed_is_refused_with_its_reason(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError) as refused:
         read(tmp_path, SPECULATORS | {"speculators_model_type": kind})
@@ -203,7 +203,7 @@ def test_a_kind_that_is_not_computed_is_refused_with_its_reason(kind: str, tmp_p
             SPECULATORS | {"speculators_model_type": "hydra"},
             "speculators_model_type is 'hydra'; only eagle3 is read",
         ),
-        (FLAT | {"architectures": ["DFlashDraftModel"]}, "DFlashDraftModel .*at once"),
+        (FLAT | {"architectures": ["DFlashDraftModel"]}, "DFlashDraftModel .*methods dflash and dspark"),
         (
             FLAT | {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "draft_vocab_size": None},
             "Llama's or Qwen3's",

@@ -3,28 +3,34 @@
 Planted bugs that these tests have caught: rows of sequences that go on stay where they were; every pass writes to
 the first place; a token is fed as the row of the logits that it is; a price counts sequences that have ended; the
 numbers of the first token choose all of them; drafts follow the first row of each sequence instead of the last;
-every part of the states has the first one's norm; what the residual stream begins with is left as it was.
+every part of the states has the first one's norm; what the residual stream begins with is left as it was. In an
+MTP layer: features are the states before the final norm; the stream begins with the features; the output is
+chained before its norm; the norm precedes the logits once more; the embedding stands behind the features.
 """
 
 import random
 from array import array
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from faser.engine.checkpoints.heads import FeatureNorm
+from faser.engine.checkpoints.heads import FeatureNorm, read_mtp_spec
 from faser.engine.contract.plan import SequenceRows, SequenceStart, StepRows, StopRule
-from faser.engine.execution.drafting.head import HeadLoop, HeadRunner
+from faser.engine.execution.drafting.head import Head, HeadLoop, HeadRunner
 from faser.engine.execution.drafting.head_memory import HiddenStates
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput
+from faser.engine.execution.drafting.mtp import load_mtp
 from faser.engine.execution.drafting.samplers import (
     DraftVocabularySampler,
     GreedyDraftSampler,
     SampleAndMatchDraftSampler,
 )
+from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.parameters import SamplingState
@@ -32,10 +38,55 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.engine.checkpoints.mtp_models import EXPERTS, write_mtp_model
 from tests.engine.execution.draft_lines import margins_of, tokens_of
-from tests.engine.execution.drafting.seeded_heads import head_spec, write_seeded
+from tests.engine.execution.drafting.seeded_heads import DRAFT_VOCAB, draft_vocabulary, head_spec, write_seeded
 
 NUM_SLOTS, BLOCK_SIZE, MAX_PLACES, MAX_ROWS = 5, 16, 64, 100
+
+
+Loader = Callable[[Path, NativeBackend, torch.dtype], tuple[Decoder, Callable[[], Head]]]  # loads the head anew
+
+
+def eagle3(*, int8: bool = False, **changes: Any) -> Loader:
+    """changes: fields of the spec."""
+
+    def load(folder: Path, backend: NativeBackend, dtype: torch.dtype) -> tuple[Decoder, Callable[[], Head]]:
+        config = tiny_llama_config() | {"num_hidden_layers": 4}
+        write_checkpoint(folder / "target", config, random_weights(llama_shapes(config)))
+        spec = head_spec(state_layers=(0, 2, 4), norm_before_residual=int8, **changes)
+        write_seeded(folder / "head", spec, dtype=dtype, int8=int8)
+        decoder = load_target(folder / "target", backend, dtype, state_layers=spec.state_layers)
+        sizes = {"max_positions": MAX_PLACES, "max_rows": MAX_ROWS}
+        return decoder, lambda: load_head(folder / "head", decoder, backend, **sizes)
+
+    return load
+
+
+def mtp(family: str = "qwen3_5_text", *, quantization: str | None = None, rows: int = DRAFT_VOCAB) -> Loader:
+    """The layer of a tiny Qwen3.5, whose attention has a gate. rows: tokens that it chooses from."""
+
+    def load(folder: Path, backend: NativeBackend, dtype: torch.dtype) -> tuple[Decoder, Callable[[], Head]]:
+        write_mtp_model(
+            folder, family, **(EXPERTS | {"shared_expert_intermediate_size": 64} if "moe" in family else {})
+        )
+        decoder = load_target(folder, backend, dtype, state_layers=(8,), quantization=quantization)
+        spec = read_mtp_spec(folder, decoder.spec)
+        assert spec is not None
+        assert spec.state_layers == (8,)
+        sizes = {"max_positions": MAX_PLACES, "max_rows": MAX_ROWS, "max_logit_rows": NUM_SLOTS}
+        ids = draft_vocabulary(rows) if rows < VOCAB_SIZE else None
+        return decoder, lambda: load_mtp(
+            folder, spec, decoder, backend, **sizes, quantization=quantization, draft_ids=ids
+        )
+
+    return load
+
+
+def load_target(path: Path, backend: NativeBackend, dtype: torch.dtype, **options: Any) -> Decoder:
+    return load_decoder(
+        path, backend, dtype, max_model_len=64, max_rows=MAX_ROWS, progress=lambda *_: None, **options
+    )
 
 
 class Loops:
@@ -46,25 +97,13 @@ class Loops:
         folder: Path,
         backend: NativeBackend,
         dtype: torch.dtype,
+        load: Loader | None = None,
         *,
         samples: bool,
-        int8: bool = False,
-        norms: FeatureNorm = FeatureNorm.EACH,
         max_rows: int = MAX_ROWS,
     ) -> None:
-        config = tiny_llama_config() | {"num_hidden_layers": 4}
-        write_checkpoint(folder / "target", config, random_weights(llama_shapes(config)))
-        spec = head_spec(state_layers=(0, 2, 4), norm_before_residual=int8, feature_norm=norms)
-        write_seeded(folder / "head", spec, dtype=dtype, int8=int8)
-        decoder = load_decoder(
-            folder / "target",
-            backend,
-            dtype,
-            max_model_len=64,
-            max_rows=MAX_ROWS,
-            state_layers=spec.state_layers,
-            progress=lambda *_: None,
-        )
+        decoder, new_head = (load or eagle3())(folder, backend, dtype)
+        spec = new_head().spec
         self.rng = random.Random(3)
         state = SamplingState(NUM_SLOTS)
         ring = HiddenStates(
@@ -93,10 +132,9 @@ class Loops:
             )
         self.loops = []
         for in_one_call in (False, True):
-            head = load_head(folder / "head", decoder, backend, max_positions=MAX_PLACES, max_rows=MAX_ROWS)
-            assert head.draft_ids is not None
+            head = new_head()
             shape = KvShape(
-                heads=((spec.decoder.num_kv_heads, spec.decoder.head_dim),),
+                heads=spec.decoder.kv_heads,
                 num_blocks=4 * NUM_SLOTS,
                 block_size=BLOCK_SIZE,
                 dtype=dtype,
@@ -108,7 +146,8 @@ class Loops:
                 table.append(slot, tuple(range(4 * slot, 4 * slot + 4)))
             kernels = backend.sampling_kernels
             own = SampleAndMatchDraftSampler(state, kernels=kernels) if samples else GreedyDraftSampler(kernels)
-            sampler = DraftVocabularySampler(own, head.draft_ids, VOCAB_SIZE)
+            ids = head.draft_ids
+            sampler = own if ids is None else DraftVocabularySampler(own, ids, VOCAB_SIZE)
             predicts = own if in_one_call else None
             self.loops.append(HeadLoop(runner, table, ring, sampler, max_rows=max_rows, predicts=predicts))
 
@@ -125,28 +164,43 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize("stop", STOPS)
+HEADS = {
+    "EAGLE-3": (torch.float32, eagle3()),
+    "EAGLE-3, bfloat16": (torch.bfloat16, eagle3()),
+    "EAGLE-3, int8": (torch.bfloat16, eagle3(int8=True)),
+    "EAGLE-3, normalised output": (torch.float32, eagle3(norm_output=True)),
+    "MTP": (torch.float32, mtp()),
+    "MTP, the whole vocabulary": (torch.bfloat16, mtp(rows=VOCAB_SIZE)),
+    "MTP, int8": (torch.float32, mtp(quantization="int8")),
+    "MTP, int4": (torch.bfloat16, mtp(quantization="int4")),
+    "MTP, experts": (torch.bfloat16, mtp("qwen3_5_moe_text")),
+    "MTP, experts, int8": (torch.float32, mtp("qwen3_5_moe_text", quantization="int8")),
+}
+
+
 @pytest.mark.parametrize("samples", [False, True])
-@pytest.mark.parametrize("dtype, int8", [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
+@pytest.mark.parametrize("head", HEADS)
 def test_drafts_are_those_of_the_loop(
-    tmp_path: Path, native_alone: NativeBackend, dtype: torch.dtype, int8: bool, samples: bool, stop: str
+    tmp_path: Path, native_alone: NativeBackend, head: str, samples: bool
 ) -> None:
-    loops = Loops(tmp_path, native_alone, dtype, samples=samples, int8=int8)
-    lengths = set()
-    for slots in ([0], [1], [2, 0], [0, 1, 2, 3, 4], [4, 3, 1]):
-        one, other = loops.draft(slots, STOPS[stop])
-        assert tokens_of(other) == tokens_of(one)
-        assert (other.num_fed.tolist(), other.passes) == (one.num_fed.tolist(), one.passes)
-        np.testing.assert_array_equal(np.concatenate(margins_of(other)), np.concatenate(margins_of(one)))
-        lengths |= {*one.lengths.tolist()}
-    assert len(lengths) > 1, "drafts end at different passes"
+    dtype, load = HEADS[head]
+    loops = Loops(tmp_path, native_alone, dtype, load, samples=samples)
+    for stop in STOPS.values():
+        lengths = set()
+        for slots in ([0], [1], [2, 0], [0, 1, 2, 3, 4], [4, 3, 1]):
+            one, other = loops.draft(slots, stop)
+            assert tokens_of(other) == tokens_of(one)
+            assert (other.num_fed.tolist(), other.passes) == (one.num_fed.tolist(), one.passes)
+            np.testing.assert_array_equal(np.concatenate(margins_of(other)), np.concatenate(margins_of(one)))
+            lengths |= {*one.lengths.tolist()}
+        assert len(lengths) > 1, "drafts end at different passes"
 
 
 @pytest.mark.parametrize("norms", FeatureNorm)
 def test_states_are_normalised_as_the_head_says(
     tmp_path: Path, native_alone: NativeBackend, norms: FeatureNorm
 ) -> None:
-    loops = Loops(tmp_path, native_alone, torch.float32, samples=False, norms=norms)
+    loops = Loops(tmp_path, native_alone, torch.float32, eagle3(feature_norm=norms), samples=False)
     one, other = loops.draft([0, 1, 2], None)
     assert tokens_of(other) == tokens_of(one)
     np.testing.assert_array_equal(np.concatenate(margins_of(other)), np.concatenate(margins_of(one)))

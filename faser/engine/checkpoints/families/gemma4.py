@@ -2,7 +2,8 @@
 
 Values are normalised, and scores have no scale. Global layers may take the product of keys for values; the last
 layers may read the keys and values of earlier ones. In E2B and E4B tokens add to every layer; 26B-A4B has a
-mixture of experts beside each dense network.
+mixture of experts beside each dense network. An assistant, which drafts, has layers of the same arithmetic, which
+read the keys and values of its target.
 """
 
 from collections.abc import Mapping
@@ -61,19 +62,41 @@ def unified_spec(config: Mapping[str, Any]) -> DecoderSpec:
     return _spec({**_DEFAULTS, **_UNIFIED}, config)
 
 
-def _spec(defaults: Mapping[str, Any], config: Mapping[str, Any]) -> DecoderSpec:
+def assistant_spec(config: Mapping[str, Any], target: DecoderSpec) -> DecoderSpec:
+    """Read the layers of an assistant; each reads the last layer of its kind that the target stores keys of.
+
+    config: the `text_config`. The numbers of kv_layer are those of the target's layers. Raises ModelError where
+    the target has no such layer, or heads of another shape.
+    """
+    given = dict(config) | {"hidden_size_per_layer_input": config.get("hidden_size_per_layer_input") or 0}
+    if given["hidden_size_per_layer_input"] or given.get("enable_moe_block") or given.get("use_double_wide_mlp"):
+        raise ModelError(
+            "config.json: the assistant has hidden_size_per_layer_input, enable_moe_block or use_double_wide_mlp; "
+            "only dense layers without them are computed"
+        )
+    return _spec(_DEFAULTS, given, target)
+
+
+def _spec(
+    defaults: Mapping[str, Any], config: Mapping[str, Any], lender: DecoderSpec | None = None
+) -> DecoderSpec:
+    """lender: whose keys and values all layers read; None: the model's own."""
     given = dict(defaults) | {name: value for name, value in config.items() if value is not None}
     if given.get("use_bidirectional_attention") == "vision":  # of the tokens of an image, which are not served
         del given["use_bidirectional_attention"]
     given["rope_parameters"] = dict(_ROPES) | (Fields(given).optional_dict("rope_parameters") or {})
     fields = Fields(given)
     kinds, experts = _kinds(fields), _experts(fields)
-    sources = _sources(fields, kinds)
+    sources = _sources(fields, kinds) if lender is None else _lent(kinds, lender)
     wide = 2 if fields.flag("use_double_wide_mlp", False) else 1
     size, of_layers = fields.positive_int("intermediate_size"), _shapes(given, kinds)
+
+    def own(number: int, source: int | None) -> dict[str, Any]:
+        return of_layers.get(number if source is None or lender is not None else source, {})
+
     layers = [
         LayerSpec(
-            attention=_attention(given | of_layers.get(number if source is None else source, {}), kind, source),
+            attention=_attention(given | own(number, source), kind, source),
             feed_forward=DenseSpec(size=size if source is None else wide * size, activation=fields.activation()),
             norms_after=True,
             experts=experts,
@@ -81,8 +104,8 @@ def _spec(defaults: Mapping[str, Any], config: Mapping[str, Any]) -> DecoderSpec
         )
         for number, (kind, source) in enumerate(zip(kinds, sources, strict=True))
     ]
-    inputs = fields.non_negative_int("hidden_size_per_layer_input", 0)
-    rows = fields.positive_int("vocab_size_per_layer_input")
+    if lender is not None:
+        _check_heads(layers, lender)
     reading = [number for number, source in enumerate(sources) if source is not None]
     return decoder(
         fields,
@@ -90,7 +113,7 @@ def _spec(defaults: Mapping[str, Any], config: Mapping[str, Any]) -> DecoderSpec
         tied=True,
         embedding_scale=fields.positive_int("hidden_size") ** 0.5,
         logit_cap=fields.optional_float("final_logit_softcapping"),
-        token_inputs=TokenInputsSpec(size=inputs, vocab_size=rows) if inputs else None,
+        token_inputs=_token_inputs(fields),
         names=TensorNames(
             norm_before_feed_forward="pre_feedforward_layernorm",
             norm_after_attention="post_attention_layernorm",
@@ -101,6 +124,13 @@ def _spec(defaults: Mapping[str, Any], config: Mapping[str, Any]) -> DecoderSpec
             not_read=tuple(f"model.layers.{layer}.self_attn.{name}." for layer in reading for name in _NOT_SHARED),
         ),
     )
+
+
+def _token_inputs(fields: Fields) -> TokenInputsSpec | None:
+    size = fields.non_negative_int("hidden_size_per_layer_input", 0)
+    if not size:
+        return None
+    return TokenInputsSpec(size=size, vocab_size=fields.positive_int("vocab_size_per_layer_input"))
 
 
 def _kinds(fields: Fields) -> list[str]:
@@ -126,6 +156,33 @@ def _sources(fields: Fields, kinds: list[str]) -> list[int | None]:
             )
         found.append(max(layer for layer, each in enumerate(own) if each == kind))
     return found
+
+
+def _lent(kinds: list[str], lender: DecoderSpec) -> list[int | None]:
+    """Of each layer of an assistant: the last layer of its kind that the target stores keys and values of."""
+    stored: dict[str, int] = {}
+    for number, layer in enumerate(lender.layers):
+        if isinstance(layer.attention, AttentionSpec) and layer.attention.kv_layer is None:
+            stored[_GLOBAL if layer.attention.window is None else _LOCAL] = number
+    if missing := [kind for kind in kinds if kind not in stored]:
+        raise ModelError(f"the assistant has layers of kind {missing[0]}; the model stores no keys of such layers")
+    return [stored[kind] for kind in kinds]
+
+
+def _check_heads(layers: list[LayerSpec], lender: DecoderSpec) -> None:
+    for number, layer in enumerate(layers):
+        attention = layer.attention
+        assert isinstance(attention, AttentionSpec)
+        assert attention.kv_layer is not None
+        theirs = lender.layers[attention.kv_layer].attention
+        assert isinstance(theirs, AttentionSpec)
+        mine, other = ((each.num_kv_heads, each.head_dim, each.window) for each in (attention, theirs))
+        if mine != other:
+            raise ModelError(
+                f"layer {number} of the assistant reads {mine[0]} key-value heads of {mine[1]} channels, window "
+                f"{mine[2]}; layer {attention.kv_layer} of the model stores {other[0]} of {other[1]}, window "
+                f"{other[2]}: it was made for another model"
+            )
 
 
 def _shapes(given: Mapping[str, Any], kinds: list[str]) -> dict[int, dict[str, Any]]:

@@ -136,17 +136,15 @@ class Eagle3Head:
         self._layers: Layers = backend.layers
         assert weights.layers[0].input_norm is not None, "embeddings are normalised"
         self._embedding_norm = weights.layers[0].input_norm
-        self._logits = None
-        if not spec.norm_output:
-            self._logits = NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head)
+        self._logits = NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head)
         self._stack = DecoderStack(
             layers=tuple(
                 decoder_layer(spec.decoder, number, each, rotary, projects=number > 0)
                 for number, each in enumerate(weights.layers)
             ),
-            head=self._logits,
+            head=None if spec.norm_output else self._logits,
         )
-        self.drafting_stack = None if self._logits is None else self._drafting_stack()
+        self.drafting_stack = self._drafting_stack()
 
     @property
     def weight_bytes(self) -> int:
@@ -177,7 +175,7 @@ class Eagle3Head:
         rows = len(hidden)
         assert rows <= len(self._buffers.layers.logits), "more rows than the logits buffer holds"
         logits = self._buffers.layers.logits[:rows]
-        if self._logits is None:
+        if self.spec.norm_output:
             return self._backend.linear(hidden, self._weights.head, logits)
         return self._blocks.normed_linear(hidden, self._logits, logits, self.draft_room(rows).layers.block)
 
@@ -203,6 +201,8 @@ class Eagle3Head:
             fc=weights.fc,
             feature_norm=weights.hidden_norm,
             eps=self._eps,
+            logits=self._logits,
+            norm_output=self.spec.norm_output,
             residual_is_normed=self.spec.norm_before_residual,
             qkv=weights.layers[0].qkv,
             layers=self._stack,

@@ -39,8 +39,8 @@ from faser.kernels.interface.blocks import (
     DraftedTokens,
     DraftRoom,
     DraftRules,
-    Eagle3Stack,
     HeadRows,
+    HeadStack,
     StopNumbers,
 )
 from faser.kernels.interface.kv_cache import KvShape
@@ -325,7 +325,7 @@ class Head(Protocol):
         ...
 
     @property
-    def drafting_stack(self) -> Eagle3Stack | None:
+    def drafting_stack(self) -> HeadStack | None:
         """What HeadDrafting takes; None: it drafts no such heads."""
         ...
 
@@ -417,7 +417,8 @@ class HeadRunner:
         assert self._drafting is not None, "see drafts_in_one_call"
         assert stack is not None
         rows = HeadRows(token_ids=batch.token_ids, states=states, layout=batch.layout)
-        return self._drafting.draft(stack, self._cache, rows, rules, self.head.draft_room(batch.num_rows))
+        room = self.head.draft_room(batch.num_rows)
+        return self._drafting.draft(stack, self._cache, rows, rules, room)
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch) -> None:

@@ -25,9 +25,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.heads import MTP_PREFIX, HeadSpec
 from faser.engine.execution.drafting.eagle3 import HeadBuffers
-from faser.engine.execution.drafting.head_weights import LendingSource, rows_of_target
+from faser.engine.execution.drafting.head_weights import rows_of_target
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.layers import decoder_layer
 from faser.engine.execution.models.loader import CheckpointForm, checkpoint_form
@@ -35,8 +36,8 @@ from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.tensors import EMBEDDING, HEAD, Shape, layer_shapes
 from faser.engine.execution.models.weights import ByteProgress, LayerWeights, Packer, check_names
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.blocks import DecoderStack, DraftRoom
-from faser.kernels.interface.low_bit.rows import INT8, FloatRows, LowBitRows
+from faser.kernels.interface.blocks import DecoderStack, DraftRoom, MtpStack, NormedLinear
+from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
 
 _FC = f"{MTP_PREFIX}fc.weight"
@@ -44,7 +45,6 @@ _EMBEDDING_NORM = f"{MTP_PREFIX}pre_fc_norm_embedding.weight"
 _HIDDEN_NORM = f"{MTP_PREFIX}pre_fc_norm_hidden.weight"
 _LAYER = f"{MTP_PREFIX}layers.0."
 _NORM = f"{MTP_PREFIX}norm.weight"
-_HEAD = f"{MTP_PREFIX}lm_head.weight"  # in no checkpoint: some rows of the target's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,6 @@ class MtpWeights:
 class MtpHead:
     """See Head. rotary: see Decoder; the entries of the cache are among its positions."""
 
-    drafting_stack = None
-
     def __init__(
         self,
         spec: HeadSpec,
@@ -86,6 +84,18 @@ class MtpHead:
         self._buffers = buffers
         self._eps = spec.decoder.rms_norm_eps
         self._stack = DecoderStack(layers=(decoder_layer(spec.decoder, 0, weights.layer, rotary),), head=None)
+        self.drafting_stack = MtpStack(
+            embedding=weights.embedding,
+            embedding_norm=weights.embedding_norm,
+            feature_norm=weights.hidden_norm,
+            eps=self._eps,
+            layers=self._stack,
+            logits=NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head),
+            norm_output=True,
+            draft_ids=None if draft_ids is None else draft_ids.numpy(force=True),
+            final_norm=weights.final_norm,
+            fc=weights.fc,
+        )
 
     @property
     def weight_bytes(self) -> int:
@@ -139,10 +149,8 @@ def load_mtp(
     """
     if draft_ids is not None:
         spec = replace(spec, draft_vocab_size=len(draft_ids))
-    shapes = mtp_shapes(spec)
+    shapes = mtp_shapes(spec.decoder)
     form = checkpoint_form(path, backend, target.dtype, quantization=quantization, shapes=shapes)
-    if draft_ids is not None:
-        form = _with_rows_of_head(form, draft_ids, target, backend)
     check_names(form.source, shapes, lambda name: not name.startswith(MTP_PREFIX))
     packer = Packer(
         form.source,
@@ -168,7 +176,7 @@ def load_mtp(
         fc=packer.layer_product(_FC),
         layer=packer.layer(_LAYER, decoder.layers[0], decoder),
         norm=norm(_NORM),
-        head=ends.head if draft_ids is None else packer.product(_HEAD),
+        head=ends.head if draft_ids is None else packer.pack(_rows_of_head(form, draft_ids, target, backend)),
         num_bytes=packer.packed_bytes,
     )
     draft_ids = None if draft_ids is None else draft_ids.to(backend.device)
@@ -179,27 +187,20 @@ def load_mtp(
     return MtpHead(spec, backend, weights, draft_ids, rotary, buffers)
 
 
-def mtp_shapes(spec: HeadSpec) -> dict[str, Shape]:
+def mtp_shapes(decoder: DecoderSpec) -> dict[str, Shape]:
     """Every tensor of the layer; products are [out, in]."""
-    hidden = spec.hidden_size
+    hidden = decoder.hidden_size
     shapes: dict[str, Shape] = {_EMBEDDING_NORM: (hidden,), _HIDDEN_NORM: (hidden,), _FC: (hidden, 2 * hidden)}
-    of_layer = layer_shapes(spec.decoder, spec.decoder.layers[0])
-    shapes |= {_LAYER + name: shape for name, shape in of_layer.items()} | {_NORM: (hidden,)}
-    trimmed = spec.draft_vocab_size < spec.decoder.vocab_size
-    return shapes | {_HEAD: (spec.draft_vocab_size, hidden)} if trimmed else shapes
+    of_layer = layer_shapes(decoder, decoder.layers[0])
+    return shapes | {_LAYER + name: shape for name, shape in of_layer.items()} | {_NORM: (hidden,)}
 
 
-def _with_rows_of_head(
+def _rows_of_head(
     form: CheckpointForm, draft_ids: Tensor, target: Decoder, backend: Backend
-) -> CheckpointForm:
-    """With those rows of the target's product of the logits: in 8 bits where the target's are low-bit weights."""
+) -> Tensor | LowBitRows:
+    """Rows of the target's product of the logits, as they are stored if the backend multiplies them so."""
+    blocks = form.blocks(HEAD if HEAD in form.source.names() else EMBEDDING)
+    if blocks is not None:
+        return blocks.take(draft_ids.numpy())
     assert target.ends.head is not None, "ranks serve no target with an MTP layer"
-    rows = rows_of_target(target.ends.head, draft_ids, target, backend)
-    stored = HEAD if HEAD in form.source.names() else EMBEDDING
-
-    def blocks(name: str) -> LowBitRows | None:
-        if name != _HEAD:
-            return form.blocks(name)
-        return None if form.blocks(stored) is None else LowBitRows(parts=(FloatRows(weight=rows, scheme=INT8),))
-
-    return replace(form, source=LendingSource(form.source, {_HEAD: rows}), blocks=blocks)
+    return rows_of_target(target.ends.head, draft_ids, target, backend)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, TEXT_METHODS, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
+from faser.engine.execution.drafting.assistant import AssistantDrafter
 from faser.engine.execution.drafting.block_loop import BlockLoop, BlockRunner
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.drafter import Drafter
@@ -55,11 +56,14 @@ class DraftModelParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
-    """A loaded head. states: where the target's steps leave theirs. cache: what the head's KV cache holds."""
+    """A loaded head. states: where the target's steps leave theirs. cache: what the head's KV cache holds.
+
+    None: it has none, and reads the target's.
+    """
 
     runner: HeadRunner | BlockRunner
     states: HiddenStates
-    cache: HeadCache
+    cache: HeadCache | None
 
 
 def load_index(progress: ProgressCallback | None = None) -> ctypes.CDLL:
@@ -129,8 +133,11 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     runner, trained = head.runner, head.runner.head.spec.decoder.max_position_embeddings
     sampler = _draft_sampler(config, parts.sampling, runner.sampling_kernels)
     if isinstance(runner, BlockRunner):
+        assert head.cache is not None, "block drafters have keys of their own"
         blocks = BlockLoop(runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows)
         return HeadDrafter(blocks, head.states, head.cache, method, trained=trained)
+    if head.cache is None:
+        return AssistantDrafter(runner, parts.table, head.states, sampler, method)
     predicts = _point_masses(sampler)
     if (draft_ids := runner.head.draft_ids) is not None:
         sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)

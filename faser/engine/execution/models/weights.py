@@ -336,7 +336,7 @@ class Packer:
             return self._floats(f"{prefix}in_proj_b", f"{prefix}in_proj_a")
         heads = net.num_v_heads // net.num_k_heads
         order = tensors.parts_in_order(net, heads, heads)
-        return self._pack(self._stacked((f"{prefix}in_proj_ba.weight",), (order,)), None)
+        return self.pack(self._stacked((f"{prefix}in_proj_ba.weight",), (order,)), None)
 
     def _delta_net(self, prefix: str, layer: LayerSpec, spec: DecoderSpec) -> DeltaNetWeights | None:
         if not isinstance(layer.attention, DeltaNetSpec):
@@ -363,11 +363,11 @@ class Packer:
         as_stored = (None,) * len(names)
         biases = [f"{name}.bias" for name in names]
         bias = self._stacked(biases, as_stored) if biases[0] in self._shapes else None
-        return self._pack(self._stacked([f"{name}.weight" for name in names], as_stored), bias)
+        return self.pack(self._stacked([f"{name}.weight" for name in names], as_stored), bias)
 
     def product(self, name: str) -> PackedLinear:
         """The product of a weight outside the layers: without a bias, never quantised to fp8 here."""
-        return self._pack(self._low_bit((name,)) or self._stacked((name,)), None)
+        return self.pack(self._low_bit((name,)) or self._stacked((name,)), None)
 
     def layer_product(self, *names: str, orders: Sequence[Ints | None] = ()) -> PackedLinear:
         """One product of the named weights, stacked, with their biases if the spec has them.
@@ -380,11 +380,11 @@ class Packer:
         bias = self._stacked(biases, orders) if biases[0] in self._shapes else None
         quantised = self._stored_rows(names, orders) or self._low_bit(names, orders)
         if quantised is not None:
-            return self._pack(quantised, bias)
+            return self.pack(quantised, bias)
         weight = self._stacked(names, orders)
         if self._quantise is not None:
-            return self._pack(self._quantise(weight.to(self._backend.device)), bias)
-        return self._pack(weight, bias)
+            return self.pack(self._quantise(weight.to(self._backend.device)), bias)
+        return self.pack(weight, bias)
 
     def norm(self, name: str, *, plus_one: bool = False, order: Ints | None = None) -> Tensor:
         """A vector, such as the weight of a norm, float32. plus_one: one is added. order: of its values."""
@@ -392,7 +392,8 @@ class Packer:
         self.packed_bytes += norm.nbytes
         return norm + 1 if plus_one else norm
 
-    def _pack(self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None) -> PackedLinear:
+    def pack(self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None = None) -> PackedLinear:
+        """A weight that need not be of the source."""
         packed = self._backend.pack(weight, bias)
         if isinstance(weight, LowBitRows):
             self.packed_bytes += packed.num_bytes  # packed codes may be wider than those of the file

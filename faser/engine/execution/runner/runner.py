@@ -91,6 +91,11 @@ class Runner:
         self.begin(batch)
         self.advance()
 
+    @property
+    def cache(self) -> KvCache:
+        """Keys and values of the model's layers, which an assistant reads."""
+        return self._cache
+
     @torch.inference_mode()
     def fill_cache(self, layout: RowLayout) -> None:
         """Store random keys and values where a forward of these rows would store its own. Runs no layer."""

@@ -13,9 +13,18 @@ from pathlib import Path
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, DRAFTERS, MTP
+from faser.engine.checkpoints.assistant import assistant_spec
 from faser.engine.checkpoints.blocks import BlockSpec, block_method, read_block_spec
 from faser.engine.checkpoints.files import ModelConfig, read_model_config
-from faser.engine.checkpoints.heads import EAGLE3, HeadSpec, is_head, read_head_spec, read_mtp_spec
+from faser.engine.checkpoints.heads import (
+    EAGLE3,
+    HeadSpec,
+    describes_assistant,
+    is_head,
+    read_config,
+    read_head_spec,
+    read_mtp_spec,
+)
 from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.models.shard import Shard, local_spec
 from faser.engine.execution.startup.memory import (
@@ -127,17 +136,42 @@ def draft_model_files(config: EngineConfig, directory: Path, target: ModelFiles)
 
 
 def head_files(config: EngineConfig, directory: Path, target: ModelFiles) -> HeadFiles:
-    """The head that drafts for the target. Raises ModelError: see read_head_spec and read_block_spec."""
-    method = config.speculation.pass_method
-    if method is None or not DRAFTERS[method].in_blocks:
+    """The head that drafts for the target.
+
+    Raises ConfigError where the method is another one, and ModelError: see read_head_spec, read_block_spec and
+    assistant_spec.
+    """
+    speculation, found = config.speculation, _method_of(directory)
+    method = speculation.pass_method
+    assert method is not None
+    if DRAFTERS[method].in_blocks:
+        spec, asked = read_block_spec(directory, target.spec, method), speculation.num_speculative_tokens
+        if speculation.method != AUTO and asked is not None and asked > spec.most_tokens:
+            raise ConfigError(
+                f"num_speculative_tokens is {asked}; {directory} was trained for blocks of {spec.block_size} "
+                f"rows, which draft {spec.most_tokens} tokens at most"
+            )
+        return _head_files(config, directory, target, spec)
+    if found is not None and found != method:
+        raise ConfigError(f"method is {method}; {directory} has a head of method {found}")
+    if found != MTP:
         return _head_files(config, directory, target, read_head_spec(directory, target.spec))
-    spec, asked = read_block_spec(directory, target.spec, method), config.speculation.num_speculative_tokens
-    if config.speculation.method != AUTO and asked is not None and asked > spec.most_tokens:
+    if config.tensor_parallel_size > 1:
         raise ConfigError(
-            f"num_speculative_tokens is {asked}; {directory} was trained for blocks of {spec.block_size} rows, "
-            f"which draft {spec.most_tokens} tokens at most"
+            f"{directory} reads the keys of its model, which ranks divide; tensor_parallel_size is "
+            f"{config.tensor_parallel_size}, it must be 1"
         )
-    return _head_files(config, directory, target, spec)
+    config_json = read_config(directory / "config.json")
+    return _head_files(config, directory, target, assistant_spec(config_json, target.spec))
+
+
+def _method_of(directory: Path) -> str | None:
+    """How the head in a directory drafts; None: there is none. Raises ModelError for a kind that is refused."""
+    if block := block_method(directory):
+        return block
+    if not is_head(directory):
+        return None
+    return MTP if describes_assistant(read_config(directory / "config.json")) else EAGLE3
 
 
 def _mtp_files(config: EngineConfig, target: ModelFiles) -> HeadFiles | None:
@@ -204,7 +238,7 @@ def _with_kind_of_model(config: EngineConfig, directory: Path) -> EngineConfig:
     """The config, which says whether a head lies in directory. ModelError: it is not supported."""
     if config.speculation.model_method is not None:
         return config
-    method = block_method(directory) or (EAGLE3 if is_head(directory) else None)
+    method = _method_of(directory)
     return config if method is None else _with_model_method(config, method)
 
 

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from faser.config.engine import EngineConfig
-from faser.config.speculation import MTP
+from faser.config.speculation import DRAFT_VOCAB_SIZE, MTP
+from faser.engine.checkpoints.assistant import AssistantSpec
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.files import gguf_file
+from faser.engine.execution.drafting.assistant import AssistantHead, load_assistant
 from faser.engine.execution.drafting.block import BlockModel
 from faser.engine.execution.drafting.block_loop import BlockRunner
 from faser.engine.execution.drafting.block_weights import load_block
@@ -170,13 +172,13 @@ def start_models(
     shapes: of the target's cache and the others', in their order. group: as in load_models. Raises LaneError: see
     GraphRunner.
     """
-    started: list[EngineModel | EngineHead] = []
-    for each, kv in zip(drafting, shapes[1:], strict=True):
-        if isinstance(each, LoadedHead):
-            started.append(_start_head(config, each, kv))
-        else:
-            started.append(_start_model(config, each, kv, report, on.draft))
-    return _start_model(config, target, shapes[0], report, on.verify, group), started
+    loaded = [*zip(drafting, shapes[1:], strict=True)]
+    started: list[EngineModel | EngineHead] = [
+        _start_model(config, each, kv, report, on.draft) for each, kv in loaded if isinstance(each, LoadedModel)
+    ]
+    verifying = _start_model(config, target, shapes[0], report, on.verify, group)
+    started += [_start_head(config, each, kv, verifying) for each, kv in loaded if isinstance(each, LoadedHead)]
+    return verifying, started
 
 
 def _start_model(
@@ -274,7 +276,20 @@ def _load_head(
 
     head: Head | BlockModel
     spec = files.head
-    if isinstance(spec, BlockSpec):
+    quantization = config.quantization if config.quantization in QUANTIZATIONS else None
+    if isinstance(spec, AssistantSpec):
+        head = load_assistant(
+            files.directory,
+            spec,
+            target.decoder,
+            target.backend,
+            max_positions=files.max_positions,
+            max_rows=config.max_num_batched_tokens,
+            max_logit_rows=files.max_logit_rows,
+            quantization=quantization,
+            progress=progress,
+        )
+    elif isinstance(spec, BlockSpec):
         head = load_block(
             files.directory,
             spec,
@@ -283,7 +298,7 @@ def _load_head(
             max_positions=files.max_positions,
             max_rows=config.max_num_batched_tokens,
             max_logit_rows=files.max_logit_rows,
-            quantization=config.quantization if config.quantization in QUANTIZATIONS else None,
+            quantization=quantization,
             progress=progress,
         )
     elif config.speculation.pass_method == MTP:
@@ -307,7 +322,7 @@ def _load_head(
             max_positions=files.max_positions,
             max_rows=config.max_num_batched_tokens,
             max_logit_rows=files.max_logit_rows,
-            quantization=config.quantization if config.quantization in QUANTIZATIONS else None,
+            quantization=quantization,
             progress=progress,
         )
     states, dtype = target.decoder.states, target.decoder.dtype
@@ -322,22 +337,32 @@ def _load_head(
 
 
 def _draft_ids(size: int | None, files: HeadFiles) -> Tensor | None:
-    """The first tokens of the vocabulary and those that end generation, ascending; None: all tokens."""
-    if size is None or size >= files.spec.vocab_size:
+    """The first tokens of the vocabulary and those that end generation, ascending; None: all tokens.
+
+    size: None: DRAFT_VOCAB_SIZE of a vocabulary of more than twice as many.
+    """
+    vocab_size = files.spec.vocab_size
+    if size is None:
+        size = DRAFT_VOCAB_SIZE if vocab_size > 2 * DRAFT_VOCAB_SIZE else vocab_size
+    if size >= vocab_size:
         return None
     return torch.tensor(sorted({*range(size), *files.config.eos_token_ids}))
 
 
-def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape) -> EngineHead:
+def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: EngineModel) -> EngineHead:
     files, decoder, slots = loaded.files, loaded.target.decoder, config.max_num_seqs
     table = BlockTable(slots, -(-files.max_positions // kv.block_size))
     head, backend, vocab_size = loaded.head, loaded.target.backend, decoder.spec.vocab_size
+    if isinstance(head, AssistantHead):
+        head.read_from(target.runner.cache)
     parts = HeadParts(
         states=loaded.states,
         runner=BlockRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
         if isinstance(head, BlockModel)
         else HeadRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size),
-        cache=HeadCache(table, num_slots=slots, num_blocks=kv.num_blocks, block_size=kv.block_size),
+        cache=None
+        if isinstance(head, AssistantHead)
+        else HeadCache(table, num_slots=slots, num_blocks=kv.num_blocks, block_size=kv.block_size),
     )
     return EngineHead(
         files=files, head=loaded.head, target=loaded.target, states=loaded.states, kv=kv, parts=parts

@@ -1,6 +1,6 @@
-// The drafts of an EAGLE-3 head (arXiv 2503.01840), all tokens of all sequences in one call: a pass of a head takes a
-// quarter of a millisecond, and Python between its operations would take as long. Operations are those that have calls
-// of their own, in the order of the loop in Python, so drafts are the same.
+// The drafts of a head, EAGLE-3 (arXiv 2503.01840) or an MTP layer (arXiv 2412.19437), all tokens of all sequences in one
+// call: a pass of a head takes a quarter of a millisecond, and Python between its operations would take as long.
+// Operations are those that have calls of their own, in the order of the loop in Python, so drafts are the same.
 
 #include <algorithm>
 #include <cmath>
@@ -15,20 +15,23 @@ using namespace faser;
 
 extern "C" {
 
-// A head's weights. Mirrored in library.py, as the others here.
-struct FaserEagle3 {
+// The weights of a head of either kind. Products without weights are steps that the kind does not have: EAGLE-3 has no
+// stream, MTP has neither fc nor qkv. Mirrored in library.py, as the others here.
+struct FaserDraftHead {
     FaserAnyLinear embedding;
     const float* embedding_norm;
     const float* const* state_norms;  // of equal parts of the states, side by side
     int64_t num_state_norms;
-    FaserAnyLinear fc;  // from the states to features
+    FaserAnyLinear fc;  // from the states to features, else the states are features
     const float* feature_norm;
     float eps;
-    int32_t residual_is_normed;  // the residual stream begins with the normalised features
-    FaserAnyLinear qkv;          // of the first layer: of an embedding and features side by side
+    FaserAnyLinear stream;       // from an embedding and features side by side to the residual stream, else features
+    int32_t residual_is_normed;  // begin it: as they are, or normalised
+    FaserAnyLinear qkv;          // of the first layer: of an embedding and features side by side; else the layer has it
     const FaserLayer* layers;
     int64_t num_layers;
     FaserNormedLinear logits;
+    int32_t norm_output;         // the next pass takes the output behind the norm of the logits
     const int64_t* draft_ids;    // the target's token of each row of the logits, or null: the same
 };
 
@@ -84,6 +87,8 @@ namespace {
 
 constexpr double kCertain = 100;  // nats: larger margins carry no more information
 
+bool has_weights(const FaserAnyLinear& product) { return product.linear || product.low_bit; }
+
 double acceptance(const FaserDraftRules& rules, double margin) {
     const double x = -(rules.intercept + rules.slope * margin);
     return 1 / (1 + std::exp(std::min(std::max(x, -500.0), 500.0)));
@@ -91,7 +96,7 @@ double acceptance(const FaserDraftRules& rules, double margin) {
 
 class Drafting {
   public:
-    Drafting(Pool* pool, const FaserEagle3& head, const FaserCache* cache, const FaserDraftRoom& room,
+    Drafting(Pool* pool, const FaserDraftHead& head, const FaserCache* cache, const FaserDraftRoom& room,
              const FaserDraftRules& rules, const FaserHeadRows& input, const FaserDrafts& drafts)
         : pool_(pool), head_(head), cache_(cache), room_(room), rules_(rules), input_(input), drafts_(drafts),
           rows_(room.block), survival_(rules.num_sequences, 1.0) {
@@ -119,7 +124,11 @@ class Drafting {
     void choose() {
         const int64_t count = active_.size(), columns = head_.logits.product.columns;
         rows_.rows = count;
-        faser_normed_linear(pool_, &head_.logits, &rows_, room_.hidden, width(), room_.logits, kFloat32);
+        if (head_.norm_output) {
+            multiply(head_.logits.product, room_.hidden, width(), count, room_.logits, kFloat32, nullptr);
+        } else {
+            faser_normed_linear(pool_, &head_.logits, &rows_, room_.hidden, width(), room_.logits, kFloat32);
+        }
         found_.resize(count);
         margins_.resize(count);
         faser_best(pool_, room_.logits, columns, count, columns, found_.data(), margins_.data());
@@ -194,17 +203,20 @@ class Drafting {
         const void* states = input_.states;
         int64_t stride = input_.states_stride;
         if (head_.num_state_norms) {
-            const int64_t part = head_.fc.depth / head_.num_state_norms;
+            const int64_t depth = head_.fc.depth, part = depth / head_.num_state_norms;
             for (int64_t i = 0; i < head_.num_state_norms; i++) {
                 faser_rms_norm(pool_, (const char*)states + i * part * bytes(), stride, rows, part,
                                head_.state_norms[i], head_.eps, (char*)room_.states + i * part * bytes(),
-                               head_.fc.depth, rows_.dtype, nullptr);
+                               depth, rows_.dtype, nullptr);
             }
             states = room_.states;
-            stride = head_.fc.depth;
+            stride = depth;
         }
-        multiply(head_.fc, states, stride, rows, room_.features, nullptr);
-        compute(rows, input_.token_ids, room_.features, input_.query_start, input_.places, input_.block_table,
+        if (has_weights(head_.fc)) {
+            multiply(head_.fc, states, stride, rows, room_.features, rows_.dtype, nullptr);
+            states = room_.features;
+        }
+        compute(rows, input_.token_ids, states, input_.query_start, input_.places, input_.block_table,
                 rules_.num_sequences);
         for (int64_t s = 0; s < rules_.num_sequences; s++) {
             const int64_t last = input_.query_start[s + 1] - 1;
@@ -243,31 +255,40 @@ class Drafting {
         char* normed = (char*)room_.joined + row;
         faser_rms_norm(pool_, features, width(), rows, width(), head_.feature_norm, head_.eps, normed, 2 * width(),
                        rows_.dtype, nullptr);
-        if (head_.residual_is_normed) {
+        if (has_weights(head_.stream)) {
+            multiply(head_.stream, room_.joined, 2 * width(), rows, room_.hidden, rows_.dtype,
+                     head_.layers->qkv.product.low_bit);
+        } else if (head_.residual_is_normed) {
             for (int64_t i = 0; i < rows; i++) memcpy((char*)room_.hidden + i * row, normed + 2 * i * row, row);
         } else if (features != room_.hidden) {
             memcpy(room_.hidden, features, rows * row);
         }
-        multiply(head_.qkv, room_.joined, head_.qkv.depth, rows, room_.qkv,
-                 head_.layers->feed_forward.attention_out.low_bit);
+        if (has_weights(head_.qkv)) {
+            multiply(head_.qkv, room_.joined, 2 * width(), rows, room_.qkv, rows_.dtype,
+                     head_.layers->feed_forward.attention_out.low_bit);
+        }
         faser_layers(pool_, head_.layers, 0, head_.num_layers, &head_.logits, &rows_, cache_, plan, room_.hidden,
                      room_.qkv, room_.mixed, 0, nullptr);
         faser_plan_free(plan);
+        if (head_.norm_output) {
+            faser_rms_norm(pool_, room_.hidden, width(), rows, width(), head_.logits.norm, head_.eps, room_.hidden, width(),
+                           rows_.dtype, nullptr);
+        }
     }
 
     // following: the weights that are multiplied next, or null.
     void multiply(const FaserAnyLinear& by, const void* x, int64_t stride, int64_t rows, void* out,
-                  const FaserLowBit* following) {
+                  int32_t out_dtype, const FaserLowBit* following) {
         if (by.linear) {
-            faser_linear(pool_, by.linear, x, stride, rows, out, by.columns, rows_.dtype, nullptr, 0);
+            faser_linear(pool_, by.linear, x, stride, rows, out, by.columns, out_dtype, nullptr, 0);
         } else {
-            faser_low_bit_linear(pool_, by.low_bit, x, stride, rows_.dtype, rows, out, by.columns, rows_.dtype, nullptr,
+            faser_low_bit_linear(pool_, by.low_bit, x, stride, rows_.dtype, rows, out, by.columns, out_dtype, nullptr,
                                  0, following);
         }
     }
 
     Pool* pool_;
-    const FaserEagle3& head_;
+    const FaserDraftHead& head_;
     const FaserCache* cache_;
     const FaserDraftRoom& room_;
     const FaserDraftRules& rules_;
@@ -282,8 +303,8 @@ class Drafting {
 
 extern "C" {
 
-int64_t faser_eagle3_draft(Pool* pool, const FaserEagle3* head, const FaserCache* cache, const FaserDraftRoom* room,
-                           const FaserDraftRules* rules, const FaserHeadRows* input, const FaserDrafts* drafts) {
+int64_t faser_head_draft(Pool* pool, const FaserDraftHead* head, const FaserCache* cache, const FaserDraftRoom* room,
+                         const FaserDraftRules* rules, const FaserHeadRows* input, const FaserDrafts* drafts) {
     return Drafting(pool, *head, cache, *room, *rules, *input, *drafts).run();
 }
 }

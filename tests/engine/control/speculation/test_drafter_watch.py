@@ -2,6 +2,11 @@
 
 Traffic is simulated: answers of all lengths that are easy or hard as a whole, some of whose prompts begin with
 cached blocks, some of which are long; acceptance falls with the position and after prefix hits, as it may.
+
+Planted bugs that these tests have caught: drafts that were cut whole count; refused first tokens count as
+accepted; one answer may add any amount; after a comparison without a difference the old record is still expected;
+a slot that was left is asked about; no condition for prefix hits; requests that edit their logits count;
+positions without the prompt.
 """
 
 import logging
@@ -199,6 +204,22 @@ def test_a_suspicion_waits_for_a_sequence_that_it_is_about() -> None:
     assert check is not None
     watch.release(check.slot or 0)
     assert watch.next_check() != check, "its slot is another sequence's"
+
+
+def test_positions_count_from_the_beginning_of_the_prompt() -> None:
+    watch = DrafterWatch(1)
+    known_drafter(watch)
+    while not watch.num_alarms:
+        for prompt in (10, 3000):
+            watch.start(0, prompt, has_hit=True)
+            fed(watch, 0, 1 if prompt == 3000 else 26)
+            watch.release(0)
+    watch.start(0, 3000, has_hit=True)
+    fed(watch, 0, 1, of=2)
+    check = watch.next_check()
+    assert check is not None
+    watch.checked(check, differed=True)
+    assert watch.rebuilds == {("draft_model", "position"): 1}
 
 
 def test_one_answer_raises_no_alarm_and_neither_do_requests_that_edit_their_logits() -> None:

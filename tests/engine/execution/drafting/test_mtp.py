@@ -140,6 +140,27 @@ def test_the_layer_chooses_from_a_part_of_the_vocabulary(
     assert (logits[0] - wanted[0]).norm() / wanted[0].norm() < bound
 
 
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q8_0", "int8", None])
+def test_rows_of_a_part_of_the_vocabulary_are_the_stored_ones(
+    quantization: str | None, model: Path, backend: Backend, tmp_path: Path
+) -> None:
+    """Not rounded once more: logits have the same bits, but for sums in another order by torch."""
+    path, rounded = model, quantization
+    if quantization is not None and quantization.startswith("Q"):
+        reference, path, rounded = Mtp.of(model), tmp_path / "model.gguf", None
+        weights = {name: weight.float().numpy() for name, weight in reference.weights.items()}
+        convert(reference.config, weights, path, "qwen35", quantization=GGMLQuantizationType[quantization])
+    draft_ids = torch.tensor([*range(2, 100, 3), 300, 411])
+    part, whole = (
+        load_paged(path, backend, quantization=rounded, draft_ids=ids).draft(
+            TOKENS, stream(len(TOKENS)), 1, chunk=19
+        )[1]
+        for ids in (draft_ids, None)
+    )
+    tolerance = 0.0 if backend.name == "native" else 1e-5
+    torch.testing.assert_close(part, whole[:, draft_ids], atol=tolerance, rtol=tolerance)
+
+
 def test_embedding_and_logits_are_those_of_the_target(model: Path, backend: Backend) -> None:
     head = load_paged(model, backend).head
     of_layer = sum(weight.numel() for name, weight in Mtp.of(model).weights.items() if name.startswith("mtp."))
