@@ -102,8 +102,7 @@ def _drafts(
     spec = read_mtp_spec(path, decoder.spec)
     assert spec is not None, f"{path} has no MTP layer"
     ids = None if rows is None else torch.arange(rows)
-    sizes = {"max_positions": 256, "max_rows": 8, "max_logit_rows": 1}
-    head = load_mtp(path, spec, decoder, backend, draft_ids=ids, **sizes)
+    head = load_mtp(path, spec, decoder, backend, max_positions=256, max_rows=8, max_logit_rows=1, draft_ids=ids)
     width, dtype = spec.states_size, decoder.dtype
     shape = KvShape(heads=spec.decoder.kv_heads, num_blocks=16, block_size=16, dtype=dtype)
     vocab_size = decoder.spec.vocab_size
