@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.runner import about, write_json
 from faser.engine.checkpoints.assistant import assistant_spec
 from faser.engine.checkpoints.families import decoder_spec
-from faser.engine.checkpoints.heads import read_head_config
+from faser.engine.checkpoints.heads import read_config
 from faser.engine.execution.drafting.assistant import AssistantHead, assistant_shapes, load_assistant
 from faser.engine.execution.drafting.head import HeadRunner
 from faser.engine.execution.models.decoder import Decoder
@@ -61,7 +61,7 @@ def measured(folder: Path, width: int, context: int, repeats: int) -> dict[str, 
     target = load_decoder(
         folder / "target", backend, torch.bfloat16, max_model_len=2048, max_rows=64, progress=lambda *_: None
     )
-    config = read_head_config(folder / "assistant")
+    config = read_config(folder / "assistant")
     head = load_assistant(
         folder / "assistant",
         assistant_spec(config, target.spec),

@@ -204,14 +204,11 @@ def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dat
     about = {"acceptance": {"greedy": found.greedy, "sampled": found.sampled}}
     made.write(about)
     print(acceptance_table(found.greedy, found.sampled, own.measured_temperature), end="\n\n")
-    share = made.pass_share() if own.block else None
     del made, target  # the engine needs their memory
-    costs = step_costs(config, directory, None if own.block else own.output)
-    # The engine measures passes of heads. A block's one pass takes a step's time for as many bytes.
-    block_pass_s = None if share is None else lambda rows: share * costs.step_s(rows)
+    costs = head_costs(config, directory, own.output)
     loads = [load for load in LOADS if load <= config.max_num_seqs]
     greedy, sampled = (
-        [expected_speedup(costs, shares, load, block_pass_s=block_pass_s) for load in loads if shares]
+        [expected_speedup(costs, shares, load, in_blocks=own.block) for load in loads if shares]
         for shares in (found.greedy, found.sampled)
     )
     print(speedup_table(greedy, sampled, own.measured_temperature), end="\n\n")
@@ -252,12 +249,11 @@ def speedup_table(greedy: "Sequence[Expected]", sampled: "Sequence[Expected]", t
     return "\n".join(lines)
 
 
-def step_costs(config: EngineConfig, directory: Path, head: Path | None) -> CostModel:
-    """What steps, and the passes of a head, take in an engine on this machine."""
+def head_costs(config: EngineConfig, directory: Path, head: Path) -> CostModel:
+    """What steps and the drafter's passes take in an engine on this machine."""
     from faser.engine.build import build
 
-    drafting = None if head is None else {"model": str(head)}
-    serving = replace(config, speculative_policy=None, speculative_config=drafting)
+    serving = replace(config, speculative_policy=None, speculative_config={"model": str(head)})
     with ProgressReporter() as report:
         costs = build(serving, directory, report).costs
     assert costs is not None, "an engine that speculates has costs"

@@ -65,8 +65,8 @@ KEYS: tuple[Setting, ...] = (
         "model",
         Kind.TEXT,
         "Draft model: directory, .gguf file or hub id. It needs the vocabulary of the model it drafts for. Or a "
-        "head (EAGLE-3, or an assistant of Gemma 4, method mtp): directory or hub id. None: with auto the model's "
-        "own MTP layer, if its checkpoint has one. 'none': no model.",
+        "head (EAGLE-3, DFlash, DSpark, or an assistant of Gemma 4, method mtp): directory or hub id. None: with "
+        "auto the model's own MTP layer, if its checkpoint has one. 'none': no model.",
     ),
     _key(
         "model_method",

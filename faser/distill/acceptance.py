@@ -104,14 +104,13 @@ def expected_speedup(
     accepted: Sequence[float],
     requests: int,
     *,
-    block_pass_s: Callable[[int], float] | None = None,
+    in_blocks: bool = False,
 ) -> Expected:
     """Return the draft length that pays best.
 
     accepted: share of drafts whose tokens 0 … i are all accepted, for each i.
     A step verifies a draft of each request and takes one pass of the head for each drafted token; the first also
-    reads what was accepted before. block_pass_s: the seconds of the one pass of a block drafter, by its rows and
-    those accepted before; None: the drafter is a head.
+    reads what was accepted before. in_blocks: one pass drafts all tokens, and reads what was accepted before.
     """
     kv_tokens = requests * _CONTEXT
     plain_s = costs.step_s(requests, kv_tokens)
@@ -121,10 +120,10 @@ def expected_speedup(
         rows, draft_rows = requests * (1 + length), requests * length
         read = np.array([round(accepted_tokens * requests)] + [0] * (requests - 1))
         seconds = costs.step_s(rows, kv_tokens, draft_rows * _CONTEXT)
-        if block_pass_s is None:
-            seconds += costs.draft_s(np.full(requests, length), read)
+        if in_blocks:
+            seconds += costs.pass_s(draft_rows + int(read.sum()))
         else:
-            seconds += block_pass_s(draft_rows + int(read.sum()))
+            seconds += costs.draft_s(np.full(requests, length), read)
         speedup = (1 + accepted_tokens) * plain_s / seconds
         if speedup > best.speedup:
             best = Expected(requests=requests, draft_tokens=length, speedup=speedup)

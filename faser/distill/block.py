@@ -13,7 +13,6 @@ Source: arXiv 2607.05147 (DSpark), whose loss weighs the L1 distance of distribu
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,51 +21,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits, linear, silu
 from faser.distill.arithmetic import linear_loss, rotate
 from faser.distill.batch import TrainingBatch
 from faser.distill.trainable import Keys, Learned, Trainable, attend
-from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.execution.drafting import head_tensors as tensors
-from faser.engine.execution.models.tensors import Shape, layer_shapes
+from faser.engine.execution.models.tensors import Shape
 
-HIDDEN_NORM = "hidden_norm.weight"
-MARKOV_TOKEN, MARKOV_ROW = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
-CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
-MASK = "mask_embedding"
 _STATE_SCALE = "state_scale"  # [K], logarithms: of the states of each layer, which fc multiplies; not in files
 _DISTANCE = 0.9  # of the loss; the rest is cross-entropy
 _FADE = 4.0  # positions in which the weight of a draft falls to 1/e
 _SMALLER = 0.25  # what a layer adds to the stream at first, against other products
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSpec:
-    """A block drafter for one target.
-
-    state_layers: as in HeadSpec. block_size: rows of a pass, all of which draft.
-    """
-
-    decoder: DecoderSpec
-    draft_vocab_size: int
-    state_layers: tuple[int, ...]
-    block_size: int
-    markov_rank: int
-    target_name: str | None = None
-
-
-def block_shapes(spec: BlockSpec) -> dict[str, Shape]:
-    """Every tensor of a block drafter but the map of its vocabulary; products are [out, in]."""
-    decoder, hidden = spec.decoder, spec.decoder.hidden_size
-    shapes: dict[str, Shape] = {tensors.FC: (hidden, len(spec.state_layers) * hidden), HIDDEN_NORM: (hidden,)}
-    for number, layer in enumerate(decoder.layers):
-        of_layer = layer_shapes(decoder, layer)
-        shapes |= {tensors.layer_prefix(number) + name: shape for name, shape in of_layer.items()}
-    return shapes | {
-        tensors.NORM: (hidden,),
-        tensors.HEAD: (spec.draft_vocab_size, hidden),
-        MARKOV_TOKEN: (decoder.vocab_size, spec.markov_rank),
-        MARKOV_ROW: (spec.draft_vocab_size, spec.markov_rank),
-        CONFIDENCE: (1, hidden + spec.markov_rank),
-        CONFIDENCE_BIAS: (1,),
-        MASK: (hidden,),
-    }
 
 
 class TrainableBlock(Trainable):
@@ -98,7 +60,7 @@ class TrainableBlock(Trainable):
         weights = batch.valid.float() * (scale / (scale.sum() * batch.valid.shape[1]))[:, None]
         loss, drafts, overlap = linear_loss(
             torch.cat((hidden, markov), -1).flatten(0, 1),
-            torch.cat((self.head(), cast[MARKOV_ROW]), -1),
+            torch.cat((self.head(), cast[tensors.MARKOV_CANDIDATES]), -1),
             batch.wanted_ids.flatten(0, 1),
             batch.wanted_probs.flatten(0, 1),
             weights.flatten(),
@@ -110,7 +72,7 @@ class TrainableBlock(Trainable):
 
     def logits(self, batch: TrainingBatch, steps: int) -> Iterator[Tensor]:
         cast = self._cast()
-        head = torch.cat((self.head(), cast[MARKOV_ROW]), -1)
+        head = torch.cat((self.head(), cast[tensors.MARKOV_CANDIDATES]), -1)
         for row in torch.cat((self._outputs(batch, steps, cast), self._markov(batch, steps, cast)), -1):
             yield (row @ head.T).float()
 
@@ -122,19 +84,21 @@ class TrainableBlock(Trainable):
     def _confidence(self, hidden: Tensor, markov: Tensor) -> Tensor:
         """[S, N] logits. It learns from the drafts, and they do not from it."""
         known = torch.cat((hidden, markov), -1).detach().float()
-        return linear(known, self.weights[CONFIDENCE], self.weights[CONFIDENCE_BIAS])[..., 0]
+        return linear(known, self.weights[tensors.CONFIDENCE], self.weights[tensors.CONFIDENCE_BIAS])[..., 0]
 
     def _markov(self, batch: TrainingBatch, steps: int, cast: Mapping[str, Tensor]) -> Tensor:
         """[S, N, r]: the Markov head's row of the token before each draft."""
-        return cast[MARKOV_TOKEN][batch.next_ids[:steps]]
+        return cast[tensors.MARKOV_BEFORE][batch.next_ids[:steps]]
 
     def _outputs(self, batch: TrainingBatch, steps: int, cast: Mapping[str, Tensor]) -> Tensor:
         """[S, N, H]: the rows of every block, behind the final norm."""
         scales = self.weights[_STATE_SCALE].exp().to(self.dtype).repeat_interleave(self.decoder.hidden_size)
-        context = self._norm(linear(batch.states.to(self.dtype) * scales, cast[tensors.FC]), HIDDEN_NORM)
+        context = self._norm(
+            linear(batch.states.to(self.dtype) * scales, cast[tensors.FC]), tensors.BLOCK_HIDDEN_NORM
+        )
         known_angles = self._angles[batch.positions - 1]  # a row of the batch has the states of the token before
         anchors = batch.drafting
-        masks = self.weights[MASK].to(self.dtype).expand(len(anchors), steps - 1, -1)
+        masks = self.weights[tensors.MASK].to(self.dtype).expand(len(anchors), steps - 1, -1)
         stream = torch.cat((self._embedding[batch.next_ids[0]][:, None], masks), 1).flatten(0, 1)
         ahead = torch.arange(steps, device=self.device)
         angles = self._angles[(batch.positions[anchors][:, None] + ahead).flatten()]
@@ -179,10 +143,16 @@ class TrainableBlock(Trainable):
         return self._norm(found.view(len(rows), -1, self.decoder.head_dim), f"{layer}self_attn.{name}_norm.weight")
 
 
+def drafter_shapes(spec: BlockSpec) -> dict[str, Shape]:
+    """Return the shape of every tensor but the embedding, which is the target's, and the map of the vocabulary."""
+    shapes = tensors.block_shapes(spec, has_mask=True)
+    return {name: shape for name, shape in shapes.items() if name != tensors.EMBEDDING}
+
+
 def initial_block(
     spec: BlockSpec, *, head_rows: Tensor, final_norm: Tensor, mask: Tensor, states: Tensor, seed: int
 ) -> dict[str, Tensor]:
-    """Return every weight, float32 with gradients, under the names of block_shapes, and the scales of the states.
+    """Return every weight, float32 with gradients, under the names of head_tensors.py, and scales of the states.
 
     head_rows: [Vd, H], of the target's head. final_norm: [H], the target's. mask: [H], a mean of embeddings.
     states: [T, K * H], some of the target's. At first a context row is about the last state that the drafter
@@ -191,18 +161,18 @@ def initial_block(
     by_layer = states.float().unflatten(1, (len(spec.state_layers), -1))  # type: ignore[no-untyped-call]
     sizes = by_layer.square().mean(-1).sqrt().median(0).values  # a first token's may be a hundred times as large
     generator = torch.Generator().manual_seed(seed)
-    given = {tensors.HEAD: head_rows, tensors.NORM: final_norm, MASK: mask}
+    given = {tensors.HEAD: head_rows, tensors.NORM: final_norm, tensors.MASK: mask}
     found: dict[str, Tensor] = {}
-    for name, shape in block_shapes(spec).items():
+    for name, shape in drafter_shapes(spec).items():
         if name in given:
             weight = given[name].float()
-        elif name in (MARKOV_ROW, CONFIDENCE, CONFIDENCE_BIAS):
+        elif name in (tensors.MARKOV_CANDIDATES, tensors.CONFIDENCE, tensors.CONFIDENCE_BIAS):
             weight = torch.zeros(shape)
         elif len(shape) == 1:
             weight = torch.ones(shape)
         else:
             weight = torch.randn(shape, generator=generator)
-            weight /= 1.0 if name == MARKOV_TOKEN else math.sqrt(shape[1])
+            weight /= 1.0 if name == tensors.MARKOV_BEFORE else math.sqrt(shape[1])
             weight *= _SMALLER if name.endswith((".o_proj.weight", ".down_proj.weight", tensors.FC)) else 1.0
         if name == tensors.FC:
             weight[:, -shape[0] :] += torch.eye(shape[0])
@@ -211,14 +181,8 @@ def initial_block(
     return found | {_STATE_SCALE: (-sizes.log()).requires_grad_()}
 
 
-def bytes_read(stored: Mapping[str, Tensor]) -> int:
-    """Return the bytes of a written drafter that a pass reads: not the Markov head's map of all tokens."""
-    maps = (MARKOV_TOKEN, tensors.DRAFT_TO_TARGET, tensors.TARGET_TO_DRAFT)
-    return sum(weight.nbytes for name, weight in stored.items() if not name.startswith(maps))
-
-
 def stored_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights under the names of block_shapes: fc multiplies states as they are."""
+    """Return the weights under the names of head_tensors.py: fc multiplies states as they are."""
     found = {name: weight.detach() for name, weight in weights.items()}
     scales = found.pop(_STATE_SCALE).exp()
     fc = found[tensors.FC]

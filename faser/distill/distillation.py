@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from faser.config.engine import EngineConfig
 from faser.distill.acceptance import HeldOutAcceptance, measure_acceptance
 from faser.distill.batch import SampleStore, batches_of_epoch
-from faser.distill.block import bytes_read
 from faser.distill.dataset import Dataset, held_out
 from faser.distill.drafters import BlockKind, DrafterKind, Eagle3Kind
 from faser.distill.head import frequent_tokens
@@ -164,11 +162,6 @@ class Distillation:
             **about,
         }
         write_atomically(self._folder / "distillation.json", json.dumps(made, indent=1) + "\n")
-
-    def pass_share(self) -> float:
-        """Return the bytes that a pass of the written block drafter reads, over those of a step of the target."""
-        stored = load_file(self._folder / "model.safetensors")
-        return bytes_read(stored) / self._target.decoder.weight_bytes
 
     def _trained(self) -> TrainingState:
         if self._state is None:

@@ -11,11 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from faser.distill.block import BlockSpec, TrainableBlock, initial_block, stored_weights
+from faser.config.speculation import DSPARK
+from faser.distill.block import TrainableBlock, initial_block, stored_weights
 from faser.distill.head import TrainableHead, initial_weights
 from faser.distill.speculators_writer import write_block, write_speculators
 from faser.distill.target import FrozenTarget
 from faser.distill.trainable import Trainable
+from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
     DecoderSpec,
@@ -26,7 +28,7 @@ from faser.engine.checkpoints.families.architecture import (
     RopeScaling,
     RopeSpec,
 )
-from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
+from faser.engine.checkpoints.heads import EAGLE3, FeatureNorm, HeadSpec
 
 _FEED_FORWARD = 3  # widths of a drafter: its feed-forward, at most
 _THETA = 10_000.0  # of a drafter for a target without a rotary embedding
@@ -56,7 +58,7 @@ class DrafterKind(ABC):
 class Eagle3Kind(DrafterKind):
     """One layer, whose passes draft one token each."""
 
-    name = "eagle3"
+    name = EAGLE3
 
     def __init__(self, target: FrozenTarget, layers: tuple[int, ...], draft_vocab_size: int, name: str) -> None:
         self._target = target
@@ -84,14 +86,15 @@ class Eagle3Kind(DrafterKind):
 class BlockKind(DrafterKind):
     """Two layers, whose one pass drafts a block of tokens."""
 
-    name = "dspark"
+    name = DSPARK
 
     def __init__(
         self, target: FrozenTarget, layers: tuple[int, ...], draft_vocab_size: int, name: str, block_size: int
     ) -> None:
         self._target = target
         self.block_size = block_size
-        self._spec = block_spec(target.config.spec, layers, draft_vocab_size, name, block_size)
+        self._spec = block_spec(target.config.spec, layers, draft_vocab_size, block_size)
+        self._target_name = name
 
     def initial_weights(self, draft_ids: Tensor, states: Tensor, seed: int) -> dict[str, Tensor]:
         return initial_block(
@@ -107,9 +110,15 @@ class BlockKind(DrafterKind):
         return TrainableBlock(self._spec, weights, self._target.embedding(), positions=positions, dtype=dtype)
 
     def write(self, folder: Path, weights: dict[str, Tensor], draft_ids: Tensor | None, *, int8: bool) -> None:
-        architectures = self._target.architectures
-        stored = stored_weights(weights)
-        write_block(folder, self._spec, stored, draft_ids=draft_ids, target_architectures=architectures, int8=int8)
+        write_block(
+            folder,
+            self._spec,
+            stored_weights(weights),
+            draft_ids=draft_ids,
+            target_name=self._target_name,
+            target_architectures=self._target.architectures,
+            int8=int8,
+        )
 
 
 def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: int, name: str) -> HeadSpec:
@@ -126,9 +135,7 @@ def head_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: in
     )
 
 
-def block_spec(
-    target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: int, name: str, block_size: int
-) -> BlockSpec:
+def block_spec(target: DecoderSpec, layers: tuple[int, ...], draft_vocab_size: int, block_size: int) -> BlockSpec:
     """Return a block drafter as wide as its target."""
     decoder = _decoder(target, _BLOCK_LAYERS)
     normed = replace(decoder.layers[0], attention=replace(decoder.attention, qk_norm=True))
@@ -138,7 +145,13 @@ def block_spec(
         state_layers=layers,
         block_size=block_size,
         markov_rank=_MARKOV_RANK,
-        target_name=name,
+        method=DSPARK,
+        target_hidden_size=target.hidden_size,
+        mask_token_id=None,
+        predicts_from_anchor=True,
+        causal=(False,) * _BLOCK_LAYERS,
+        confidence=True,
+        confidence_reads_markov=True,
     )
 
 

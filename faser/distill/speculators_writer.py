@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from faser.distill.block import BlockSpec, block_shapes
+from faser.distill.block import drafter_shapes
+from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.families.architecture import (
     DecoderSpec,
     LinearScaling,
@@ -21,7 +22,7 @@ from faser.engine.checkpoints.families.architecture import (
     RopeSpec,
     YarnScaling,
 )
-from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
+from faser.engine.checkpoints.heads import EAGLE3, FeatureNorm, HeadSpec
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.models.tensors import Shape
 from faser.files import replacing, write_atomically
@@ -60,14 +61,15 @@ def write_block(
     weights: Mapping[str, Tensor],
     *,
     draft_ids: Tensor | None,
+    target_name: str,
     target_architectures: Sequence[str],
     dtype: torch.dtype = torch.bfloat16,
     int8: bool = False,
 ) -> None:
-    """Write a block drafter; see write_speculators. weights: with the names and shapes of block_shapes."""
-    shapes = block_shapes(spec)
+    """Write a block drafter; see write_speculators. weights: with the names and shapes of drafter_shapes."""
+    shapes = drafter_shapes(spec)
     assert weights.keys() == shapes.keys(), sorted(weights.keys() ^ shapes.keys())
-    config = block_config(spec, target_architectures)
+    config = block_config(spec, target_name, target_architectures)
     _write(directory, config, weights, shapes, draft_ids, spec.decoder.vocab_size, dtype, int8=int8)
 
 
@@ -103,7 +105,8 @@ def _write(
 
 def speculators_config(spec: HeadSpec, target_architectures: Sequence[str]) -> dict[str, Any]:
     """The config.json of an EAGLE-3 head, but how its tensors are stored."""
-    return _common("eagle3", spec, target_architectures, spec.num_draft_tokens or _DEFAULT_DRAFT_TOKENS) | {
+    draft_tokens = spec.num_draft_tokens or _DEFAULT_DRAFT_TOKENS
+    return _common(EAGLE3, spec, spec.target_name, target_architectures, draft_tokens) | {
         "architectures": ["Eagle3Speculator"],
         "target_hidden_size": spec.target_hidden_size,
         "eagle_aux_hidden_state_layer_ids": list(spec.state_layers),
@@ -115,28 +118,31 @@ def speculators_config(spec: HeadSpec, target_architectures: Sequence[str]) -> d
     }
 
 
-def block_config(spec: BlockSpec, target_architectures: Sequence[str]) -> dict[str, Any]:
+def block_config(spec: BlockSpec, target_name: str, target_architectures: Sequence[str]) -> dict[str, Any]:
     """The config.json of a block drafter, but how its tensors are stored.
 
     aux_hidden_state_layer_ids count the inputs of layers, as an EAGLE-3 head's do, and unlike DFlash's own
-    target_layer_ids. Attention has no window and is bidirectional within a block.
+    target_layer_ids. Layers without a window are bidirectional within a block.
     """
-    return _common("dspark", spec, target_architectures, spec.block_size) | {
+    return _common(spec.method, spec, target_name, target_architectures, spec.most_tokens) | {
         "architectures": ["DSparkDraftModel"],
         "aux_hidden_state_layer_ids": list(spec.state_layers),
         "block_size": spec.block_size,
-        "sample_from_anchor": True,
-        "is_causal": False,
-        "mask_token_id": None,
+        "sample_from_anchor": spec.predicts_from_anchor,
+        "mask_token_id": spec.mask_token_id,
         "markov_rank": spec.markov_rank,
         "markov_head_type": "vanilla",
-        "enable_confidence_head": True,
-        "confidence_head_with_markov": True,
+        "enable_confidence_head": spec.confidence,
+        "confidence_head_with_markov": spec.confidence_reads_markov,
     }
 
 
 def _common(
-    algorithm: str, spec: HeadSpec | BlockSpec, target_architectures: Sequence[str], draft_tokens: int
+    algorithm: str,
+    spec: HeadSpec | BlockSpec,
+    target_name: str | None,
+    target_architectures: Sequence[str],
+    draft_tokens: int,
 ) -> dict[str, Any]:
     proposal = {
         "proposal_type": "greedy",
@@ -151,7 +157,7 @@ def _common(
             "algorithm": algorithm,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
-            "verifier": {"name_or_path": spec.target_name, "architectures": list(target_architectures)},
+            "verifier": {"name_or_path": target_name, "architectures": list(target_architectures)},
         },
         "transformer_layer_config": _layer_config(spec.decoder),
         "draft_vocab_size": spec.draft_vocab_size,

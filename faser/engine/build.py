@@ -113,7 +113,11 @@ def build(
     keeps = step_times is None
     if parts.speculates or config.speculation.has_targets:
         step_times = step_times or measured_times(parts, report)
-        costs = CostModel(step_times, schedules_async=parts.config.schedules_async)
+        costs = CostModel(
+            step_times,
+            schedules_async=parts.config.schedules_async,
+            in_blocks=parts.config.speculation.drafts_in_blocks,
+        )
         pace = PaceFit(costs, num_slots=parts.config.max_num_seqs, most_rows=parts.config.max_num_batched_tokens)
     if parts.speculates and step_times is not None:
         pruning = _early_pruning(parts, step_times)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from faser.distill.batch import TrainingSample
-from faser.distill.block import BlockSpec, TrainableBlock, initial_block
+from faser.distill.block import TrainableBlock, initial_block
 from faser.distill.head import TrainableHead, initial_weights
+from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
     DecoderSpec,
@@ -75,7 +76,13 @@ def small_block() -> TrainableBlock:
         state_layers=(1, 2, 4),
         block_size=4,
         markov_rank=6,
-        target_name="small",
+        method="dspark",
+        target_hidden_size=HIDDEN,
+        mask_token_id=None,
+        predicts_from_anchor=True,
+        causal=(False, False),
+        confidence=True,
+        confidence_reads_markov=True,
     )
     weights = initial_block(
         spec,

@@ -28,6 +28,7 @@ def written(block: TrainableBlock, folder: Path, **options: bool) -> BlockRefere
         block.spec,
         stored_weights(block.weights),
         draft_ids=DRAFT_IDS,
+        target_name="small",
         target_architectures=["LlamaForCausalLM"],
         dtype=torch.float32,
         **options,

@@ -16,9 +16,14 @@ from faser.distill.drafters import head_spec
 from faser.distill.head import TrainableHead
 from faser.distill.target import FrozenTarget, Passage
 from faser.distill.trainer import TrainingProgress, TrainingSettings
+from faser.engine.checkpoints.blocks import read_block_spec
 from faser.engine.checkpoints.families.architecture import DenseSpec
+from faser.engine.execution.drafting.block_loop import BlockRunner
+from faser.engine.execution.drafting.block_weights import load_block
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.errors import ConfigError
+from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.shapes import RowLayout
 from tests.distill.block_reference import BlockReference
 from tests.distill.small_target import load_small_target
 from tests.engine.execution.drafting.seeded_heads import MAX_POSITIONS, PagedHead
@@ -207,6 +212,42 @@ def test_a_written_block_drafts_what_the_trained_one_does(block_folder: Path, ta
     anchors = list(range(one.prompt_tokens, len(one.token_ids) - SETTINGS.steps, 2))
     found = BlockReference(block_folder, target.embedding()).draft(one.token_ids, one.states, anchors)
     torch.testing.assert_close(logits[: len(anchors)].double(), found.logits, rtol=3e-2, atol=3e-2)  # in bfloat16
+
+
+def test_the_engine_drafts_from_a_written_block(block_folder: Path, target: FrozenTarget) -> None:
+    """Seen to catch: layers counted by their outputs, whose states are those of other layers."""
+    trained = distillation(block_folder, target, head=BLOCK)
+    one = trained._store(held_out).sample(0)
+    spec = read_block_spec(block_folder, target.config.spec, "dspark")
+    assert spec.state_layers == trained._layers
+    assert (spec.most_tokens, spec.causal, spec.confidence) == (SETTINGS.steps, (False, False), True)
+    model = load_block(
+        block_folder, spec, target.decoder, target.backend, max_positions=64, max_rows=64, max_logit_rows=4
+    )
+    kv = KvShape(heads=spec.decoder.kv_heads, num_blocks=4, block_size=16, dtype=torch.float32)
+    vocab_size = target.config.spec.vocab_size
+    runner = BlockRunner(
+        model, target.backend, kv, states=torch.zeros(64, spec.states_size), vocab_size=vocab_size
+    )
+    anchor, rows = one.prompt_tokens + 3, SETTINGS.steps
+    total = anchor + rows
+    layout = RowLayout(
+        query_start=torch.tensor([0, total], dtype=torch.int32),
+        seq_len=torch.tensor([total], dtype=torch.int32),
+        positions=torch.arange(total, dtype=torch.int32),
+        block_table=torch.arange(4, dtype=torch.int32)[None],
+    )
+    before = one.token_ids[anchor : anchor + rows].numpy()
+    with torch.inference_mode():
+        block_ids = np.array([before[0], *[0] * (rows - 1)])
+        found = model.candidates(runner.run(layout, [anchor], block_ids, one.states[:anchor].float()))
+        scores, confidence = model.after(found, np.arange(rows), before)
+    assert confidence is not None
+    wanted = BlockReference(block_folder, target.embedding())
+    drafted = wanted.draft(one.token_ids, one.states, [anchor])
+    own_rows = torch.searchsorted(wanted.draft_ids, found.token_ids)
+    torch.testing.assert_close(scores.double(), drafted.logits[0].gather(1, own_rows), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(confidence.sigmoid().double(), drafted.confidence[0], rtol=1e-3, atol=1e-3)
 
 
 def test_other_settings_are_refused_by_name(head_folder: Path, target: FrozenTarget) -> None:

@@ -236,7 +236,7 @@ def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"speculators_model_type": "dflash"}, "of kind dflash, which is not supported: it drafts a block"),
+        ({"speculators_model_type": "peagle"}, "of kind peagle, which is not supported: it drafts the positions"),
         ({"architectures": ["PEagleDraftModel"]}, "PEagleDraftModel of the head is not supported: it drafts the"),
         ({"model_type": "eagle"}, "of kind eagle, which is not supported: EAGLE-3's heads draft better"),
         ({"medusa_num_heads": 2}, "of kind medusa, which is not supported: its heads do not read what"),

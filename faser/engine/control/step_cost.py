@@ -37,10 +37,12 @@ class CostModel:
 
     pass_s: seconds of one forward of the draft model, by rows; 0 without a draft model. text_s: seconds to look up
     drafts, by sequences; 0 without a text look-up. posterior: of draft rows and host work.
+    in_blocks: one forward drafts all tokens, each as a row of it.
     """
 
-    def __init__(self, times: StepTimes, *, schedules_async: bool = False) -> None:
+    def __init__(self, times: StepTimes, *, schedules_async: bool = False, in_blocks: bool = False) -> None:
         self.tables = times.tables
+        self.in_blocks = in_blocks
         self.posterior = StepPosterior(schedules_async=schedules_async)
         self._roles = {role: RoleCost(table) for role, table in times.tables.items()}
         self._step = self._roles[Role.STEP]
@@ -139,12 +141,19 @@ class CostModel:
             self._experts.add(sequences, verification.draft_rows, experts)
         self.posterior.observe_rows(sequences, verification.without_s, verification.rows_s, measured_s)
 
+    def passes_s(self, going: Ints) -> Floats:
+        """[S, K] seconds of forwards that draft 1 … K tokens. going: [S, K] sequences that have such a token."""
+        if not self.in_blocks:
+            return np.add.accumulate(self.pass_s(going), axis=1)
+        # The row of the anchor, or of the states of the token that was committed last, is one more for each.
+        return self.pass_s(np.add.accumulate(going, axis=1) + going[:, :1])
+
     def catchup_s(self, lag: Ints) -> Floats:
         """[S] seconds to refill `lag` missing tokens of draft KV, for each sequence by itself."""
         return np.maximum(self.pass_s(lag + 1) - self.pass_s(1), 0.0)
 
     def draft_s(self, lengths: Ints, lag: Ints, *, horizon: int = 1) -> float:
-        """Seconds to draft `lengths` tokens, [S], for a step: one pass per token of the longest draft.
+        """Seconds to draft `lengths` tokens, [S], for a step: see passes_s.
 
         lag: [S] missing tokens of draft KV. horizon: number of steps over which the time to refill them is spread.
         """
@@ -154,7 +163,7 @@ class CostModel:
         total_s = self.text_s(count)
         if not self.has_passes:
             return total_s
-        total_s += float(np.add.reduce(self.pass_s(_going(lengths))))
+        total_s += self.passes_s(_going(lengths)[None]).item(-1)
         missing = int(np.add.reduce(lag[lengths > 0])) if np.count_nonzero(lag) else 0
         if missing:
             total_s += (self.pass_s(count + missing) - self.pass_s(count)) / horizon

@@ -58,6 +58,15 @@ def test_drafting_is_one_pass_per_token_of_the_longest_draft_with_those_that_go_
     assert costs.draft_s(ints(1, 4, 0, 3), ints(0, 0, 9, 0)) == pytest.approx(expected)
 
 
+def test_a_forward_that_drafts_a_block_has_a_row_for_each_token_and_one_more_for_each_sequence() -> None:
+    """Three tokens of one sequence and one of another: six rows of one forward, not three forwards."""
+    times = StepTimes.proportional(step_s=0.5, row_s=0.25, pass_s=1, pass_row_s=2)
+    none = np.zeros(2, dtype=np.int64)
+    blocks, passes = CostModel(times, in_blocks=True), CostModel(times)
+    assert blocks.draft_s(np.array([3, 1]), none) == pytest.approx(blocks.pass_s(6))
+    assert passes.draft_s(np.array([3, 1]), none) == pytest.approx(passes.pass_s(2) + 2 * passes.pass_s(1))
+
+
 def test_catching_up_is_rows_of_the_first_pass_spread_over_the_horizon() -> None:
     costs = CostModel(StepTimes(tables={Role.STEP: TABLE, Role.PASS: PASS}))
     plain = costs.draft_s(ints(2, 2), ints(0, 0))

@@ -821,8 +821,9 @@ class SpeculationControl:
         longest = max(modelled.tolist())
         predicted_s = self._costs.text_s(len(lengths))
         if longest:
-            # A pass whose tokens were all dropped is not in the lengths.
-            predicted_s = self._costs.draft_s(modelled, missing_kv) * drafts.passes / longest
+            predicted_s = self._costs.draft_s(modelled, missing_kv)
+            if not self._costs.in_blocks:  # a pass whose tokens were all dropped is not in the lengths
+                predicted_s *= drafts.passes / longest
             self._costs.observe(Role.PASS, predicted_s, drafts.run_s)
         self._statistics.time_drafting(predicted_s, drafts.run_s)
         if np.count_nonzero(missing_kv):

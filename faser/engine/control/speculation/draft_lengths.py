@@ -213,7 +213,7 @@ def best_lengths(
     worth *= drafts
     tokens = np.add.accumulate(np.add.accumulate(worth, axis=1, out=worth), axis=0, out=worth)
     drafting = np.add.accumulate(drafts, axis=0, dtype=np.int64)  # of the best m, in the pass of each depth
-    seconds = np.add.accumulate(costs.pass_s(drafting), axis=1)
+    seconds = costs.passes_s(drafting)
     rows = np.add.accumulate(drafting, axis=1)
     tokens += objective.worth
     if text is None:

@@ -179,7 +179,7 @@ class Faser(Policy):
         A token is kept while it is worth a row. The next one is worth the survival so far times its own
         acceptance, which is unknown, so the usual one is taken; it costs a pass and a row.
         """
-        if not self._costs.has_passes or not self._on or not self._stops:
+        if not self._costs.has_passes or self._costs.in_blocks or not self._on or not self._stops:
             return None
         count, row_price = len(lengths), self._row_price
         usual = float(np.add.reduce(candidates.survival[:, 1])) / count

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.checkpoints.blocks import BlockSpec
@@ -231,8 +232,11 @@ class BlockModel:
             if each.rows is not None:
                 mixed[each.rows] = found
 
-    def candidates(self, hidden: Tensor) -> "Candidates":
-        """The best tokens of each row. hidden: [N, H] of rows that predict, any number of them."""
+    def candidates(self, hidden: Tensor, anchors: Ints, firsts: Ints) -> "Candidates":
+        """The best tokens of each row. hidden: [N, H] of rows that predict, draft after draft.
+
+        anchors: [S], the token before each draft. firsts: [S], the first row of each draft.
+        """
         room, weights = self._buffers.logits, self._weights
         best = []
         for first in range(0, len(hidden), len(room)):
@@ -240,52 +244,47 @@ class BlockModel:
             logits = self._backend.linear(part, weights.head, room[: len(part)])
             best.append(logits.topk(min(CANDIDATES, logits.shape[1]), dim=-1))
         scores, columns = torch.cat([each.values for each in best]), torch.cat([each.indices for each in best])
-        corrections = None
+        token_ids = columns if self.draft_ids is None else self.draft_ids[columns]
+        pairs = confidences = given = None
         if weights.markov is not None:
-            corrections = self._rows(weights.markov.candidates, columns.flatten()).view(*columns.shape, -1)
+            before = token_ids.roll(1, 0)
+            before[torch.from_numpy(firsts).to(before.device)] = torch.from_numpy(anchors).to(before)[:, None]
+            given = self._rows(weights.markov.before, before)
+            pairs = torch.bmm(self._rows(weights.markov.candidates, columns), given.mT).numpy(force=True)
+        if weights.confidence is not None:
+            of_hidden, of_before, bias = weights.confidence
+            found = (hidden.float() @ of_hidden + bias)[:, None].expand(scores.shape)
+            if given is not None and len(of_before):
+                found = found + given @ of_before
+            confidences = found.double().numpy(force=True)
         return Candidates(
-            hidden=hidden,
-            scores=scores,
-            token_ids=columns if self.draft_ids is None else self.draft_ids[columns],
-            corrections=corrections,
+            scores=scores.numpy(force=True),
+            token_ids=token_ids.numpy(force=True),
+            pairs=pairs,
+            confidences=confidences,
         )
-
-    def after(self, found: "Candidates", at: Ints, before: Ints) -> tuple[Tensor, Tensor | None]:
-        """Scores [N, C] of the candidates of these rows behind the tokens `before`, [N], and their confidences.
-
-        Confidences: [N] float32, log-odds; None: the drafter has none.
-        """
-        weights, rows = self._weights, torch.from_numpy(at).to(self._backend.device)
-        scores, given = found.scores[rows], None
-        if weights.markov is not None and found.corrections is not None:
-            token_ids = torch.from_numpy(before).to(self._backend.device)
-            given = self._rows(weights.markov.before, token_ids)
-            scores = scores + torch.bmm(found.corrections[rows], given[:, :, None])[:, :, 0]
-        if weights.confidence is None:
-            return scores, None
-        of_hidden, of_before, bias = weights.confidence
-        confidences = found.hidden[rows].float() @ of_hidden + bias
-        if given is not None and len(of_before):
-            confidences = confidences + given @ of_before
-        return scores, confidences
 
     def _rows(self, packed: PackedLinear, token_ids: Tensor) -> Tensor:
-        """[N, r] float32: these rows of a matrix."""
-        out = torch.empty(
-            (len(token_ids), self.spec.markov_rank), dtype=self._buffers.hidden.dtype, device=self._backend.device
-        )
-        return self._backend.embed(token_ids.contiguous(), packed, out).float()
+        """[N, C, r] float32: these rows of a matrix. token_ids: [N, C]."""
+        rank, dtype = self.spec.markov_rank, self._buffers.hidden.dtype
+        out = torch.empty((token_ids.numel(), rank), dtype=dtype, device=self._backend.device)
+        self._backend.embed(token_ids.flatten().contiguous(), packed, out)
+        return out.float().view(*token_ids.shape, rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Of N rows that predict a token. hidden: [N, H]. scores: [N, C] float32, falling. token_ids: [N, C], of the
-    target. corrections: [N, C, r] float32, of each candidate; None: nothing corrects the scores."""
+    """The C best tokens of N rows, on the host. scores: [N, C] float32, falling. token_ids: [N, C], of the target.
 
-    hidden: Tensor
-    scores: Tensor
-    token_ids: Tensor
-    corrections: Tensor | None
+    What comes before a row is one of the candidates of the row before, or an anchor, which stands for all of them.
+    pairs: [N, C, C], what to add to a candidate's score behind each of those; None: nothing. confidences: [N, C]
+    log-odds that the row's token is accepted behind each of those; None: the drafter does not estimate them.
+    """
+
+    scores: NDArray[np.float32]
+    token_ids: Ints
+    pairs: NDArray[np.float32] | None
+    confidences: NDArray[np.float64] | None
 
 
 def block_rows(

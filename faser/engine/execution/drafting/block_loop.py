@@ -58,6 +58,10 @@ class BlockRunner:
         self._hidden = states[:0]  # [R, H], of the last `forward`
 
     @property
+    def device(self) -> torch.device:
+        return self._backend.device
+
+    @property
     def sampling_kernels(self) -> SamplingKernels | None:
         return self._backend.sampling_kernels
 
@@ -92,7 +96,10 @@ class BlockRunner:
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Scores of the candidates of rows of the last `forward`."""
         numbers = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(self._hidden.device)
-        return self.head.candidates(self._hidden.index_select(0, numbers)).scores
+        found = self.head.candidates(
+            self._hidden.index_select(0, numbers), np.zeros(1, np.int64), np.zeros(1, np.int64)
+        )
+        return torch.from_numpy(found.scores)
 
     @torch.inference_mode()
     def fill_cache(self, layout: RowLayout) -> None:
@@ -133,16 +140,16 @@ class BlockLoop:
     def draft(
         self,
         inputs: Sequence[DraftInput],
-        stop: StopRule | None,
+        _stop: StopRule | None,
         _until: Callable[[], bool] | None = None,
     ) -> DraftBatch:
-        """See DraftLoop. There is one pass, so nothing can end drafts between passes."""
+        """See DraftLoop. There is one pass, and so nothing to stop: what is verified is decided afterwards."""
         if not inputs:
             return no_drafts()
         most = self._spec.most_tokens
         inputs = [replace(each, max_tokens=min(each.max_tokens, most)) for each in inputs]
         hidden, passes = self._pass(inputs)
-        return self._walk(inputs, hidden, stop).batch(passes)
+        return self._walk(inputs, hidden).batch(passes)
 
     def _read(self, inputs: Sequence[DraftInput]) -> int:
         states, passes, first = self._states.gather([piece for each in inputs for piece in each.states]), 0, 0
@@ -190,37 +197,39 @@ class BlockLoop:
         predicting = np.delete(np.arange(len(token_ids)), anchors)
         return hidden.index_select(0, torch.from_numpy(predicting).to(hidden.device))
 
-    def _walk(self, inputs: Sequence[DraftInput], hidden: Tensor, stop: StopRule | None) -> DraftProgress:
-        """Choose the tokens from left to right. A pass costs nothing any more: only rows have a price."""
-        if stop is not None:
-            stop = replace(stop, pass_prices=(0.0,) * len(inputs))
-        found, progress = self._runner.head.candidates(hidden), DraftProgress(inputs)
-        starts = np.cumsum([0, *(each.max_tokens for each in inputs[:-1])])
-        token_ids = found.token_ids.numpy(force=True)
-        active, rows = np.arange(len(inputs)), progress.first_rows()
-        before = np.array([each.token_ids[-1] for each in inputs])
-        depth = 0
-        while True:
-            at = starts[active] + depth
-            scores, confidences = self._runner.head.after(found, at, before)
-            tokens = self._choose(scores, token_ids[at], rows)
-            if confidences is not None:
-                margins = confidences.clamp(-_LARGEST, _LARGEST).double().numpy(force=True)
+    def _walk(self, inputs: Sequence[DraftInput], hidden: Tensor) -> DraftProgress:
+        """Choose the tokens from left to right."""
+        progress = DraftProgress(inputs)
+        anchors = np.array([each.token_ids[-1] for each in inputs])
+        firsts = np.cumsum([0, *(each.max_tokens for each in inputs[:-1])])
+        found = self._runner.head.candidates(hidden, anchors, firsts)
+        active, rows, before = np.arange(len(inputs)), progress.first_rows(), np.zeros_like(firsts)
+        for depth in range(max(each.max_tokens for each in inputs)):
+            at = firsts[active] + depth
+            scores = found.scores[at]
+            if found.pairs is not None:
+                scores = scores + found.pairs[at, :, before]
+            tokens, chosen = self._choose(scores, found.token_ids[at], rows)
+            if found.confidences is not None:
+                margins = found.confidences[at, before].clip(-_LARGEST, _LARGEST)
                 tokens = replace(tokens, margins=margins)
-            active = progress.take(active, tokens, stop)
-            if not len(active):
-                return progress
-            before, rows = progress.feed(active)
-            depth += 1
+            staying = progress.take(active, tokens, None)
+            before = chosen[np.searchsorted(active, staying)]
+            active = staying
+            if len(active):
+                _, rows = progress.feed(active)
+        return progress
 
-    def _choose(self, scores: Tensor, token_ids: Ints, rows: DraftRows) -> DraftTokens:
-        """scores: [S, C] of the candidates token_ids, [S, C]."""
-        ids, places = np.unique(token_ids, return_inverse=True)
-        logits = scores.new_full((len(scores), len(ids)), -torch.inf)
-        columns = torch.from_numpy(places.reshape(token_ids.shape)).to(scores.device)
-        chosen = self._sampler.choose(logits.scatter_(1, columns, scores), rows, ids)
-        probs = chosen.probs
+    def _choose(self, scores: NDArray[np.float32], token_ids: Ints, rows: DraftRows) -> tuple[DraftTokens, Ints]:
+        """A token for every row, and its number among the candidates. scores, token_ids: [S, C] of these."""
+        ids = np.sort(token_ids[0]) if len(token_ids) == 1 else np.unique(token_ids)
+        logits = np.full((len(scores), len(ids)), -np.inf, dtype=np.float32)
+        np.put_along_axis(logits, np.searchsorted(ids, token_ids), scores, axis=1)
+        found = self._sampler.choose(torch.from_numpy(logits).to(self._runner.device), rows, ids)
+        chosen = ids[found.token_ids]
+        probs = found.probs
         if probs is not None:
             whole = probs.new_zeros(len(probs), self._runner.vocab_size)
             probs = whole.index_copy_(1, torch.from_numpy(ids).to(probs.device), probs)
-        return replace(chosen, token_ids=ids[chosen.token_ids], probs=probs)
+        numbers = (token_ids == chosen[:, None]).argmax(axis=1)
+        return replace(found, token_ids=chosen, probs=probs), numbers

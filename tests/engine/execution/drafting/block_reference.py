@@ -16,7 +16,7 @@ _CANDIDATES = 16
 
 
 def norm(x: Floats, weight: Floats) -> Floats:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
+    return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight)
 
 
 def rotated(x: Floats, positions: NDArray[np.int64], theta: float = 10_000.0) -> Floats:
