@@ -190,11 +190,6 @@ class SpeculationConfig:
         return next((each.name for each in self.drafters if each.needs_passes), None)
 
     @property
-    def drafts_in_blocks(self) -> bool:
-        """Whether one forward pass drafts all tokens."""
-        return any(each.in_blocks for each in self.drafters)
-
-    @property
     def drafts_from_text(self) -> bool:
         """Whether drafts may be copied from text."""
         return not all(each.needs_passes for each in self.drafters)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from faser.config.engine import KV_CACHE_DIR_ON_GPU, EngineConfig
+from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, Texts
 from faser.engine.contract.plan import Executor
 from faser.engine.contract.step_times import Role, StepTimes
@@ -116,7 +117,7 @@ def build(
         costs = CostModel(
             step_times,
             schedules_async=parts.config.schedules_async,
-            in_blocks=parts.config.speculation.drafts_in_blocks,
+            block_tokens=_block_tokens(parts),
         )
         pace = PaceFit(costs, num_slots=parts.config.max_num_seqs, most_rows=parts.config.max_num_batched_tokens)
     if parts.speculates and step_times is not None:
@@ -248,6 +249,12 @@ def _auditor(parts: EngineParts, executor: Executor, scheduler: Scheduler) -> Au
         backend=parts.info().backend,
         seed=config.seed,
     )
+
+
+def _block_tokens(parts: EngineParts) -> int | None:
+    """Tokens of the longest draft of a block drafter; None: there is none."""
+    specs = [each.files.head for each in parts.heads]
+    return next((each.most_tokens for each in specs if isinstance(each, BlockSpec)), None)
 
 
 def _speculation_control(

@@ -4,11 +4,16 @@ Oracle: the engine without speculation, token for token, with sequences that are
 alike; see test_head_engine.py, whose models and conversations these are.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from faser.engine.contract.plan import DraftPlan
+from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.errors import ConfigError, ModelError
 from tests.checkpoints import VOCAB_SIZE, random_weights, write_checkpoint
 from tests.engine.execution.drafting.seeded_blocks import BlockShape, write_block
@@ -49,6 +54,37 @@ def test_a_policy_that_decides_by_measured_times_changes_no_answer(tmp_path: Pat
     write_block(head, SHAPE, "speculators", dtype=getattr(torch, dtype))
     wanted = answers(built(path, {"policy": "off"}).engine, 0.0)
     assert answers(built(path, {"model": str(head)}).engine, 0.0) == wanted
+
+
+class WatchedDrafter:
+    """A drafter, and how many tokens a model was asked for in each request."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.requested: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
+        self.requested += [each.max_tokens for each in plan.requests if not plan.from_text]
+        return self._drafter.propose(plan, until)
+
+
+@pytest.mark.parametrize("asked", [{"method": "dspark"}, {}])
+def test_no_more_tokens_are_asked_for_than_a_block_has(tmp_path: Path, asked: dict[str, str]) -> None:
+    """The default is 8 tokens of a model, and the drafter was trained for blocks of 3."""
+    path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
+    write_block(head, replace(SHAPE, block_size=3), "speculators")
+    watched: list[WatchedDrafter] = []
+
+    def watch(drafter: Drafter) -> WatchedDrafter:
+        watched.append(WatchedDrafter(drafter))
+        return watched[0]
+
+    asked = {"model": str(head), "policy": "fixed"} | asked
+    answers(built(path, asked, wrap_drafter=watch).engine, 0.0)
+    assert max(watched[0].requested) == 3
 
 
 def test_another_method_than_the_checkpoint_s_is_refused(tmp_path: Path) -> None:

@@ -37,12 +37,14 @@ class CostModel:
 
     pass_s: seconds of one forward of the draft model, by rows; 0 without a draft model. text_s: seconds to look up
     drafts, by sequences; 0 without a text look-up. posterior: of draft rows and host work.
-    in_blocks: one forward drafts all tokens, each as a row of it.
+    block_tokens: the most tokens that one forward drafts, each as a row of it; None: a forward drafts one token.
     """
 
-    def __init__(self, times: StepTimes, *, schedules_async: bool = False, in_blocks: bool = False) -> None:
+    def __init__(
+        self, times: StepTimes, *, schedules_async: bool = False, block_tokens: int | None = None
+    ) -> None:
         self.tables = times.tables
-        self.in_blocks = in_blocks
+        self.block_tokens = block_tokens
         self.posterior = StepPosterior(schedules_async=schedules_async)
         self._roles = {role: RoleCost(table) for role, table in times.tables.items()}
         self._step = self._roles[Role.STEP]
@@ -56,6 +58,11 @@ class CostModel:
     def has_passes(self) -> bool:
         """Drafting takes a forward of a model per token."""
         return Role.PASS in self.tables
+
+    @property
+    def in_blocks(self) -> bool:
+        """One forward drafts all tokens."""
+        return self.block_tokens is not None
 
     @property
     def row_token_s(self) -> float:

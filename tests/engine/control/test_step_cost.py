@@ -62,7 +62,7 @@ def test_a_forward_that_drafts_a_block_has_a_row_for_each_token_and_one_more_for
     """Three tokens of one sequence and one of another: six rows of one forward, not three forwards."""
     times = StepTimes.proportional(step_s=0.5, row_s=0.25, pass_s=1, pass_row_s=2)
     none = np.zeros(2, dtype=np.int64)
-    blocks, passes = CostModel(times, in_blocks=True), CostModel(times)
+    blocks, passes = CostModel(times, block_tokens=8), CostModel(times)
     assert blocks.draft_s(np.array([3, 1]), none) == pytest.approx(blocks.pass_s(6))
     assert passes.draft_s(np.array([3, 1]), none) == pytest.approx(passes.pass_s(2) + 2 * passes.pass_s(1))
 

@@ -139,7 +139,8 @@ class SpeculationControl:
         cap = config.cap
         self._config, self._costs, self._times_itself = config, costs, times_itself
         self.cap = cap
-        self._limit = cap
+        self._model_cap = min(config.model_cap, costs.block_tokens or cap)
+        self._limit = min(cap, self._model_cap) if costs.in_blocks and not config.drafts_from_text else cap
         self._is_point_mass = config.draft_sample_method != "probabilistic"
         self.in_rounds = config.method == AUTO  # text drafts first, then a model if there is one
         self._acceptance = acceptance or Acceptance(num_slots, cap, make_native)
@@ -754,7 +755,7 @@ class SpeculationControl:
     def _left_to_model(self, step: StepDrafts) -> Ints:
         """[S] tokens that the model drafts in place of a sequence's draft from text."""
         slots, table = step.candidates.slots, step.table
-        limit = np.minimum(step.lengths, self._config.model_cap)
+        limit = np.minimum(step.lengths, self._model_cap)
         survival = self._acceptance.survival(slots, by_model=True)
         if step.share:  # the model drafts during a step, so its passes cost the step nothing
             by_model = np.add.reduce(survival[:, 1:], axis=1)
