@@ -75,7 +75,10 @@ SPECULATION = (
             ),
             Panel(
                 "Policy and method",
-                ((f"faser_spec_policy_info{{{CHOSEN}}}", "{{policy}}, drafts by {{method}}"),),
+                (
+                    (f"faser_spec_policy_info{{{CHOSEN}}}", "{{policy}}, drafts by {{method}}"),
+                    (f"faser_spec_synthetic{{{CHOSEN}}} == 1", "SYNTHETIC: answers are not the model's"),
+                ),
                 kind="stat",
                 instant=True,
             ),

@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,10 @@ def _measured(comparison: Comparison, loads: Sequence[Load]) -> list[Measured]:
             first.clear()
 
         first = ["of all runs"]
-        for load in loads:
+        for done, load in enumerate(loads, start=1):
             measured += comparison.under(load, on_run)
+            if bar.disable:
+                print(f"{load}: measured, {done} of {len(loads)} loads", file=sys.stderr, flush=True)
         bar.advance(task)
     return measured
 

@@ -112,9 +112,13 @@ class Run:
         return self.tokens / self.seconds
 
     @property
-    def decode_per_s(self) -> float:
-        """Tokens a second of one request after its first ones: the inverse of its mean time per output token."""
-        return sum(each.decoded for each in self.answers) / sum(each.decode_s for each in self.answers)
+    def decode_per_s(self) -> float | None:
+        """Tokens a second of one request after its first ones; None: no answer has any.
+
+        The inverse of the mean time per output token.
+        """
+        seconds = sum(each.decode_s for each in self.answers)
+        return sum(each.decoded for each in self.answers) / seconds if seconds else None
 
     @property
     def answers_hash(self) -> str:
@@ -136,14 +140,14 @@ class Measured:
 
     @property
     def whole(self) -> Estimate:
-        return self._over_off(lambda run: run.tokens_per_s)
+        return ratio([run.tokens_per_s for run in self.runs], [run.tokens_per_s for run in self.off])
 
     @property
-    def decoding(self) -> Estimate:
-        return self._over_off(lambda run: run.decode_per_s)
-
-    def _over_off(self, of: Callable[[Run], float]) -> Estimate:
-        return ratio([of(run) for run in self.runs], [of(run) for run in self.off])
+    def decoding(self) -> Estimate | None:
+        """None: answers are too short."""
+        mine = [rate for run in self.runs if (rate := run.decode_per_s) is not None]
+        theirs = [rate for run in self.off if (rate := run.decode_per_s) is not None]
+        return ratio(mine, theirs) if len(mine) == len(theirs) == len(self.runs) else None
 
     @property
     def differing(self) -> int:

@@ -33,7 +33,7 @@ def console() -> Console:
 def tables(measured: Sequence[Measured], prompts: Sequence[BenchPrompt]) -> RenderableType:
     """A table for each load, and one of the kinds of prompts for the first."""
     loads = dict.fromkeys(each.load for each in measured)
-    top = max([_AT_LEAST_X, *(each.decoding.mean for each in measured)])
+    top = max([_AT_LEAST_X, *((each.decoding or each.whole).mean for each in measured)])
     parts: list[RenderableType] = []
     for load in loads:
         own = [each for each in measured if each.load == load]
@@ -60,8 +60,8 @@ def _table(measured: Sequence[Measured], top: float) -> Table:
             each.arm,
             f"{median(run.tokens_per_s for run in each.runs):.1f}",
             "" if is_off else each.whole.text(unit="x"),
-            "" if is_off else each.decoding.text(unit="x"),
-            bar(each.decoding, top),
+            "" if is_off or each.decoding is None else each.decoding.text(unit="x"),
+            bar(each.decoding or each.whole, top),
             *_drafts(each.runs),
             f"{each.differing} of {each.num_answers}",
         )
@@ -184,14 +184,18 @@ def _as_json(each: Measured, prompts: Sequence[BenchPrompt]) -> dict[str, Any]:
     return {
         "drafter": each.arm,
         "tokens_per_s": round(median(run.tokens_per_s for run in each.runs), 2),
-        "decode_tokens_per_s": round(median(run.decode_per_s for run in each.runs), 2),
+        "decode_tokens_per_s": round(median(run.decode_per_s or 0.0 for run in each.runs), 2),
         "over_off": each.whole.rounded(),
-        "decoding_over_off": each.decoding.rounded(),
+        "decoding_over_off": None if each.decoding is None else each.decoding.rounded(),
         **_draft_figures(each.runs),
         "differing_answers": each.differing,
         "answers_hash": each.runs[0].answers_hash,
         "rounds": [
-            {"tokens": run.tokens, "seconds": round(run.seconds, 3), "decode_per_s": round(run.decode_per_s, 2)}
+            {
+                "tokens": run.tokens,
+                "seconds": round(run.seconds, 3),
+                "decode_per_s": round(run.decode_per_s or 0.0, 2),
+            }
             for run in each.runs
         ],
         "by_request": list(_requests(each, prompts)),

@@ -157,9 +157,19 @@ def test_rates_are_over_those_of_off_in_the_same_rounds() -> None:
     _, fixed = Engines(FIXED, right=2).measure(1)
     step_s = (STEP_S + 3 * ROW_S) / (STEP_S + ROW_S)
     # Three steps of three tokens: the first ones begin the answer, the six others come in two steps.
+    assert fixed.decoding is not None
     assert fixed.decoding.mean == pytest.approx(3 / step_s)
     assert fixed.decoding.low == pytest.approx(fixed.decoding.mean)
     assert 1 < fixed.whole.mean < fixed.decoding.mean
+
+
+def test_answers_of_one_token_are_compared_as_a_whole_alone() -> None:
+    engines = Engines(FIXED)
+    engines.comparison.output_tokens = 1
+    for each in engines.measure():
+        assert each.decoding is None
+        assert each.runs[0].decode_per_s is None
+        assert each.whole.mean > 0
 
 
 def test_counters_exclude_earlier_runs() -> None:

@@ -57,8 +57,9 @@ def eagle3(*, int8: bool = False, **changes: Any) -> Loader:
         spec = head_spec(state_layers=(0, 2, 4), norm_before_residual=int8, **changes)
         write_seeded(folder / "head", spec, dtype=dtype, int8=int8)
         decoder = load_target(folder / "target", backend, dtype, state_layers=spec.state_layers)
-        sizes = {"max_positions": MAX_PLACES, "max_rows": MAX_ROWS}
-        return decoder, lambda: load_head(folder / "head", decoder, backend, **sizes)
+        return decoder, lambda: load_head(
+            folder / "head", decoder, backend, max_positions=MAX_PLACES, max_rows=MAX_ROWS
+        )
 
     return load
 
@@ -74,10 +75,17 @@ def mtp(family: str = "qwen3_5_text", *, quantization: str | None = None, rows: 
         spec = read_mtp_spec(folder, decoder.spec)
         assert spec is not None
         assert spec.state_layers == (8,)
-        sizes = {"max_positions": MAX_PLACES, "max_rows": MAX_ROWS, "max_logit_rows": NUM_SLOTS}
         ids = draft_vocabulary(rows) if rows < VOCAB_SIZE else None
         return decoder, lambda: load_mtp(
-            folder, spec, decoder, backend, **sizes, quantization=quantization, draft_ids=ids
+            folder,
+            spec,
+            decoder,
+            backend,
+            max_positions=MAX_PLACES,
+            max_rows=MAX_ROWS,
+            max_logit_rows=NUM_SLOTS,
+            quantization=quantization,
+            draft_ids=ids,
         )
 
     return load
