@@ -82,7 +82,7 @@ def bench(arguments: Sequence[str]) -> int:
 
 def spec(arguments: Sequence[str]) -> int:
     """Measure, show and write; returns the exit status. Raises ConfigError before a model is loaded, if it can."""
-    own, rest = _own_parser().parse_known_args(list(arguments))
+    own, rest = own_parser().parse_known_args(list(arguments))
     if own.help:
         print(_HELP)
         return 0
@@ -92,7 +92,7 @@ def spec(arguments: Sequence[str]) -> int:
         max(own.concurrency),
         named=own.drafters,
         configs=own.speculative_config,
-        acceptance=_given_acceptance(own),
+        acceptance=given_acceptance(own),
     )
     policies = policies_of(own.policies, drafters)
     if own.prompts is not None:
@@ -173,7 +173,7 @@ def _picture_path(own: argparse.Namespace) -> Path | None:
     return None if own.plot is None else Path(own.plot)
 
 
-def _given_acceptance(own: argparse.Namespace) -> GivenAcceptance | None:
+def given_acceptance(own: argparse.Namespace) -> GivenAcceptance | None:
     if own.acceptance is None:
         if own.draft_ms:
             raise UsageError(
@@ -183,7 +183,7 @@ def _given_acceptance(own: argparse.Namespace) -> GivenAcceptance | None:
     return GivenAcceptance(rates=own.acceptance, draft_s=own.draft_ms / 1000)
 
 
-def _own_parser() -> CommandParser:
+def own_parser() -> CommandParser:
     parser = CommandParser(PROG)
     add: Any = parser.add_argument
     add("--prompts")

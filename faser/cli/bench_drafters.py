@@ -163,10 +163,7 @@ def built_arms(drafters: Sequence[Wanted], policies: Mapping[str, Sequence[Polic
     from faser.engine.execution.startup.device import resolve_device  # imports torch
 
     off = drafters[0].config
-    if resolve_device(off).on_gpu and off.kv_cache_memory is None:
-        raise ConfigError(
-            f"{len(drafters)} engines share one GPU; give --kv-cache-memory, the size of each one's KV cache"
-        )
+    check_memory(resolve_device(off), len(drafters))
     arms: dict[str, list[Arm]] = {}
     with ProgressReporter() as report:
         directory = resolve(off.model, cache_dir(), revision=off.revision, progress=report)
@@ -180,6 +177,14 @@ def built_arms(drafters: Sequence[Wanted], policies: Mapping[str, Sequence[Polic
                     raise
                 print(f"{each.name} is left out: {error}", file=sys.stderr)
     return [arm for each in arms.values() for arm in each], directory
+
+
+def check_memory(config: EngineConfig, num_engines: int) -> None:
+    """Raise ConfigError where the first engine's KV cache would leave the others no room."""
+    if config.on_gpu and config.kv_cache_memory is None:
+        raise ConfigError(
+            f"{num_engines} engines share one GPU; give --kv-cache-memory, the size of each one's KV cache"
+        )
 
 
 def _arms(

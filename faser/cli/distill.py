@@ -208,7 +208,7 @@ def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dat
     costs = head_costs(config, directory, own.output)
     loads = [load for load in LOADS if load <= config.max_num_seqs]
     greedy, sampled = (
-        [expected_speedup(costs, shares, load, in_blocks=own.block) for load in loads if shares]
+        [expected_speedup(costs, shares, load) for load in loads if shares]
         for shares in (found.greedy, found.sampled)
     )
     print(speedup_table(greedy, sampled, own.measured_temperature), end="\n\n")

@@ -99,18 +99,12 @@ class Expected:
     speedup: float
 
 
-def expected_speedup(
-    costs: CostModel,
-    accepted: Sequence[float],
-    requests: int,
-    *,
-    in_blocks: bool = False,
-) -> Expected:
+def expected_speedup(costs: CostModel, accepted: Sequence[float], requests: int) -> Expected:
     """Return the draft length that pays best.
 
     accepted: share of drafts whose tokens 0 … i are all accepted, for each i.
-    A step verifies a draft of each request and takes one pass of the head for each drafted token; the first also
-    reads what was accepted before. in_blocks: one pass drafts all tokens, and reads what was accepted before.
+    A step verifies a draft of each request, and takes one pass of a head for each drafted token, or one of a block
+    drafter for all; the first also reads what was accepted before.
     """
     kv_tokens = requests * _CONTEXT
     plain_s = costs.step_s(requests, kv_tokens)
@@ -120,10 +114,7 @@ def expected_speedup(
         rows, draft_rows = requests * (1 + length), requests * length
         read = np.array([round(accepted_tokens * requests)] + [0] * (requests - 1))
         seconds = costs.step_s(rows, kv_tokens, draft_rows * _CONTEXT)
-        if in_blocks:
-            seconds += costs.pass_s(draft_rows + int(read.sum()))
-        else:
-            seconds += costs.draft_s(np.full(requests, length), read)
+        seconds += costs.draft_s(np.full(requests, length), read)
         speedup = (1 + accepted_tokens) * plain_s / seconds
         if speedup > best.speedup:
             best = Expected(requests=requests, draft_tokens=length, speedup=speedup)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from faser.cli.bench import given_acceptance, own_parser
+from faser.cli.bench_drafters import GivenAcceptance
 from faser.cli.main import main
 
 
@@ -79,6 +81,12 @@ def test_help_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.startswith("usage: faser bench")
 
 
+def test_a_given_acceptance_has_its_time_in_seconds() -> None:
+    given = given_acceptance(own_parser().parse_args(["--acceptance", "0.8,0.4", "--draft-ms", "20"]))
+    assert given == GivenAcceptance(rates=(0.8, 0.4), draft_s=0.02)
+    assert given_acceptance(own_parser().parse_args([])) is None
+
+
 SMALL = ["--backend", "torch", "--dtype", "float32", "--num-threads", "1", "--max-model-len", "64"]
 
 
@@ -88,16 +96,18 @@ def test_a_real_engine_answers_the_same_with_and_without_drafts(
     prompts, out = tmp_path / "two words.txt", tmp_path / "found.json"
     prompts.write_text("the cat the cat the cat\n")
     flags = ["--prompts", str(prompts), "--concurrency", "2", "--temperature", "0,0.8", "--rounds", "1"]
-    flags += ["--output-tokens", "4", "--ignore-eos", "--acceptance", "1,0.5", "--draft-ms", "0.1"]
-    flags += ["--drafters", "default,given", "--output", str(out)]
+    flags += ["--output-tokens", "4", "--ignore-eos", "--policies", "fixed:2"]
+    flags += ["--acceptance", "1,0.5", "--draft-ms", "0.1"]
+    flags += ["--speculative-config", json.dumps({"method": "draft_model", "model": str(tiny_checkpoint)})]
+    flags += ["--drafters", f"default,given,{tiny_checkpoint.name}", "--output", str(out)]
     assert main(["bench", "spec", str(tiny_checkpoint), *flags, *SMALL]) == 0
     said = capsys.readouterr().out
-    assert len(re.findall(r"^(off|default|given) ", said, re.M)) == 6
+    assert len(re.findall(rf"^(off|default|given|{tiny_checkpoint.name}) ", said, re.M)) == 8
     assert "answers are token for token those without drafts." in said
     found = json.loads(out.read_text("utf-8"))
     assert [(each["temperature"], each["concurrency"]) for each in found["loads"]] == [(0.0, 2), (0.8, 2)]
     assert all(len({each["answers_hash"] for each in load["drafters"]}) == 1 for load in found["loads"])
-    given = found["loads"][0]["drafters"][2]
-    assert given["drafter"] == "given"
-    assert given["tokens_per_step"] > 1
+    by_name = {each["drafter"]: each for each in found["loads"][0]["drafters"]}
+    assert by_name["given"]["tokens_per_step"] > 1
+    assert by_name[tiny_checkpoint.name]["accepted_share"] == 1  # it drafts for itself
     assert "given" in (tmp_path / "found.svg").read_text("utf-8")

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from faser.cli.bench_comparison import Policy
-from faser.cli.bench_drafters import GivenAcceptance, Wanted, built_arms, policies_of, wanted_drafters
+from faser.cli.bench_drafters import (
+    GivenAcceptance,
+    Wanted,
+    built_arms,
+    check_memory,
+    policies_of,
+    wanted_drafters,
+)
+from faser.config.engine import EngineConfig
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
@@ -119,6 +127,13 @@ def test_what_the_model_lacks_is_refused_where_it_is_asked_for(tiny_checkpoint: 
     drafters = wanted(str(tiny_checkpoint), *SMALL, named=["mtp"], concurrency=1)
     with pytest.raises(ConfigError, match="has no layer that drafts"):
         built_arms(drafters, policies_of(None, drafters))
+
+
+def test_engines_that_share_a_gpu_need_kv_caches_of_a_given_size() -> None:
+    with pytest.raises(ConfigError, match="3 engines share one GPU; give --kv-cache-memory"):
+        check_memory(EngineConfig(device="cuda"), 3)
+    check_memory(EngineConfig(device="cuda", kv_cache_memory=1 << 30), 3)
+    check_memory(EngineConfig(device="cpu"), 3)
 
 
 def test_each_policy_of_a_drafter_is_an_arm_of_one_engine(tiny_checkpoint: Path) -> None:

@@ -20,8 +20,9 @@ from tests.distill.small import DRAFTS, SAMPLES, STEPS, VOCAB, ListedSamples, sa
 ACCEPTED = (0.7, 0.4, 0.2)
 
 
-def costs(pass_s: float) -> CostModel:
-    return CostModel(StepTimes.proportional(step_s=1.0, row_s=0.05, pass_s=pass_s, pass_row_s=0.01))
+def costs(pass_s: float, *, in_blocks: bool = False) -> CostModel:
+    times = StepTimes.proportional(step_s=1.0, row_s=0.05, pass_s=pass_s, pass_row_s=0.01)
+    return CostModel(times, in_blocks=in_blocks)
 
 
 def by_hand(requests: int, length: int, pass_s: float) -> float:
@@ -42,11 +43,11 @@ def test_the_best_length_is_chosen_and_priced(requests: int, pass_s: float) -> N
 
 @pytest.mark.parametrize("requests", [1, 4])
 def test_a_block_takes_one_pass_whatever_its_length(requests: int) -> None:
-    found = expected_speedup(costs(0.1), ACCEPTED, requests, in_blocks=True)
+    found = expected_speedup(costs(0.1, in_blocks=True), ACCEPTED, requests)
     speedups = {}
     for length in (1, 2, 3):
         accepted = sum(ACCEPTED[:length])
-        pass_s = 0.1 + 0.01 * (requests * length + round(accepted * requests))
+        pass_s = 0.1 + 0.01 * (requests * (length + 1) + round(accepted * requests))  # an anchor's row each
         step_s = 1.0 + 0.05 * requests * (1 + length)
         speedups[length] = (1 + accepted) * (1.0 + 0.05 * requests) / (step_s + pass_s)
     assert found.speedup == pytest.approx(max(speedups.values()), rel=1e-6)

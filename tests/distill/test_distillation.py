@@ -241,17 +241,16 @@ def test_the_engine_drafts_from_a_written_block(block_folder: Path, target: Froz
     with torch.inference_mode():
         block_ids = np.array([before[0], *[0] * (rows - 1)])
         hidden = runner.run(layout, [anchor], block_ids, one.states[:anchor].float())
-        found = model.candidates(hidden, before, np.arange(rows))  # each row behind the token that is there
+        found = model.candidates(hidden, before, np.arange(rows))  # each row as the first one, behind its token
     assert found.pairs is not None
     assert found.confidences is not None
-    scores, confidence = (
-        torch.from_numpy(each) for each in (found.scores + found.pairs[:, :, 0], found.confidences)
-    )
     wanted = BlockReference(block_folder, target.embedding())
     drafted = wanted.draft(one.token_ids, one.states, [anchor])
     own_rows = torch.searchsorted(wanted.draft_ids, torch.from_numpy(found.token_ids))
-    torch.testing.assert_close(scores.double(), drafted.logits[0].gather(1, own_rows), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(confidence[:, 0].sigmoid(), drafted.confidence[0], rtol=1e-3, atol=1e-3)
+    scores = torch.from_numpy(found.scores + found.pairs[:, :, 0]).double()
+    torch.testing.assert_close(scores, drafted.logits[0].gather(1, own_rows), rtol=1e-3, atol=1e-3)
+    chances = torch.from_numpy(found.confidences[:, 0]).sigmoid()
+    torch.testing.assert_close(chances, drafted.confidence[0], rtol=1e-3, atol=1e-3)
 
 
 def test_other_settings_are_refused_by_name(head_folder: Path, target: FrozenTarget) -> None:
