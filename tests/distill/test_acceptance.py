@@ -22,7 +22,7 @@ ACCEPTED = (0.7, 0.4, 0.2)
 
 def costs(pass_s: float, *, in_blocks: bool = False) -> CostModel:
     times = StepTimes.proportional(step_s=1.0, row_s=0.05, pass_s=pass_s, pass_row_s=0.01)
-    return CostModel(times, block_tokens=len(ACCEPTED) if in_blocks else None)
+    return CostModel(times, block_tokens=8 if in_blocks else None)
 
 
 def by_hand(requests: int, length: int, pass_s: float) -> float:
