@@ -121,14 +121,20 @@ def test_others_run_while_a_sequence_waits_for_the_disk(tmp_path: Path) -> None:
     first.add(request("a", PROMPT))
     first.run()
     ended(first)
-    gate = threading.Event()
-    gate.set()
-    second = Driver(disk=disk_in(tmp_path, before_read=gate.wait))
-    gate.clear()  # the thread stops at the first block that it has to write
+    held, gate = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        assert gate.wait(30)
+
+    second = Driver(disk=disk_in(tmp_path, before_read=hold))
     other = request("b", [5] * 11, max_tokens=20)
     second.add(other)
     while not second.scheduler.stats().prompt_tokens:
         second.step()
+    for _ in range(3):
+        second.step()
+    assert held.wait(30)  # the thread stops at the first block that it has to write
     asked = request("c", PROMPT)
     second.add(asked)
     for _ in range(5):
