@@ -61,7 +61,7 @@ def measured(folder: Path, width: int, context: int, repeats: int) -> dict[str, 
     target = load_decoder(
         folder / "target", backend, torch.bfloat16, max_model_len=2048, max_rows=64, progress=lambda *_: None
     )
-    config = read_config(folder / "assistant")
+    config = read_config(folder / "assistant" / "config.json")
     head = load_assistant(
         folder / "assistant",
         assistant_spec(config, target.spec),
