@@ -1,4 +1,4 @@
-"""What a pass of a Gemma 4 assistant takes, by how many sequences draft.
+"""Times a pass of a Gemma 4 assistant, by how many sequences draft.
 
     python -m benchmarks.speculation.assistant_pass OUT.json [--width 2560] [--context 512] [--repeats 40]
 

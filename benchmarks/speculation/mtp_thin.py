@@ -1,11 +1,11 @@
-"""What drafts of an MTP layer cost: one native call against passes from Python, by rows of the vocabulary.
+"""Times drafts of an MTP layer: one native call against passes from Python, by rows of the vocabulary.
 
     python -m benchmarks.speculation.mtp_thin MODEL.gguf OUT.json [--rounds 40] [--steps 40]
 
 MODEL.gguf: of benchmarks.models.random_gguf with --mtp. `draft_ms`: of one draft of one sequence at position 200,
 1 to 4 tokens; before each draft other memory is read, as a step of the model does. `decoding`: a step of one
-sequence with so many draft tokens, in an engine. Times are CPU time of one thread, the least over rounds in turn,
-so that other programs on the machine count little.
+sequence that verifies draft_tokens tokens, in an engine. Times are CPU time of one thread, the least
+over rounds in turn, so that other programs on the machine count little.
 
 Tokens a step follow from the survival of drafts by position that was published for mixed text (ml-explore/mlx-lm,
 pull request 990): times are measured, acceptance is given. With 32,768 rows it is lower, by .944 a position: the

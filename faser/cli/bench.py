@@ -162,7 +162,7 @@ def _write(
 
 
 def _picture_path(own: argparse.Namespace) -> Path | None:
-    """Where the picture goes. Raises ConfigError for files that cannot be written there."""
+    """Choose the file of the picture. Raises ConfigError for files that cannot be written there."""
     for flag, path, ending in (("--output", own.output, ".json"), ("--plot", own.plot, ".svg")):
         if path is not None and path.suffix != ending:
             raise ConfigError(f"{flag} is {path}; it must be a file that ends in {ending}")

@@ -262,7 +262,7 @@ class Comparison:
         )
 
     def _requests(self, run: str, load: Load, count: int) -> Iterator[Request]:
-        """The same for every arm but for their salt."""
+        """Make the requests of a run, the same for every arm but for their salt."""
         for seed, prompt in enumerate(self._asked(count)):
             yield Request(
                 request_id=f"{run}/{seed}",

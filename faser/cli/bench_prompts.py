@@ -46,7 +46,7 @@ def read_prompts(path: str | None, tokenizer: Tokenizer) -> list[BenchPrompt]:
 
 
 def fitting_prompts(prompts: list[BenchPrompt], most_tokens: int | None) -> list[BenchPrompt]:
-    """Those of at most so many tokens. Raises ConfigError if there is none."""
+    """Select the prompts of at most most_tokens tokens. Raises ConfigError if there is none."""
     fitting = [each for each in prompts if most_tokens is None or len(each.token_ids) <= most_tokens]
     if not fitting:
         shortest = min(len(each.token_ids) for each in prompts)

@@ -1,4 +1,4 @@
-"""What `faser bench spec` found, as a table with bars on a terminal, as an SVG picture of it, and as JSON."""
+"""Reports of `faser bench spec`: a table with bars on a terminal, its SVG picture, and JSON."""
 
 import json
 import os

@@ -250,7 +250,7 @@ def speedup_table(greedy: "Sequence[Expected]", sampled: "Sequence[Expected]", t
 
 
 def head_costs(config: EngineConfig, directory: Path, head: Path) -> CostModel:
-    """What steps and the drafter's passes take in an engine on this machine."""
+    """Measure what steps and the drafter's passes take in an engine on this machine."""
     from faser.engine.build import build
 
     serving = replace(config, speculative_policy=None, speculative_config={"model": str(head)})

@@ -7,6 +7,7 @@ target's, in turn with it, and reads the hidden states that the target's steps l
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from faser.engine.execution.models.layers import attention_shape
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.shard import Shard
 from faser.engine.execution.models.sources import QUANTIZATIONS
-from faser.engine.execution.models.weights import WeightSource
+from faser.engine.execution.models.weights import ByteProgress, WeightSource
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.ranks.relay import LeadingRunner
@@ -268,6 +269,15 @@ def _of_draft_model(quantization: str | None, files: ModelFiles) -> str | None:
     return quantization if quantization is not None and applies.get(quantization) else None
 
 
+class _HeadRoom(TypedDict):
+    """Sizes that every kind of head is loaded for; see load_head."""
+
+    max_positions: int
+    max_rows: int
+    max_logit_rows: int
+    progress: ByteProgress
+
+
 def _load_head(
     config: EngineConfig, files: HeadFiles, target: LoadedModel, report: ProgressCallback
 ) -> LoadedHead:
@@ -275,56 +285,25 @@ def _load_head(
         report("loading head", done, total)
 
     head: Head | BlockModel
-    spec = files.head
+    directory, spec, decoder, backend = files.directory, files.head, target.decoder, target.backend
     quantization = config.quantization if config.quantization in QUANTIZATIONS else None
+    room = _HeadRoom(
+        max_positions=files.max_positions,
+        max_rows=config.max_num_batched_tokens,
+        max_logit_rows=files.max_logit_rows,
+        progress=progress,
+    )
     if isinstance(spec, AssistantSpec):
-        head = load_assistant(
-            files.directory,
-            spec,
-            target.decoder,
-            target.backend,
-            max_positions=files.max_positions,
-            max_rows=config.max_num_batched_tokens,
-            max_logit_rows=files.max_logit_rows,
-            quantization=quantization,
-            progress=progress,
-        )
+        head = load_assistant(directory, spec, decoder, backend, quantization=quantization, **room)
     elif isinstance(spec, BlockSpec):
-        head = load_block(
-            files.directory,
-            spec,
-            target.decoder,
-            target.backend,
-            max_positions=files.max_positions,
-            max_rows=config.max_num_batched_tokens,
-            max_logit_rows=files.max_logit_rows,
-            quantization=quantization,
-            progress=progress,
-        )
+        head = load_block(directory, spec, decoder, backend, quantization=quantization, **room)
     elif config.speculation.pass_method == MTP:
+        draft_ids = _draft_ids(config.speculation.draft_vocab_size, files)
         head = load_mtp(
-            files.directory,
-            spec,
-            target.decoder,
-            target.backend,
-            max_positions=files.max_positions,
-            max_rows=config.max_num_batched_tokens,
-            max_logit_rows=files.max_logit_rows,
-            quantization=config.quantization,
-            draft_ids=_draft_ids(config.speculation.draft_vocab_size, files),
-            progress=progress,
+            directory, spec, decoder, backend, quantization=config.quantization, draft_ids=draft_ids, **room
         )
     else:
-        head = load_head(
-            files.directory,
-            target.decoder,
-            target.backend,
-            max_positions=files.max_positions,
-            max_rows=config.max_num_batched_tokens,
-            max_logit_rows=files.max_logit_rows,
-            quantization=quantization,
-            progress=progress,
-        )
+        head = load_head(directory, decoder, backend, quantization=quantization, **room)
     states, dtype = target.decoder.states, target.decoder.dtype
     ring = HiddenStates(
         num_slots=config.max_num_seqs,
