@@ -22,7 +22,7 @@ from faser.engine.execution.drafting.block import BlockModel
 from faser.engine.execution.drafting.block_loop import BlockRunner
 from faser.engine.execution.drafting.block_weights import load_block
 from faser.engine.execution.drafting.head import Head, HeadRunner
-from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates, ring_rows
+from faser.engine.execution.drafting.head_memory import HiddenStates, ring_rows
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.mtp import load_mtp
 from faser.engine.execution.drafting.registry import HeadParts
@@ -329,8 +329,7 @@ def _draft_ids(size: int | None, files: HeadFiles) -> Tensor | None:
 
 
 def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: EngineModel) -> EngineHead:
-    files, decoder, slots = loaded.files, loaded.target.decoder, config.max_num_seqs
-    table = BlockTable(slots, -(-files.max_positions // kv.block_size))
+    files, decoder = loaded.files, loaded.target.decoder
     head, backend, vocab_size = loaded.head, loaded.target.backend, decoder.spec.vocab_size
     if isinstance(head, AssistantHead):
         head.read_from(target.runner.cache)
@@ -339,9 +338,7 @@ def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: E
         runner=BlockRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
         if isinstance(head, BlockModel)
         else HeadRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size),
-        cache=None
-        if isinstance(head, AssistantHead)
-        else HeadCache(table, num_slots=slots, num_blocks=kv.num_blocks, block_size=kv.block_size),
+        kv=kv,
     )
     return EngineHead(
         files=files, head=loaded.head, target=loaded.target, states=loaded.states, kv=kv, parts=parts
