@@ -155,7 +155,7 @@ class HiddenStates:
         return all(each.row == UNKNOWN or each.row >= self._next_row - len(self._ring) for each in pieces)
 
     def gather(self, pieces: Sequence[StatePiece]) -> Tensor:
-        """[N, K * H] the rows of these pieces, one after the other; UNKNOWN ones are 0. Valid until the next step."""
+        """[N, K * H] the rows of these pieces in order, 0 where they are UNKNOWN; valid until the next step."""
         num_rows = len(self._ring)
         if len(pieces) == 1 and pieces[0].row != UNKNOWN:
             first = pieces[0].row % num_rows
@@ -226,7 +226,7 @@ class HeadLine(MarkedLine):
     """One slot. token_ids: all known ones. num_prompt: of these, when the sequence started.
 
     num_new: tokens that the last step committed. computed: the position up to which the cache has rows. adopted:
-    blocks that were filled before this sequence started have been looked for. apart: its rows are for itself alone.
+    blocks that were filled before this sequence started have been looked for. apart: its rows are its own alone.
     read: of each piece of states that the head has read, the row, position and count.
     """
 
@@ -245,8 +245,8 @@ class HeadLine(MarkedLine):
 class HeadCache:
     """What a head's cache holds: rows of committed tokens in the target's blocks (block_marks.py).
 
-    A row's place is the position of the state that it reads. A head's row is that of the token behind it, so the
-    last row of a block may be another token's, where the sequence goes on differently from the one that filled it.
+    A row's place is the position of the state that it reads. A head's row is that of the token behind it, so
+    the last row of a block may be another token's: of the sequence that filled it.
 
         position   | 0 ....... adopted blocks | own rows ....... computed | draft rows: overwritten by the next
 

@@ -57,7 +57,7 @@ class DraftModelParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
-    """A loaded head. states: where the target's steps leave theirs. kv: the head's cache, of the target's blocks."""
+    """A loaded head. states: where the target's steps leave theirs. kv: its own cache, of the target's blocks."""
 
     runner: HeadRunner | BlockRunner
     states: HiddenStates

@@ -35,7 +35,6 @@ from faser.engine.execution.models.weights import ByteProgress, WeightSource
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.ranks.relay import LeadingRunner
-from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graphs import GraphSizes
 from faser.engine.execution.runner.runner import Runner
@@ -178,7 +177,7 @@ def start_models(
         _start_model(config, each, kv, report, on.draft) for each, kv in loaded if isinstance(each, LoadedModel)
     ]
     verifying = _start_model(config, target, shapes[0], report, on.verify, group)
-    started += [_start_head(config, each, kv, verifying) for each, kv in loaded if isinstance(each, LoadedHead)]
+    started += [_start_head(each, kv, verifying) for each, kv in loaded if isinstance(each, LoadedHead)]
     return verifying, started
 
 
@@ -328,7 +327,7 @@ def _draft_ids(size: int | None, files: HeadFiles) -> Tensor | None:
     return torch.tensor(sorted({*range(size), *files.config.eos_token_ids}))
 
 
-def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: EngineModel) -> EngineHead:
+def _start_head(loaded: LoadedHead, kv: KvShape, target: EngineModel) -> EngineHead:
     files, decoder = loaded.files, loaded.target.decoder
     head, backend, vocab_size = loaded.head, loaded.target.backend, decoder.spec.vocab_size
     if isinstance(head, AssistantHead):

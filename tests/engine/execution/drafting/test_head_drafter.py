@@ -1,20 +1,20 @@
 """Drafts of a head: what it says of the states of a sequence's tokens and of these tokens, and of nothing else.
 
-Oracle: the target's layers run one after the other over the tokens alone, and the head over these states, in caches
-of their own: over all of them where the head knows the whole sequence, though other sequences have computed a part;
+Oracle: the target's layers run one after the other over the tokens alone, and the head over these states, in
+caches of their own: over all of them where the head knows the whole sequence, though others have computed a part;
 else from the block of the first one that it was given. The head's arithmetic has tests of its own.
 
 Planted bugs that these tests have caught: a state goes with its own token, not with the next one; a layer is
 captured one layer late; rows of refused draft tokens stay in the head's cache, or their states in the ring; a slot
 keeps its history after a preemption; the last row is computed twice where nothing came in between; a draft token
-gets the random numbers of another position; rows with places of their own are published, or blocks keep their marks
-while they are written again; a view begins at another block than its places; unknown states are not 0; long prompts
-are not read as they come, or before the token that follows is known.
+gets the random numbers of another position; rows with places of their own are published, or blocks keep their
+marks while they are written again; a view begins at another block than its places; unknown states are not 0; long
+prompts are not read as they come, or before the token that follows is known.
 """
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
