@@ -134,7 +134,14 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     sampler = _draft_sampler(config, parts.sampling, runner.sampling_kernels)
     if isinstance(runner, BlockRunner):
         assert head.cache is not None, "block drafters have keys of their own"
-        blocks = BlockLoop(runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows)
+        blocks = BlockLoop(
+            runner,
+            head.cache.table,
+            head.states,
+            sampler,
+            max_rows=parts.max_rows,
+            predicts=_point_masses(sampler),
+        )
         return HeadDrafter(blocks, head.states, head.cache, method, trained=trained)
     if head.cache is None:
         return AssistantDrafter(runner, parts.table, head.states, sampler, method)
