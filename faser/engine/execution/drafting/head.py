@@ -26,13 +26,13 @@ from torch import Tensor
 
 from faser.config.speculation import MOST_STATES_READ
 from faser.engine.checkpoints.heads import HeadSpec
-from faser.engine.contract.drafts import NO_TOKEN, Ints
+from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafting.block_loop import BlockLoop
 from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HeadCache, HeadLine, HiddenStates, StatePiece
-from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, Piece, chunks, rows_of
+from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, Piece, chunks, drafted, rows_of
 from faser.engine.execution.drafting.samplers import DraftSampler, PointMassSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import repeatable_memory
@@ -262,14 +262,7 @@ class HeadLoop:
                 noise=None if ahead is None else ahead.noise,
             ),
         )
-        beyond = np.arange(found.token_ids.shape[1]) >= found.counts[:, None]
-        return DraftBatch(
-            lengths=found.counts,
-            token_ids=np.where(beyond, NO_TOKEN, found.token_ids),
-            margins=np.where(beyond, 0.0, found.margins),
-            num_fed=found.num_fed,
-            passes=found.passes,
-        )
+        return drafted(found)
 
 
 class _HeadPasses:

@@ -99,8 +99,6 @@ void faser_normed_linear(Pool* pool, const FaserNormedLinear* by, const FaserBlo
     normed_linear(pool, *by, *rows, hidden, stride, out, out_dtype, nullptr);
 }
 
-// hidden += attention_out(mixed); hidden += down(gate(gate_up(hidden))); unless following is null,
-// out = following(hidden).
 void faser_feed_forward(Pool* pool, const FaserFeedForward* layer, const FaserNormedLinear* following,
                         const FaserBlockRows* rows, const void* mixed, void* hidden, void* out) {
     feed_forward(pool, *layer, *rows, mixed, hidden, following ? &following->product : nullptr);

@@ -80,6 +80,11 @@ void faser_layers(faser::Pool* pool, const FaserLayer* layers, int64_t first, in
                   FaserPlan* plan, void* hidden, void* qkv, void* mixed, int32_t captures,
                   const FaserStatesOfStep* states);
 
+// hidden += attention_out(mixed); hidden += down(gate(gate_up(hidden))); unless following is null,
+// out = following(hidden).
+void faser_feed_forward(faser::Pool* pool, const FaserFeedForward* layer, const FaserNormedLinear* following,
+                        const FaserBlockRows* rows, const void* mixed, void* hidden, void* out);
+
 void faser_experts(faser::Pool* pool, const FaserExperts* experts, const void* x, const void* routed_by,
                    int64_t rows, void* hidden, int32_t dtype);
 

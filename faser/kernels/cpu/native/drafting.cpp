@@ -2,14 +2,12 @@
 // call: a pass of a head takes a quarter of a millisecond, and Python between its operations would take as long.
 // Operations are those that have calls of their own, in the order of the loop in Python, so drafts are the same.
 
+#include "drafting.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
-
-#include "blocks.h"
-#include "calls.h"
-#include "simd.h"
 
 using namespace faser;
 
@@ -48,19 +46,6 @@ struct FaserDraftRoom {
     float* logits;
 };
 
-// How the tokens of S sequences are chosen, and where drafts end. noise: [S, width], or null: all are greedy.
-struct FaserDraftRules {
-    int64_t num_sequences, width;  // of the longest draft
-    const int64_t* max_tokens;
-    const float* temperature;  // as in FaserChoice, for each sequence
-    const float* log_min_p;
-    const int64_t* top_k;
-    const double* top_p;
-    const uint64_t* noise;
-    const double* pass_prices;  // by the number of sequences that go on, from 1 on; null: drafts have max_tokens
-    double row_price, intercept, slope;
-};
-
 // Committed tokens of S sequences, each with the target's states of the position before it, and where they and the
 // drafts that follow them go in the cache.
 struct FaserHeadRows {
@@ -73,21 +58,9 @@ struct FaserHeadRows {
     const int32_t* block_table;  // [S, table_width]
     int64_t table_width, block_size;
 };
-
-// token_ids, margins: [S, width], of which the first counts[s] are written. num_fed: tokens that were rows of a pass.
-struct FaserDrafts {
-    int64_t* token_ids;
-    double* margins;
-    int64_t* counts;
-    int64_t* num_fed;
-};
 }
 
 namespace {
-
-constexpr double kCertain = 100;  // nats: larger margins carry no more information
-
-bool has_weights(const FaserAnyLinear& product) { return product.linear || product.low_bit; }
 
 double acceptance(const FaserDraftRules& rules, double margin) {
     const double x = -(rules.intercept + rules.slope * margin);
@@ -129,43 +102,8 @@ class Drafting {
         } else {
             faser_normed_linear(pool_, &head_.logits, &rows_, room_.hidden, width(), room_.logits, kFloat32);
         }
-        found_.resize(count);
-        margins_.resize(count);
-        faser_best(pool_, room_.logits, columns, count, columns, found_.data(), margins_.data());
-        if (rules_.noise) draw(columns);
-        for (int64_t i = 0; i < count; i++) {
-            found_[i] = std::max<int64_t>(found_[i], 0);  // where logits are no numbers
-            margins_[i] = std::min(std::max(margins_[i], -kCertain), kCertain);
-        }
-    }
-
-    void draw(int64_t columns) {
-        std::vector<int64_t> rows, best, top_k, drawn;
-        std::vector<float> temperature, log_min_p;
-        std::vector<uint64_t> noise;
-        std::vector<double> top_p, margins;
-        for (size_t i = 0; i < active_.size(); i++) {
-            const int64_t s = active_[i];
-            if (!(rules_.temperature[s] > 0) || found_[i] < 0) continue;
-            rows.push_back(i);
-            best.push_back(found_[i]);
-            temperature.push_back(rules_.temperature[s]);
-            log_min_p.push_back(rules_.log_min_p[s]);
-            top_k.push_back(rules_.top_k[s]);
-            top_p.push_back(rules_.top_p[s]);
-            noise.push_back(rules_.noise[s * rules_.width + drafts_.counts[s]]);
-        }
-        if (rows.empty()) return;
-        drawn.resize(rows.size());
-        margins.resize(rows.size());
-        const FaserChoice choice{rows.data(),  best.data(),  temperature.data(), log_min_p.data(),
-                                 top_k.data(), top_p.data(), head_.draft_ids};
-        faser_draw(pool_, room_.logits, columns, columns, &choice, rows.size(), noise.data(), drawn.data(),
-                   margins.data());
-        for (size_t i = 0; i < rows.size(); i++) {
-            found_[rows[i]] = drawn[i];
-            margins_[rows[i]] = margins[i];
-        }
+        choose_columns(pool_, rules_, drafts_.counts, active_, room_.logits, columns, head_.draft_ids, 0,
+                       found_, margins_);
     }
 
     // Keeps those tokens that the rules allow. Whether a sequence goes on; those that do are active, and their rows of
@@ -242,14 +180,10 @@ class Drafting {
     void compute(int64_t rows, const int64_t* ids, const void* features, const int32_t* query_start,
                  const int32_t* places, const int32_t* table, int64_t num_sequences) {
         const int64_t row = width() * bytes();
-        FaserPlan* plan =
-            faser_plan_new(query_start, places, table, num_sequences, rows, input_.table_width, input_.block_size);
+        FaserPlan* plan = faser_plan_new(query_start, places, nullptr, table, num_sequences, rows, input_.table_width,
+                                         input_.block_size);
         rows_.rows = rows;
-        if (head_.embedding.linear) {
-            faser_embed(pool_, head_.embedding.linear, ids, rows, room_.embedded);
-        } else {
-            faser_low_bit_embed(pool_, head_.embedding.low_bit, ids, rows, room_.embedded, rows_.dtype);
-        }
+        embed(pool_, head_.embedding, ids, rows, room_.embedded, rows_.dtype);
         faser_rms_norm(pool_, room_.embedded, width(), rows, width(), head_.embedding_norm, head_.eps, room_.joined,
                        2 * width(), rows_.dtype, nullptr);
         char* normed = (char*)room_.joined + row;
@@ -276,15 +210,9 @@ class Drafting {
         }
     }
 
-    // following: the weights that are multiplied next, or null.
-    void multiply(const FaserAnyLinear& by, const void* x, int64_t stride, int64_t rows, void* out,
-                  int32_t out_dtype, const FaserLowBit* following) {
-        if (by.linear) {
-            faser_linear(pool_, by.linear, x, stride, rows, out, by.columns, out_dtype, nullptr, 0);
-        } else {
-            faser_low_bit_linear(pool_, by.low_bit, x, stride, rows_.dtype, rows, out, by.columns, out_dtype, nullptr,
-                                 0, following);
-        }
+    void multiply(const FaserAnyLinear& by, const void* x, int64_t stride, int64_t rows, void* out, int32_t out_dtype,
+                  const FaserLowBit* following) {
+        faser::multiply(pool_, by, x, stride, rows, rows_.dtype, out, out_dtype, following);
     }
 
     Pool* pool_;
