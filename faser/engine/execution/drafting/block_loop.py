@@ -132,9 +132,9 @@ class BlockLoop:
         return self._spec.rows(min(max_tokens, self._spec.most_tokens))
 
     @torch.inference_mode()
-    def read(self, states: DraftInput) -> None:
+    def read(self, inputs: Sequence[DraftInput]) -> None:
         """Compute the context rows of committed tokens, without a draft."""
-        self._read([states])
+        self._read(inputs)
 
     @torch.inference_mode()
     def draft(

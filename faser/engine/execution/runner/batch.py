@@ -80,6 +80,10 @@ class BlockTable:
         self._blocks = np.zeros((num_slots, max_blocks), dtype=np.int32)
         self._lists: list[list[int]] = [[] for _ in range(num_slots)]  # the same, for look-ups of one slot
 
+    @property
+    def num_slots(self) -> int:
+        return len(self._lists)
+
     def clear(self, slot: int) -> None:
         self._lists[slot] = []
 

@@ -22,7 +22,7 @@ from faser.engine.execution.drafting.block import BlockModel
 from faser.engine.execution.drafting.block_loop import BlockRunner
 from faser.engine.execution.drafting.block_weights import load_block
 from faser.engine.execution.drafting.head import Head, HeadRunner
-from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates, ring_rows
+from faser.engine.execution.drafting.head_memory import HiddenStates, ring_rows
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.mtp import load_mtp
 from faser.engine.execution.drafting.registry import HeadParts
@@ -35,7 +35,6 @@ from faser.engine.execution.models.weights import ByteProgress, WeightSource
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.ranks.relay import LeadingRunner
-from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graphs import GraphSizes
 from faser.engine.execution.runner.runner import Runner
@@ -178,7 +177,7 @@ def start_models(
         _start_model(config, each, kv, report, on.draft) for each, kv in loaded if isinstance(each, LoadedModel)
     ]
     verifying = _start_model(config, target, shapes[0], report, on.verify, group)
-    started += [_start_head(config, each, kv, verifying) for each, kv in loaded if isinstance(each, LoadedHead)]
+    started += [_start_head(each, kv, verifying) for each, kv in loaded if isinstance(each, LoadedHead)]
     return verifying, started
 
 
@@ -328,9 +327,8 @@ def _draft_ids(size: int | None, files: HeadFiles) -> Tensor | None:
     return torch.tensor(sorted({*range(size), *files.config.eos_token_ids}))
 
 
-def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: EngineModel) -> EngineHead:
-    files, decoder, slots = loaded.files, loaded.target.decoder, config.max_num_seqs
-    table = BlockTable(slots, -(-files.max_positions // kv.block_size))
+def _start_head(loaded: LoadedHead, kv: KvShape, target: EngineModel) -> EngineHead:
+    files, decoder = loaded.files, loaded.target.decoder
     head, backend, vocab_size = loaded.head, loaded.target.backend, decoder.spec.vocab_size
     if isinstance(head, AssistantHead):
         head.read_from(target.runner.cache)
@@ -339,9 +337,7 @@ def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: E
         runner=BlockRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
         if isinstance(head, BlockModel)
         else HeadRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size),
-        cache=None
-        if isinstance(head, AssistantHead)
-        else HeadCache(table, num_slots=slots, num_blocks=kv.num_blocks, block_size=kv.block_size),
+        kv=kv,
     )
     return EngineHead(
         files=files, head=loaded.head, target=loaded.target, states=loaded.states, kv=kv, parts=parts

@@ -84,10 +84,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Te
 
 @dataclass
 class Line:
-    """token_ids: committed ones. states: [N, K * H] of all of them but the last."""
+    """token_ids: committed ones. states: [N, K * H] of all of them but the last. first: that the drafter knows."""
 
     token_ids: list[int]
     states: Tensor
+    first: int = 0
 
 
 class Driven:
@@ -129,9 +130,12 @@ class Driven:
             dtype=dtype,
             device=torch.device("cpu"),
         )
-        table = BlockTable(NUM_SLOTS, -(-MAX_PLACES // BLOCK_SIZE))
-        self.cache = HeadCache(table, num_slots=NUM_SLOTS, num_blocks=kv.num_blocks, block_size=BLOCK_SIZE)
-        self.loop = BlockLoop(self.runner, table, self.ring, sampler or GreedyDraftSampler(), max_rows=max_rows)
+        self.table = BlockTable(NUM_SLOTS, -(-MAX_PLACES // BLOCK_SIZE))
+        self.cache = HeadCache(self.table, num_blocks=kv.num_blocks, block_size=BLOCK_SIZE)
+        self.free = [*range(kv.num_blocks)]
+        self.loop = BlockLoop(
+            self.runner, self.cache.table, self.ring, sampler or GreedyDraftSampler(), max_rows=max_rows
+        )
         self.drafter = HeadDrafter(self.loop, self.ring, self.cache, method, trained=MAX_PLACES)
         self.lines: dict[int, Line] = {}
         doubles = {name: each.double().numpy() for name, each in (own | {"d2t": torch.zeros(1)}).items()}
@@ -145,15 +149,29 @@ class Driven:
         self.reference = BlockReference(shape=shape, weights=doubles, ids=ids, causal=causal)
         self._generator = torch.Generator().manual_seed(2)
 
-    def start(self, slot: int, prompt: Sequence[int], chunks: Sequence[int] = (), **sampling: float) -> None:
-        """A prompt whose tokens but the last are computed in chunks of these sizes."""
+    def start(
+        self,
+        slot: int,
+        prompt: Sequence[int],
+        chunks: Sequence[int] = (),
+        after: "tuple[int, int] | None" = None,
+        **sampling: float,
+    ) -> None:
+        """A prompt whose tokens but the last are computed in chunks of these sizes.
+
+        after: a slot whose first so many blocks it begins with, which are computed.
+        """
         params = SamplingParams(**{"temperature": 0.0} | sampling)  # type: ignore[arg-type]
         found = SequenceStart(
             slot=slot, sampling=params, seed=slot + 7, prompt_len=len(prompt), token_ids=tuple(prompt)
         )
         self.drafter.start(found)
         self.lines[slot] = Line(list(prompt), torch.empty(0, self.spec.states_size))
-        rest = len(prompt) - 1 - sum(chunks)
+        if after is not None:
+            other, num_blocks = after
+            self.table.append(slot, tuple(self.table.blocks(other)[:num_blocks]))
+            self.lines[slot].states = self.lines[other].states[: num_blocks * BLOCK_SIZE]
+        rest = len(prompt) - 1 - sum(chunks) - len(self.lines[slot].states)
         for count in (*chunks, *([rest] if rest else [])):
             self.compute(slot, count)
 
@@ -170,6 +188,9 @@ class Driven:
         line.states = torch.cat((line.states, states[:kept]))
 
     def propose(self, requests: dict[int, int]) -> dict[int, tuple[list[int], list[float]]]:
+        for slot, most in requests.items():
+            while len(self.table.blocks(slot)) * BLOCK_SIZE < len(self.lines[slot].token_ids) + most:
+                self.table.append(slot, (self.free.pop(),))
         plan = DraftPlan(
             step=1,
             width=8,
@@ -190,7 +211,7 @@ class Driven:
     def wanted(self, slot: int, most: int) -> tuple[list[int], list[float]]:
         line = self.lines[slot]
         most = min(most, self.spec.most_tokens)
-        return self.reference.draft(line.states.double().numpy(), line.token_ids[-1], most)
+        return self.reference.draft(line.states[line.first :].double().numpy(), line.token_ids[-1], most)
 
     def check(self, requests: dict[int, int]) -> dict[int, list[int]]:
         found = self.propose(requests)
@@ -278,10 +299,41 @@ def test_a_cold_drafter_has_the_same_keys(
     warm = driven.check({1: 7})
     assert not driven.drafter.rebuild(driven.spec.method, 1)
     if (memory := driven.loop.memory) is not None:
-        (block, *_) = driven.cache.computed_blocks(1)
+        (block, *_) = driven.table.blocks(1)
         memory[0][block, :64] += 1  # a fault, which is found and mended
         assert driven.drafter.rebuild(driven.spec.method, 1)
     assert driven.check({1: 7}) == warm
+
+
+def test_a_prefix_that_was_drafted_for_is_known_to_the_next_sequence(
+    backend: Backend, target: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """The formulas over all states, of which the drafter has read only those behind the prefix."""
+    driven = Driven(tmp_path, target, backend, *SHAPES["dspark of three layers and blocks of seven"])
+    line = prompt(3 * BLOCK_SIZE + 2)
+    driven.start(0, line)
+    driven.check({0: 7})
+    driven.start(2, [*line[: 2 * BLOCK_SIZE], *prompt(7, seed=5)], after=(0, 2))
+    driven.check({2: 7, 0: 3})
+    driven.start(1, line, after=(0, 1))
+    driven.check({1: 7})
+
+
+def test_a_prefix_that_was_not_drafted_for_is_left_out(
+    backend: Backend, target: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    driven = Driven(tmp_path, target, backend, *SHAPES["dspark of three layers and blocks of seven"])
+    line = prompt(3 * BLOCK_SIZE)
+    driven.start(0, line)
+    driven.table.append(0, (driven.free.pop(), driven.free.pop()))
+    own = [*line[: 2 * BLOCK_SIZE], *prompt(2 * BLOCK_SIZE, seed=5)]
+    driven.start(2, own, after=(0, 2))
+    driven.lines[2].first = 2 * BLOCK_SIZE
+    driven.check({2: 7})
+    driven.commit(2, (), 0, bonus=4)
+    driven.start(1, own, after=(2, 3))  # rows of slot 2 have places of their own: none is taken over
+    driven.lines[1].first = 3 * BLOCK_SIZE
+    driven.check({1: 7, 2: 4})
 
 
 def test_drafts_of_requests_that_sample_race_with_their_random_numbers(
