@@ -222,7 +222,7 @@ def level_of(num_sequences: int, *, prompts: bool) -> int:
 
 
 class Guard:
-    """Guard of one decision, by load: how many sequences decode, up to a factor of 2, or any steps with prompts."""
+    """Guard of one decision, by load: how many sequences decode, up to a factor of 2, or steps with prompts."""
 
     def __init__(self, *, seed: int = 0, rare_steps: int = RARE_STEPS, plain_is_known: bool = True) -> None:
         """plain_is_known: the other side brings one token a sequence; else it drafts as well, in another way."""
