@@ -13,6 +13,7 @@ from faser.config.speculation import DFLASH
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.drafting.block import BlockModel, BlockWeights, MarkovWeights
+from faser.engine.execution.drafting.dflash2 import Convolution, LayerConvolutions
 from faser.engine.execution.drafting.head_weights import check_quantization, head_packer, open_head
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import RotaryTables
@@ -61,6 +62,7 @@ def load_block(
         mask=packer.norm(tensors.MASK).to(target.dtype) if has_mask else None,
         markov=_markov(spec, packer),
         confidence=_confidence(spec, packer),
+        convolutions=_convolutions(spec, packer),
         num_bytes=packer.packed_bytes,
     )
     buffers = Buffers.allocate(
@@ -92,8 +94,31 @@ def _has_mask(source: WeightSource, spec: BlockSpec, directory: Path) -> bool:
 def _markov(spec: BlockSpec, packer: Packer) -> MarkovWeights | None:
     if not spec.markov_rank:
         return None
+    before, candidates = tensors.corrections(spec)
     return MarkovWeights(
-        before=packer.product(tensors.MARKOV_BEFORE), candidates=packer.product(tensors.MARKOV_CANDIDATES)
+        before=packer.product(before),
+        candidates=packer.product(candidates),
+        hidden=packer.layer_product(tensors.SELECTOR_HIDDEN) if spec.selector else None,
+    )
+
+
+def _convolutions(spec: BlockSpec, packer: Packer) -> tuple[LayerConvolutions, ...] | None:
+    if not spec.conv_kernel_size:
+        return None
+
+    def convolution(prefix: str) -> Convolution:
+        return Convolution(
+            base=packer.norm(prefix + tensors.CONV_BASE),
+            dynamic=packer.layer_product(prefix + tensors.CONV_DYNAMIC),
+            group_size=spec.conv_group_size,
+        )
+
+    return tuple(
+        LayerConvolutions(
+            attention=convolution(tensors.layer_prefix(number) + tensors.ATTENTION_CONV),
+            network=convolution(tensors.layer_prefix(number) + tensors.NETWORK_CONV),
+        )
+        for number in range(spec.decoder.num_layers)
     )
 
 
