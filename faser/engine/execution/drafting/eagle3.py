@@ -117,6 +117,8 @@ class HeadBuffers:
 class Eagle3Head:
     """See Head. rotary: see Decoder; the entries of the cache are among its positions."""
 
+    vocabulary = None
+
     def __init__(
         self,
         spec: HeadSpec,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from faser.config.engine import EngineConfig
-from faser.config.speculation import DRAFT_VOCAB_SIZE, MTP
+from faser.config.speculation import DRAFT_VOCAB_SIZE, DRAFT_VOCAB_SIZES, MTP
 from faser.engine.checkpoints.assistant import AssistantSpec
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.files import gguf_file
@@ -297,9 +297,21 @@ def _load_head(
     elif isinstance(spec, BlockSpec):
         head = load_block(directory, spec, decoder, backend, quantization=quantization, **room)
     elif config.speculation.pass_method == MTP:
-        draft_ids = _draft_ids(config.speculation.draft_vocab_size, files)
+        size, vocab_size = config.speculation.draft_vocab_size, files.spec.vocab_size
+        is_large = size is None and vocab_size > DRAFT_VOCAB_SIZES[-1]
+        sizes = DRAFT_VOCAB_SIZES if is_large and backend.head_drafting is not None else ()
+        if size is None:
+            size = sizes[-1] if sizes else DRAFT_VOCAB_SIZE if is_large else vocab_size
         head = load_mtp(
-            directory, spec, decoder, backend, quantization=config.quantization, draft_ids=draft_ids, **room
+            directory,
+            spec,
+            decoder,
+            backend,
+            quantization=config.quantization,
+            draft_ids=_draft_ids(size, files),
+            sizes=sizes,
+            start=DRAFT_VOCAB_SIZE,
+            **room,
         )
     else:
         head = load_head(directory, decoder, backend, quantization=quantization, **room)
@@ -314,15 +326,9 @@ def _load_head(
     return LoadedHead(files=files, head=head, target=target, states=ring)
 
 
-def _draft_ids(size: int | None, files: HeadFiles) -> Tensor | None:
-    """The first tokens of the vocabulary and those that end generation, ascending; None: all tokens.
-
-    size: None: DRAFT_VOCAB_SIZE of a vocabulary of more than twice as many.
-    """
-    vocab_size = files.spec.vocab_size
-    if size is None:
-        size = DRAFT_VOCAB_SIZE if vocab_size > 2 * DRAFT_VOCAB_SIZE else vocab_size
-    if size >= vocab_size:
+def _draft_ids(size: int, files: HeadFiles) -> Tensor | None:
+    """The first tokens of the vocabulary and those that end generation, ascending; None: all tokens."""
+    if size >= files.spec.vocab_size:
         return None
     return torch.tensor(sorted({*range(size), *files.config.eos_token_ids}))
 
