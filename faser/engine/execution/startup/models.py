@@ -6,6 +6,7 @@ target's, in turn with it, and reads the hidden states that the target's steps l
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TypedDict
 
@@ -36,7 +37,7 @@ from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.ranks.relay import LeadingRunner
 from faser.engine.execution.runner.graph_runner import GraphRunner
-from faser.engine.execution.runner.graphs import GraphSizes
+from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, HostTokenSampler
@@ -224,7 +225,7 @@ def make_runner(
         kv,
         device_sampler,
         capture,
-        sizes=_graph_sizes(config, model.files),
+        sizes=_graph_sizes(config, model),
         max_logit_rows=most,
         drafts=model.files.role is ModelRole.DRAFT,
         lane_captures={
@@ -240,11 +241,13 @@ def expected_graph_bytes(config: EngineConfig, model: LoadedModel, num_device_la
     if not config.records_steps:
         return num_device_lanes * LANE_BYTES
     num_kinds = len({attention_shape(each) for each in model.files.spec.attentions})
-    graph_bytes = _graph_sizes(config, model.files).expected_bytes(num_kinds)
+    graph_bytes = _graph_sizes(config, model).expected_bytes(num_kinds)
     return graph_bytes + num_device_lanes * (graph_bytes + LANE_BYTES)
 
 
-def _graph_sizes(config: EngineConfig, files: ModelFiles) -> GraphSizes:
+def _graph_sizes(config: EngineConfig, model: LoadedModel) -> GraphSizes:
+    files, capture = model.files, model.backend.graph_capture
+    tiles = [] if capture is None else [capture.tile_rows(attention_shape(each)) for each in files.spec.attentions]
     drafts = 0 if config.speculation.policy == "off" else config.speculation.cap
     return GraphSizes.default(
         max_rows=config.max_num_batched_tokens,
@@ -254,6 +257,7 @@ def _graph_sizes(config: EngineConfig, files: ModelFiles) -> GraphSizes:
         max_blocks_each=-(-files.max_positions // config.block_size),
         requested=config.cudagraph_capture_sizes,
         block_size=config.block_size,
+        tile_rows=sorted({*chain.from_iterable(tiles)}),
     )
 
 
