@@ -16,7 +16,7 @@ from faser.engine.contract.plan import DraftPlan
 from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.errors import ConfigError, ModelError
 from tests.checkpoints import VOCAB_SIZE, random_weights, write_checkpoint
-from tests.engine.execution.drafting.seeded_blocks import BlockShape, write_block
+from tests.engine.execution.drafting.seeded_blocks import BlockShape, block_path, write_block
 from tests.engine.test_head_engine import STATE_LAYERS, accepted, answers, built, checkpoint
 
 SHAPE = BlockShape(vocab_size=VOCAB_SIZE, state_layers=STATE_LAYERS, block_size=5)
@@ -31,7 +31,8 @@ BARE = BlockShape(
 
 
 @pytest.mark.parametrize(
-    ("method", "layout", "shape"), [("dspark", "speculators", SHAPE), ("dflash", "dflash", BARE)]
+    ("method", "layout", "shape"),
+    [("dspark", "speculators", SHAPE), ("dflash", "dflash", BARE), ("dspark", "gguf", SHAPE)],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_drafts_of_blocks_change_no_answer(
@@ -39,6 +40,7 @@ def test_drafts_of_blocks_change_no_answer(
 ) -> None:
     path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
     write_block(head, shape, layout)
+    head = block_path(head, layout)
     wanted = answers(built(path, {"policy": "off"}).engine, temperature)
     for asked in ({"method": method}, {}):
         drafting = {"policy": "fixed", "num_speculative_tokens": 3, "model": str(head)} | asked

@@ -1,6 +1,6 @@
 """Block drafters: small models that draft a whole block of tokens in one pass, as checkpoints describe them.
 
-Three layouts become one BlockSpec:
+Four layouts become one BlockSpec:
 
     DFlash        config.json: DFlashDraftModel, the fields of Qwen3 layers, dflash_config {mask_token_id,
                   target_layer_ids, block_size, causal, use_swa, swa_window_size}, num_target_layers
@@ -8,10 +8,11 @@ Three layouts become one BlockSpec:
                   markov_rank, markov_head_type, enable_confidence_head, confidence_head_with_markov
     speculators   speculators_model_type dflash or dspark, transformer_layer_config, draft_vocab_size,
                   aux_hidden_state_layer_ids, sample_from_anchor, sliding_window_non_causal, and DSpark's fields
+    GGUF          a file of architecture dflash, of which gguf/families.py makes the fields of DFlash or DSpark
 
 The layouts number layers differently. `target_layer_ids` counts outputs: i is the output of layer i, which is the
-input of layer i + 1, and -1 is the embedding. `aux_hidden_state_layer_ids` counts inputs, as EAGLE-3's list does:
-vLLM takes 1 off each id of a speculators file where it needs DFlash's own numbering. A file with a
+input of layer i + 1, and -1 is the embedding. `aux_hidden_state_layer_ids` and a GGUF file's `target_layers` count
+inputs, as EAGLE-3's list does: vLLM takes 1 off each id of a speculators file where it needs DFlash's own numbering. A file with a
 speculators_model_type that does not say which convention its slots follow (sample_from_anchor) is refused.
 """
 
@@ -23,12 +24,12 @@ from typing import Any
 from faser.config.speculation import DFLASH, DSPARK
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.families.fields import Fields, windowed
+from faser.engine.checkpoints.files import read_config
 from faser.engine.checkpoints.heads import (
     KIND,
     architecture,
     checked_layers,
     head_layers_spec,
-    read_config,
     target_width,
 )
 from faser.engine.checkpoints.quantized import StoredQuantization, stored_quantization
@@ -108,9 +109,9 @@ class BlockSpec:
 
 
 def block_method(directory: Path) -> str | None:
-    """The method of the block drafter in a directory; None: none lies there."""
-    path = directory / "config.json"
-    return _method(read_config(path)) if path.is_file() else None
+    """The method of the block drafter in a directory, or a GGUF file; None: none lies there."""
+    found = directory.suffix == ".gguf" or (directory / "config.json").is_file()
+    return _method(read_config(directory)) if found else None
 
 
 def _method(config: Mapping[str, Any]) -> str | None:
@@ -120,11 +121,11 @@ def _method(config: Mapping[str, Any]) -> str | None:
 
 
 def read_block_spec(directory: Path, target: DecoderSpec, method: str) -> BlockSpec:
-    """The block drafter in a directory. method: what the operator named it.
+    """The block drafter in a directory, or a GGUF file. method: what the operator named it.
 
     Raises ModelError that names the file or the field, or both values where it does not fit the target.
     """
-    config = read_config(directory / "config.json")
+    config = read_config(directory)
     found = _method(config)
     if found is None:
         raise ModelError(
@@ -169,7 +170,8 @@ def _flat_spec(config: Mapping[str, Any], target: DecoderSpec, method: str) -> B
             f"the drafter was made for a model of {stated} layers (num_target_layers); the model has "
             f"{target.num_layers}"
         )
-    state_layers = checked_layers("target_layer_ids", merged.get("target_layer_ids"), target, input_of_first=-1)
+    name, first = ("target_layers", 0) if "target_layers" in merged else ("target_layer_ids", -1)
+    state_layers = checked_layers(name, merged.get(name), target, input_of_first=first)
     return _spec(merged, merged, target, method, state_layers, predicts_from_anchor=method == DSPARK)
 
 

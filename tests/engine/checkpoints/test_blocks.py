@@ -1,5 +1,6 @@
 """Block drafters as their config.json describes them, in each layout."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 
 from faser.engine.checkpoints.blocks import BlockSpec, block_method, read_block_spec
 from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.checkpoints.files import read_model_config
 from faser.errors import ModelError
 from tests.checkpoints import VOCAB_SIZE, tiny_llama_config
-from tests.engine.execution.drafting.seeded_blocks import BlockShape, write_block
+from tests.engine.execution.drafting.seeded_blocks import BlockShape, block_path, write_block
 
 TARGET = decoder_spec(tiny_llama_config() | {"num_hidden_layers": 6})
 SHAPE = BlockShape(vocab_size=VOCAB_SIZE, state_layers=(0, 3, 6), block_size=7)
@@ -20,16 +22,21 @@ BARE = BlockShape(
 
 def read(folder: Path, layout: str, shape: BlockShape = SHAPE, **config: Any) -> BlockSpec:
     write_block(folder, shape, layout, **config)
-    method = block_method(folder)
+    path = block_path(folder, layout)
+    method = block_method(path)
     assert method is not None
-    return read_block_spec(folder, TARGET, method)
+    return read_block_spec(path, TARGET, method)
 
 
-@pytest.mark.parametrize("layout", ["dspark", "dflash", "speculators"])
+@pytest.mark.parametrize("layout", ["dspark", "dflash", "speculators", "gguf"])
 def test_the_layers_that_are_read_are_counted_as_each_layout_counts_them(tmp_path: Path, layout: str) -> None:
-    """target_layer_ids counts outputs and -1 is the embedding; aux_hidden_state_layer_ids counts inputs."""
+    """target_layer_ids counts outputs and -1 is the embedding; aux_hidden_state_layer_ids counts inputs, as files do."""
     assert read(tmp_path, layout).state_layers == (0, 3, 6)
-    named = {"dspark": "target_layer_ids", "speculators": "aux_hidden_state_layer_ids"}
+    named = {
+        "dspark": "target_layer_ids",
+        "speculators": "aux_hidden_state_layer_ids",
+        "gguf": "dflash__target_layers",
+    }
     if layout in named:
         wanted = (2, 5) if layout == "dspark" else (1, 4)
         listed: dict[str, Any] = {named[layout]: [1, 4]}
@@ -119,6 +126,55 @@ def test_what_does_not_fit_is_refused_with_the_value_and_the_limit(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         read(tmp_path, layout, **config)
+
+
+@pytest.mark.parametrize(("shape", "method", "from_anchor"), [(SHAPE, "dspark", True), (BARE, "dflash", False)])
+def test_a_gguf_file_is_dspark_if_it_has_a_markov_head(
+    tmp_path: Path, shape: BlockShape, method: str, from_anchor: bool
+) -> None:
+    """Without a key DSpark predicts from the anchor and DFlash does not; no layer is causal unless the file says so."""
+    shape = replace(shape, window=8, windowed=(False, True))
+    found = read(tmp_path, "gguf", shape, dflash__sample_from_anchor=None)
+    assert (found.method, found.predicts_from_anchor) == (method, from_anchor)
+    assert (found.causal, found.decoder.windows) == ((False, False), (None, 8))
+    found = read(
+        tmp_path, "gguf", shape, dflash__sample_from_anchor=not from_anchor, dflash__attention__causal=True
+    )
+    assert (found.predicts_from_anchor, found.causal) == (not from_anchor, (True, True))
+    assert (found.markov_rank, found.confidence, found.confidence_reads_markov) == (
+        shape.markov_rank,
+        shape.confidence,
+        shape.confidence,
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"architecture": "dspark"},
+            "architecture dspark, which is not supported: .* number layers .* of their own",
+        ),
+        ({"dflash__hyper_connection__count": 4}, "DSpark with the layers of DeepSeek-V4; only those of Qwen3"),
+        ({"dflash__attention__value_scale": 0.5}, "has dflash.attention.value_scale, which is not computed"),
+        (
+            {"dflash__target_layers": [7]},
+            "target_layers names layer 7; the model has layers 0 to 5, and 6 stands for",
+        ),
+        ({"dflash__target_layers": None}, "has no dflash.target_layers"),
+        ({"tokenizer__ggml__mask_token_id": None}, "has no tokenizer.ggml.mask_token_id"),
+        ({"tokenizer__ggml__tokens": ["a", "b"]}, "made for a vocabulary of 2 tokens; the model has 512"),
+    ],
+)
+def test_gguf_files_that_do_not_fit_are_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read(tmp_path, "gguf", **config)
+
+
+def test_a_drafter_in_a_gguf_file_is_no_model(tmp_path: Path) -> None:
+    write_block(tmp_path, BARE, "gguf")
+    with pytest.raises(ModelError, match="architecture DFlashDraftModel is not supported"):
+        read_model_config(block_path(tmp_path, "gguf"))
 
 
 def test_a_model_is_no_block_drafter(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ READABLE = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ4_NL", "IQ4_XS", "MXFP4"),
 )
+_INTEGERS = {"I32": np.int32, "I64": np.int64}
 _KINDS: dict[type, str] = {str: "text", bool: "true or false", int: "an integer", float: "a finite number"}
 
 
@@ -152,6 +153,12 @@ class GgufFile:
 
         number = GGMLQuantizationType(self._place(name).number)
         return np.asarray(quants.dequantize(stored.reshape(*shape[:-1], -1), number), np.float32).reshape(shape)
+
+    def integers(self, name: str) -> npt.NDArray[np.int64]:
+        """A tensor of integers. Raises ModelError for one of another type."""
+        if (kind := self.format(name)) not in _INTEGERS:
+            raise ModelError(f"{self.path}: {name} is stored as {kind}; it must be {' or '.join(_INTEGERS)}")
+        return self._bytes(name).view(_INTEGERS[kind]).reshape(self.shape(name)).astype(np.int64)
 
     def _part(self, name: str, part: int | None) -> tuple[tuple[int, ...], Bytes]:
         """The shape and the bytes of a tensor, or of one part along its first dimension."""

@@ -1,17 +1,20 @@
 """Seeded block drafters on disk, in each layout, for any tiny target.
 
-A drafter is described by BlockShape; write_block writes it as one of three layouts:
+A drafter is described by BlockShape; write_block writes it as one of four layouts:
 
     dflash        config.json of DFlashDraftModel, neither embedding nor head among the tensors
     dspark        config.json of Qwen3DSparkModel, which has both
     speculators   speculators_model_type dspark or dflash, a head over a part of the vocabulary and its d2t
+    gguf          a file as llama.cpp's conversion/qwen.py writes it; with a head and its d2t where draft_vocab says so
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 from torch import Tensor
 
 from tests.checkpoints import random_weights, write_checkpoint
@@ -111,14 +114,25 @@ def write_block(
     seed: int = 11,
     target: dict[str, Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
+    quantization: GGMLQuantizationType = GGMLQuantizationType.F32,
     **config: Any,
 ) -> dict[str, Tensor]:
     """Write a seeded drafter. Returns its tensors, of whatever layout, with embedding and head where it has them.
 
-    layout: dflash, dspark or speculators. target: tensors of the target, which dspark has copies of.
-    config: further fields, in place of those that follow from the shape.
+    layout: dflash, dspark, speculators or gguf, whose file is block_path. target: tensors of the target, which
+    dspark has copies of. quantization: of matrices, to whose values those of all layouts are rounded. config: further
+    fields, in place of those that follow from the shape.
     """
-    weights = random_weights(shape.tensors(), seed=seed)
+    weights = {
+        name: _rounded(each, quantization) for name, each in random_weights(shape.tensors(), seed=seed).items()
+    }
+    if layout == "gguf":
+        if shape.draft_vocab is not None:
+            ids = draft_ids(shape)
+            weights |= random_weights({"lm_head.weight": (len(ids), shape.hidden_size)}, seed=seed + 2)
+            weights["d2t"] = ids - torch.arange(len(ids))
+        write_block_gguf(block_path(directory, layout), shape, weights, quantization=quantization, **config)
+        return weights
     fields: dict[str, Any] = {
         "block_size": shape.block_size,
         "mask_token_id": shape.mask_token_id,
@@ -158,3 +172,106 @@ def write_block(
     stored = {name: each if name == "d2t" else each.to(dtype) for name, each in weights.items()}
     write_checkpoint(directory, fields | {"torch_dtype": str(dtype).removeprefix("torch.")} | config, stored)
     return weights
+
+
+def _rounded(weight: Tensor, quantization: GGMLQuantizationType) -> Tensor:
+    """A matrix with the values that a GGUF file has of it."""
+    if weight.dim() != 2 or len(weight) == 1:
+        return weight
+    return torch.from_numpy(quants.dequantize(quants.quantize(weight.numpy(), quantization), quantization).copy())
+
+
+def block_path(directory: Path, layout: str) -> Path:
+    """Where write_block leaves a drafter: a directory, or a file in it."""
+    return directory / "drafter.gguf" if layout == "gguf" else directory
+
+
+_OUTER = {
+    "fc.weight": "fc.weight",
+    "hidden_norm.weight": "enc.output_norm.weight",
+    "norm.weight": "output_norm.weight",
+    "embed_tokens.weight": "token_embd.weight",
+    "lm_head.weight": "output.weight",
+    "markov_head.markov_w1.weight": "markov_w1.weight",
+    "markov_head.markov_w2.weight": "markov_w2.weight",
+    "confidence_head.proj.weight": "conf_proj.weight",
+    "confidence_head.proj.bias": "conf_proj.bias",
+}
+_INNER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_block_gguf(
+    path: Path,
+    shape: BlockShape,
+    weights: dict[str, Tensor],
+    *,
+    quantization: GGMLQuantizationType = GGMLQuantizationType.F32,
+    **keys: Any,
+) -> None:
+    """keys: metadata in place of what follows from the shape, with `__` for a dot; None: left out."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = GGUFWriter(path, keys.pop("architecture", "dflash"))
+    found: dict[str, Any] = {
+        "dflash.block_count": shape.num_layers,
+        "dflash.context_length": 2048,
+        "dflash.embedding_length": shape.hidden_size,
+        "dflash.feed_forward_length": shape.size,
+        "dflash.attention.head_count": shape.num_heads,
+        "dflash.attention.head_count_kv": shape.num_kv_heads,
+        "dflash.attention.key_length": shape.head_dim,
+        "dflash.attention.value_length": shape.head_dim,
+        "dflash.attention.layer_norm_rms_epsilon": 1e-6,
+        "dflash.rope.freq_base": 10_000.0,
+        "dflash.block_size": shape.block_size,
+        "dflash.target_layers": list(shape.state_layers),
+        "dflash.sample_from_anchor": shape.from_anchor,
+        "tokenizer.ggml.tokens": [f"<{each}>" for each in range(shape.vocab_size)],
+        "tokenizer.ggml.mask_token_id": shape.mask_token_id,
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+    if shape.causal is not None:
+        found["dflash.attention.causal"] = shape.causal
+    if shape.window is not None:
+        found |= {"dflash.attention.sliding_window": shape.window}
+        found |= {"dflash.attention.sliding_window_pattern": list(shape.windowed)}
+    for key, value in (found | {name.replace("__", "."): each for name, each in keys.items()}).items():
+        match value:
+            case None:
+                pass
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case _:
+                writer.add_array(key, value)
+    for name, each in weights.items():
+        values = each.numpy()
+        if name == "d2t":
+            writer.add_tensor("d2t", values + np.arange(len(values)))
+            continue
+        stored = _OUTER.get(name)
+        if stored is None:
+            _, number, inner = name.split(".", 2)
+            middle, _, ending = inner.rpartition(".")
+            stored = f"blk.{number}.{_INNER[middle]}.{ending}"
+        values = values.squeeze() if values.size > 1 else values  # as the converter does
+        kept = quantization if values.ndim == 2 else GGMLQuantizationType.F32
+        writer.add_tensor(stored, quants.quantize(values, kept), raw_dtype=kept)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from faser.engine.checkpoints.blocks import block_method, read_block_spec
@@ -40,7 +41,7 @@ from faser.types import SamplingParams
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.draft_lines import lines_of
 from tests.engine.execution.drafting.block_reference import BlockReference
-from tests.engine.execution.drafting.seeded_blocks import BlockShape, draft_ids, write_block
+from tests.engine.execution.drafting.seeded_blocks import BlockShape, block_path, draft_ids, write_block
 
 VOCAB, NUM_SLOTS, BLOCK_SIZE, MAX_PLACES, MAX_ROWS = 211, 4, 16, 96, 24
 STATE_LAYERS = (1, 2, 4)
@@ -65,6 +66,10 @@ SHAPES = {
     "few tokens, dflash": ("speculators", replace(BARE, draft_vocab=100, from_anchor=False)),
     "fill in, corrected": ("speculators", replace(PLAIN, from_anchor=False, block_size=7)),
     "own mask": ("speculators", replace(PLAIN, draft_vocab=100, mask_token_id=None)),
+    "gguf, dspark": ("gguf", replace(PLAIN, block_size=7)),
+    "gguf, dflash": ("gguf", replace(BARE, from_anchor=False, block_size=7)),
+    "gguf, few tokens": ("gguf", replace(PLAIN, draft_vocab=100)),
+    "gguf, windows": ("gguf", replace(PLAIN, window=7, windowed=(True, False), causal=False)),
 }
 
 
@@ -104,6 +109,7 @@ class Driven:
     ) -> None:
         path, weights = target
         own = write_block(folder, shape, layout, target=weights, **config)
+        folder = block_path(folder, layout)
         decoder = load_decoder(
             path, backend, dtype, max_model_len=MAX_PLACES, max_rows=64, state_layers=STATE_LAYERS,
             progress=lambda *_: None,
@@ -136,7 +142,7 @@ class Driven:
         doubles["embed_tokens.weight"] = weights["model.embed_tokens.weight"].double().numpy()
         if "lm_head.weight" not in own:
             doubles["lm_head.weight"] = weights["lm_head.weight"].double().numpy()
-        ids = draft_ids(shape).numpy() if layout == "speculators" else np.arange(VOCAB)
+        ids = draft_ids(shape).numpy() if "d2t" in own else np.arange(VOCAB)
         causal = [shape.window is not None and each for each in shape.windowed or [False] * shape.num_layers]
         if shape.causal is not None:
             causal = [shape.causal] * shape.num_layers
@@ -236,6 +242,32 @@ def test_whole_drafts_are_those_of_the_formulas(
             driven.commit(slot, draft, min(accepted, len(draft)), bonus=9 + accepted)
     driven.check({0: most})
     driven.check({0: most, 2: 1})  # asked for again: nothing has come since
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
+def test_a_gguf_file_drafts_what_the_same_weights_in_safetensors_draft(
+    kind: str, backend: Backend, target: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """With the values that the file has, dequantised.
+
+    The native backend multiplies blocks as they are stored, by activations of 8 bits: a near tie may fall otherwise.
+    """
+    shape, kept = replace(PLAIN, markov_rank=32, block_size=7), GGMLQuantizationType[kind]
+    both = []
+    for layout in ("gguf", "dspark"):
+        own = Driven(tmp_path / layout, target, backend, layout, shape, quantization=kept)
+        own.start(0, prompt(19), chunks=(3, 7))
+        both.append(own)
+    from_gguf, from_safetensors = both
+    in_blocks, same = kind in ("Q8_0", "Q4_0") and backend.prefers_low_bit, []
+    for accepted in (1, 0, 3, 2, 5, 1):
+        draft = from_gguf.propose({0: 7})[0][0]
+        same += np.equal(from_safetensors.propose({0: 7})[0][0], draft).tolist()
+        for each in both:
+            each.commit(0, draft, accepted, bonus=9 + accepted)
+    assert np.mean(same) >= 0.9 if in_blocks else all(same)
+    packed, floats = (each.runner.head.weight_bytes for each in both)
+    assert packed < 0.5 * floats if in_blocks else packed == floats
 
 
 def test_a_draft_is_no_longer_than_the_drafter_was_trained_for(
