@@ -16,7 +16,7 @@ NORM_EPS = 1e-6  # of the squares of a key or a query
 
 @dataclass(frozen=True, slots=True)
 class LayerStates:
-    """States of N slots in a layer. Rows and inputs of position p are at p modulo their number. float32, but inputs.
+    """States of N slots in a layer, float32 but inputs. Rows of position p are at p modulo their number.
 
     state: [N, Hv, Dk, Dv]. inputs: of the convolution, [N, inputs, channels]. keys: [N, rows, Hk, Dk]; values:
     [N, rows, Hv, Dv]; rates: β and g, [N, rows, 2, Hv].
