@@ -111,7 +111,7 @@ def logits(plan: Plan) -> Json:
 
 
 def _row_errors(plan: Plan, config: Config) -> Json:
-    """Return errors of rows of several models: those of one have much in common, so all meet a near tie or none."""
+    """Return errors of rows of several models: those of one are alike, so all meet a near tie or none."""
     spec = read_model_config(write_shape(plan.models / "checked", config)).spec
     reference, backend = TorchBackend(plan.device), backend_of(plan)
     errors: dict[str, list[Tensor]] = {"ours": [], "usual": []}

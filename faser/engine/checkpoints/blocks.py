@@ -218,7 +218,7 @@ def _spec(
 
 
 def _causal(config: Mapping[str, Any], decoder: DecoderSpec) -> tuple[bool, ...]:
-    """Of each layer, as vLLM decides it: as stated, else causal where the layer has a window."""
+    """Return whether each layer is causal, as vLLM decides it: as stated, else where the layer has a window."""
     for name in ("is_causal", "causal"):
         if (stated := config.get(name)) is not None:
             if not isinstance(stated, bool):
