@@ -27,12 +27,14 @@ from benchmarks.simulator.trace import RequestTrace, Trace, read_trace
 from benchmarks.speculation import free_rows
 from faser.config.environment import cache_dir
 from faser.config.speculation import SpeculationConfig
+from faser.engine.build import native_acceptance
 from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel
 from faser.engine.checkpoints.source import cached
 from faser.engine.contract.drafts import DraftTable
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.contract.step_times import CostTable
 from faser.engine.control.speculation.acceptance import Acceptance, point_mass_outcomes, sampled_tokens
+from faser.engine.execution.drafting.registry import load_index
 from faser.engine.execution.drafting.text import LookupDrafter, ngram_table, text_rules
 from faser.engine.execution.startup.ngram_text import counted_ngram_model
 from faser.engine.text.tokenizer import load_tokenizer
@@ -148,7 +150,7 @@ class Counted:
         table = None if ngrams is None else ngram_table(library, ngrams)
         config = SpeculationConfig(suffix_max_cached_requests=0)
         self._drafter = LookupDrafter(library, text_rules(config, methods, table))
-        self._acceptance = Acceptance(1, CAP)
+        self._acceptance = Acceptance(1, CAP, native_acceptance(load_index))
         self._candidates = Candidates(ngrams)
 
     def places(self, request: RequestTrace, temperature: float) -> list[Place]:

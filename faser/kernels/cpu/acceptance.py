@@ -146,6 +146,7 @@ class NativeAcceptance:
     def best_prefixes(
         self, survival: Floats, least: Ints | None, lengths: Ints, seconds: Floats, worth: float
     ) -> tuple[Ints, float]:
+        assert survival.shape[1] == self._cap + 1, "tables are as wide as the arrays"
         kept = np.empty(len(lengths), dtype=np.int64)
         first = None if least is None else id(least)
         rate = self._best_prefixes(
