@@ -1,4 +1,4 @@
-"""What the host adds to the steps of a GPU: the real engine on a device that is a clock, so without a GPU.
+"""Time that the host adds to the steps of a GPU: the real engine on a device that is a clock, without a GPU.
 
     python -m benchmarks.speed.host_gap OUT.json [--base CHECKOUT] [--sequences 1,16,64] [--rounds 5]
 

@@ -25,7 +25,7 @@ from faser.kernels.interface.shapes import KvCache, PackedLinear
 
 
 class NativeHeadDrafting(HeadDrafting):
-    """See HeadDrafting. pools, blocks: of the same backend; blocks describes the layers."""
+    """Native drafting of heads. pools, blocks: of the same backend; blocks describes the layers."""
 
     def __init__(self, library: ctypes.CDLL, pools: native_library.LanePools, blocks: NativeBlocks) -> None:
         self._call = library.faser_head_draft

@@ -74,7 +74,7 @@ def load_index(progress: ProgressCallback | None = None) -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterParts:
-    """What drafters work on.
+    """Parts that drafters are made of.
 
     table: the target's blocks. sampling, matchers: the parameters and grammars of every slot, of the target's
     sampler. max_rows: the most rows of a pass. model, head: None where none is loaded.  samples_in_runner: the
@@ -195,7 +195,7 @@ TEXT_DRAFTERS: dict[
 def _draft_sampler(
     config: SpeculationConfig, sampling: SamplingState, kernels: SamplingKernels | None
 ) -> DraftSampler:
-    """How tokens are sampled from logits. kernels: of the backend that drafts; None: tensor operations."""
+    """Choose the sampler of drafts. kernels: of the backend that drafts; None: tensor operations."""
     match config.draft_sample_method:
         case "greedy":
             return GreedyDraftSampler(kernels)
