@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def summary(cells: list[Json]) -> Json:
-    """Of each arm on each machine: means over the seeds by load, and at_90."""
+    """Summarize each arm on each machine: means over the seeds by load, and at_90."""
     found = []
     for machine, arm in dict.fromkeys((each["machine"], each["arm"]) for each in cells):
         own = [each for each in cells if (each["machine"], each["arm"]) == (machine, arm)]

@@ -1,4 +1,4 @@
-"""How often drafts are accepted in the second turn of a chat, with its first turn cached and without.
+"""Acceptance of drafts in the second turn of a chat, with its first turn cached and without.
 
     python -m benchmarks.speculation.drafts_after_hits QUESTIONS.jsonl OUT.json --drafter NAME='{"method": …}' ...
         [--model MODEL] [--count 30] [--tokens 96] [--temperature 0] [--length 3]

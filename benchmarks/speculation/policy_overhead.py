@@ -1,4 +1,4 @@
-"""What deciding costs: the host time a step of all that speculation adds to the control plane.
+"""Cost of deciding: the host time a step of all that speculation adds to the control plane.
 
     python -m benchmarks.speculation.policy_overhead OUT.json [--sequences 1,4,16,64,256] [--cap 8] [--requests 3]
 

@@ -89,7 +89,7 @@ class SelectedDrafter:
         return StepDrafts(chosen=range(count), lengths=lengths, candidates=candidates, stop=plan.stop, plan=plan)
 
     def _model_lengths(self, step: StepDrafts) -> Ints:
-        """[S] tokens that the model drafts in place of a draft from text, as policies without costs say."""
+        """Return the tokens [S] that the model drafts instead of text, as policies without costs say."""
         survival = self._acceptance.survival(step.candidates.slots, by_model=True)
         by_model = step.candidates.drafted(np.minimum(step.lengths, self._model_cap), survival)
         return self._policy.model_lengths(by_model, by_model.drafted(step.table.lengths, step.survival))
@@ -102,7 +102,7 @@ class SelectedDrafter:
 
 
 def _in_order(probs: Tensor, step: StepDrafts) -> Tensor:
-    """[T, V] of all drafted tokens of the step, in their order. probs: of those of the model.
+    """Return probabilities [T, V] of all drafted tokens of the step, in their order. probs: of the model's.
 
     The others have all mass on their token.
     """

@@ -109,7 +109,7 @@ class Candidates:
                 self._counts[tuple(text[-length - 1 : -1])][text[-1]] += 1
 
     def kinds(self, text: Sequence[int], drafted: DraftTable) -> dict[int, list[Any]]:
-        """By token, what speaks for it. drafted: by every method, of this text."""
+        """Return by token what speaks for it. drafted: by every method, of this text."""
         found: dict[int, list[Any]] = defaultdict(list)
         for method, length, tokens, sure in zip(
             drafted.methods.tolist(), drafted.lengths.tolist(), drafted.token_ids, drafted.confidences, strict=True
@@ -196,7 +196,7 @@ class Counted:
         return place
 
     def _drafted(self, *after: int) -> DraftTable:
-        """By every method, after the text and these tokens."""
+        """Draft by every method, after the text and these tokens."""
         request = DraftRequest(slot=0, max_tokens=CAP, new_blocks=(), unverified=after)
         return self._drafter.propose(DraftPlan(step=0, width=CAP, requests=(request,), from_text=True)).table
 
@@ -215,7 +215,7 @@ def _node(path: Sequence[int], survival: float, said: Sequence[int]) -> Node:
 def _nodes(
     before: Sequence[int], chance: float, tokens: list[int], survival: list[float], said: Sequence[int]
 ) -> list[Node]:
-    """Of a chain after a path."""
+    """Return the nodes of a chain after a path."""
     return [
         _node((*before, *tokens[: at + 1]), chance * each, said) for at, each in enumerate(survival) if each > 0
     ]
@@ -247,7 +247,7 @@ def decoded(answers: list[list[Place]], arm: str, step_ms: Sequence[float], rows
 
 
 def prices_of(model: str) -> dict[str, list[float]]:
-    """[1 + MOST_DRAFT_ROWS + 1] milliseconds of a step by rows; 0 rows are none."""
+    """Return the milliseconds [1 + MOST_DRAFT_ROWS + 1] of a step by rows; 0 rows are none."""
     small = model in (DEFAULT_MODEL, "embedded")
     filed = json.loads((RESULTS / f"low-bit-steps{'' if small else '-1.5b'}.json").read_text("utf-8"))["decoding"]
     dense = {}

@@ -87,8 +87,9 @@ KEYS: tuple[Setting, ...] = (
         "draft_vocab_size",
         Kind.INTEGER,
         "How many tokens an MTP layer chooses from: the first of the vocabulary, which are its commonest, and "
-        "those that end generation. None: 32768, or all of a vocabulary of at most 65536. Not below the "
-        "size of the vocabulary: all.",
+        "those that end generation. None: 8192, 16384, 32768 or 65536, chosen while serving by the tokens that "
+        "the model generates (on a GPU 32768), or all of a vocabulary of at most 65536. Not below the size of "
+        "the vocabulary: all.",
         low=1,
         high=1 << 24,
     ),

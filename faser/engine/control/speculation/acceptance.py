@@ -198,6 +198,7 @@ class Acceptance:
 
     def drafted_survival(self, drafts: DraftTable) -> Floats:
         """Return the survival [S, K + 1] of drafts that are there, from the confidences of their tokens.
+
         It is 0 beyond their lengths, and where it is negligible.
         """
         return self.native.survival(drafts)

@@ -90,7 +90,7 @@ class BlockRunner:
         return repeatable_memory(self._backend, self._cache)
 
     def run(self, layout: RowLayout, context: Sequence[int], token_ids: Ints, states: Tensor) -> Tensor:
-        """[B, H] hidden of the rows of blocks. layout: of all rows. token_ids: [B].
+        """Return hidden [B, H] of the rows of blocks. layout: of all rows. token_ids: [B].
 
         context: how many rows of each sequence come before its block. states: [C, K * H], theirs.
         """
@@ -130,7 +130,7 @@ class BlockRunner:
 
 
 class BlockLoop:
-    """See DraftLoop. One native call where the runner has it, else operation by operation.
+    """Loop of a block drafter. One native call where the runner has it, else operation by operation.
 
     table: of the drafter's cache. max_rows: most rows of a pass. sampler: of the target's tokens. predicts: how it
     chooses, where one call can do that; None: it cannot.
@@ -218,7 +218,7 @@ class BlockLoop:
         return passes
 
     def _pass(self, inputs: Sequence[DraftInput]) -> tuple[Tensor, int]:
-        """[N, H] hidden of the rows that predict, draft after draft, and how many passes that took."""
+        """Return hidden [N, H] of the rows that predict, draft after draft, and how many passes that took."""
         num_context = sum([len(each.token_ids) for each in inputs])
         num_block = sum([self._spec.rows(each.max_tokens) for each in inputs])
         if num_context + num_block <= self._max_rows:

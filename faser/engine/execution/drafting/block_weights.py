@@ -78,7 +78,7 @@ def load_block(
 
 
 def _has_mask(source: WeightSource, spec: BlockSpec, directory: Path) -> bool:
-    """Whether rows behind an anchor have an embedding of their own. DSpark's files may have one that is not used.
+    """Return whether rows behind an anchor have an embedding of their own. DSpark's files may have an unused one.
 
     Raises ModelError where they have neither that nor a token.
     """

@@ -215,7 +215,7 @@ def _check_width(name: str, spec: HeadSpec | BlockSpec, target: Decoder) -> None
 
 
 def _repeats(weight: Tensor, handle: PackedLinear, target: Decoder, backend: Backend) -> bool:
-    """Whether a tensor [V, H] of the head repeats one of the target, in the target's type."""
+    """Return whether a tensor [V, H] of the head repeats one of the target, in the target's type."""
     if weight.shape != (target.spec.vocab_size, target.spec.hidden_size):
         return False
     for first in range(0, len(weight), _ROWS_AT_ONCE):
@@ -227,7 +227,7 @@ def _repeats(weight: Tensor, handle: PackedLinear, target: Decoder, backend: Bac
 
 
 def rows_of_target(handle: PackedLinear, token_ids: Tensor, target: Decoder, backend: Backend) -> Tensor:
-    """[N, H]: rows of the embedding of the target, or of its product of the logits."""
+    """Return rows [N, H] of the embedding of the target, or of its product of the logits."""
     rows = torch.empty((len(token_ids), target.spec.hidden_size), dtype=target.dtype, device=backend.device)
     return backend.embed(token_ids.to(backend.device), handle, rows)
 
