@@ -296,7 +296,10 @@ def _load_head(
     if isinstance(spec, AssistantSpec):
         head = load_assistant(directory, spec, decoder, backend, quantization=quantization, **room)
     elif isinstance(spec, BlockSpec):
-        head = load_block(directory, spec, decoder, backend, quantization=quantization, **room)
+        draft_ids = _draft_ids(config.speculation.draft_vocab_size, files)
+        head = load_block(
+            directory, spec, decoder, backend, quantization=quantization, draft_ids=draft_ids, **room
+        )
     elif config.speculation.pass_method == MTP:
         draft_ids = _draft_ids(config.speculation.draft_vocab_size, files)
         head = load_mtp(
