@@ -1,9 +1,11 @@
 """Loads a block drafter from its directory, for a loaded target.
 
 Tensors have the names of head_tensors.py. The embedding and the head are the target's own where the checkpoint
-lacks or repeats them.
+lacks or repeats them. A head over the whole of a large vocabulary would be most of what a pass reads: some of its
+rows, a copy for drafts alone, take its place.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,15 +35,22 @@ def load_block(
     max_rows: int,
     max_logit_rows: int,
     quantization: str | None = None,
+    draft_ids: Tensor | None = None,
     progress: ByteProgress = lambda *_: None,
 ) -> BlockModel:
     """Load the block drafter in a directory. The arguments and what is raised: see load_head.
 
-    max_logit_rows: rows whose logits are computed at once; a pass may have more.
+    max_logit_rows: rows whose logits are computed at once; a pass may have more. draft_ids: [Vd] int64, ascending:
+    the tokens that it chooses from where its own logits are of the whole vocabulary; None: all.
     """
     check_quantization(quantization, spec, backend, directory)
     source = open_head(directory)
-    draft_ids = tensors.draft_token_ids(source, spec)
+    own_ids = tensors.draft_token_ids(source, spec)
+    if own_ids is None and draft_ids is not None and spec.quantization is None:
+        source = RowsSource(source, (tensors.HEAD, tensors.MARKOV_CANDIDATES), draft_ids)
+        spec = replace(spec, draft_vocab_size=len(draft_ids))
+    else:
+        draft_ids = own_ids
     has_mask = _has_mask(source, spec, directory)
     shapes = tensors.block_shapes(spec, has_mask=has_mask)
     packer, shared = head_packer(source, shapes, spec, draft_ids, target, backend, quantization, progress)
@@ -89,6 +98,22 @@ def _has_mask(source: WeightSource, spec: BlockSpec, directory: Path) -> bool:
             "drafter needs one of them"
         )
     return has_mask and (spec.mask_token_id is None or spec.method == DFLASH)
+
+
+class RowsSource:
+    """A WeightSource over another, some of whose matrices have these rows alone."""
+
+    def __init__(self, source: WeightSource, matrices: Sequence[str], rows: Tensor) -> None:
+        self._source = source
+        self._matrices = matrices
+        self._rows = rows
+
+    def names(self) -> Sequence[str]:
+        return self._source.names()
+
+    def get(self, name: str) -> Tensor:
+        weight = self._source.get(name)
+        return weight[self._rows] if name in self._matrices else weight
 
 
 def _markov(spec: BlockSpec, packer: Packer) -> MarkovWeights | None:

@@ -299,21 +299,21 @@ def _load_head(
     if isinstance(spec, AssistantSpec):
         head = load_assistant(directory, spec, decoder, backend, quantization=quantization, **room)
     elif isinstance(spec, BlockSpec):
-        head = load_block(directory, spec, decoder, backend, quantization=quantization, **room)
+        draft_ids = _draft_ids(config, files)
+        head = load_block(
+            directory, spec, decoder, backend, quantization=quantization, draft_ids=draft_ids, **room
+        )
     elif config.speculation.pass_method == MTP:
-        size, vocab_size = config.speculation.draft_vocab_size, files.spec.vocab_size
-        is_large = size is None and vocab_size > DRAFT_VOCAB_SIZES[-1]
-        sizes = DRAFT_VOCAB_SIZES if is_large and backend.head_drafting is not None else ()
-        if size is None:
-            size = sizes[-1] if sizes else DRAFT_VOCAB_SIZE if is_large else vocab_size
+        chooses = config.speculation.draft_vocab_size is None and files.spec.vocab_size > DRAFT_VOCAB_SIZES[-1]
+        sizes = DRAFT_VOCAB_SIZES if chooses and backend.head_drafting is not None else (DRAFT_VOCAB_SIZE,)
         head = load_mtp(
             directory,
             spec,
             decoder,
             backend,
             quantization=config.quantization,
-            draft_ids=_draft_ids(size, files),
-            sizes=sizes,
+            draft_ids=_draft_ids(config, files, sizes[-1]),
+            sizes=sizes if len(sizes) > 1 else (),
             start=DRAFT_VOCAB_SIZE,
             **room,
         )
@@ -330,9 +330,15 @@ def _load_head(
     return LoadedHead(files=files, head=head, target=target, states=ring)
 
 
-def _draft_ids(size: int, files: HeadFiles) -> Tensor | None:
-    """The first tokens of the vocabulary and those that end generation, ascending; None: all tokens."""
-    if size >= files.spec.vocab_size:
+def _draft_ids(config: EngineConfig, files: HeadFiles, most: int = DRAFT_VOCAB_SIZE) -> Tensor | None:
+    """Return the first tokens of the vocabulary and those that end generation, ascending; None: all tokens.
+
+    most: so many of a vocabulary that is larger than the largest of DRAFT_VOCAB_SIZES, where no size is given.
+    """
+    size, vocab_size = config.speculation.draft_vocab_size, files.spec.vocab_size
+    if size is None:
+        size = most if vocab_size > DRAFT_VOCAB_SIZES[-1] else vocab_size
+    if size >= vocab_size:
         return None
     return torch.tensor(sorted({*range(size), *files.config.eos_token_ids}))
 
