@@ -370,6 +370,21 @@ def test_a_prefix_that_was_drafted_for_is_known_to_the_next_sequence(
     driven.check({1: 7})
 
 
+def test_a_sequence_that_ends_reads_what_its_last_full_block_lacks(
+    backend: Backend, target: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """Its last step has filled the block, after the last draft."""
+    driven = Driven(tmp_path, target, backend, *SHAPES["dspark of three layers and blocks of seven"])
+    driven.start(0, prompt(2 * BLOCK_SIZE - 1))
+    draft = driven.check({0: 7})[0]
+    driven.commit(0, draft, 3, bonus=5)
+    said = driven.lines[0].token_ids
+    assert len(said) > 2 * BLOCK_SIZE
+    driven.drafter.release(0)
+    driven.start(1, [*said[: 2 * BLOCK_SIZE], *prompt(6, seed=5)], after=(0, 2))
+    driven.check({1: 7})
+
+
 def test_a_prefix_that_was_not_drafted_for_is_left_out(
     backend: Backend, target: tuple[Path, dict[str, Tensor]], tmp_path: Path
 ) -> None:
