@@ -6,17 +6,20 @@ alike; see test_head_engine.py, whose models and conversations these are.
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from faser.engine.contract.plan import DraftPlan
 from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.errors import ConfigError, ModelError
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
-from tests.engine.execution.drafting.seeded_blocks import BlockShape, write_block
+from tests.engine.checkpoints.gguf.gguf_files import write_gguf
+from tests.engine.execution.drafting.seeded_blocks import BlockShape, block_path, write_block
 from tests.engine.test_head_engine import STATE_LAYERS, accepted, answers, built, checkpoint
 
 SHAPE = BlockShape(vocab_size=VOCAB_SIZE, state_layers=STATE_LAYERS, block_size=5)
@@ -28,17 +31,28 @@ BARE = BlockShape(
     confidence=False,
     from_anchor=False,
 )
+SECOND = replace(BARE, selector_rank=8)
 
 
 @pytest.mark.parametrize(
-    ("method", "layout", "shape"), [("dspark", "speculators", SHAPE), ("dflash", "dflash", BARE)]
+    ("method", "layout", "shape"),
+    [
+        ("dspark", "speculators", SHAPE),
+        ("dflash", "dflash", BARE),
+        ("dspark", "gguf", SHAPE),
+        ("dflash", "dflash", SECOND),
+        ("dspark", "dspark", replace(SHAPE, gemma=True)),
+    ],
+    ids=["speculators", "dflash", "gguf", "dflash 2", "gemma 4"],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.full(but=("0.0-speculators", "0.8-dflash", "0.8-gguf", "0.0-dflash 2"))
 def test_drafts_of_blocks_change_no_answer(
     tmp_path: Path, method: str, layout: str, shape: BlockShape, temperature: float
 ) -> None:
     path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
     write_block(head, shape, layout)
+    head = block_path(head, layout)
     wanted = answers(built(path, {"policy": "off"}).engine, temperature)
     for asked in ({"method": method}, {}):
         drafting = {"policy": "fixed", "num_speculative_tokens": 3, "model": str(head)} | asked
@@ -46,6 +60,32 @@ def test_drafts_of_blocks_change_no_answer(
         assert answers(engine, temperature) == wanted
         assert accepted(engine, method)[0] > 500
         assert engine.stats().num_preemptions > 0, "the pool is meant to be too small"
+
+
+def test_model_and_drafter_may_both_be_gguf_files(tmp_path: Path) -> None:
+    """Embedding and head are the model's, in its blocks."""
+    path = tmp_path / "model.gguf"
+    write_gguf(path, quantization=GGMLQuantizationType.Q8_0)
+    shape = replace(SHAPE, state_layers=(0, 1, 2), markov_rank=32)
+    write_block(tmp_path, shape, "gguf", quantization=GGMLQuantizationType.Q8_0)
+    drafting = {"policy": "fixed", "num_speculative_tokens": 3, "model": str(block_path(tmp_path, "gguf"))}
+    engine = built(path, drafting).engine
+    assert answers(engine, 0.8) == answers(built(path, {"policy": "off"}).engine, 0.8)
+    assert accepted(engine, "dspark")[0] > 500
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("Q8_0", 10.5), ("Q4_0", 7), ("F32", 16)])
+def test_a_drafter_in_floats_is_rounded_as_its_model_is(tmp_path: Path, kind: str, bits: float) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, quantization=GGMLQuantizationType[kind])
+    shape = replace(BARE, state_layers=(0, 1, 2))
+    write_block(tmp_path / "head", shape, "dflash")
+    drafting = {"policy": "fixed", "num_speculative_tokens": 3, "model": str(tmp_path / "head")}
+    engine, without = built(path, drafting), built(path, {"policy": "off"})
+    values = sum(prod(each) for each in shape.tensors().values())
+    assert 8 * (engine.info.weight_bytes - without.info.weight_bytes) / values == pytest.approx(bits, rel=0.1)
+    assert answers(engine.engine, 0.8) == answers(without.engine, 0.8)
+    assert accepted(engine.engine, "dflash")[0] > 500
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -125,12 +165,8 @@ def test_more_tokens_than_the_drafter_was_trained_for_are_refused(tmp_path: Path
 def test_a_block_drafter_that_is_not_computed_stops_the_start(tmp_path: Path) -> None:
     path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
     for config, message in (
-        (
-            {"architectures": ["DFlash2DraftModel"]},
-            "DFlash2DraftModel of the head is not supported: of drafters of",
-        ),
-        ({"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel of the head is not supported"),
-        ({"speculators_model_type": "dflash2"}, "of kind dflash2, which is not supported"),
+        ({"architectures": ["XPressDraftModel"]}, "XPressDraftModel of the head is not supported: of drafters of"),
+        ({"speculators_model_type": "dflash2"}, "of kind dflash2, which is not supported: .* DFlash2DraftModel"),
     ):
         write_checkpoint(head, config, random_weights({"fc.weight": (VOCAB_SIZE, 64)}))
         with pytest.raises(ModelError, match=message):

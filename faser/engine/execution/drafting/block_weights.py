@@ -5,7 +5,6 @@ lacks or repeats them. A head over the whole of a large vocabulary would be most
 rows, a copy for drafts alone, take its place.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from faser.config.speculation import DFLASH
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.drafting.block import BlockModel, BlockWeights, MarkovWeights
-from faser.engine.execution.drafting.head_weights import check_quantization, head_packer, open_head
+from faser.engine.execution.drafting.dflash2 import Convolution, LayerConvolutions
+from faser.engine.execution.drafting.head_weights import RowsSource, check_quantization, head_packer, open_head
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import ByteProgress, Packer, WeightSource
@@ -46,7 +46,7 @@ def load_block(
     source = open_head(directory)
     own_ids = tensors.draft_token_ids(source, spec)
     if own_ids is None and draft_ids is not None and spec.quantization is None:
-        source = RowsSource(source, (tensors.HEAD, tensors.MARKOV_CANDIDATES), draft_ids)
+        source = RowsSource(source, (tensors.HEAD, tensors.corrections(spec)[1]), draft_ids)
         spec = replace(spec, draft_vocab_size=len(draft_ids))
     else:
         draft_ids = own_ids
@@ -70,6 +70,7 @@ def load_block(
         mask=packer.norm(tensors.MASK).to(target.dtype) if has_mask else None,
         markov=_markov(spec, packer),
         confidence=_confidence(spec, packer),
+        convolutions=_convolutions(spec, packer),
         num_bytes=packer.packed_bytes,
     )
     buffers = Buffers.allocate(
@@ -85,7 +86,7 @@ def load_block(
 
 
 def _has_mask(source: WeightSource, spec: BlockSpec, directory: Path) -> bool:
-    """Whether rows behind an anchor have an embedding of their own. DSpark's files may have one that is not used.
+    """Return whether rows behind an anchor have an embedding of their own. DSpark's files may have an unused one.
 
     Raises ModelError where they have neither that nor a token.
     """
@@ -98,27 +99,34 @@ def _has_mask(source: WeightSource, spec: BlockSpec, directory: Path) -> bool:
     return has_mask and (spec.mask_token_id is None or spec.method == DFLASH)
 
 
-class RowsSource:
-    """A WeightSource over another, some of whose matrices have these rows alone."""
-
-    def __init__(self, source: WeightSource, matrices: Sequence[str], rows: Tensor) -> None:
-        self._source = source
-        self._matrices = matrices
-        self._rows = rows
-
-    def names(self) -> Sequence[str]:
-        return self._source.names()
-
-    def get(self, name: str) -> Tensor:
-        weight = self._source.get(name)
-        return weight[self._rows] if name in self._matrices else weight
-
-
 def _markov(spec: BlockSpec, packer: Packer) -> MarkovWeights | None:
     if not spec.markov_rank:
         return None
+    before, candidates = tensors.corrections(spec)
     return MarkovWeights(
-        before=packer.product(tensors.MARKOV_BEFORE), candidates=packer.product(tensors.MARKOV_CANDIDATES)
+        before=packer.product(before),
+        candidates=packer.product(candidates),
+        hidden=packer.layer_product(tensors.SELECTOR_HIDDEN) if spec.selector else None,
+    )
+
+
+def _convolutions(spec: BlockSpec, packer: Packer) -> tuple[LayerConvolutions, ...] | None:
+    if not spec.conv_kernel_size:
+        return None
+
+    def convolution(prefix: str) -> Convolution:
+        return Convolution(
+            base=packer.norm(prefix + tensors.CONV_BASE),
+            dynamic=packer.layer_product(prefix + tensors.CONV_DYNAMIC),
+            group_size=spec.conv_group_size,
+        )
+
+    return tuple(
+        LayerConvolutions(
+            attention=convolution(tensors.layer_prefix(number) + tensors.ATTENTION_CONV),
+            network=convolution(tensors.layer_prefix(number) + tensors.NETWORK_CONV),
+        )
+        for number in range(spec.decoder.num_layers)
     )
 
 

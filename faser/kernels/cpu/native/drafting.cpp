@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 using namespace faser;
@@ -137,7 +138,7 @@ class Drafting {
 
     // The first pass, over the committed tokens. Leaves the head's output for the last one of each sequence.
     void read() {
-        const int64_t rows = input_.num_rows, row = width() * bytes();
+        const int64_t rows = input_.num_rows;
         const void* states = input_.states;
         int64_t stride = input_.states_stride;
         if (head_.num_state_norms) {
@@ -154,12 +155,9 @@ class Drafting {
             multiply(head_.fc, states, stride, rows, room_.features, rows_.dtype, nullptr);
             states = room_.features;
         }
-        compute(rows, input_.token_ids, states, input_.query_start, input_.places, input_.block_table,
-                rules_.num_sequences);
-        for (int64_t s = 0; s < rules_.num_sequences; s++) {
-            const int64_t last = input_.query_start[s + 1] - 1;
-            if (last != s) memcpy((char*)room_.hidden + s * row, (char*)room_.hidden + last * row, row);
-        }
+        std::vector<int64_t> ends;
+        for (int64_t s = 0; s < rules_.num_sequences; s++) ends.push_back(input_.query_start[s + 1] - 1);
+        compute(rows, input_.token_ids, states, input_.query_start, input_.places, input_.block_table, ends);
     }
 
     // One row for each active sequence: its last drafted token, and the head's output that drafted it.
@@ -173,13 +171,16 @@ class Drafting {
             const int32_t* blocks = input_.block_table + s * input_.table_width;
             table.insert(table.end(), blocks, blocks + input_.table_width);
         }
-        compute(active_.size(), ids.data(), room_.hidden, starts.data(), places.data(), table.data(), active_.size());
+        std::vector<int64_t> all(active_.size());
+        std::iota(all.begin(), all.end(), 0);
+        compute(active_.size(), ids.data(), room_.hidden, starts.data(), places.data(), table.data(), all);
     }
 
-    // The layers over rows of these tokens and features, which may be the hidden states themselves.
+    // The layers over rows of these tokens and features, which may be the hidden states themselves. ends: the last row of
+    // each sequence; of the other rows the last layer computes keys and values alone.
     void compute(int64_t rows, const int64_t* ids, const void* features, const int32_t* query_start,
-                 const int32_t* places, const int32_t* table, int64_t num_sequences) {
-        const int64_t row = width() * bytes();
+                 const int32_t* places, const int32_t* table, const std::vector<int64_t>& ends) {
+        const int64_t row = width() * bytes(), num_sequences = ends.size(), last = head_.num_layers - 1;
         FaserPlan* plan = faser_plan_new(query_start, places, nullptr, table, num_sequences, rows, input_.table_width,
                                          input_.block_size);
         rows_.rows = rows;
@@ -201,11 +202,20 @@ class Drafting {
             multiply(head_.qkv, room_.joined, 2 * width(), rows, room_.qkv, rows_.dtype,
                      head_.layers->feed_forward.attention_out.low_bit);
         }
-        faser_layers(pool_, head_.layers, 0, head_.num_layers, &head_.logits, &rows_, cache_, plan, room_.hidden,
-                     room_.qkv, room_.mixed, 0, nullptr);
+        std::vector<int32_t> one_each(num_sequences + 1), places_of_ends;
+        std::iota(one_each.begin(), one_each.end(), 0);
+        for (const int64_t end : ends) places_of_ends.push_back(places[end]);
+        FaserPlan* const plan_of_ends = faser_plan_new(one_each.data(), places_of_ends.data(), nullptr, table,
+                                                       num_sequences, num_sequences, input_.table_width,
+                                                       input_.block_size);
+        faser_layers(pool_, head_.layers, 0, last, &head_.layers[last].qkv, &rows_, cache_, plan, room_.hidden, room_.qkv,
+                     room_.mixed, 0, nullptr);
+        faser_last_layer(pool_, &head_.layers[last], &head_.logits, &rows_, &cache_[last], plan, ends.data(), num_sequences,
+                         plan_of_ends, room_.hidden, room_.qkv, room_.mixed);
         faser_plan_free(plan);
+        faser_plan_free(plan_of_ends);
         if (head_.norm_output) {
-            faser_rms_norm(pool_, room_.hidden, width(), rows, width(), head_.logits.norm, head_.eps, room_.hidden, width(),
+            faser_rms_norm(pool_, room_.hidden, width(), num_sequences, width(), head_.logits.norm, head_.eps, room_.hidden, width(),
                            rows_.dtype, nullptr);
         }
     }
