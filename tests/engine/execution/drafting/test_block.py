@@ -270,6 +270,33 @@ def test_whole_drafts_are_those_of_the_formulas(
     driven.check({0: most, 2: 1})  # asked for again: nothing has come since
 
 
+@pytest.mark.parametrize("name", ["dspark", "dflash"])
+def test_a_drafter_may_choose_from_some_rows_of_a_whole_vocabulary(
+    name: str, backend: Backend, target: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """Whether the checkpoint has the target's head or none."""
+    layout, shape = SHAPES[name]
+    rows = torch.arange(3, VOCAB, 2)
+    driven = Driven(tmp_path, target, backend, layout, shape, rows=rows)
+    driven.start(0, prompt(19))
+    drafts = driven.check({0: driven.spec.most_tokens})
+    assert {*drafts[0]} <= {*rows.tolist()}
+
+
+def test_rows_of_a_gguf_drafter_are_taken_in_their_blocks(
+    backend: Backend, target: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    shape, rows = replace(PLAIN, markov_rank=32, block_size=7), torch.arange(3, VOCAB, 2)
+    both = []
+    for layout in ("gguf", "dspark"):
+        kept = GGMLQuantizationType.Q8_0
+        driven = Driven(tmp_path / layout, target, backend, layout, shape, quantization=kept, rows=rows)
+        driven.start(0, prompt(19))
+        both.append(driven.propose({0: 7})[0][0])
+    assert {*both[0]} <= {*rows.tolist()}
+    assert np.mean(np.equal(*both)) > 0.7, "activations in 8 bits: a near tie may fall otherwise"
+
+
 @pytest.mark.parametrize("name", ["dspark", "windows", "causal", "dflash 2", "dflash 2, three taps, windows"])
 def test_both_forms_of_the_oracle_agree(name: str, target: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     """Of one block, row by row; and of several blocks at once, under a mask."""
@@ -306,19 +333,6 @@ def test_a_gguf_file_drafts_what_the_same_weights_in_safetensors_draft(
     assert np.mean(same) >= 0.9 if in_blocks else all(same)
     packed, floats = (each.runner.head.weight_bytes for each in both)
     assert packed < 0.5 * floats if in_blocks else packed == floats
-
-
-@pytest.mark.parametrize("name", ["dspark", "dflash"])
-def test_a_drafter_may_choose_from_some_rows_of_a_whole_vocabulary(
-    name: str, backend: Backend, target: tuple[Path, dict[str, Tensor]], tmp_path: Path
-) -> None:
-    """Whether the checkpoint has the target's head or none."""
-    layout, shape = SHAPES[name]
-    rows = torch.arange(3, VOCAB, 2)
-    driven = Driven(tmp_path, target, backend, layout, shape, rows=rows)
-    driven.start(0, prompt(19))
-    drafts = driven.check({0: driven.spec.most_tokens})
-    assert {*drafts[0]} <= {*rows.tolist()}
 
 
 def test_a_draft_is_no_longer_than_the_drafter_was_trained_for(
