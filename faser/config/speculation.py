@@ -1,4 +1,4 @@
-"""How an engine speculates: the table of drafters, and SpeculationConfig. Loads no torch.
+"""Settings of speculation: the table of drafters, and SpeculationConfig. Loads no torch.
 
 What one request asks for is SpeculationParams, in types.py. No value here changes a token of any answer, except
 rejection_sample_method synthetic.
@@ -12,7 +12,7 @@ from faser.types import DEFAULT_CLASS, NO_TARGETS, WAIT, Slo, SpeculationParams
 
 
 class Confidence(StrEnum):
-    """What the confidence of a drafted token is. The acceptance model chooses its feature by it."""
+    """Meanings of a drafted token's confidence. The acceptance model chooses its feature by it."""
 
     MARGIN = "nats between the two largest logits"
     PROBABILITY = "estimated probability"
@@ -84,7 +84,7 @@ MAX_DRAFT_TOKENS = 32  # the largest gamma; the arrays of the policies are this 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
-    """How the engine speculates.
+    """Settings of speculation.
 
     method: one drafter, or auto: those that draft from text, and a model if there is one; one of them is
     chosen per request. model: directory, file or hub id; NONE: none; None: none but the target's own layer for
@@ -122,12 +122,12 @@ class SpeculationConfig:
 
     @property
     def synthetic(self) -> bool:
-        """Whether drafts are accepted at given rates. The answers are then not the model's."""
+        """Return whether drafts are accepted at given rates. The answers are then not the model's."""
         return self.rejection_sample_method == "synthetic" and self.policy != "off"
 
     @property
     def has_targets(self) -> bool:
-        """Whether requests without targets of their own have some."""
+        """Return whether requests without targets of their own have some."""
         return any(slo != NO_TARGETS for slo in (self.slo, *(each.slo for each in self.classes.values())))
 
     @property
@@ -156,17 +156,17 @@ class SpeculationConfig:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Whether a second model is loaded, to draft with."""
+        """Return whether a second model is loaded, to draft with."""
         return any(each.needs_draft_model for each in self.drafters)
 
     @property
     def needs_head(self) -> bool:
-        """Whether a head is loaded, which drafts from the target's hidden states."""
+        """Return whether a head is loaded, which drafts from the target's hidden states."""
         return any(each.needs_head for each in self.drafters)
 
     @property
     def needs_model(self) -> bool:
-        """Whether `model` names what drafts: a draft model, or a head of its own."""
+        """Return whether `model` names a drafter: a draft model, or a head of its own."""
         return any(
             each.needs_draft_model or (each.needs_head and not (each.in_checkpoint and self.may_use_mtp))
             for each in self.drafters
@@ -174,14 +174,14 @@ class SpeculationConfig:
 
     @property
     def may_use_mtp(self) -> bool:
-        """Whether the target's own layer for drafting is asked for, or drafts if there is one."""
+        """Return whether the target's own layer for drafting is asked for, or drafts if there is one."""
         if self.policy == "off" or self.method not in (AUTO, MTP) or self.model not in (None, NONE):
             return False
         return MTP in (self.method, self.model_method) or self.model is None
 
     @property
     def needs_passes(self) -> bool:
-        """Whether drafts may come from forward passes of a model."""
+        """Return whether drafts may come from forward passes of a model."""
         return any(each.needs_passes for each in self.drafters)
 
     @property
@@ -191,7 +191,7 @@ class SpeculationConfig:
 
     @property
     def drafts_from_text(self) -> bool:
-        """Whether drafts may be copied from text."""
+        """Return whether drafts may be copied from text."""
         return not all(each.needs_passes for each in self.drafters)
 
     @property

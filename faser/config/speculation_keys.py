@@ -230,7 +230,7 @@ def _take_foreign_method(given: dict[str, Any], problems: list[str]) -> None:
 
 
 def _widen_ngram_lengths(fields: dict[str, Any], problems: list[str]) -> None:
-    """Where one limit of n-gram lookup is given, move the other's default so that both hold."""
+    """Move the default of one n-gram length limit where only the other is given, so that both hold."""
     low, high = fields.get("prompt_lookup_min"), fields.get("prompt_lookup_max")
     default = SpeculationConfig()
     if low is not None and high is not None and low > high:
@@ -406,7 +406,7 @@ def _read_class(name: str, given: Any, server_cap: int, slo: Slo, problems: list
 
 
 def _admission(given: Any, path: str, problems: list[str]) -> str:
-    """What `wait` stands for where nothing is given."""
+    """Parse an admission: `wait` where nothing is given, `refuse`, or the name of a class."""
     if given is None:
         return WAIT
     if not isinstance(given, str):

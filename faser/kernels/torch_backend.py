@@ -88,6 +88,7 @@ class TorchBackend:
         self.blocks = SeparateBlocks(self)
         self.layers = SeparateLayers(self, self.blocks)
         self.head_drafting = None
+        self.block_drafting = None
         self.graph_capture = None
         self.lane: DeviceLane | None = None
         self.has_fp8 = True

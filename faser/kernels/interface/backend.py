@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from faser.kernels.interface.block_drafting import BlockDrafting
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
@@ -157,6 +158,11 @@ class Backend(Protocol):
     @property
     def head_drafting(self) -> HeadDrafting | None:
         """Drafts of EAGLE-3 heads in one call; None: nothing is better than a pass after another."""
+        ...
+
+    @property
+    def block_drafting(self) -> BlockDrafting | None:
+        """Drafts of block drafters in one call; None: nothing is better than single operations."""
         ...
 
     def wait(self) -> None:

@@ -88,7 +88,7 @@ _NUMBERS = {
 
 
 class DraftOutcomes(NamedTuple):
-    """What a step decides about S drafts; a slot may recur.
+    """Outcomes of S drafts in a step; a slot may recur.
 
     decided: [S] tokens, from the first one on; at most one of them was not accepted, and it is the last.
     accepted: [S] of these.
@@ -177,7 +177,7 @@ class Acceptance:
         self.start(slot)
 
     def survival(self, slots: Ints, *, by_model: bool) -> Floats:
-        """[S, K + 1]; column k: the chance that a draft has k tokens or more and the first k are accepted.
+        """Return [S, K + 1]; column k: the chance that a draft has k tokens or more and the first k are accepted.
 
         by_model: of drafts by a model, which always has a token to propose; else from text.
         """
@@ -193,7 +193,7 @@ class Acceptance:
         return found
 
     def _common(self, kind: int) -> Floats:
-        """[K] the chance to pass each depth once it is reached, of all slots.
+        """Return the chance [K] to pass each depth once it is reached, over all slots.
 
         Depths that few drafts have reached are like the others: how else could a longer draft ever seem to pay?
         """
@@ -207,9 +207,8 @@ class Acceptance:
         return found
 
     def drafted_survival(self, drafts: DraftTable) -> Floats:
-        """[S, K + 1], of drafts that are there, from their tokens' own confidences; 0 beyond their lengths.
-
-        Nor does it go on where it is negligible.
+        """Return the survival [S, K + 1] of drafts that are there, from the confidences of their tokens.
+        It is 0 beyond their lengths, and where it is negligible.
         """
         if self.native is not None:
             return self.native.survival(drafts)
@@ -342,7 +341,7 @@ class Acceptance:
         np.minimum(offset, _LARGEST_OFFSET, out=offset)
 
     def _learn_shift(self, method: int, slots: Ints, missed: Floats, spread: Floats) -> None:
-        """As for the offset of a slot, of all slots whose tokens are drawn at random."""
+        """Learn the common offset of all slots whose tokens are drawn at random, as the offset of one slot."""
         drawn = self._samples.take(slots)
         drawn *= self._teaches.take(slots)
         count = float(np.add.reduce(drawn))
@@ -352,14 +351,14 @@ class Acceptance:
             self._shift[method] += float(drawn.dot(missed)) / (precision + _SHIFT_PRECISION)
 
     def _offsets(self, method: int, slots: Ints) -> Floats:
-        """What is added to the logits of this method's curve for each of these slots."""
+        """Return the term that is added to the logits of this method's curve for each of these slots."""
         found: Floats = self._samples.take(slots)
         found *= self._shift[method]
         found += self._offset[method].take(slots)
         return found
 
     def _by_confidence(self, drafts: DraftTable) -> Floats:
-        """[S, K] acceptance given confidence and depth, moved by the slot's offset."""
+        """Return the acceptance [S, K] given confidence and depth, moved by the slot's offset."""
         slots, methods, confidences = drafts.slots, drafts.methods, drafts.confidences
         present = _present(methods)
         if len(present) == 1:
@@ -374,7 +373,7 @@ class Acceptance:
         return _within(sigmoid(logits))
 
     def _teaching(self, slots: Ints) -> Bools | None:
-        """Whether each of these slots teaches the others; None, as nearly always: all do."""
+        """Return whether each of these slots teaches the others; None, as nearly always: all do."""
         teaching: Bools = self._teaches.take(slots)
         return None if np.count_nonzero(teaching) == len(teaching) else teaching
 
@@ -402,14 +401,14 @@ def _within(chances: Floats) -> Floats:
 
 
 def point_mass_outcomes(drafts: DraftTable, sampled: Ints) -> DraftOutcomes:
-    """What the tokens of a step, as of sampled_tokens, say about point masses of which no token was verified."""
+    """Return the outcomes of point masses of which none was verified. sampled: as of sampled_tokens."""
     accepted = np.add.reduce(np.logical_and.accumulate(drafts.token_ids == sampled, axis=1), axis=1)
     decided = np.minimum(accepted + 1, drafts.lengths)
     return DraftOutcomes(drafts, np.minimum(decided, np.count_nonzero(sampled != _NOT_SAMPLED, axis=1)), accepted)
 
 
 def sampled_tokens(token_ids: Many[tuple[int, ...]], width: int) -> Ints:
-    """[S, width] the first tokens that a step sampled for each sequence; no token ids beyond them."""
+    """Return the first tokens [S, width] that a step sampled for each sequence, padded with no token id."""
     found = np.full((len(token_ids), width), _NOT_SAMPLED, dtype=np.int64)
     lengths = np.array([len(each) for each in token_ids], dtype=np.int64)
     if lengths.max() > width:

@@ -21,7 +21,7 @@ _SHAPES = ((3,), (3, 3), (3, 3), (2,))
 
 
 class CurveMemory(NamedTuple):
-    """[3], [3, 3], [3, 3]; depths: [2] sum and count of the depths it has seen. Written in place."""
+    """Memory of a curve: [3], [3, 3], [3, 3]; depths: [2] sum and count of those it has seen. Written in place."""
 
     weights: Floats
     curvature: Floats
@@ -58,7 +58,7 @@ class LogisticCurve:
         self._depths[:] = 0.0, 1e-9
 
     def features(self, confidences: Floats, depths: Ints) -> Floats:
-        """[T, 3] of T tokens; depths count from 0."""
+        """Return the features [T, 3] of T tokens; depths count from 0."""
         found = np.empty((len(confidences), 3))
         found[:, 0] = 1.0
         found[:, 1] = self._feature(confidences)
@@ -66,7 +66,7 @@ class LogisticCurve:
         return found
 
     def logits(self, confidences: Floats) -> Floats:
-        """[S, K] logits of acceptance of tokens at depth 0 … K - 1."""
+        """Return the logits [S, K] of acceptance of tokens at depth 0 … K - 1."""
         intercept, slope, fall = self._weights.tolist()
         found: Floats = self._feature(confidences) * slope
         found += DEPTH_SCALE * np.arange(found.shape[1], dtype=np.float64) * fall + intercept

@@ -28,7 +28,7 @@ _NOT_THERE = Drafts(step=0, table=NO_DRAFTS, run_s=0.0)
 
 @dataclass(slots=True, kw_only=True)
 class StepDrafts:
-    """See the module.
+    """Drafts of one step, from the decision to what was verified: see the module.
 
     S sequences draft. By the decision:
     chosen: positions of these sequences among those that might have drafted.
@@ -72,7 +72,7 @@ class StepDrafts:
 
     @property
     def table(self) -> DraftTable:
-        """[S] one draft for each sequence."""
+        """Return the table [S] with one draft for each sequence."""
         return self.drafts.table
 
     @property
@@ -176,7 +176,7 @@ class StepDrafts:
         return self.from_text.take(others) if np.count_nonzero(others) else NO_DRAFTS
 
     def outcomes(self, at: Ints, kept: Ints, accepted: Ints, last_ids: Ints) -> DraftOutcomes:
-        """What the step decides about the drafts at these positions.
+        """Return the step's outcomes of the drafts at these positions.
 
         kept, accepted, last_ids: [len(at)] verified tokens, those of them that were accepted, and the last token
         that the step sampled.

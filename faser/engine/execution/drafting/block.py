@@ -38,7 +38,8 @@ from faser.engine.execution.models.layers import decoder_layer
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import LayerWeights
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.blocks import DecoderLayer, FeedForward
+from faser.kernels.interface.block_drafting import BlockRoom, BlockStack
+from faser.kernels.interface.blocks import DecoderLayer, DecoderStack, FeedForward, NormedLinear
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 
 
@@ -167,12 +168,53 @@ class BlockModel:
         self._layers = tuple(
             decoder_layer(spec.decoder, number, each, rotary) for number, each in enumerate(weights.layers)
         )
+        self._room = BlockRoom(
+            inputs=torch.empty_like(buffers.hidden),
+            hidden=buffers.hidden,
+            layers=buffers.of_layers(len(buffers.hidden)),
+            logits=buffers.logits,
+        )
+        self._drafting_stack = self._stack() if spec.is_plain else None
         windows = [each for each in spec.decoder.windows if each is not None]
         self.shortest_window = min(windows, default=None)
 
     @property
     def weight_bytes(self) -> int:
         return self._weights.num_bytes
+
+    @property
+    def drafting_stack(self) -> BlockStack | None:
+        """What BlockDrafting takes; None: it is more than one call computes."""
+        return self._drafting_stack
+
+    @property
+    def draft_room(self) -> BlockRoom:
+        """The buffers, which have all rows of a pass."""
+        return self._room
+
+    def _stack(self) -> BlockStack:
+        spec, weights, markov, confidence = (
+            self.spec,
+            self._weights,
+            self._weights.markov,
+            self._weights.confidence,
+        )
+        return BlockStack(
+            embedding=weights.embedding,
+            mask=weights.mask,
+            mask_token=spec.mask_token_id or 0,
+            fc=weights.fc,
+            hidden_norm=weights.hidden_norm,
+            eps=self._eps,
+            layers=DecoderStack(layers=self._layers, head=None),
+            causal=spec.causal,
+            logits=NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head),
+            num_candidates=min(spec.num_candidates, spec.draft_vocab_size),
+            draft_ids=None if self.draft_ids is None else self.draft_ids.numpy(force=True),
+            predicts_from_anchor=spec.predicts_from_anchor,
+            markov=None if markov is None else (markov.before, markov.candidates),
+            confidence=None if confidence is None else (*confidence[:2], float(confidence[2])),
+        )
 
     def run(self, states: Tensor, rows: BlockRows, cache: KvCache) -> Tensor:
         """[B, H] hidden of the rows of the blocks; the keys and values of all rows enter the cache.
@@ -183,7 +225,7 @@ class BlockModel:
         num_context, num_block = len(rows.context_at), len(rows.block_at)
         num_rows = num_context + num_block
         assert num_rows <= len(room.hidden), "more rows than the buffers hold"
-        inputs = room.normed.new_empty((num_rows, room.normed.shape[1]))
+        inputs = self._room.inputs[:num_rows]
         if num_context:
             features = backend.linear(states, weights.fc, room.hidden[:num_context])
             inputs[rows.context_at] = backend.rms_norm(
@@ -256,6 +298,9 @@ class BlockModel:
     def candidates(self, hidden: Tensor, anchors: Ints, firsts: Ints) -> "Candidates":
         """The best tokens of each row. hidden: [N, H] of rows that predict, draft after draft.
 
+        Corrections and confidences are summed in float64 and rounded to float32: so the order of the sums does not
+        matter, and all kernels find the same.
+
         anchors: [S], the token before each draft. firsts: [S], the first row of each draft.
         """
         room, weights = self._buffers.logits, self._weights
@@ -277,14 +322,14 @@ class BlockModel:
             given = self._rows(weights.markov.before, before)
             if weights.markov.hidden is not None:
                 out = hidden.new_empty((len(hidden), self.spec.markov_rank))
-                given *= self._backend.linear(hidden, weights.markov.hidden, out).float()[:, None]
-            pairs = torch.bmm(self._rows(weights.markov.candidates, columns), given.mT).numpy(force=True)
+                given *= self._backend.linear(hidden, weights.markov.hidden, out).double()[:, None]
+            pairs = torch.bmm(self._rows(weights.markov.candidates, columns), given.mT).float().numpy(force=True)
         if weights.confidence is not None:
             of_hidden, of_before, bias = weights.confidence
-            found = (hidden.float() @ of_hidden + bias)[:, None].expand(scores.shape)
+            found = (hidden.double() @ of_hidden.double() + bias)[:, None].expand(scores.shape)
             if given is not None and len(of_before):
-                found = found + given @ of_before
-            confidences = found.double().numpy(force=True)
+                found = found + given @ of_before.double()
+            confidences = found.float().double().numpy(force=True)
         return Candidates(
             scores=scores.numpy(force=True),
             token_ids=token_ids.numpy(force=True),
@@ -293,11 +338,11 @@ class BlockModel:
         )
 
     def _rows(self, packed: PackedLinear, token_ids: Tensor) -> Tensor:
-        """[N, C, r] float32: these rows of a matrix. token_ids: [N, C]."""
+        """[N, C, r] float64: these rows of a matrix. token_ids: [N, C]."""
         rank, dtype = self.spec.markov_rank, self._buffers.hidden.dtype
         out = torch.empty((token_ids.numel(), rank), dtype=dtype, device=self._backend.device)
         self._backend.embed(token_ids.flatten().contiguous(), packed, out)
-        return out.float().view(*token_ids.shape, rank)
+        return out.double().view(*token_ids.shape, rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,12 +26,15 @@ from faser.engine.execution.drafting.loop import (
     DraftProgress,
     Piece,
     chunks,
+    drafted,
     no_drafts,
 )
-from faser.engine.execution.drafting.samplers import DraftRows, DraftSampler, DraftTokens
+from faser.engine.execution.drafting.samplers import DraftRows, DraftSampler, DraftTokens, PointMassSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import repeatable_memory
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.block_drafting import BlockInputs
+from faser.kernels.interface.blocks import DraftedTokens, DraftRules
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import RowLayout
@@ -56,6 +59,10 @@ class BlockRunner:
         self._cache = backend.allocate_kv(kv)
         self._dummy_states = states.zero_()
         self._hidden = states[:0]  # [R, H], of the last `forward`
+        drafting = backend.block_drafting
+        stack = model.drafting_stack
+        takes = drafting is not None and stack is not None and drafting.takes(stack)
+        self._drafting = drafting if takes else None
 
     @property
     def device(self) -> torch.device:
@@ -86,6 +93,17 @@ class BlockRunner:
         rows = block_rows(self._backend, self.head, layout, context, token_ids, self._block_size)
         return self.head.run(states, rows, self._cache)
 
+    @property
+    def drafts_in_one_call(self) -> bool:
+        return self._drafting is not None
+
+    def draft_all(self, inputs: BlockInputs, rules: DraftRules) -> DraftedTokens:
+        """The drafts of `run` and the loop's walk."""
+        stack = self.head.drafting_stack
+        assert self._drafting is not None, "see drafts_in_one_call"
+        assert stack is not None
+        return self._drafting.draft(stack, self._cache, inputs, rules, self.head.draft_room)
+
     @torch.inference_mode()
     def forward(self, batch: RowBatch) -> None:
         """A pass over blocks that are these rows, to be timed."""
@@ -109,15 +127,27 @@ class BlockRunner:
 
 
 class BlockLoop:
-    """See DraftLoop. table: of the drafter's cache. max_rows: most rows of a pass. sampler: of target's tokens."""
+    """See DraftLoop. One native call where the runner has it, else operation by operation.
+
+    table: of the drafter's cache. max_rows: most rows of a pass. sampler: of the target's tokens. predicts: how it
+    chooses, where one call can do that; None: it cannot.
+    """
 
     def __init__(
-        self, runner: BlockRunner, table: BlockTable, states: HiddenStates, sampler: DraftSampler, *, max_rows: int
+        self,
+        runner: BlockRunner,
+        table: BlockTable,
+        states: HiddenStates,
+        sampler: DraftSampler,
+        *,
+        max_rows: int,
+        predicts: PointMassSampler | None = None,
     ) -> None:
         self._runner = runner
         self._table = table
         self._states = states
         self._sampler = sampler
+        self._predicts = predicts if runner.drafts_in_one_call else None
         self._max_rows = max_rows
         self._spec = runner.head.spec
         self._mask = self._spec.mask_token_id or 0  # any token where masks have an embedding of their own
@@ -148,8 +178,33 @@ class BlockLoop:
             return no_drafts()
         most = self._spec.most_tokens
         inputs = [replace(each, max_tokens=min(each.max_tokens, most)) for each in inputs]
+        num_rows = sum([len(each.token_ids) + self._spec.rows(each.max_tokens) for each in inputs])
+        if self._predicts is not None and num_rows <= self._max_rows:
+            return self._in_one_call(inputs, self._predicts)
         hidden, passes = self._pass(inputs)
         return self._walk(inputs, hidden).batch(passes)
+
+    def _in_one_call(self, inputs: Sequence[DraftInput], predicts: PointMassSampler) -> DraftBatch:
+        slots = [each.slot for each in inputs]
+        starts, context = np.array([(each.start, len(each.token_ids)) for each in inputs]).T
+        max_tokens = np.array([each.max_tokens for each in inputs])
+        draft_starts = starts + context + [each.shift for each in inputs]
+        ahead = predicts.ahead(np.array(slots), draft_starts, int(max_tokens.max()))
+        found = self._runner.draft_all(
+            BlockInputs(
+                starts=starts,
+                context=context,
+                anchors=np.array([each.token_ids[-1] for each in inputs]),
+                states=self._states.gather([piece for each in inputs for piece in each.states]),
+                block_table=self._table.of(slots),
+            ),
+            DraftRules(
+                max_tokens=max_tokens,
+                metadata=None if ahead is None else ahead.metadata,
+                noise=None if ahead is None else ahead.noise,
+            ),
+        )
+        return drafted(found)
 
     def _read(self, inputs: Sequence[DraftInput]) -> int:
         states, passes, first = self._states.gather([piece for each in inputs for piece in each.states]), 0, 0

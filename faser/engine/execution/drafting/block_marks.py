@@ -38,10 +38,13 @@ class BlockMarks:
         self._marks: list[bytes | None] = [None] * num_blocks
 
     def adopt(self, slot: int, line: MarkedLine) -> int:
-        """Take over the leading blocks whose mark is that of the line's own tokens; returns how many tokens."""
-        blocks = self._table.blocks(slot)
-        for i in range(len(line.token_ids) // self.block_size):
-            if self._marks[blocks[i]] != self._digest(line, i):
+        """Take over the leading blocks whose mark is that of the line's own tokens; returns how many tokens.
+
+        While the prompt is computed, the slot may hold fewer blocks than it has tokens.
+        """
+        num_full = len(line.token_ids) // self.block_size
+        for i, block in enumerate(self._table.blocks(slot)[:num_full]):
+            if self._marks[block] != self._digest(line, i):
                 break
             line.num_marked = i + 1
         return line.num_marked * self.block_size

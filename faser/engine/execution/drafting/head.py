@@ -26,13 +26,13 @@ from torch import Tensor
 
 from faser.config.speculation import MOST_STATES_READ
 from faser.engine.checkpoints.heads import HeadSpec
-from faser.engine.contract.drafts import NO_TOKEN, Ints
+from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafting.block_loop import BlockLoop
 from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HeadCache, HeadLine, HiddenStates, StatePiece
-from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, Piece, chunks, rows_of
+from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, Piece, chunks, drafted, rows_of
 from faser.engine.execution.drafting.samplers import DraftSampler, PointMassSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import repeatable_memory
@@ -228,8 +228,12 @@ class HeadLoop:
 
     @torch.inference_mode()
     def read(self, inputs: Sequence[DraftInput]) -> None:
-        """Compute the rows of committed tokens, without a draft."""
-        deque(self._passes.read(inputs), maxlen=0)
+        """Compute the rows of committed tokens. A native call drafts a token each, which is dropped."""
+        for each in inputs:
+            if self._drafts_in_one_call([each]):
+                self._draft_all([each], None)
+            else:
+                deque(self._passes.read([each]), maxlen=0)
 
     @torch.inference_mode()
     def draft(
@@ -238,9 +242,16 @@ class HeadLoop:
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
     ) -> DraftBatch:
-        num_rows = sum([len(each.token_ids) for each in inputs])
-        if self._predicts is None or until is not None or not 0 < num_rows <= self._max_rows:
+        if until is not None or not self._drafts_in_one_call(inputs):
             return self._pass_by_pass.draft(inputs, stop, until)
+        return self._draft_all(inputs, stop)
+
+    def _drafts_in_one_call(self, inputs: Sequence[DraftInput]) -> bool:
+        num_rows = sum([len(each.token_ids) for each in inputs])
+        return self._predicts is not None and 0 < num_rows <= self._max_rows
+
+    def _draft_all(self, inputs: Sequence[DraftInput], stop: StopRule | None) -> DraftBatch:
+        assert self._predicts is not None
         slots = np.array([each.slot for each in inputs])
         draft_starts = np.array([each.start + len(each.token_ids) + each.shift for each in inputs])
         max_tokens = np.array([each.max_tokens for each in inputs])
@@ -262,14 +273,7 @@ class HeadLoop:
                 noise=None if ahead is None else ahead.noise,
             ),
         )
-        beyond = np.arange(found.token_ids.shape[1]) >= found.counts[:, None]
-        return DraftBatch(
-            lengths=found.counts,
-            token_ids=np.where(beyond, NO_TOKEN, found.token_ids),
-            margins=np.where(beyond, 0.0, found.margins),
-            num_fed=found.num_fed,
-            passes=found.passes,
-        )
+        return drafted(found)
 
 
 class _HeadPasses:

@@ -26,6 +26,7 @@ from faser.engine.execution.drafting.head_memory import StatePiece
 from faser.engine.execution.drafting.samplers import DraftRows, DraftSampler, DraftTokens
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
+from faser.kernels.interface.blocks import DraftedTokens
 from faser.kernels.interface.shapes import RowLayout
 
 
@@ -80,6 +81,18 @@ def no_drafts() -> DraftBatch:
     """Of no inputs."""
     none, nothing = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.int64)
     return DraftBatch(lengths=none, token_ids=nothing, margins=np.zeros((0, 0)), num_fed=none, passes=0)
+
+
+def drafted(found: DraftedTokens) -> DraftBatch:
+    """The drafts of one native call."""
+    beyond = np.arange(found.token_ids.shape[1]) >= found.counts[:, None]
+    return DraftBatch(
+        lengths=found.counts,
+        token_ids=np.where(beyond, NO_TOKEN, found.token_ids),
+        margins=np.where(beyond, 0.0, found.margins),
+        num_fed=found.num_fed,
+        passes=found.passes,
+    )
 
 
 class DraftLoop(Protocol):

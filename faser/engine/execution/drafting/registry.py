@@ -133,11 +133,11 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     if isinstance(runner, HeadRunner) and isinstance(runner.head, AssistantHead):
         return AssistantDrafter(runner, parts.table, head.states, sampler, method)
     cache = HeadCache(parts.table, num_blocks=head.kv.num_blocks, block_size=head.kv.block_size)
+    predicts = _point_masses(sampler)
     loop: BlockLoop | HeadLoop
     if isinstance(runner, BlockRunner):
-        loop = BlockLoop(runner, cache.table, head.states, sampler, max_rows=parts.max_rows)
+        loop = BlockLoop(runner, cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
         return HeadDrafter(loop, head.states, cache, method, trained=trained)
-    predicts = _point_masses(sampler)
     if (draft_ids := runner.head.draft_ids) is not None:
         sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
         predicts = predicts if sampler.in_order else None

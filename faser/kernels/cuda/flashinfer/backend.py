@@ -145,6 +145,7 @@ class FlashInferBackend:
         self.blocks = separate if fp8 is None else fp8.blocks(separate)
         self.layers = SeparateLayers(self, self.blocks)
         self.head_drafting = None
+        self.block_drafting = None
         self._accelerator = accelerator
         self._library = library
         self._kernels = kernels

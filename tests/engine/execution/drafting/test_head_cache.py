@@ -78,7 +78,7 @@ def test_rows_of_a_prefix_are_there_for_the_next_sequence() -> None:
     assert read(cache, ring, 1, 10) == [8, 9, 10]
     assert cache.table.first(1) == 0
     cache.start(2, [*range(4), 9, 9, 9, 9])
-    assert cache.begin(2, 7) == 0, "its block has another content"
+    assert cache.begin(2, 3) == 0, "its block has another content, and the second one is still to come"
 
 
 def test_a_block_counts_once_it_is_full() -> None:
