@@ -2,8 +2,8 @@
 
     python -m benchmarks.budget [CHECKOUT]
 
-budget.toml names the areas, folders of the checkout, and their lines: those that hold more than blanks, comments and
-docstrings. A file belongs to the innermost area above it.
+budget.toml names the areas, folders of the checkout, and their lines: those that hold more than blanks, comments
+and docstrings. A file belongs to the innermost area above it.
 """
 
 import argparse

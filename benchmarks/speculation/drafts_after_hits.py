@@ -1,10 +1,10 @@
-"""How often drafts are accepted in the second turn of a chat, with its first turn cached and without.
+"""Acceptance of drafts in the second turn of a chat, with its first turn cached and without.
 
     python -m benchmarks.speculation.drafts_after_hits QUESTIONS.jsonl OUT.json --drafter NAME='{"method": …}' ...
         [--model MODEL] [--count 30] [--tokens 96] [--temperature 0] [--length 3]
 
-QUESTIONS: Spec-Bench's JSON lines, of which those with two turns are asked. `cold` computes the second turn's whole
-prompt, `cached` only what follows the cached blocks. Both answer the same prompts, so their answers are equal.
+QUESTIONS: Spec-Bench's JSON lines, of which those with two turns are asked. `cold` computes the second turn's
+whole prompt, `cached` only what follows the cached blocks. Both answer the same prompts, so answers are equal.
 `first`: share of drafts whose first token was accepted; `tokens`: a step.
 """
 

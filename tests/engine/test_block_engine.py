@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType
 from faser.engine.contract.plan import DraftPlan
 from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.errors import ConfigError, ModelError
-from tests.checkpoints import VOCAB_SIZE, random_weights, write_checkpoint
+from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 from tests.engine.execution.drafting.seeded_blocks import BlockShape, block_path, write_block
 from tests.engine.test_head_engine import STATE_LAYERS, accepted, answers, built, checkpoint
@@ -110,6 +110,20 @@ def test_no_more_tokens_are_asked_for_than_a_block_has(tmp_path: Path, asked: di
     asked = {"model": str(head), "policy": "fixed"} | asked
     answers(built(path, asked, wrap_drafter=watch).engine, 0.0)
     assert max(watched[0].requested) == 3
+
+
+def test_of_a_large_vocabulary_the_drafter_chooses_from_the_first_tokens(tmp_path: Path) -> None:
+    size = 70_000
+    config = tiny_llama_config() | {"num_hidden_layers": 6, "vocab_size": size}
+    path, head = tmp_path / "model", tmp_path / "head"
+    write_checkpoint(path, config, random_weights(llama_shapes(config)))
+    write_block(head, replace(BARE, vocab_size=size), "dflash")
+    asked = {"method": "dflash", "model": str(head)}
+    whole = built(path, asked | {"draft_vocab_size": size}).info.weight_bytes
+    least, found = (built(path, asked | chosen).info.weight_bytes for chosen in ({"draft_vocab_size": 1000}, {}))
+    assert (found - least) % (64 * 4) == 0
+    assert (found - least) // (64 * 4) == 32_768 - 1000
+    assert whole < least, "all rows are the model's own"
 
 
 def test_another_method_than_the_checkpoint_s_is_refused(tmp_path: Path) -> None:

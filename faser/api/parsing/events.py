@@ -1,4 +1,5 @@
 """Parts of an answer, as events in the order in which the model writes them.
+
 Each dialect of the API turns these into its own fields and events. However the text is divided into pieces, the
 events are the same, except for how texts are divided.
 """

@@ -99,6 +99,7 @@ def _copy_text(cursor: TextCursor, sink: Callable[[str], None]) -> Reading[None]
 
 def _accept_end(cursor: TextCursor) -> Reading[bool]:
     """Go past the end of a value if it comes next, and return whether it does.
+
     The tag may also be text of the value: it ends the value if another value or the end of the call follows.
     """
     yield from cursor.accept("\n")

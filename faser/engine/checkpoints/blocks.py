@@ -276,7 +276,7 @@ def _layers(config: Mapping[str, Any], layers: Mapping[str, Any], target: Decode
 
 
 def _causal(config: Mapping[str, Any], decoder: DecoderSpec) -> tuple[bool, ...]:
-    """Of each layer, as vLLM decides it: as stated, else causal where the layer has a window."""
+    """Return whether each layer is causal, as vLLM decides it: as stated, else where the layer has a window."""
     for name in ("is_causal", "causal"):
         if (stated := config.get(name)) is not None:
             if not isinstance(stated, bool):

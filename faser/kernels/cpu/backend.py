@@ -98,7 +98,7 @@ class _NativePlan:
 
 
 class NativeBackend:
-    """See Backend. library: path from build.library_path. num_threads: the caller's thread included.
+    """Backend of native code for CPUs. library: path from build.library_path. num_threads: the caller's included.
 
     full: the pool of num_threads threads to share with another instance; None: a new pool.
     """

@@ -15,7 +15,7 @@ from faser.kernels.interface.shapes import AttentionShape, KvCache
 
 
 class NativeBlockDrafting(BlockDrafting):
-    """See BlockDrafting. pools, blocks: of the same backend; blocks describes the layers."""
+    """Native drafting of blocks. pools, blocks: of the same backend; blocks describes the layers."""
 
     def __init__(self, library: ctypes.CDLL, pools: native_library.LanePools, blocks: NativeBlocks) -> None:
         self._call = library.faser_block_draft
@@ -121,6 +121,6 @@ class NativeBlockDrafting(BlockDrafting):
 
 
 def _is_usual(layer: DecoderLayer) -> bool:
-    """Whether nothing stands between the product, the rotation, attention and what follows it."""
+    """Return whether nothing stands between the product, the rotation, attention and what follows it."""
     shape = layer.shape
     return layer.wide_norms is None and isinstance(shape, AttentionShape) and not shape.gated

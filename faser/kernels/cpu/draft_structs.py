@@ -50,7 +50,7 @@ def _check(tensor: Tensor, rows: int, dtype: torch.dtype) -> None:
 
 
 def rules_struct(rules: DraftRules, count: int, width: int) -> tuple[object, native_library.DraftRulesStruct]:
-    """What the struct points to, and the struct."""
+    """Return the arrays that the struct points to, and the struct."""
     max_tokens = np.ascontiguousarray(rules.max_tokens)
     arrays: list[np.ndarray | None] = [max_tokens, None, None, None, None, None]
     metadata = rules.metadata

@@ -51,7 +51,7 @@ class BlockRoom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockInputs:
-    """Of S sequences: context rows, behind which each block stands. starts, context: [S] int32.
+    """Inputs of S sequences: context rows, and a block behind each. starts, context: [S] int32.
 
     starts: places of the first context rows. context: how many there are. anchors: [S] int64, the last tokens.
     states: [R, K * H] of all context rows. block_table: [S, B] int32; see RowLayout.
@@ -68,7 +68,7 @@ class BlockDrafting(Protocol):
     """Drafts as BlockLoop makes them operation by operation, which is the oracle."""
 
     def takes(self, stack: BlockStack) -> bool:
-        """Whether it can draft with this drafter."""
+        """Return whether it can draft with this drafter."""
         ...
 
     def draft(

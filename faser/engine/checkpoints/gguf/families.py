@@ -158,7 +158,7 @@ def _no_fields(_file: GgufFile, _config: Config) -> Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What is particular about the files of one architecture.
+    """Particulars of the files of one architecture.
 
     class_name, model_type: on the hub. tensors: of a layer, the hub's names by those in the file. permuted: rows
     of q and k are in llama.cpp's order. plus_one: norms are stored plus one. partial_rotary: some channels of a

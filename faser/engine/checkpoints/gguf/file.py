@@ -49,7 +49,7 @@ class GgufFile:
         self.num_bytes = sum(header.num_bytes for header in parts.values())
 
     def has(self, key: str) -> bool:
-        """Whether there is a metadata value of that name."""
+        """Return whether there is a metadata value of that name."""
         return self._header.has(key)
 
     @overload
@@ -90,7 +90,7 @@ class GgufFile:
         return value
 
     def by_layer(self, key: str, num_layers: int) -> list[int]:
-        """What counts something in each layer: a list of that length, or one number for all.
+        """Return a count in each layer: a list of that length, or one number for all.
 
         Raises ModelError as `require` does, for a list of another length, and for a number below 1.
         """
@@ -166,7 +166,7 @@ class GgufFile:
         return (shape, stored) if part is None else (shape[1:], stored.reshape(shape[0], -1)[part])
 
     def _bytes(self, name: str) -> Bytes:
-        """[bytes] of a tensor, a part of the mapped file.
+        """Return the bytes of a tensor, a part of the mapped file.
 
         Pages read so far stop counting as this process's memory, so that loading takes that of one product more
         than the weights. Earlier parts stay usable: they are read again from the system's cache.

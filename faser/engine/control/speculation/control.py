@@ -132,7 +132,7 @@ class SpeculationControl:
         overlap: OverlapOptions | None = None,
         times_itself: bool = True,
         guarded: bool = True,
-        make_native: MakeNativeAcceptance | None = None,
+        make_native: MakeNativeAcceptance,
         acceptance: Acceptance | None = None,
         texts: Texts | None = None,
     ) -> None:
@@ -620,7 +620,7 @@ class SpeculationControl:
         if np.count_nonzero(limit) < count:
             at = limit.nonzero()[0]
         native, texts = self._acceptance.native, self._texts
-        if native is None or texts is None or not texts.are_all():
+        if texts is None or not texts.are_all():
             candidates = self._looking(batch, limit, others, at)
             places = chosen if at is None else at.tolist()
             return StepDrafts(

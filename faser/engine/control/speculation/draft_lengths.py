@@ -111,7 +111,7 @@ def best_prefixes(
     tokens that are verified in any case (needs.py). Of the others the most likely ones come first, and since
     survival falls they form prefixes. Every number of them is tried, because time is a staircase.
     """
-    offered, tokens, num_first = _best_first(survival[:, 1:], lengths, least)
+    offered, tokens, num_first = best_first(survival[:, 1:], lengths, least)
     worth = np.empty(len(offered) + 1)
     worth[0] = objective.worth
     worth[1:] = offered
@@ -128,18 +128,16 @@ def best_kept(
     objective: Objective,
     candidates: Candidates,
     lengths: Ints,
-    native: NativeAcceptance | None,
+    native: NativeAcceptance,
     least: Ints | None = None,
 ) -> Choice:
     """The same for the drafts of candidates."""
-    if native is None:
-        return best_prefixes(objective, candidates.survival, lengths, least=least)
     seconds = objective.verify_upto_s(lengths.size * (candidates.survival.shape[1] - 1))
     kept, rate = native.best_prefixes(candidates.survival, least, lengths, seconds, objective.worth)
     return Choice(lengths=kept, rate=rate)
 
 
-def _best_first(survival: Floats, lengths: Ints, least: Ints | None) -> tuple[Floats, Ints, int]:
+def best_first(survival: Floats, lengths: Ints, least: Ints | None) -> tuple[Floats, Ints, int]:
     """Survival of the drafts' tokens and the index of each, [S, K] flattened: the least ones, then falling.
 
     Also how many the least ones are.

@@ -179,8 +179,10 @@ class SpeculationState:
 
     def expected_tokens(self, batch: Batch) -> Ints:
         """Return the tokens [S] that each sequence is expected to generate yet, at most up to its end.
+
         They are what its client has announced, else the mean answer length. The tokens it has generated already do
-        not count beside a mean: they say little about those to come."""
+        not count beside a mean: they say little about those to come.
+        """
         usual: Ints = batch.remaining
         if self._num_ended:
             usual = np.minimum(usual, round(self._mean_answer_len))

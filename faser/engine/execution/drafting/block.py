@@ -111,7 +111,7 @@ class BlockRows:
 def attention_of_blocks(
     backend: Backend, layout: RowLayout, block_size: int, *, causal: bool, apart: bool
 ) -> tuple[SeenRows, ...]:
-    """How the rows of blocks attend, in terms of causal attention. layout: of the rows of the blocks.
+    """Plan how the rows of blocks attend, in terms of causal attention. layout: of the rows of the blocks.
 
     A row that sees the rows behind it is a sequence of its own whose only row is the last one. apart: rows of
     equal distance from the end of their block share a plan, so that a window can begin at their own places.
@@ -184,7 +184,7 @@ class BlockModel:
 
     @property
     def drafting_stack(self) -> BlockStack | None:
-        """What BlockDrafting takes; None: it is more than one call computes."""
+        """Return the weights that BlockDrafting takes; None: it has no steps for what this drafter computes."""
         return self._drafting_stack
 
     @property
@@ -192,13 +192,12 @@ class BlockModel:
         """The buffers, which have all rows of a pass."""
         return self._room
 
-    def _stack(self) -> BlockStack:
-        spec, weights, markov, confidence = (
-            self.spec,
-            self._weights,
-            self._weights.markov,
-            self._weights.confidence,
-        )
+    def _stack(self) -> BlockStack | None:
+        spec, weights, decoder = self.spec, self._weights, self.spec.decoder
+        markov, confidence = weights.markov, weights.confidence
+        scales = decoder.embedding_scale != 1.0 or decoder.logit_scale != 1.0 or decoder.logit_cap is not None
+        if scales or spec.conv_kernel_size or spec.selector:
+            return None
         return BlockStack(
             embedding=weights.embedding,
             mask=weights.mask,
@@ -217,7 +216,7 @@ class BlockModel:
         )
 
     def run(self, states: Tensor, rows: BlockRows, cache: KvCache) -> Tensor:
-        """[B, H] hidden of the rows of the blocks; the keys and values of all rows enter the cache.
+        """Return hidden [B, H] of the rows of the blocks; the keys and values of all rows enter the cache.
 
         states: [C, K * H] of the context rows; unchanged.
         """
@@ -322,7 +321,7 @@ class BlockModel:
             given = self._rows(weights.markov.before, before)
             if weights.markov.hidden is not None:
                 out = hidden.new_empty((len(hidden), self.spec.markov_rank))
-                given *= self._backend.linear(hidden, weights.markov.hidden, out).double()[:, None]
+                given *= self._backend.linear(hidden, weights.markov.hidden, out).to(given)[:, None]
             pairs = torch.bmm(self._rows(weights.markov.candidates, columns), given.mT).float().numpy(force=True)
         if weights.confidence is not None:
             of_hidden, of_before, bias = weights.confidence
@@ -338,7 +337,7 @@ class BlockModel:
         )
 
     def _rows(self, packed: PackedLinear, token_ids: Tensor) -> Tensor:
-        """[N, C, r] float64: these rows of a matrix. token_ids: [N, C]."""
+        """Return these rows of a matrix: [N, C, r] float64. token_ids: [N, C]."""
         rank, dtype = self.spec.markov_rank, self._buffers.hidden.dtype
         out = torch.empty((token_ids.numel(), rank), dtype=dtype, device=self._backend.device)
         self._backend.embed(token_ids.flatten().contiguous(), packed, out)

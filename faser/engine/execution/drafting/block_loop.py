@@ -8,6 +8,7 @@ A place's candidates are few and differ by sequence. The sampler sees the union 
 the order of the target's ids, so that ties and the race for random tokens are those of the whole vocabulary.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -39,6 +40,8 @@ from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import RowLayout
 
+_log = logging.getLogger("faser")
+
 _LARGEST = 100.0  # log-odds of a confidence
 
 
@@ -59,10 +62,11 @@ class BlockRunner:
         self._cache = backend.allocate_kv(kv)
         self._dummy_states = states.zero_()
         self._hidden = states[:0]  # [R, H], of the last `forward`
-        drafting = backend.block_drafting
-        stack = model.drafting_stack
-        takes = drafting is not None and stack is not None and drafting.takes(stack)
+        drafting, self._stack = backend.block_drafting, model.drafting_stack
+        takes = drafting is not None and self._stack is not None and drafting.takes(self._stack)
         self._drafting = drafting if takes else None
+        if drafting is not None and not takes:
+            _log.info("%s drafts operation by operation: its layers have no native pass", model.spec.method)
 
     @property
     def device(self) -> torch.device:
@@ -86,7 +90,7 @@ class BlockRunner:
         return repeatable_memory(self._backend, self._cache)
 
     def run(self, layout: RowLayout, context: Sequence[int], token_ids: Ints, states: Tensor) -> Tensor:
-        """[B, H] hidden of the rows of blocks. layout: of all rows. token_ids: [B].
+        """Return hidden [B, H] of the rows of blocks. layout: of all rows. token_ids: [B].
 
         context: how many rows of each sequence come before its block. states: [C, K * H], theirs.
         """
@@ -99,10 +103,9 @@ class BlockRunner:
 
     def draft_all(self, inputs: BlockInputs, rules: DraftRules) -> DraftedTokens:
         """The drafts of `run` and the loop's walk."""
-        stack = self.head.drafting_stack
         assert self._drafting is not None, "see drafts_in_one_call"
-        assert stack is not None
-        return self._drafting.draft(stack, self._cache, inputs, rules, self.head.draft_room)
+        assert self._stack is not None
+        return self._drafting.draft(self._stack, self._cache, inputs, rules, self.head.draft_room)
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch) -> None:
@@ -127,7 +130,7 @@ class BlockRunner:
 
 
 class BlockLoop:
-    """See DraftLoop. One native call where the runner has it, else operation by operation.
+    """Loop of a block drafter. One native call where the runner has it, else operation by operation.
 
     table: of the drafter's cache. max_rows: most rows of a pass. sampler: of the target's tokens. predicts: how it
     chooses, where one call can do that; None: it cannot.
@@ -215,7 +218,7 @@ class BlockLoop:
         return passes
 
     def _pass(self, inputs: Sequence[DraftInput]) -> tuple[Tensor, int]:
-        """[N, H] hidden of the rows that predict, draft after draft, and how many passes that took."""
+        """Return hidden [N, H] of the rows that predict, draft after draft, and how many passes that took."""
         num_context = sum([len(each.token_ids) for each in inputs])
         num_block = sum([self._spec.rows(each.max_tokens) for each in inputs])
         if num_context + num_block <= self._max_rows:

@@ -1,7 +1,8 @@
 """Loads a block drafter from its directory, for a loaded target.
 
 Tensors have the names of head_tensors.py. The embedding and the head are the target's own where the checkpoint
-lacks or repeats them.
+lacks or repeats them. A head over the whole of a large vocabulary would be most of what a pass reads: some of its
+rows, a copy for drafts alone, take its place.
 """
 
 from dataclasses import replace
@@ -14,7 +15,7 @@ from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.drafting.block import BlockModel, BlockWeights, MarkovWeights
 from faser.engine.execution.drafting.dflash2 import Convolution, LayerConvolutions
-from faser.engine.execution.drafting.head_weights import check_quantization, head_packer, open_head
+from faser.engine.execution.drafting.head_weights import RowsSource, check_quantization, head_packer, open_head
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import ByteProgress, Packer, WeightSource
@@ -33,15 +34,22 @@ def load_block(
     max_rows: int,
     max_logit_rows: int,
     quantization: str | None = None,
+    draft_ids: Tensor | None = None,
     progress: ByteProgress = lambda *_: None,
 ) -> BlockModel:
     """Load the block drafter in a directory. The arguments and what is raised: see load_head.
 
-    max_logit_rows: rows whose logits are computed at once; a pass may have more.
+    max_logit_rows: rows whose logits are computed at once; a pass may have more. draft_ids: [Vd] int64, ascending:
+    the tokens that it chooses from where its own logits are of the whole vocabulary; None: all.
     """
     check_quantization(quantization, spec, backend, directory)
     source = open_head(directory)
-    draft_ids = tensors.draft_token_ids(source, spec)
+    own_ids = tensors.draft_token_ids(source, spec)
+    if own_ids is None and draft_ids is not None and spec.quantization is None:
+        source = RowsSource(source, (tensors.HEAD, tensors.corrections(spec)[1]), draft_ids)
+        spec = replace(spec, draft_vocab_size=len(draft_ids))
+    else:
+        draft_ids = own_ids
     has_mask = _has_mask(source, spec, directory)
     shapes = tensors.block_shapes(spec, has_mask=has_mask)
     packer, shared = head_packer(source, shapes, spec, draft_ids, target, backend, quantization, progress)
@@ -78,7 +86,7 @@ def load_block(
 
 
 def _has_mask(source: WeightSource, spec: BlockSpec, directory: Path) -> bool:
-    """Whether rows behind an anchor have an embedding of their own. DSpark's files may have one that is not used.
+    """Return whether rows behind an anchor have an embedding of their own. DSpark's files may have an unused one.
 
     Raises ModelError where they have neither that nor a token.
     """

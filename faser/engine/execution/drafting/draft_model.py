@@ -19,7 +19,7 @@ _USUAL_ROWS = 2  # after a whole draft is accepted: its last token, which was no
 
 
 class DraftModel:
-    """See Drafter and Rebuilds. passes: those of the loop.
+    """Drafter that runs a second, smaller model. passes: those of the loop.
 
     max_positions: the context length of the draft model; longer sequences draft nothing.
 
@@ -88,12 +88,12 @@ class DraftModel:
         return differs
 
     def _room(self, request: DraftRequest) -> int:
-        """How many tokens can be drafted. The last of them is no row, so its position may be max_positions."""
+        """Return how many tokens can be drafted. The last one is no row, so its position may be max_positions."""
         return self._max_positions - self._kv.num_known(request.slot) - len(request.unverified) + 1
 
 
 class DraftKvCache:
-    """What a draft model's cache holds: how many tokens of each slot, and, by marks, of each block. No tensors.
+    """Contents of a draft model's cache: how many tokens of each slot, and, by marks, of each block. No tensors.
 
         position    0 ......... computed ......... num_known | unverified and draft tokens
         draft KV    |    valid     |      missing            | fed: valid as far as the sequence agrees with them
@@ -201,7 +201,7 @@ class _CachedSequence(MarkedLine):
 
 
 def _num_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many leading tokens are equal."""
+    """Count the leading tokens that are equal."""
     count = min(len(one), len(other))
     if one[:count] == other[:count]:
         return count

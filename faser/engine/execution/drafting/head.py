@@ -30,6 +30,7 @@ from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafting.block_loop import BlockLoop
 from faser.engine.execution.drafting.cold_state import differs_from_cold
+from faser.engine.execution.drafting.draft_vocabulary import DraftVocabulary
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HeadCache, HeadLine, HiddenStates, StatePiece
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, Piece, chunks, drafted, rows_of
@@ -51,18 +52,27 @@ from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 
 class HeadDrafter:
-    """See Drafter and Rebuilds.
+    """Drafter that reads the target's hidden states: a head, or a drafter of blocks.
 
     method: what its drafts are called. trained: positions that the head was trained for. It may well draft beyond
-    them; once a slot has had to be rebuilt there, all leave blocks out before they get there.
+    them; once a slot has had to be rebuilt there, all leave blocks out before they get there. vocabulary: the
+    head's, which is told the tokens that the target generates.
     """
 
     drafts_overlapped = False  # it needs the states of the tokens that it continues
 
     def __init__(
-        self, loop: "HeadLoop | BlockLoop", states: HiddenStates, cache: HeadCache, method: str, *, trained: int
+        self,
+        loop: "HeadLoop | BlockLoop",
+        states: HiddenStates,
+        cache: HeadCache,
+        method: str,
+        *,
+        trained: int,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self._method = method
+        self.vocabulary = vocabulary
         self._trained = trained
         self._most_places: float = math.inf
         self.loop = loop
@@ -81,6 +91,8 @@ class HeadDrafter:
         batch = self.loop.draft(inputs, plan.stop, until)
         catchup_tokens = sum([max(0, len(each.token_ids) - self._lines[each.slot].num_new) for each in inputs])
         self._fill(inputs)
+        if self.vocabulary is not None and inputs:
+            self.vocabulary.drafted([each.slot for each in inputs], batch.token_ids[:, 0].tolist())
         return Proposals(
             table=batch.table(plan, self._method, drafting),
             passes=batch.passes,
@@ -93,6 +105,8 @@ class HeadDrafter:
             line = self._lines[slot]
             line.token_ids.extend(tokens)
             line.num_new = len(tokens)
+        if self.vocabulary is not None:
+            self.vocabulary.commit(slots, counts, token_ids)
         if full := self._states.take_full():
             self._read_ahead(full)
 
@@ -193,7 +207,7 @@ def _last_run(pieces: Sequence[StatePiece], end: int) -> list[StatePiece]:
 
 
 class HeadLoop:
-    """See DraftLoop. One native call where the runner has it, else one pass after another.
+    """Loop of a head. One native call where the runner has it, else one pass after another.
 
     table: of the head's cache. max_rows: most rows of a pass. sampler: of the head's vocabulary. predicts: how it
     chooses, where one call can do that; None: it cannot.
@@ -323,7 +337,12 @@ class Head(Protocol):
 
     @property
     def draft_ids(self) -> Tensor | None:
-        """[Vd] int64, distinct: the target's id of each row of the logits; None: the target's vocabulary."""
+        """Return the target's id of each row of the logits: [Vd] int64, distinct; None: ids are the target's."""
+        ...
+
+    @property
+    def vocabulary(self) -> DraftVocabulary | None:
+        """How many of the draft_ids it chooses from; None: always all."""
         ...
 
     @property
@@ -333,7 +352,7 @@ class Head(Protocol):
 
     @property
     def drafting_stack(self) -> HeadStack | None:
-        """What HeadDrafting takes; None: it drafts no such heads."""
+        """Return the weights that HeadDrafting takes; None: it drafts no such heads."""
         ...
 
     def draft_room(self, rows: int) -> DraftRoom:
@@ -341,11 +360,11 @@ class Head(Protocol):
         ...
 
     def features(self, states: Tensor) -> Tensor:
-        """[R, Hh] of the target's states [R, K * H], the layers of spec.state_layers side by side; unchanged."""
+        """Return features [R, Hh] of the target's states [R, K * H], unchanged: spec.state_layers side by side."""
         ...
 
     def run(self, token_ids: Tensor, features: Tensor, cache: KvCache, plan: AttentionPlan) -> Tensor:
-        """[R, Hh], the output of the rows; their keys and values enter the cache.
+        """Return the output [R, Hh] of the rows; their keys and values enter the cache.
 
         token_ids: [R] int64, contiguous, of the target's vocabulary. features: [R, Hh]; may be what run returned,
         its first R rows. cache: of spec.decoder's layers and heads. plan: of these rows.
@@ -353,7 +372,7 @@ class Head(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, Vd] float32 of any N rows of what run returned; unchanged."""
+        """Return the logits [N, Vd] float32 of any N rows of what run returned; unchanged."""
         ...
 
 
@@ -404,7 +423,7 @@ class HeadRunner:
         return self._run(batch, hidden)
 
     def logits_of(self, hidden: Tensor) -> Tensor:
-        """[N, Vd] float32 of the head's vocabulary; valid until the next call. hidden: [N, Hh]."""
+        """Return logits [N, Vd] float32 of the head's vocabulary; valid until the next call. hidden: [N, Hh]."""
         return self.head.logits(hidden)
 
     def repeatable_memory(self) -> Sequence[Tensor] | None:
@@ -434,7 +453,7 @@ class HeadRunner:
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """Of rows of the last `forward`."""
+        """Return the logits of rows of the last `forward`."""
         numbers = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(self._hidden.device)
         return self.logits_of(self._hidden.index_select(0, numbers))
 

@@ -1,4 +1,4 @@
-"""What a head is yet to read, and what it has computed: the target's states, and the places of its KV cache."""
+"""Memory of a head: the target's states that it is yet to read, and the places of its KV cache."""
 
 from array import array
 from collections import deque
@@ -41,7 +41,7 @@ class StatePiece:
 
 
 class HiddenStates:
-    """What the target handed over for a head to read: rows of states, by slot and position.
+    """States that the target handed over for a head to read: rows by slot and position.
 
     A ring of rows, in which every step that captures leaves its rows, over the oldest ones. So memory is bounded
     and nothing is allocated in a step; a slot whose rows were overwritten before the head read them has lost them,
@@ -81,7 +81,7 @@ class HiddenStates:
         self._full.discard(slot)
 
     def wants(self, slots: Sequence[int]) -> bool:
-        """Whether the head may draft for one of these sequences."""
+        """Return whether the head may draft for one of these sequences."""
         pieces = self._pieces
         return any(pieces[slot] is not None for slot in slots)
 
@@ -127,7 +127,7 @@ class HiddenStates:
         return full
 
     def pieces(self, slot: int, first: int) -> list[StatePiece]:
-        """What there is of the slot from position first on, in order; later steps may overwrite it."""
+        """Return what there is of the slot from position first on, in order; later steps may overwrite it."""
         pieces = self._pieces[slot]
         assert pieces is not None, f"slot {slot} has no states"
         oldest = self._next_row - len(self._ring)
@@ -155,7 +155,7 @@ class HiddenStates:
         return all(each.row == UNKNOWN or each.row >= self._next_row - len(self._ring) for each in pieces)
 
     def gather(self, pieces: Sequence[StatePiece]) -> Tensor:
-        """[N, K * H] the rows of these pieces in order, 0 where they are UNKNOWN; valid until the next step."""
+        """Return the rows [N, K * H] of these pieces, 0 where they are UNKNOWN; valid until the next step."""
         num_rows = len(self._ring)
         if len(pieces) == 1 and pieces[0].row != UNKNOWN:
             first = pieces[0].row % num_rows
@@ -205,7 +205,7 @@ class BlockViews(BlockTable):
         self._firsts = np.zeros(table.num_slots, dtype=np.int64)
 
     def first(self, slot: int) -> int:
-        """How many blocks the slot leaves out."""
+        """Return how many blocks the slot leaves out."""
         return self._firsts.item(slot)
 
     def leave_out(self, slot: int, num_blocks: int) -> None:
@@ -243,7 +243,7 @@ class HeadLine(MarkedLine):
 
 
 class HeadCache:
-    """What a head's cache holds: rows of committed tokens in the target's blocks (block_marks.py).
+    """Contents of a head's cache: rows of committed tokens in the target's blocks (block_marks.py).
 
     A row's place is the position of the state that it reads. A head's row is that of the token behind it, so
     the last row of a block may be another token's: of the sequence that filled it.
@@ -270,7 +270,7 @@ class HeadCache:
         self._lines.pop(slot, None)
 
     def place(self, slot: int, position: int) -> int:
-        """Of a position in what the slot sees of its blocks."""
+        """Return the place of a position in what the slot sees of its blocks."""
         return position - self.table.first(slot) * self._size
 
     def room(self, slot: int) -> int:

@@ -104,7 +104,7 @@ def corrections(spec: BlockSpec) -> tuple[str, str]:
 
 
 def ignorable(name: str) -> bool:
-    """Whether a checkpoint may hold this tensor too: the vocabulary, or what is redundant or for training."""
+    """Return whether a checkpoint may hold this tensor too: the vocabulary, or redundant, or for training."""
     return (
         name in (DRAFT_TO_TARGET, TARGET_TO_DRAFT, MASK)
         or name.startswith("verifier_")
@@ -113,7 +113,7 @@ def ignorable(name: str) -> bool:
 
 
 def draft_token_ids(source: WeightSource, spec: HeadSpec | BlockSpec) -> Tensor | None:
-    """[Vd] int64, on the CPU: the target's token of each row of the logits; None: each row is its own token.
+    """Return the target's token of each row of the logits: [Vd] int64, on the CPU; None: each row is its own.
 
     Raises ModelError that names a map of another size, a token that is none, or a place where both maps differ.
     """

@@ -87,7 +87,7 @@ def load_head(
     return Eagle3Head(spec, backend, weights, draft_ids, rotary, buffers)
 
 
-def open_head(directory: Path) -> WeightSource:
+def open_head(directory: Path) -> "RenamedSource":
     """The tensors of a GGUF file, or of a head's directory: from safetensors files, else a file of torch.save.
 
     Raises ModelError that names the missing or damaged file.
@@ -178,7 +178,7 @@ def head_packer(
     elif isinstance(spec.quantization, StoredFp8):
         source = floats = Fp8Source(source)
         fp8 = floats.fp8 if backend.has_fp8 else no_rows
-    elif isinstance(source, RenamedSource) and backend.prefers_low_bit:
+    elif isinstance(source, RenamedSource | RowsSource) and backend.prefers_low_bit:
         blocks = source.blocks
     own = set(source.names())
     for name in (tensors.EMBEDDING, tensors.HEAD):
@@ -215,7 +215,7 @@ def _check_width(name: str, spec: HeadSpec | BlockSpec, target: Decoder) -> None
 
 
 def _repeats(weight: Tensor, handle: PackedLinear, target: Decoder, backend: Backend) -> bool:
-    """Whether a tensor [V, H] of the head repeats one of the target, in the target's type."""
+    """Return whether a tensor [V, H] of the head repeats one of the target, in the target's type."""
     if weight.shape != (target.spec.vocab_size, target.spec.hidden_size):
         return False
     for first in range(0, len(weight), _ROWS_AT_ONCE):
@@ -227,7 +227,7 @@ def _repeats(weight: Tensor, handle: PackedLinear, target: Decoder, backend: Bac
 
 
 def rows_of_target(handle: PackedLinear, token_ids: Tensor, target: Decoder, backend: Backend) -> Tensor:
-    """[N, H]: rows of the embedding of the target, or of its product of the logits."""
+    """Return rows [N, H] of the embedding of the target, or of its product of the logits."""
     rows = torch.empty((len(token_ids), target.spec.hidden_size), dtype=target.dtype, device=backend.device)
     return backend.embed(token_ids.to(backend.device), handle, rows)
 
@@ -260,6 +260,27 @@ class RenamedSource:
         if name not in self._stored or not isinstance(self._source, GgufSource):
             return None
         return gguf_rows(self._source, self._stored[name])
+
+
+class RowsSource:
+    """A WeightSource over another, some of whose matrices have these rows alone."""
+
+    def __init__(self, source: RenamedSource, matrices: Sequence[str], rows: Tensor) -> None:
+        self._source = source
+        self._matrices = matrices
+        self._rows = rows
+
+    def names(self) -> Sequence[str]:
+        return self._source.names()
+
+    def get(self, name: str) -> Tensor:
+        weight = self._source.get(name)
+        return weight[self._rows] if name in self._matrices else weight
+
+    def blocks(self, name: str) -> LowBitRows | None:
+        """Return what RenamedSource.blocks does, of these rows."""
+        found = self._source.blocks(name)
+        return found.take(self._rows.numpy()) if found is not None and name in self._matrices else found
 
 
 class LendingSource:

@@ -74,7 +74,7 @@ def load_index(progress: ProgressCallback | None = None) -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterParts:
-    """What drafters work on.
+    """Parts that drafters are made of.
 
     table: the target's blocks. sampling, matchers: the parameters and grammars of every slot, of the target's
     sampler. max_rows: the most rows of a pass. model, head: None where none is loaded.  samples_in_runner: the
@@ -142,7 +142,8 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
         sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
         predicts = predicts if sampler.in_order else None
     loop = HeadLoop(runner, cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
-    return HeadDrafter(loop, head.states, cache, method, trained=trained)
+    vocabulary = runner.head.vocabulary
+    return HeadDrafter(loop, head.states, cache, method, trained=trained, vocabulary=vocabulary)
 
 
 def _lookup(
@@ -194,7 +195,7 @@ TEXT_DRAFTERS: dict[
 def _draft_sampler(
     config: SpeculationConfig, sampling: SamplingState, kernels: SamplingKernels | None
 ) -> DraftSampler:
-    """How tokens are sampled from logits. kernels: of the backend that drafts; None: tensor operations."""
+    """Choose the sampler of drafts. kernels: of the backend that drafts; None: tensor operations."""
     match config.draft_sample_method:
         case "greedy":
             return GreedyDraftSampler(kernels)

@@ -97,7 +97,7 @@ class BlockTable:
         return self._lists[slot][first:]
 
     def of(self, slots: list[int]) -> torch.Tensor:
-        """[S, B] int32: the blocks of each slot, arbitrary behind its last one."""
+        """Return the blocks of each slot: [S, B] int32, arbitrary behind its last one."""
         width = max([len(self._lists[slot]) for slot in slots])
         return torch.from_numpy(self._blocks[slots, :width])
 
