@@ -43,10 +43,11 @@ def load_block(
     the tokens that it chooses from where its own logits are of the whole vocabulary; None: all.
     """
     check_quantization(quantization, spec, backend, directory)
-    source = open_head(directory)
+    source: WeightSource
+    source = stored = open_head(directory)
     own_ids = tensors.draft_token_ids(source, spec)
     if own_ids is None and draft_ids is not None and spec.quantization is None:
-        source = RowsSource(source, (tensors.HEAD, tensors.corrections(spec)[1]), draft_ids)
+        source = RowsSource(stored, (tensors.HEAD, tensors.corrections(spec)[1]), draft_ids)
         spec = replace(spec, draft_vocab_size=len(draft_ids))
     else:
         draft_ids = own_ids

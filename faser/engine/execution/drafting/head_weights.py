@@ -177,7 +177,7 @@ def head_packer(
     elif isinstance(spec.quantization, StoredFp8):
         source = floats = Fp8Source(source)
         fp8 = floats.fp8 if backend.has_fp8 else no_rows
-    elif isinstance(source, RenamedSource) and backend.prefers_low_bit:
+    elif isinstance(source, RenamedSource | RowsSource) and backend.prefers_low_bit:
         blocks = source.blocks
     own = set(source.names())
     for name in (tensors.EMBEDDING, tensors.HEAD):
@@ -266,22 +266,25 @@ class RenamedSource:
         return gguf_rows(self._source, self._stored[name])
 
 
-class RowsSource(RenamedSource):
-    """A RenamedSource over another, some of whose matrices have these rows alone. rows: [N] int64."""
+class RowsSource:
+    """A WeightSource over another, some of whose matrices have these rows alone."""
 
     def __init__(self, source: RenamedSource, matrices: Sequence[str], rows: Tensor) -> None:
-        super().__init__(source)
-        self._whole = source
+        self._source = source
         self._matrices = matrices
         self._rows = rows
 
+    def names(self) -> Sequence[str]:
+        return self._source.names()
+
     def get(self, name: str) -> Tensor:
-        weight = self._whole.get(name)
+        weight = self._source.get(name)
         return weight[self._rows] if name in self._matrices else weight
 
     def blocks(self, name: str) -> LowBitRows | None:
-        found = self._whole.blocks(name)
-        return found if found is None or name not in self._matrices else found.take(self._rows.numpy())
+        """Return what RenamedSource.blocks does, of these rows."""
+        found = self._source.blocks(name)
+        return found.take(self._rows.numpy()) if found is not None and name in self._matrices else found
 
 
 class LendingSource:

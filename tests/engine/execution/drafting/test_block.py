@@ -166,7 +166,10 @@ class Driven:
         ids = draft_ids(shape).numpy() if "d2t" in own else np.arange(VOCAB)
         if rows is not None:
             ids = rows.numpy()
-            of_rows = ("lm_head.weight", "markov_head.markov_w2.weight")
+            of_rows = (
+                *("lm_head.weight", "markov_head.markov_w2.weight"),
+                "candidate_selector.successor_codebook",
+            )
             doubles |= {name: doubles[name][ids] for name in of_rows if name in doubles}
         causal = [shape.window is not None and each for each in shape.windowed or [False] * shape.num_layers]
         if shape.causal is not None:
@@ -270,7 +273,7 @@ def test_whole_drafts_are_those_of_the_formulas(
     driven.check({0: most, 2: 1})  # asked for again: nothing has come since
 
 
-@pytest.mark.parametrize("name", ["dspark", "dflash"])
+@pytest.mark.parametrize("name", ["dspark", "dflash", "dflash 2", "gguf, dspark"])
 def test_a_drafter_may_choose_from_some_rows_of_a_whole_vocabulary(
     name: str, backend: Backend, target: tuple[Path, dict[str, Tensor]], tmp_path: Path
 ) -> None:
@@ -294,7 +297,7 @@ def test_rows_of_a_gguf_drafter_are_taken_in_their_blocks(
         driven.start(0, prompt(19))
         both.append(driven.propose({0: 7})[0][0])
     assert {*both[0]} <= {*rows.tolist()}
-    assert np.mean(np.equal(*both)) > 0.7, "activations in 8 bits: a near tie may fall otherwise"
+    assert np.mean(np.equal(both[0], both[1])) > 0.7, "activations in 8 bits: a near tie may fall otherwise"
 
 
 @pytest.mark.parametrize("name", ["dspark", "windows", "causal", "dflash 2", "dflash 2, three taps, windows"])
@@ -315,12 +318,13 @@ def test_a_gguf_file_drafts_what_the_same_weights_in_safetensors_draft(
     """With the values that the file has, dequantised.
 
     The native backend multiplies blocks as they are stored, by activations of 8 bits: a near tie may fall
-    otherwise.
+    otherwise. Of Q4_0 the drafter has some of the vocabulary's rows.
     """
     shape, kept = replace(PLAIN, markov_rank=32, block_size=7), GGMLQuantizationType[kind]
+    rows = torch.arange(1, VOCAB, 2) if kind == "Q4_0" else None
     both = []
     for layout in ("gguf", "dspark"):
-        own = Driven(tmp_path / layout, target, backend, layout, shape, quantization=kept)
+        own = Driven(tmp_path / layout, target, backend, layout, shape, quantization=kept, rows=rows)
         own.start(0, prompt(19), chunks=(3, 7))
         both.append(own)
     from_gguf, from_safetensors = both
