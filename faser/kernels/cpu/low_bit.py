@@ -23,7 +23,7 @@ _SMALLEST_DEPTH = 32
 
 
 class Factors(IntEnum):
-    """How scales and minimums are stored. Numbered as in layout.h."""
+    """Types of stored scales and minimums. Numbered as in layout.h."""
 
     HALVES = 0
     INTEGERS = 1

@@ -27,6 +27,7 @@ from faser.types import RoleStats
 AUTO, ON, OFF = "auto", "on", "off"
 _FIRST_INTERVAL = 4  # steps until the second choice of lengths, twice as many until the next
 _RARE_STEPS = 8
+_SHORTEST = 2  # tokens of a draft: the first one says whether it stands, the others are the chunk to verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ class OverlapOutcome:
 
 
 class Frontiers:
-    """By slot: whether it drafts overlapped, and the draft that stands, until it is taken."""
+    """State by slot: whether it drafts overlapped, and the draft that stands, until it is taken."""
 
     def __init__(self, num_slots: int) -> None:
         self._standing = NO_DRAFTS
@@ -83,12 +84,12 @@ class Frontiers:
             self._standing = self._standing.take(self._standing.slots != slot)
 
     def choose(self, slots: Ints, chosen: Ints) -> None:
-        """Of these slots those at the positions `chosen` draft overlapped."""
+        """Let those of these slots that are at the positions `chosen` draft overlapped, and no others."""
         self._drafts[slots] = False
         self._drafts[slots[chosen]] = True
 
     def drafts(self, slots: Ints) -> Bools:
-        """[S] whether each slot drafts overlapped."""
+        """Return whether each slot drafts overlapped: [S]."""
         return self._drafts[slots]
 
     def learn(
@@ -131,7 +132,7 @@ class OverlapChoice:
 
 
 class OverlapControl:
-    """Whether drafts are made concurrently with steps, and what of them is verified.
+    """Decision whether drafts are made concurrently with steps, and which of them are verified.
 
         wants           whether the next step's drafts are made during the step before it
         ready, chunks   what of the drafts made during the last step the next step verifies
@@ -164,7 +165,7 @@ class OverlapControl:
 
     @property
     def share(self) -> float:
-        """Of the processors that the drafter has; 0: drafts are not overlapped."""
+        """Return the drafter's share of the processors; 0: drafts are not overlapped."""
         return self._options.share if self.is_on else 0.0
 
     def stats(self) -> RoleStats:
@@ -183,7 +184,7 @@ class OverlapControl:
         self._frontiers.clear()
 
     def takes(self, plan: StepPlan) -> bool:
-        """Whether drafts may be made concurrently with this step.
+        """Return whether drafts may be made concurrently with this step.
 
         Not if lanes replay graphs and might have none for it: one host thread enqueues both lanes, and the draft
         would wait for hundreds of launches of the step. Steps with prompts may lack one whatever their size.
@@ -201,7 +202,7 @@ class OverlapControl:
         return self.has_lanes and self._mode == ON
 
     def wants(self, num_sequences: int, *, measured: bool, prompts: bool) -> bool:
-        """Whether drafts are made during the next step, of num_sequences that decode.
+        """Return whether drafts are made during the next step, of num_sequences that decode.
 
         measured: the guard may decide. prompts: the step computes some, and is no example of either way.
         """
@@ -242,6 +243,7 @@ class OverlapControl:
         self._interval = min(2 * self._interval, self._options.every)
         if lengths is None:
             lengths = np.minimum(candidates.limit, self._longest(candidates))
+        lengths = _with_chunks(lengths)
         chosen = lengths.nonzero()[0]
         if len(chosen):
             self._choice = OverlapChoice(chosen=chosen, length=int(lengths.max()))
@@ -256,10 +258,10 @@ class OverlapControl:
             self._frontiers.clear()
 
     def _longest(self, candidates: Candidates) -> int:
-        """Return how many passes a step leaves time for, by the times that either takes alone; at least 1."""
+        """Return how many passes a step leaves time for, by the times that either takes alone; at least 2."""
         count = candidates.num_sequences
         step_s = self._costs.step_s(2 * count + candidates.step.other_rows, candidates.step.kv_tokens)
-        return max(int(step_s / max(self._costs.pass_s(count), 1e-9)), 1)
+        return max(int(step_s / max(self._costs.pass_s(count), 1e-9)), _SHORTEST)
 
     def ready(self, candidates: Candidates) -> tuple[Ints, DraftTable]:
         """Positions of the candidates whose drafts stand, and these drafts, which are taken with that."""
@@ -280,9 +282,9 @@ class OverlapControl:
         return survival, kept
 
     def lengths(self, slots: Ints, limit: Ints) -> Ints:
-        """[S] tokens that each slot drafts during the next step, as far as limit allows; 0: none."""
+        """Return the tokens [S] that each slot drafts during the next step, as far as limit allows; 0: none."""
         assert self._choice is not None, "drafts are not overlapped"
-        return np.where(self._frontiers.drafts(slots), np.clip(limit, 0, self._choice.length), 0)
+        return np.where(self._frontiers.drafts(slots), _with_chunks(np.clip(limit, 0, self._choice.length)), 0)
 
     def learn(
         self,
@@ -337,3 +339,8 @@ class OverlapControl:
     def _draft_s(self, count: int, passes: int) -> float:
         """Seconds in which count sequences draft, with all processors to themselves."""
         return self._costs.text_s(count) + self._costs.pass_s(count) * passes
+
+
+def _with_chunks(lengths: Ints) -> Ints:
+    """These lengths, and 0 for those too short to leave a chunk to verify."""
+    return np.where(lengths < _SHORTEST, 0, lengths)

@@ -70,7 +70,7 @@ class MtpWeights:
 
 
 class MtpHead:
-    """See Head. rotary: see Decoder; the entries of the cache are among its positions.
+    """Head that is the target's own layer. rotary: see Decoder; it has the positions of the cache's entries.
 
     vocabulary: how many of the draft_ids there are now; None: always all.
     """

@@ -6,6 +6,7 @@ target's, in turn with it, and reads the hidden states that the target's steps l
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TypedDict
 
@@ -22,7 +23,7 @@ from faser.engine.execution.drafting.block import BlockModel
 from faser.engine.execution.drafting.block_loop import BlockRunner
 from faser.engine.execution.drafting.block_weights import load_block
 from faser.engine.execution.drafting.head import Head, HeadRunner
-from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates, ring_rows
+from faser.engine.execution.drafting.head_memory import HiddenStates, ring_rows
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.mtp import load_mtp
 from faser.engine.execution.drafting.registry import HeadParts
@@ -35,9 +36,8 @@ from faser.engine.execution.models.weights import ByteProgress, WeightSource
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.ranks.relay import LeadingRunner
-from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
-from faser.engine.execution.runner.graphs import GraphSizes
+from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, HostTokenSampler
@@ -178,7 +178,7 @@ def start_models(
         _start_model(config, each, kv, report, on.draft) for each, kv in loaded if isinstance(each, LoadedModel)
     ]
     verifying = _start_model(config, target, shapes[0], report, on.verify, group)
-    started += [_start_head(config, each, kv, verifying) for each, kv in loaded if isinstance(each, LoadedHead)]
+    started += [_start_head(each, kv, verifying) for each, kv in loaded if isinstance(each, LoadedHead)]
     return verifying, started
 
 
@@ -225,7 +225,7 @@ def make_runner(
         kv,
         device_sampler,
         capture,
-        sizes=_graph_sizes(config, model.files),
+        sizes=_graph_sizes(config, model),
         max_logit_rows=most,
         drafts=model.files.role is ModelRole.DRAFT,
         lane_captures={
@@ -241,11 +241,13 @@ def expected_graph_bytes(config: EngineConfig, model: LoadedModel, num_device_la
     if not config.records_steps:
         return num_device_lanes * LANE_BYTES
     num_kinds = len({attention_shape(each) for each in model.files.spec.attentions})
-    graph_bytes = _graph_sizes(config, model.files).expected_bytes(num_kinds)
+    graph_bytes = _graph_sizes(config, model).expected_bytes(num_kinds)
     return graph_bytes + num_device_lanes * (graph_bytes + LANE_BYTES)
 
 
-def _graph_sizes(config: EngineConfig, files: ModelFiles) -> GraphSizes:
+def _graph_sizes(config: EngineConfig, model: LoadedModel) -> GraphSizes:
+    files, capture = model.files, model.backend.graph_capture
+    tiles = [] if capture is None else [capture.tile_rows(attention_shape(each)) for each in files.spec.attentions]
     drafts = 0 if config.speculation.policy == "off" else config.speculation.cap
     return GraphSizes.default(
         max_rows=config.max_num_batched_tokens,
@@ -255,6 +257,7 @@ def _graph_sizes(config: EngineConfig, files: ModelFiles) -> GraphSizes:
         max_blocks_each=-(-files.max_positions // config.block_size),
         requested=config.cudagraph_capture_sizes,
         block_size=config.block_size,
+        tile_rows=sorted({*chain.from_iterable(tiles)}),
     )
 
 
@@ -296,21 +299,21 @@ def _load_head(
     if isinstance(spec, AssistantSpec):
         head = load_assistant(directory, spec, decoder, backend, quantization=quantization, **room)
     elif isinstance(spec, BlockSpec):
-        head = load_block(directory, spec, decoder, backend, quantization=quantization, **room)
+        draft_ids = _draft_ids(config, files)
+        head = load_block(
+            directory, spec, decoder, backend, quantization=quantization, draft_ids=draft_ids, **room
+        )
     elif config.speculation.pass_method == MTP:
-        size, vocab_size = config.speculation.draft_vocab_size, files.spec.vocab_size
-        is_large = size is None and vocab_size > DRAFT_VOCAB_SIZES[-1]
-        sizes = DRAFT_VOCAB_SIZES if is_large and backend.head_drafting is not None else ()
-        if size is None:
-            size = sizes[-1] if sizes else DRAFT_VOCAB_SIZE if is_large else vocab_size
+        chooses = config.speculation.draft_vocab_size is None and files.spec.vocab_size > DRAFT_VOCAB_SIZES[-1]
+        sizes = DRAFT_VOCAB_SIZES if chooses and backend.head_drafting is not None else (DRAFT_VOCAB_SIZE,)
         head = load_mtp(
             directory,
             spec,
             decoder,
             backend,
             quantization=config.quantization,
-            draft_ids=_draft_ids(size, files),
-            sizes=sizes,
+            draft_ids=_draft_ids(config, files, sizes[-1]),
+            sizes=sizes if len(sizes) > 1 else (),
             start=DRAFT_VOCAB_SIZE,
             **room,
         )
@@ -327,16 +330,21 @@ def _load_head(
     return LoadedHead(files=files, head=head, target=target, states=ring)
 
 
-def _draft_ids(size: int, files: HeadFiles) -> Tensor | None:
-    """The first tokens of the vocabulary and those that end generation, ascending; None: all tokens."""
-    if size >= files.spec.vocab_size:
+def _draft_ids(config: EngineConfig, files: HeadFiles, most: int = DRAFT_VOCAB_SIZE) -> Tensor | None:
+    """Return the first tokens of the vocabulary and those that end generation, ascending; None: all tokens.
+
+    most: so many of a vocabulary that is larger than the largest of DRAFT_VOCAB_SIZES, where no size is given.
+    """
+    size, vocab_size = config.speculation.draft_vocab_size, files.spec.vocab_size
+    if size is None:
+        size = most if vocab_size > DRAFT_VOCAB_SIZES[-1] else vocab_size
+    if size >= vocab_size:
         return None
     return torch.tensor(sorted({*range(size), *files.config.eos_token_ids}))
 
 
-def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: EngineModel) -> EngineHead:
-    files, decoder, slots = loaded.files, loaded.target.decoder, config.max_num_seqs
-    table = BlockTable(slots, -(-files.max_positions // kv.block_size))
+def _start_head(loaded: LoadedHead, kv: KvShape, target: EngineModel) -> EngineHead:
+    files, decoder = loaded.files, loaded.target.decoder
     head, backend, vocab_size = loaded.head, loaded.target.backend, decoder.spec.vocab_size
     if isinstance(head, AssistantHead):
         head.read_from(target.runner.cache)
@@ -345,9 +353,7 @@ def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: E
         runner=BlockRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
         if isinstance(head, BlockModel)
         else HeadRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size),
-        cache=None
-        if isinstance(head, AssistantHead)
-        else HeadCache(table, num_slots=slots, num_blocks=kv.num_blocks, block_size=kv.block_size),
+        kv=kv,
     )
     return EngineHead(
         files=files, head=loaded.head, target=loaded.target, states=loaded.states, kv=kv, parts=parts
